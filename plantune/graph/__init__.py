@@ -1,0 +1,1 @@
+"""The layer graph: values, ops, extraction, differentiation, steps and partition."""

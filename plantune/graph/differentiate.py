@@ -1,0 +1,120 @@
+"""Adds the backward pass to a layer graph, by one rule per op."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from plantune.errors import InvalidGraph
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.graph import Graph, Node
+from plantune.graph.ops import op_named
+from plantune.graph.types import TensorType
+from plantune.values import Attrs
+
+
+def gradient_name(output: str) -> str:
+    """The name under which the gradient of an output enters the backward pass."""
+    return f"d({output})"
+
+
+def differentiate(graph: Graph, wrt: Collection[str] | None = None) -> Graph:
+    """`graph` followed by its backward pass.
+
+    `wrt` names the inputs and parameters whose gradients are asked for; by default all parameters.
+    A source that no output depends on has no gradient. What crosses from forward to backward is
+    the new graph's `saved`.
+    """
+    if graph.backward_from is not None:
+        raise InvalidGraph("the graph has a backward pass already; double backward is not there")
+    wanted = [name for name, _ in graph.parameters] if wrt is None else list(wrt)
+    unknown = set(wanted) - {name for name, _ in (*graph.inputs, *graph.parameters)}
+    if unknown:
+        raise InvalidGraph(f"no input or parameter is called {', '.join(sorted(unknown))}")
+    backward = _Backward(graph, _depending(graph, wanted))
+    gradients = tuple(
+        (name, found) for name in wanted if (found := backward.total(name)) is not None
+    )
+    return backward.builder.build(
+        graph.outputs,
+        backward_from=len(graph.nodes),
+        output_gradients=tuple(backward.seeds),
+        gradients=gradients,
+    )
+
+
+def _depending(graph: Graph, wanted: Collection[str]) -> frozenset[str]:
+    """Every value that depends on a wanted source."""
+    found = set(wanted)
+    for node in graph.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(value for value in node.outputs if graph.types[value].is_float)
+    return frozenset(found)
+
+
+class _Backward:
+    """Walks the forward nodes backwards; each rule adds to the gradients of its inputs."""
+
+    def __init__(self, graph: Graph, needed: frozenset[str]) -> None:
+        self.builder = GraphBuilder.extending(graph)
+        self.needed = needed
+        self.parts: dict[str, list[str]] = {}
+        self.seeds: list[tuple[str, TensorType]] = []
+        for output in dict.fromkeys(graph.outputs):
+            if output in needed:
+                self._seed(output)
+        for node in reversed(graph.nodes):
+            self._differentiate(node)
+
+    def _seed(self, output: str) -> None:
+        name, type_ = gradient_name(output), self.builder.types[output]
+        self.builder.declare(name, type_)
+        self.seeds.append((name, type_))
+        self.parts[output] = [name]
+
+    def _differentiate(self, node: Node) -> None:
+        if self.needed.isdisjoint(node.inputs) or self.needed.isdisjoint(node.outputs):
+            return
+        output_gradients = tuple(self.total(value) for value in node.outputs)
+        if all(gradient is None for gradient in output_gradients):
+            return
+        rule = _NodeGradient(self, node, output_gradients)
+        for value, part in zip(node.inputs, op_named(node.op).gradient(rule), strict=True):
+            if part is not None and value in self.needed:
+                self.parts.setdefault(value, []).append(part)
+
+    def total(self, value: str) -> str | None:
+        """The sum of all gradients that reached `value`, made once."""
+        parts = self.parts.get(value)
+        if not parts:
+            return None
+        while len(parts) > 1:
+            last, before = parts.pop(), parts.pop()
+            parts.append(self.builder.emit("add", before, last, place=f"d({value})")[0])
+        return parts[0]
+
+
+class _NodeGradient:
+    """What one node's backward rule sees; see `plantune.graph.ops.base.Gradient`."""
+
+    def __init__(
+        self, backward: _Backward, node: Node, output_gradients: tuple[str | None, ...]
+    ) -> None:
+        self._backward = backward
+        self._place = f"d({node.name})"
+        self.inputs = node.inputs
+        self.outputs = node.outputs
+        self.attrs: Attrs = node.attrs
+        self.output_gradients = output_gradients
+
+    def needs(self, position: int) -> bool:
+        return self.inputs[position] in self._backward.needed
+
+    def type_of(self, value: str) -> TensorType:
+        return self._backward.builder.types[value]
+
+    def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
+        return self.emit_all(op, *inputs, **attrs)[0]
+
+    def emit_all(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
+        return self._backward.builder.emit(op, *inputs, place=self._place, **attrs)

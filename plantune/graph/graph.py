@@ -1,0 +1,230 @@
+"""The layer graph: a frozen DAG of ops, with its rules and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from plantune.errors import InvalidGraph
+from plantune.graph.ops import op_named
+from plantune.graph.types import TensorType
+from plantune.values import Attrs, digest
+
+
+def output_names(node: str, count: int) -> tuple[str, ...]:
+    """The values of a node: its own name, then name:1, name:2, ..."""
+    return (node, *(f"{node}:{i}" for i in range(1, count)))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One op applied to named values. `types` are those of its outputs."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    types: tuple[TensorType, ...]
+    attrs: Attrs = field(default_factory=Attrs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return output_names(self.name, len(self.types))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "op": self.op,
+            "inputs": list(self.inputs),
+            "types": [type_.to_json() for type_ in self.types],
+            "attrs": dict(self.attrs),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Node:
+        types = tuple(TensorType.from_json(item) for item in data["types"])
+        return Node(data["name"], data["op"], tuple(data["inputs"]), types, Attrs(data["attrs"]))
+
+
+Named = tuple[tuple[str, TensorType], ...]
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network at one shape, or a network with its backward pass.
+
+    `inputs` come with each call, `parameters` and `buffers` live in the module under these names.
+    `updates` are (buffer, value) pairs: after the forward pass the buffer takes that value.
+    Nodes from `backward_from` on are the backward pass; its inputs are `output_gradients`, its
+    results `gradients`, pairs of (input or parameter, value).
+    """
+
+    inputs: Named
+    parameters: Named
+    buffers: Named
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    updates: Pairs = ()
+    backward_from: int | None = None
+    output_gradients: Named = ()
+    gradients: Pairs = ()
+
+    def __post_init__(self) -> None:
+        _check_nodes(self)
+        _check_results(self)
+
+    @cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        """The type of every value."""
+        known = dict(self.sources)
+        for node in self.nodes:
+            known.update(zip(node.outputs, node.types, strict=True))
+        return known
+
+    @property
+    def sources(self) -> Iterator[tuple[str, TensorType]]:
+        """Every value that no node makes."""
+        yield from self.inputs
+        yield from self.parameters
+        yield from self.buffers
+        yield from self.output_gradients
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that makes each value."""
+        return {value: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each value, in order."""
+        readers: dict[str, list[Node]] = {name: [] for name in self.types}
+        for node in self.nodes:
+            for value in dict.fromkeys(node.inputs):
+                readers[value].append(node)
+        return {name: tuple(nodes) for name, nodes in readers.items()}
+
+    @cached_property
+    def results(self) -> frozenset[str]:
+        """Values that leave the graph: outputs, updates and gradients."""
+        return frozenset(
+            (*self.outputs, *(v for _, v in self.updates), *(v for _, v in self.gradients))
+        )
+
+    @cached_property
+    def backward_nodes(self) -> frozenset[str]:
+        start = len(self.nodes) if self.backward_from is None else self.backward_from
+        return frozenset(node.name for node in self.nodes[start:])
+
+    @cached_property
+    def saved(self) -> tuple[str, ...]:
+        """The forward values and inputs that the backward pass reads, in order of their making."""
+        backward = [node for node in self.nodes if node.name in self.backward_nodes]
+        made = {value for node in backward for value in node.outputs}
+        kept = {name for name, _ in (*self.parameters, *self.buffers, *self.output_gradients)}
+        read = {value for node in backward for value in node.inputs} - made - kept
+        return tuple(name for name in self.types if name in read)
+
+    @cached_property
+    def constants(self) -> frozenset[str]:
+        """Values that change only when a weight does: parameters, buffers and what follows from
+        them alone. A buffer that the graph itself updates is none.
+        """
+        moving = {buffer for buffer, _ in self.updates}
+        known = {name for name, _ in (*self.parameters, *self.buffers)} - moving
+        for node in self.nodes:
+            if node.name not in self.backward_nodes and known.issuperset(node.inputs):
+                known.update(node.outputs)
+        return frozenset(known)
+
+    @cached_property
+    def digest(self) -> str:
+        """The network's signature: it changes with every field."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        def named(pairs: Named) -> list[Any]:
+            return [[name, type_.to_json()] for name, type_ in pairs]
+
+        return {
+            "inputs": named(self.inputs),
+            "parameters": named(self.parameters),
+            "buffers": named(self.buffers),
+            "nodes": [node.to_json() for node in self.nodes],
+            "outputs": list(self.outputs),
+            "updates": [list(pair) for pair in self.updates],
+            "backward_from": self.backward_from,
+            "output_gradients": named(self.output_gradients),
+            "gradients": [list(pair) for pair in self.gradients],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Graph:
+        """The graph of `to_json`; raises InvalidGraph where the data is not one."""
+
+        def named(key: str) -> Named:
+            return tuple((name, TensorType.from_json(type_)) for name, type_ in data[key])
+
+        def pairs(key: str) -> Pairs:
+            return tuple((first, second) for first, second in data[key])
+
+        try:
+            return Graph(
+                inputs=named("inputs"),
+                parameters=named("parameters"),
+                buffers=named("buffers"),
+                nodes=tuple(Node.from_json(item) for item in data["nodes"]),
+                outputs=tuple(data["outputs"]),
+                updates=pairs("updates"),
+                backward_from=data["backward_from"],
+                output_gradients=named("output_gradients"),
+                gradients=pairs("gradients"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidGraph(f"this is not a layer graph: {error!r}") from error
+
+
+def _check_nodes(graph: Graph) -> None:
+    """Each name once, each input made before it is read, each type what its op makes."""
+    known: dict[str, TensorType] = {}
+    for name, type_ in graph.sources:
+        if name in known:
+            raise InvalidGraph(f"value {name!r} is there twice")
+        known[name] = type_
+    for node in graph.nodes:
+        op = op_named(node.op)
+        missing = [value for value in node.inputs if value not in known]
+        if missing:
+            raise InvalidGraph(f"node {node.name!r} reads {missing}, which nothing before it makes")
+        if len(node.inputs) != op.arity:
+            raise InvalidGraph(
+                f"node {node.name!r}: {node.op} takes {op.arity} inputs, got {len(node.inputs)}"
+            )
+        types = op.infer([known[value] for value in node.inputs], node.attrs)
+        if types != node.types:
+            raise InvalidGraph(f"node {node.name!r} makes {types}, but says {node.types}")
+        for value, type_ in zip(node.outputs, types, strict=True):
+            if value in known:
+                raise InvalidGraph(f"value {value!r} is there twice")
+            known[value] = type_
+
+
+def _check_results(graph: Graph) -> None:
+    """What leaves the graph exists and has the type of what it stands for."""
+    types = graph.types
+    for value in graph.results:
+        if value not in types:
+            raise InvalidGraph(f"result {value!r} is made by no node")
+    for target, value in (*graph.updates, *graph.gradients):
+        wanted = types.get(target)
+        if (
+            wanted is None
+            or wanted.shape != types[value].shape
+            or wanted.dtype != types[value].dtype
+        ):
+            raise InvalidGraph(f"{value!r} cannot stand for {target!r}: {types[value]}, {wanted}")
+    if graph.backward_from is None and (graph.gradients or graph.output_gradients):
+        raise InvalidGraph("gradients need a backward pass: backward_from is None")
+    if graph.backward_from is not None and not 0 <= graph.backward_from <= len(graph.nodes):
+        raise InvalidGraph(f"backward_from {graph.backward_from} is outside of the nodes")

@@ -1,0 +1,93 @@
+"""The interface of an op, and what a backward rule may use."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from plantune.errors import InvalidGraph
+from plantune.graph.types import TensorType
+from plantune.values import Attrs
+
+Types = tuple[TensorType, ...]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The numbers an input may hold, so that a check can draw them: real, positive, or an index."""
+
+    kind: str = "real"
+    below: int = 0
+
+
+class Gradient(Protocol):
+    """What a backward rule sees of the node it differentiates."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output_gradients: tuple[str | None, ...]
+    attrs: Attrs
+
+    def needs(self, position: int) -> bool:
+        """Whether the gradient of that input is asked for."""
+
+    def type_of(self, value: str) -> TensorType:
+        """The type of a value of the graph."""
+
+    def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Adds a backward node and returns its first output."""
+
+    def emit_all(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
+        """Adds a backward node and returns all its outputs."""
+
+
+class Op(ABC):
+    """One operation: pure, without state; every output is a new value."""
+
+    name: ClassVar[str]
+    arity: ClassVar[int]
+    pointwise: ClassVar[bool] = False
+
+    @abstractmethod
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        """Types of the outputs; raises InvalidGraph where the inputs do not fit."""
+
+    @abstractmethod
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        """The op's meaning in torch, in the dtype of its inputs: the reference in float64."""
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        """Emits the backward nodes; one gradient per input, None where none is needed or exists."""
+        raise NotImplementedError(f"op {self.name} has no backward rule")
+
+    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+        """What input number `position` may hold."""
+        return Domain()
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        """Arithmetic of one call; a multiply-add counts two."""
+        return sum(out.numel for out in outputs)
+
+    def require(self, holds: bool, message: str) -> None:
+        """Raises InvalidGraph with the op's name where `holds` is false."""
+        if not holds:
+            raise InvalidGraph(f"{self.name}: {message}")
+
+
+class PointwiseOp(Op):
+    """Every output element depends on the elements at its own place only."""
+
+    pointwise = True
+    arity = 1
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        first = inputs[0]
+        for other in inputs[1:]:
+            self.require(other == first, f"inputs differ: {first} and {other}")
+        return (TensorType(first.shape, first.dtype),)

@@ -1,0 +1,93 @@
+"""Batch norm in training. In inference it is folded into scales and biases at extraction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from plantune.graph.ops.base import Domain, Gradient, Op, Types
+from plantune.graph.types import TensorType
+from plantune.values import Attrs
+
+
+class BatchNorm(Op):
+    """Inputs x, weight, bias, running mean and variance.
+
+    Outputs y, the batch's mean and 1 / sqrt(var + eps), and the two running statistics moved by
+    `momentum` towards the batch's (the variance unbiased).
+    """
+
+    name: ClassVar = "batch_norm"
+    arity = 5
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        x, *channels = inputs
+        self.require(len(x.shape) >= 2, f"needs rank 2 or more, got {x.shape}")
+        wanted = (x.shape[1],)
+        fits = all(t.shape == wanted for t in channels)
+        self.require(fits, f"per-channel inputs need shape {wanted}")
+        count = x.numel // max(x.shape[1], 1)
+        self.require(count > 1, f"a batch statistic needs more than one value, got {x.shape}")
+        weight, _, mean, var = channels
+        return (TensorType(x.shape, x.dtype), weight, weight, mean, var)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        x, weight, bias, running_mean, running_var = inputs
+        mean, var = running_mean.clone(), running_var.clone()
+        y, batch_mean, batch_invstd = torch.native_batch_norm(
+            x, weight, bias, mean, var, True, attrs["momentum"], attrs["eps"]
+        )
+        return (y, batch_mean, batch_invstd, mean, var)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        dy = grad.output_gradients[0]
+        assert dy is not None
+        x, weight = grad.inputs[:2]
+        _, mean, invstd, _, _ = grad.outputs
+        dx, dweight, dbias = grad.emit_all("batch_norm_grad", dy, x, weight, mean, invstd)
+        return (dx, dweight, dbias, None, None)
+
+    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+        return Domain("positive") if position == 4 else Domain()
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        return 8 * inputs[0].numel
+
+
+class BatchNormGrad(Op):
+    """Inputs dy, x, weight and the batch's mean and invstd; gradients of x, weight and bias."""
+
+    name: ClassVar = "batch_norm_grad"
+    arity = 5
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        dy, x, weight, mean, invstd = inputs
+        self.require(dy.shape == x.shape, f"dy has shape {dy.shape}, needs {x.shape}")
+        channels = (x.shape[1],)
+        fits = all(t.shape == channels for t in (weight, mean, invstd))
+        self.require(fits, f"per-channel inputs need shape {channels}")
+        return (TensorType(x.shape, x.dtype), weight, weight)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        dy, x, weight, mean, invstd = inputs
+        return tuple(
+            torch.ops.aten.native_batch_norm_backward(
+                dy, x, weight, None, None, mean, invstd, True, 0.0, (True, True, True)
+            )
+        )
+
+    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+        return Domain("positive") if position == 4 else Domain()
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        return 10 * inputs[0].numel
+
+
+OPS: tuple[Op, ...] = (BatchNorm(), BatchNormGrad())

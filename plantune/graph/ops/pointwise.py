@@ -1,0 +1,238 @@
+"""Pointwise ops: arithmetic with broadcasting, activations and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from plantune.graph.ops.base import Domain, Gradient, Op, PointwiseOp, Types
+from plantune.graph.types import TensorType
+from plantune.values import Attrs
+
+
+class BroadcastOp(Op):
+    """Two inputs; the second is broadcast to the first, which has the shape of the output."""
+
+    pointwise = True
+    arity = 2
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        x, y = inputs
+        self.require(x.dtype == y.dtype, f"dtypes differ: {x.dtype} and {y.dtype}")
+        fits = len(y.shape) <= len(x.shape) and all(
+            b in (1, a) for a, b in zip(reversed(x.shape), reversed(y.shape), strict=False)
+        )
+        self.require(fits, f"shape {y.shape} does not broadcast to {x.shape}")
+        return (TensorType(x.shape, x.dtype),)
+
+
+def _to_shape_of(grad: Gradient, gradient: str, position: int) -> str:
+    """`gradient` summed over the axes along which input `position` was broadcast."""
+    wanted = grad.type_of(grad.inputs[position]).shape
+    if grad.type_of(gradient).shape == wanted:
+        return gradient
+    return grad.emit("sum_to", gradient, shape=wanted)
+
+
+class Add(BroadcastOp):
+    name: ClassVar = "add"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0] + inputs[1],)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        return (dy, _to_shape_of(grad, dy, 1) if grad.needs(1) else None)
+
+
+class Sub(BroadcastOp):
+    name: ClassVar = "sub"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0] - inputs[1],)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        if not grad.needs(1):
+            return (dy, None)
+        summed = _to_shape_of(grad, dy, 1)
+        return (dy, grad.emit("affine", summed, alpha=-1.0, beta=0.0))
+
+
+class Mul(BroadcastOp):
+    name: ClassVar = "mul"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0] * inputs[1],)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        x, y = grad.inputs
+        dx = grad.emit("mul", dy, y) if grad.needs(0) else None
+        return (dx, _to_shape_of(grad, grad.emit("mul", dy, x), 1) if grad.needs(1) else None)
+
+
+class ChannelOp(Op):
+    """Combines a tensor with one value per index of `axis`: a channel bias or scale."""
+
+    pointwise = True
+    arity = 2
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        x, channel = inputs
+        axis = attrs["axis"]
+        self.require(x.dtype == channel.dtype, f"dtypes differ: {x.dtype} and {channel.dtype}")
+        self.require(0 <= axis < len(x.shape), f"axis {axis} is outside of {x.shape}")
+        self.require(
+            channel.shape == (x.shape[axis],),
+            f"axis {axis} of {x.shape} needs shape {(x.shape[axis],)}, got {channel.shape}",
+        )
+        return (TensorType(x.shape, x.dtype),)
+
+
+def along_axis(channel: Tensor, rank: int, axis: int) -> Tensor:
+    """A one-dimensional tensor shaped to broadcast along `axis` of a tensor of that rank."""
+    return channel.view([-1 if i == axis else 1 for i in range(rank)])
+
+
+def _other_axes(grad: Gradient) -> tuple[int, ...]:
+    rank = len(grad.type_of(grad.inputs[0]).shape)
+    return tuple(i for i in range(rank) if i != grad.attrs["axis"])
+
+
+class AddChannel(ChannelOp):
+    name: ClassVar = "add_channel"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        x, bias = inputs
+        return (x + along_axis(bias, x.dim(), attrs["axis"]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        if not grad.needs(1):
+            return (dy, None)
+        return (dy, grad.emit("sum", dy, dims=_other_axes(grad), keepdim=False))
+
+
+class MulChannel(ChannelOp):
+    name: ClassVar = "mul_channel"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        x, scale = inputs
+        return (x * along_axis(scale, x.dim(), attrs["axis"]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        x, scale = grad.inputs
+        dx = grad.emit("mul_channel", dy, scale, axis=grad.attrs["axis"]) if grad.needs(0) else None
+        if not grad.needs(1):
+            return (dx, None)
+        product = grad.emit("mul", dy, x)
+        return (dx, grad.emit("sum", product, dims=_other_axes(grad), keepdim=False))
+
+
+class Affine(PointwiseOp):
+    """x * alpha + beta with constant numbers; integers stay integers."""
+
+    name: ClassVar = "affine"
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        (x,) = inputs
+        whole = all(float(attrs[key]).is_integer() for key in ("alpha", "beta"))
+        self.require(x.is_float or whole, f"{x.dtype} needs whole numbers, got {attrs}")
+        return super().infer(inputs, attrs)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        (x,) = inputs
+        number = float if x.is_floating_point() else int
+        return (x * number(attrs["alpha"]) + number(attrs["beta"]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        if grad.attrs["alpha"] == 1.0:
+            return (dy,)
+        return (grad.emit("affine", dy, alpha=grad.attrs["alpha"], beta=0.0),)
+
+
+class Relu(PointwiseOp):
+    """max(x, 0); NaN stays NaN."""
+
+    name: ClassVar = "relu"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (torch.relu(inputs[0]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        return (grad.emit("relu_grad", dy, grad.outputs[0]),)
+
+
+class ReluGrad(PointwiseOp):
+    """dy where y > 0, else 0. Where y is NaN dy passes, as in torch."""
+
+    name: ClassVar = "relu_grad"
+    arity = 2
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        dy, y = inputs
+        return (torch.where(y <= 0, torch.zeros_like(dy), dy),)
+
+
+class Sigmoid(PointwiseOp):
+    name: ClassVar = "sigmoid"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (torch.sigmoid(inputs[0]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        return (grad.emit("sigmoid_grad", dy, grad.outputs[0]),)
+
+
+class SigmoidGrad(PointwiseOp):
+    """dy * y * (1 - y)."""
+
+    name: ClassVar = "sigmoid_grad"
+    arity = 2
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        dy, y = inputs
+        return (dy * (1 - y) * y,)
+
+
+class Rsqrt(PointwiseOp):
+    """1 / sqrt(x + eps): the scale of a batch norm in inference."""
+
+    name: ClassVar = "rsqrt"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (torch.rsqrt(inputs[0] + attrs["eps"]),)
+
+    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+        return Domain("positive")
+
+
+OPS: tuple[Op, ...] = (
+    Add(),
+    Sub(),
+    Mul(),
+    AddChannel(),
+    MulChannel(),
+    Affine(),
+    Relu(),
+    ReluGrad(),
+    Sigmoid(),
+    SigmoidGrad(),
+    Rsqrt(),
+)

@@ -1,0 +1,150 @@
+"""Average and max pooling of images, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from plantune.graph.ops.base import Domain, Gradient, Op, Types
+from plantune.graph.types import TensorType
+from plantune.values import Attrs
+
+
+class PoolOp(Op):
+    """What the four share: x is (N, C, H, W), y is (N, C, P, Q)."""
+
+    arity = 1
+
+    def output_shape(self, x: TensorType, attrs: Attrs) -> tuple[int, ...]:
+        self.require(len(x.shape) == 4, f"needs rank 4, got {x.shape}")
+        n, c, *image = x.shape
+        half = all(2 * p <= k for p, k in zip(attrs["padding"], attrs["kernel"], strict=True))
+        self.require(half, f"padding {attrs['padding']} is over half of kernel {attrs['kernel']}")
+        sizes = [
+            (size + 2 * pad - k) // stride + 1
+            for size, k, stride, pad in zip(
+                image, attrs["kernel"], attrs["stride"], attrs["padding"], strict=True
+            )
+        ]
+        self.require(min(sizes) > 0, f"image {tuple(image)} is smaller than {attrs['kernel']}")
+        return (n, c, *sizes)
+
+    def gradient_type(self, dy: TensorType, attrs: Attrs) -> TensorType:
+        x = TensorType(attrs["shape"], dy.dtype)
+        y = self.output_shape(x, attrs)
+        self.require(y == dy.shape, f"dy has shape {dy.shape}, needs {y}")
+        return x
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        smaller = min(inputs[0].numel, outputs[0].numel)
+        return int(smaller * math.prod(attrs["kernel"]))
+
+
+def window(attrs: Attrs) -> dict[str, Any]:
+    """The attributes that a pool shares with its gradient."""
+    return {key: value for key, value in attrs.items() if key != "shape"}
+
+
+class AvgPool2d(PoolOp):
+    """The mean of each window; `count_padding` says whether padding counts as zeros."""
+
+    name: ClassVar = "avg_pool2d"
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        return (TensorType(self.output_shape(inputs[0], attrs), inputs[0].dtype),)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (
+            torch.nn.functional.avg_pool2d(
+                inputs[0],
+                attrs["kernel"],
+                attrs["stride"],
+                attrs["padding"],
+                count_include_pad=attrs["count_padding"],
+            ),
+        )
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        shape = grad.type_of(grad.inputs[0]).shape
+        return (grad.emit("avg_pool2d_grad", dy, shape=shape, **window(grad.attrs)),)
+
+
+class AvgPool2dGrad(PoolOp):
+    name: ClassVar = "avg_pool2d_grad"
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        return (self.gradient_type(inputs[0], attrs),)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        (dy,) = inputs
+        x = dy.new_empty(1).expand(attrs["shape"])
+        dx = torch.ops.aten.avg_pool2d_backward(
+            dy,
+            x,
+            attrs["kernel"],
+            attrs["stride"],
+            attrs["padding"],
+            False,
+            attrs["count_padding"],
+            None,
+        )
+        return (dx,)
+
+
+class MaxPool2d(PoolOp):
+    """The largest of each window, and where in the image it lies (row * W + column)."""
+
+    name: ClassVar = "max_pool2d"
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        shape = self.output_shape(inputs[0], attrs)
+        return (TensorType(shape, inputs[0].dtype), TensorType(shape, "int64"))
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        y, places = torch.ops.aten.max_pool2d_with_indices(
+            inputs[0], attrs["kernel"], attrs["stride"], attrs["padding"]
+        )
+        return (y, places)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        dy, _ = grad.output_gradients
+        assert dy is not None
+        shape = grad.type_of(grad.inputs[0]).shape
+        places = grad.outputs[1]
+        return (grad.emit("max_pool2d_grad", dy, places, shape=shape, **window(grad.attrs)),)
+
+
+class MaxPool2dGrad(PoolOp):
+    """Each window's gradient goes to the place that won."""
+
+    name: ClassVar = "max_pool2d_grad"
+    arity = 2
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        dy, places = inputs
+        self.require(
+            places.dtype == "int64" and places.shape == dy.shape,
+            f"needs int64 places of shape {dy.shape}, got {places}",
+        )
+        return (self.gradient_type(dy, attrs),)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        dy, places = inputs
+        n, c, h, w = attrs["shape"]
+        dx = dy.new_zeros(n, c, h * w)
+        dx.scatter_add_(2, places.reshape(n, c, -1), dy.reshape(n, c, -1))
+        return (dx.view(n, c, h, w),)
+
+    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+        return Domain("index", attrs["shape"][2] * attrs["shape"][3]) if position else Domain()
+
+
+OPS: tuple[Op, ...] = (AvgPool2d(), AvgPool2dGrad(), MaxPool2d(), MaxPool2dGrad())

@@ -1,0 +1,128 @@
+"""Sums and means, and the broadcasts that are their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from plantune.graph.ops.base import Gradient, Op, Types
+from plantune.graph.types import TensorType
+from plantune.values import Attrs
+
+
+class ReduceOp(Op):
+    """Reduces the axes `dims`; they stay with size 1 where `keepdim` is true."""
+
+    arity = 1
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        (x,) = inputs
+        dims = attrs["dims"]
+        inside = all(0 <= axis < len(x.shape) for axis in dims) and len(set(dims)) == len(dims)
+        self.require(inside and dims != (), f"dims {dims} do not fit {x.shape}")
+        self.require(x.is_float, f"needs a floating dtype, got {x.dtype}")
+        kept = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
+        if not attrs["keepdim"]:
+            kept = [size for axis, size in enumerate(x.shape) if axis not in dims]
+        return (TensorType(tuple(kept), x.dtype),)
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        return inputs[0].numel
+
+
+def _spread(grad: Gradient, dy: str) -> str:
+    """`dy` of a reduction repeated over the reduced axes."""
+    x = grad.type_of(grad.inputs[0])
+    kept = tuple(1 if axis in grad.attrs["dims"] else size for axis, size in enumerate(x.shape))
+    if grad.type_of(dy).shape != kept:
+        dy = grad.emit("reshape", dy, shape=kept)
+    return grad.emit("broadcast_to", dy, shape=x.shape)
+
+
+class Sum(ReduceOp):
+    name: ClassVar = "sum"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0].sum(attrs["dims"], keepdim=attrs["keepdim"]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        return (_spread(grad, dy),)
+
+
+class Mean(ReduceOp):
+    name: ClassVar = "mean"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0].mean(attrs["dims"], keepdim=attrs["keepdim"]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        x = grad.type_of(grad.inputs[0])
+        count = math.prod(x.shape[axis] for axis in grad.attrs["dims"])
+        # Scaled before it is spread: the small tensor costs less.
+        return (_spread(grad, grad.emit("affine", dy, alpha=1 / max(count, 1), beta=0.0)),)
+
+
+class SumTo(Op):
+    """Sums to `shape`, the inverse of broadcasting from it: the gradient of a scalar bias."""
+
+    name: ClassVar = "sum_to"
+    arity = 1
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        (x,) = inputs
+        shape = attrs["shape"]
+        fits = len(shape) <= len(x.shape) and all(
+            b in (1, a) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
+        )
+        self.require(fits, f"{x.shape} does not sum to {shape}")
+        return (TensorType(shape, x.dtype),)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0].sum_to_size(attrs["shape"]),)
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        return inputs[0].numel
+
+
+class BroadcastTo(Op):
+    """Repeats along axes of size 1, and along new leading axes."""
+
+    name: ClassVar = "broadcast_to"
+    arity = 1
+    pointwise = True
+
+    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+        (x,) = inputs
+        shape = attrs["shape"]
+        fits = len(x.shape) <= len(shape) and all(
+            b in (1, a) for a, b in zip(reversed(shape), reversed(x.shape), strict=False)
+        )
+        self.require(fits, f"{x.shape} does not broadcast to {shape}")
+        return (TensorType(shape, x.dtype),)
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0].expand(attrs["shape"]),)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        return (grad.emit("sum_to", dy, shape=grad.type_of(grad.inputs[0]).shape),)
+
+    def flops(
+        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
+    ) -> int:
+        return 0
+
+
+OPS: tuple[Op, ...] = (Sum(), Mean(), SumTo(), BroadcastTo())

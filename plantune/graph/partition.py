@@ -1,0 +1,122 @@
+"""A partition of the graph into steps: it is the fusion choice."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from plantune.errors import InvalidGraph
+from plantune.graph.fusions import Fusion, groups_from
+from plantune.graph.graph import Graph
+from plantune.graph.step import PHASES, Step, make_step, phase_of
+
+Group = tuple[str, ...]
+Partition = tuple[Step, ...]
+
+
+def partition_into(graph: Graph, groups: Iterable[Collection[str]]) -> Partition:
+    """The steps that cover `groups`, in an order in which they can run.
+
+    Every node must be in exactly one group and every group of one phase; groups that wait for each
+    other are refused with InvalidGraph.
+    """
+    steps = [make_step(graph, group) for group in groups]
+    covered = [node.name for step in steps for node in step.nodes]
+    twice = {name for name, times in Counter(covered).items() if times > 1}
+    missing = {node.name for node in graph.nodes} - set(covered)
+    if twice or missing:
+        raise InvalidGraph(f"nodes covered twice: {sorted(twice)}; not covered: {sorted(missing)}")
+    order = _runnable_order(graph, [[node.name for node in step.nodes] for step in steps])
+    if order is None:
+        raise InvalidGraph("these steps wait for each other, so they cannot run one by one")
+    return tuple(steps[index] for index in order)
+
+
+def one_by_one(graph: Graph) -> Partition:
+    """Each op a step of its own."""
+    return partition_into(graph, [(node.name,) for node in graph.nodes])
+
+
+def fused(
+    graph: Graph, fusions: Sequence[Fusion], admits: Callable[[Step], bool] = lambda step: True
+) -> Partition:
+    """The greedy partition: at each node in order, the largest group that `admits` takes."""
+    taken: list[Group] = []
+    covered: set[str] = set()
+    for node in graph.nodes:
+        if node.name in covered:
+            continue
+        offers = [group for fusion in fusions for group in groups_from(graph, node, fusion)]
+        group = next(
+            (
+                offer
+                for offer in sorted(offers, key=len, reverse=True)
+                if covered.isdisjoint(offer)
+                and why_not_group(graph, offer, taken) is None
+                and admits(make_step(graph, offer))
+            ),
+            (node.name,),
+        )
+        taken.append(group)
+        covered.update(group)
+    return partition_into(graph, taken)
+
+
+def alternatives(graph: Graph, fusions: Sequence[Fusion]) -> tuple[Step, ...]:
+    """Every step that a partition may use: each op alone, and each group that a fusion offers."""
+    groups: dict[frozenset[str], Group] = {frozenset((n.name,)): (n.name,) for n in graph.nodes}
+    for node in graph.nodes:
+        for fusion in fusions:
+            for group in groups_from(graph, node, fusion):
+                if frozenset(group) not in groups and why_not_group(graph, group) is None:
+                    groups[frozenset(group)] = group
+    return tuple(make_step(graph, group) for group in groups.values())
+
+
+def why_not_group(graph: Graph, group: Collection[str], others: Iterable[Group] = ()) -> str | None:
+    """Why these nodes cannot be one step beside the `others`, or None where they can."""
+    nodes = [node for node in graph.nodes if node.name in set(group)]
+    phases = {phase_of(graph, node) for node in nodes}
+    if len(phases) > 1:
+        return f"its nodes run in several phases: {', '.join(sorted(phases))}"
+    together = [tuple(group), *others]
+    covered = {name for members in together for name in members}
+    singles = [(node.name,) for node in graph.nodes if node.name not in covered]
+    if _runnable_order(graph, [*together, *singles]) is None:
+        return "it would wait for a step that waits for it"
+    return None
+
+
+def _runnable_order(graph: Graph, groups: Sequence[Collection[str]]) -> list[int] | None:
+    """Indices of the groups in topological order, None where they form a cycle.
+
+    Phases run one after the other; within a phase ties go to the group that starts first.
+    """
+    position = {node.name: place for place, node in enumerate(graph.nodes)}
+    group_of = {name: index for index, group in enumerate(groups) for name in group}
+    waits: list[set[int]] = [set() for _ in groups]
+    frees: list[set[int]] = [set() for _ in groups]
+    for node in graph.nodes:
+        mine = group_of[node.name]
+        for value in node.inputs:
+            producer = graph.producers.get(value)
+            if producer is not None and group_of[producer.name] != mine:
+                waits[mine].add(group_of[producer.name])
+                frees[group_of[producer.name]].add(mine)
+
+    def priority(index: int) -> tuple[int, int]:
+        first = min(position[name] for name in groups[index])
+        return (PHASES.index(phase_of(graph, graph.nodes[first])), first)
+
+    ready = [(*priority(index), index) for index, missing in enumerate(waits) if not missing]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)[-1]
+        order.append(index)
+        for later in frees[index]:
+            waits[later].discard(index)
+            if not waits[later]:
+                heapq.heappush(ready, (*priority(later), later))
+    return order if len(order) == len(groups) else None

@@ -1,0 +1,51 @@
+"""How torch spells the ops of the layer graph: one reader per module class, function or method.
+
+A reader takes a `Reader` and what the call was given, emits nodes and returns the result's value.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from plantune.graph.spelling import arithmetic, layers, shapes
+from plantune.graph.spelling.reader import Reader, Value
+from plantune.graph.spelling.shapes import VIEWS
+
+MODULES: dict[type[nn.Module], Callable[..., Value]] = {
+    **arithmetic.MODULES,
+    **layers.MODULES,
+    **shapes.MODULES,
+}
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **arithmetic.FUNCTIONS,
+    **layers.FUNCTIONS,
+    **shapes.FUNCTIONS,
+}
+METHODS: dict[str, Callable[..., Any]] = {**arithmetic.METHODS, **shapes.METHODS}
+
+# torch ends the names of methods that write to their tensor with an underscore.
+IN_PLACE: frozenset[Any] = frozenset(
+    (
+        *(name for name in METHODS if name.endswith("_")),
+        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, F.relu_, torch.relu_),
+    )
+)
+# Their second positional argument says `inplace`.
+FLAGGED_IN_PLACE: frozenset[Any] = frozenset((F.relu,))
+
+__all__ = [
+    "FLAGGED_IN_PLACE",
+    "FUNCTIONS",
+    "IN_PLACE",
+    "METHODS",
+    "MODULES",
+    "VIEWS",
+    "Reader",
+    "Value",
+]

@@ -1,0 +1,125 @@
+"""How torch spells arithmetic, activations and reductions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from plantune.graph.spelling.reader import Reader, Value
+
+
+def _activation(op: str) -> Callable[..., Value]:
+    def read(g: Reader, x: Value, inplace: bool = False) -> Value:
+        return g.emit(op, x)
+
+    return read
+
+
+def _activation_module(op: str) -> Callable[..., Value]:
+    def read(g: Reader, m: nn.Module, x: Value) -> Value:
+        return g.emit(op, x)
+
+    return read
+
+
+def _reduce(op: str) -> Callable[..., Value]:
+    def read(g: Reader, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+        rank = len(g.shape(x))
+        dims = range(rank) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
+        return g.emit(op, x, dims=tuple(sorted(axis % rank for axis in dims)), keepdim=keepdim)
+
+    return read
+
+
+def _broadcast(g: Reader, a: Value, b: Value) -> tuple[Value, Value]:
+    """Both operands, `a` grown to the shape of the result where `b` does not broadcast to it."""
+    shape = tuple(torch.broadcast_shapes(g.shape(a), g.shape(b)))
+    return (a if g.shape(a) == shape else g.emit("broadcast_to", a, shape=shape)), b
+
+
+def _add(g: Reader, a: Any, b: Any, *, alpha: float = 1) -> Value:
+    if alpha != 1:
+        raise g.unsupported("an addition with alpha")
+    if not isinstance(a, Value) or not isinstance(b, Value):
+        value, number = (a, b) if isinstance(a, Value) else (b, a)
+        return g.emit("affine", value, alpha=1.0, beta=float(number))
+    if len(g.shape(a)) < len(g.shape(b)) or g.type_of(a).numel < g.type_of(b).numel:
+        a, b = b, a
+    return g.emit("add", *_broadcast(g, a, b))
+
+
+def _sub(g: Reader, a: Any, b: Any) -> Value:
+    if not isinstance(b, Value):
+        return g.emit("affine", a, alpha=1.0, beta=-float(b))
+    if not isinstance(a, Value):
+        return g.emit("affine", b, alpha=-1.0, beta=float(a))
+    return g.emit("sub", *_broadcast(g, a, b))
+
+
+def _mul(g: Reader, a: Any, b: Any) -> Value:
+    if not isinstance(a, Value) or not isinstance(b, Value):
+        value, number = (a, b) if isinstance(a, Value) else (b, a)
+        return g.emit("affine", value, alpha=float(number), beta=0.0)
+    if len(g.shape(a)) < len(g.shape(b)) or g.type_of(a).numel < g.type_of(b).numel:
+        a, b = b, a
+    return g.emit("mul", *_broadcast(g, a, b))
+
+
+def _div(g: Reader, a: Any, b: Any) -> Value:
+    if isinstance(b, Value):
+        raise g.unsupported("a division by a tensor")
+    return g.emit("affine", a, alpha=1.0 / float(b), beta=0.0)
+
+
+def _neg(g: Reader, a: Value) -> Value:
+    return g.emit("affine", a, alpha=-1.0, beta=0.0)
+
+
+MODULES: dict[type[nn.Module], Callable[..., Value]] = {
+    nn.ReLU: _activation_module("relu"),
+    nn.Sigmoid: _activation_module("sigmoid"),
+}
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
+    F.relu: _activation("relu"),
+    F.relu_: _activation("relu"),
+    torch.relu: _activation("relu"),
+    torch.relu_: _activation("relu"),
+    F.sigmoid: _activation("sigmoid"),
+    torch.sigmoid: _activation("sigmoid"),
+    torch.mean: _reduce("mean"),
+    torch.sum: _reduce("sum"),
+    operator.add: _add,
+    operator.iadd: _add,
+    torch.add: _add,
+    operator.sub: _sub,
+    operator.isub: _sub,
+    torch.sub: _sub,
+    operator.mul: _mul,
+    operator.imul: _mul,
+    torch.mul: _mul,
+    operator.truediv: _div,
+    operator.itruediv: _div,
+    torch.div: _div,
+    operator.neg: _neg,
+}
+METHODS: dict[str, Callable[..., Value]] = {
+    "add": _add,
+    "add_": _add,
+    "sub": _sub,
+    "sub_": _sub,
+    "mul": _mul,
+    "mul_": _mul,
+    "div": _div,
+    "div_": _div,
+    "relu": _activation("relu"),
+    "relu_": _activation("relu"),
+    "sigmoid": _activation("sigmoid"),
+    "sigmoid_": _activation("sigmoid"),
+    "mean": _reduce("mean"),
+    "sum": _reduce("sum"),
+}

@@ -1,0 +1,49 @@
+"""What a spelling may ask of the extraction that calls it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from plantune.errors import UnsupportedModule
+from plantune.graph.types import TensorType
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor of the traced program: the value of that name in the graph."""
+
+    name: str
+
+
+class Reader(ABC):
+    """What a spelling may ask of the extraction."""
+
+    @abstractmethod
+    def state(self, tensor: torch.Tensor) -> Value:
+        """The value of a parameter or buffer."""
+
+    @abstractmethod
+    def update(self, buffer: torch.Tensor, value: Value) -> None:
+        """After the forward pass `buffer` takes `value`."""
+
+    @abstractmethod
+    def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
+        """Adds a node; its outputs."""
+
+    @abstractmethod
+    def type_of(self, value: Value) -> TensorType:
+        """Shape and dtype of a value."""
+
+    @abstractmethod
+    def unsupported(self, what: str) -> UnsupportedModule:
+        """The error for something unknown, with its place in the module."""
+
+    def emit(self, op: str, *inputs: Value, **attrs: Any) -> Value:
+        return self.emit_all(op, *inputs, **attrs)[0]
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        return self.type_of(value).shape

@@ -1,0 +1,147 @@
+"""A step: one launchable unit that covers one or more ops of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from plantune.errors import InvalidGraph
+from plantune.graph.graph import Graph, Named, Node
+from plantune.graph.ops import op_named
+from plantune.graph.types import TensorType
+from plantune.values import digest
+
+PHASES = ("refresh", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Some nodes of a graph, in order, with the values that enter and leave.
+
+    `constants` are the inputs that change only when a weight does. Steps of phase `refresh` run
+    when a weight changed, `forward` and `backward` in every pass.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: Named
+    outputs: Named
+    constants: frozenset[str]
+    phase: str
+
+    @property
+    def name(self) -> str:
+        """The first node's name: unique in a partition."""
+        return self.nodes[0].name
+
+    @cached_property
+    def ops(self) -> tuple[str, ...]:
+        return tuple(node.op for node in self.nodes)
+
+    @cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        """The type of every value that the step reads or makes."""
+        known = dict(self.inputs)
+        for node in self.nodes:
+            known.update(zip(node.outputs, node.types, strict=True))
+        return known
+
+    @cached_property
+    def internal(self) -> tuple[str, ...]:
+        """Values made and read inside only."""
+        leaving = {name for name, _ in self.outputs}
+        made = [value for node in self.nodes for value in node.outputs]
+        return tuple(value for value in made if value not in leaving)
+
+    @cached_property
+    def signature(self) -> str:
+        """Equal for steps that do the same work, whatever their values are called."""
+        alias = {name: f"i{i}" for i, (name, _) in enumerate(self.inputs)}
+        nodes = []
+        for i, node in enumerate(self.nodes):
+            alias.update({value: f"n{i}:{j}" for j, value in enumerate(node.outputs)})
+            reads = [alias[value] for value in node.inputs]
+            nodes.append([node.op, reads, dict(node.attrs), [t.to_json() for t in node.types]])
+        inputs = [[name in self.constants, type_.to_json()] for name, type_ in self.inputs]
+        return digest([nodes, inputs, [alias[name] for name, _ in self.outputs], self.phase])
+
+    def evaluate(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All values of the step from its inputs, by each op's meaning; the reference."""
+        known = dict(values)
+        for node in self.nodes:
+            results = op_named(node.op).evaluate([known[v] for v in node.inputs], node.attrs)
+            known.update(zip(node.outputs, results, strict=True))
+        return known
+
+    @cached_property
+    def flops(self) -> int:
+        return sum(
+            op_named(node.op).flops(
+                [self.types[value] for value in node.inputs], node.types, node.attrs
+            )
+            for node in self.nodes
+        )
+
+    @cached_property
+    def traffic_bytes(self) -> int:
+        """The least the step moves: every input read once, every output written once."""
+        return sum(type_.size_bytes for _, type_ in (*self.inputs, *self.outputs))
+
+    def renamed(self, names: Mapping[str, str]) -> Step:
+        """The same step reading its inputs under other names."""
+
+        def swap(name: str) -> str:
+            return names.get(name, name)
+
+        nodes = tuple(
+            Node(node.name, node.op, tuple(map(swap, node.inputs)), node.types, node.attrs)
+            for node in self.nodes
+        )
+        inputs = tuple((swap(name), type_) for name, type_ in self.inputs)
+        return Step(nodes, inputs, self.outputs, frozenset(map(swap, self.constants)), self.phase)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nodes": [node.name for node in self.nodes]}
+
+
+def make_step(graph: Graph, names: Collection[str]) -> Step:
+    """The step that covers the named nodes; raises InvalidGraph where they are not of one phase."""
+    wanted = set(names)
+    nodes = tuple(node for node in graph.nodes if node.name in wanted)
+    if not nodes or len(nodes) != len(wanted):
+        known = {node.name for node in graph.nodes}
+        raise InvalidGraph(f"no step can cover {sorted(wanted - known) or 'nothing'}")
+    phases = {phase_of(graph, node) for node in nodes}
+    if len(phases) != 1:
+        raise InvalidGraph(f"nodes {sorted(wanted)} belong to several phases: {sorted(phases)}")
+    made = {value for node in nodes for value in node.outputs}
+    reads = dict.fromkeys(value for node in nodes for value in node.inputs if value not in made)
+    leaving = [
+        value
+        for node in nodes
+        for value in node.outputs
+        if value in graph.results
+        or any(reader.name not in wanted for reader in graph.consumers[value])
+    ]
+    return Step(
+        nodes=nodes,
+        inputs=tuple((name, _inside(graph.types[name])) for name in reads),
+        outputs=tuple((name, graph.types[name]) for name in leaving),
+        constants=graph.constants.intersection(reads),
+        phase=phases.pop(),
+    )
+
+
+def _inside(type_: TensorType) -> TensorType:
+    """The layout at the graph's edge is no property of the step's work."""
+    return TensorType(type_.shape, type_.dtype)
+
+
+def phase_of(graph: Graph, node: Node) -> str:
+    """When a node runs: see `Step`."""
+    if node.name in graph.backward_nodes:
+        return "backward"
+    return "refresh" if graph.constants.issuperset(node.outputs) else "forward"

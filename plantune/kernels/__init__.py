@@ -1,0 +1,1 @@
+"""Kernel families: what can run a step, how, and why not."""

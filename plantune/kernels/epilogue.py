@@ -1,0 +1,80 @@
+"""What a step computes behind its convolution, as kernels with an epilogue take it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Node
+from plantune.graph.step import Step
+
+
+@dataclass(frozen=True)
+class ConvEpilogue:
+    """y = relu(conv(x, w) * scale + bias + residual) + offset, each part optional.
+
+    `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
+    """
+
+    conv: Node
+    scale: str | None = None
+    bias: str | None = None
+    residual: str | None = None
+    relu: bool = False
+    offset: str | None = None
+
+
+def conv_epilogue(step: Step) -> ConvEpilogue:
+    """Reads a step as a convolution and its epilogue; raises IllegalCandidate with the reason."""
+    conv, *rest = step.nodes
+    if conv.op != "conv2d":
+        raise IllegalCandidate(f"the step starts with {conv.op}, not with a convolution")
+    if [name for name, _ in step.outputs] != [step.nodes[-1].name]:
+        raise IllegalCandidate("a value before the end of the step is read outside of it")
+    parts: dict[str, str] = {}
+    last = conv.name
+    for node in rest:
+        part, operand = _part(step, node, last, parts)
+        parts[part] = operand
+        last = node.name
+    for part, operand in (("weight", conv.inputs[1]), *parts.items()):
+        if part not in ("residual", "relu") and operand not in step.constants:
+            raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
+    relu = parts.pop("relu", None) is not None
+    return ConvEpilogue(conv, relu=relu, **parts)
+
+
+# Where each part may stand: behind none of these.
+BEHIND = {
+    "scale": ("scale", "bias", "residual", "relu", "offset"),
+    "bias": ("bias", "residual", "relu", "offset"),
+    "residual": ("residual", "relu", "offset"),
+    "relu": ("relu", "offset"),
+    "offset": ("offset",),
+}
+
+
+def _part(step: Step, node: Node, last: str, parts: dict[str, str]) -> tuple[str, str]:
+    """Which part of the epilogue a node is, and the value it brings."""
+    if last not in node.inputs:
+        raise IllegalCandidate(f"{node.name!r} does not read {last!r}, the value before it")
+    others = [value for value in node.inputs if value != last]
+    part, operand = _kind(step, node, others, parts), (others or [""])[0]
+    if part is None or any(earlier in parts for earlier in BEHIND[part]):
+        raise IllegalCandidate(f"{node.op} at {node.name!r} has no place in the epilogue")
+    return part, operand
+
+
+def _kind(step: Step, node: Node, others: list[str], parts: dict[str, str]) -> str | None:
+    if node.op == "relu":
+        return "relu"
+    if len(others) != 1 or node.op not in ("add", "mul", "add_channel", "mul_channel"):
+        return None
+    scalar = step.types[others[0]].numel == 1
+    by_channel = node.op.endswith("_channel") and node.attrs["axis"] == 1
+    if node.op in ("mul", "mul_channel"):
+        return "scale" if scalar or by_channel else None
+    if scalar or by_channel:
+        return "offset" if scalar and "relu" in parts else "bias"
+    same = step.types[others[0]].shape == step.types[node.name].shape
+    return "residual" if same else None

@@ -1,0 +1,1 @@
+"""One kernel family a file; each defines it as FAMILY."""

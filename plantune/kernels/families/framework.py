@@ -1,0 +1,103 @@
+"""The framework's own ops, one after the other: a candidate of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from plantune.graph.step import Step
+from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.torch_ops import Call, maker_of, writes
+from plantune.memory import aligned, in_layout, view_bytes
+from plantune.values import Attrs
+
+# Their kernels choose the layout of the result by that of the image.
+BY_LAYOUT_OF_IMAGE = ("conv2d", "conv2d_dgrad", "conv2d_wgrad", "batch_norm_grad")
+
+
+class Framework(KernelFamily):
+    """Config: `layout`, in which images are made."""
+
+    name: ClassVar = "framework"
+    arch_kinds = frozenset(("cpu", "cuda"))
+
+    def why_not_step(self, step: Step) -> str | None:
+        return None
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        inputs = {
+            name: config["layout"]
+            for node in step.nodes
+            if node.op in BY_LAYOUT_OF_IMAGE
+            for name in node.inputs
+            if name in dict(step.inputs)
+            and len(step.types[name].shape) == 4
+            and name not in step.constants
+        }
+        return {**inputs, **{name: _made_in(step, name, config) for name, _ in step.outputs}}
+
+    def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
+        leaving = {name for name, _ in step.outputs}
+        return frozenset(
+            name
+            for node in step.nodes
+            if not writes(node.op)
+            for name in node.outputs
+            if name in leaving
+        )
+
+    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+        return sum(aligned(step.types[name].size_bytes) for name in _planned_inside(step))
+
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        values = frame.values
+        start = 0
+        for name in _planned_inside(step):
+            type_ = step.types[name]
+            assert frame.workspace is not None
+            values[name] = view_bytes(frame.workspace, start, type_, _made_in(step, name, config))
+            start += aligned(type_.size_bytes)
+        calls = [maker_of(node.op)(node, values) for node in step.nodes]
+        calls += _settled(step, config, values, self.adopts(step, config))
+        dropped = [name for name in step.internal if name not in values]
+
+        def launch(stream: int) -> None:
+            for call in calls:
+                call()
+            for name in dropped:
+                del values[name]
+
+        return Binding(launch)
+
+
+def _planned_inside(step: Step) -> list[str]:
+    """Internal values that the framework writes into the workspace."""
+    written = {name for node in step.nodes if writes(node.op) for name in node.outputs}
+    return [name for name in step.internal if name in written]
+
+
+def _made_in(step: Step, name: str, config: Attrs) -> str:
+    """The layout in which the step makes a value."""
+    node = next(node for node in step.nodes if name in node.outputs)
+    image = len(step.types[name].shape) == 4 and node.op not in ("reshape", "conv2d_wgrad")
+    return str(config["layout"]) if image else "nchw"
+
+
+def _settled(
+    step: Step, config: Attrs, values: dict[str, Tensor], adopted: frozenset[str]
+) -> list[Call]:
+    """Calls that bring adopted images into the layout that was promised, where they are not."""
+
+    def settle(name: str, layout: str) -> Call:
+        def call() -> None:
+            values[name] = in_layout(values[name], layout)
+
+        return call
+
+    images = [name for name in sorted(adopted) if len(step.types[name].shape) == 4]
+    return [settle(name, _made_in(step, name, config)) for name in images]
+
+
+FAMILY = Framework()

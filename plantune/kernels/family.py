@@ -1,0 +1,140 @@
+"""The interface of a kernel family, the same for the CPU and for CUDA.
+
+A family is asked in this order: can it run the step here (`why_not_step`), with which configs
+(`configs`, `why_not_config`), what does it need (`layouts`, `workspace_bytes`, `source`), then it
+is built once (`build`), bound to memory (`bind`) and launched many times.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from plantune.graph.step import Step
+from plantune.space.arch import Arch
+from plantune.space.search_space import SearchSpace
+from plantune.values import Attrs
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A family and its config for a step; together with the step it says all about a kernel."""
+
+    family: str
+    config: Attrs
+
+    def to_json(self) -> dict[str, Any]:
+        return {"family": self.family, "config": dict(self.config)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Candidate:
+        return Candidate(data["family"], Attrs(data["config"]))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The memory a kernel is bound to; the caller owns all of it.
+
+    `values` holds a tensor per value name. Inputs may be other tensors in each call, so a kernel
+    reads them when it is launched; outputs that it does not adopt are there when it is bound and
+    stay. `workspace` has the bytes that the family asked for.
+    """
+
+    values: Values
+    workspace: Tensor | None = None
+    built: Any = None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A bound kernel. `launch` takes the stream handle (0 on the CPU), returns at once, allocates
+    nothing but what the kernel adopts, and synchronises nothing. `refresh`, where it is there, must
+    run before the first launch and whenever a constant input changed.
+    """
+
+    launch: Callable[[int], None]
+    refresh: Callable[[], None] | None = None
+
+
+class KernelFamily(ABC):
+    """One way to run some steps. Families hold no state; a config is all that varies."""
+
+    name: ClassVar[str]
+    arch_kinds: ClassVar[frozenset[str]]
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        """Why nothing of this family runs on `arch`, or None where it does."""
+        if arch.kind in self.arch_kinds:
+            return None
+        return f"{self.name} runs on {' and '.join(sorted(self.arch_kinds))}, not on {arch.kind}"
+
+    @abstractmethod
+    def why_not_step(self, step: Step) -> str | None:
+        """Why the family cannot run this step with any config, or None where it can."""
+
+    def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
+        """Every config of the search space, legal or not."""
+        return space.configs(self.name)
+
+    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+        """Why this config cannot run the step, or None where it can."""
+        return None
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        """The layout of each value that the kernel demands or makes; others may have any.
+
+        An output that is not named is made in `nchw`.
+        """
+        return {}
+
+    def aliases(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        """Outputs that are views of an input: {output: input}. They need no memory."""
+        return {}
+
+    def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
+        """Outputs that the kernel makes in memory of its own, instead of writing to the caller's.
+
+        The framework's convolutions cannot write elsewhere; adopting spares a copy.
+        """
+        return frozenset()
+
+    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+        """Scratch memory of one launch."""
+        return 0
+
+    def source(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+        """The source to compile, None where the family compiles nothing."""
+        return None
+
+    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+        """The compiled kernel, to be shared by equal steps; raises BuildError."""
+        return None
+
+    @abstractmethod
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        """The kernel tied to its memory."""
+
+    def flops(self, step: Step) -> int:
+        """Arithmetic of one launch as the graph defines it, for rooflines."""
+        return step.flops
+
+    def traffic_bytes(self, step: Step) -> int:
+        """The least one launch moves, for rooflines."""
+        return step.traffic_bytes
+
+    def reference(self, step: Step, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the step's values should be, in the precision of `inputs`."""
+        return step.evaluate(inputs)
+
+
+def images(step: Step, layout: str) -> dict[str, str]:
+    """`layout` for each rank-4 input that is no weight, and each rank-4 output."""
+    inputs = {name: type_ for name, type_ in step.inputs if name not in step.constants}
+    values = {**inputs, **dict(step.outputs)}
+    return {name: layout for name, type_ in values.items() if len(type_.shape) == 4}

@@ -1,0 +1,58 @@
+"""Finds the kernel families: every module in `plantune.kernels.families` defines one as FAMILY."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.step import Step
+from plantune.kernels import families
+from plantune.kernels.family import Candidate, KernelFamily
+from plantune.space.search_space import SearchSpace
+
+
+@cache
+def all_families() -> Mapping[str, KernelFamily]:
+    """Every family by its name, in the order of their files."""
+    modules = (
+        importlib.import_module(f"{families.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(families.__path__)
+    )
+    return {module.FAMILY.name: module.FAMILY for module in modules}
+
+
+def family_named(name: str) -> KernelFamily:
+    """The family of that name; raises IllegalCandidate naming the known ones."""
+    known = all_families()
+    if name not in known:
+        raise IllegalCandidate(f"no kernel family is called {name!r}; known: {', '.join(known)}")
+    return known[name]
+
+
+def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
+    """Why a candidate cannot run a step on the search space's arch, or None where it can."""
+    try:
+        family = family_named(candidate.family)
+    except IllegalCandidate as error:
+        return str(error)
+    if candidate.config not in family.configs(space):
+        return f"{dict(candidate.config)} is not in the search space of {space.arch.name}"
+    return (
+        family.why_not_arch(space.arch)
+        or family.why_not_step(step)
+        or family.why_not_config(step, candidate.config, space.arch)
+    )
+
+
+def candidates(step: Step, space: SearchSpace) -> tuple[Candidate, ...]:
+    """Every legal candidate of a step, in the order of families and search space."""
+    return tuple(
+        Candidate(family.name, config)
+        for family in all_families().values()
+        if family.why_not_arch(space.arch) is None and family.why_not_step(step) is None
+        for config in family.configs(space)
+        if family.why_not_config(step, config, space.arch) is None
+    )

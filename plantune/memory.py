@@ -1,0 +1,28 @@
+"""Tensors over plain bytes, and torch's words for layouts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plantune.graph.types import TensorType
+
+# A cache line of every CPU here, and more than any vector load needs.
+ALIGNMENT_BYTES = 64
+MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` rounded up to the alignment."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def view_bytes(memory: Tensor, start: int, type_: TensorType, layout: str) -> Tensor:
+    """A tensor of that type and layout over `memory` (uint8) from byte `start` on."""
+    flat = memory[start : start + type_.size_bytes].view(type_.torch_dtype)
+    return flat.as_strided(type_.shape, type_.strides(layout))
+
+
+def in_layout(tensor: Tensor, layout: str) -> Tensor:
+    """`tensor` itself where it is stored in `layout`, else a copy that is."""
+    return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])

@@ -1,0 +1,1 @@
+"""Reference networks and their registry; importing this package imports no torch."""

@@ -1,0 +1,83 @@
+"""The reference networks by name. Names and shapes are known without importing torch."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from plantune.errors import UnknownNetwork
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """A reference network: where its builder is and which images it takes."""
+
+    name: str
+    description: str
+    builder: str
+    """`module:function`; the function takes `in_channels` by name."""
+    image_size: int
+    """Height and width of an input image."""
+
+    def build(self, in_channels: int = 3) -> nn.Module:
+        """A freshly initialised network on the CPU, in training mode."""
+        module, function = self.builder.split(":")
+        return cast("nn.Module", getattr(import_module(module), function)(in_channels=in_channels))
+
+    def input_shape(self, batch: int, in_channels: int = 3) -> tuple[int, int, int, int]:
+        """The input's (N, C, H, W)."""
+        return (batch, in_channels, self.image_size, self.image_size)
+
+
+_NETWORKS = {
+    spec.name: spec
+    for spec in (
+        NetworkSpec(
+            name="se_resnet9_fixup",
+            description="SE-ResNet9 with Fixup biases, vision of large-batch RL agents",
+            builder="plantune.models.se_resnet9:se_resnet9_fixup",
+            image_size=64,
+        ),
+        NetworkSpec(
+            name="resnet18",
+            description="ResNet-18, as in torchvision",
+            builder="plantune.models.resnet:resnet18",
+            image_size=224,
+        ),
+        NetworkSpec(
+            name="resnet34",
+            description="ResNet-34, as in torchvision",
+            builder="plantune.models.resnet:resnet34",
+            image_size=224,
+        ),
+        NetworkSpec(
+            name="resnet50",
+            description="ResNet-50, as in torchvision (stride on the 3x3 convolution)",
+            builder="plantune.models.resnet:resnet50",
+            image_size=224,
+        ),
+    )
+}
+
+
+def network_names() -> tuple[str, ...]:
+    """The names that `network` knows, sorted."""
+    return tuple(sorted(_NETWORKS))
+
+
+def network(name: str) -> NetworkSpec:
+    """The reference network of this name; raises UnknownNetwork for any other."""
+    if name not in _NETWORKS:
+        raise UnknownNetwork(_unknown_message(name))
+    return _NETWORKS[name]
+
+
+def _unknown_message(name: str) -> str:
+    close = difflib.get_close_matches(name.lower(), network_names())
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"unknown network {name!r}: {hint}known networks are {', '.join(network_names())}"

@@ -1,0 +1,178 @@
+"""The plan: which steps cover a network, which candidate runs each, and the evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from plantune.errors import InvalidGraph, InvalidPlan
+from plantune.graph.graph import Graph
+from plantune.graph.partition import Partition, partition_into
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.space.search_space import SearchSpace
+from plantune.values import Attrs, canonical, digest
+
+FORMAT = 1
+MODES = ("infer", "train")
+ORIGINS = ("default", "hand", "measured", "predicted")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One step, by the names of its nodes, and the candidate that runs it."""
+
+    nodes: tuple[str, ...]
+    candidate: Candidate
+
+    def to_json(self) -> dict[str, Any]:
+        return {"nodes": list(self.nodes), **self.candidate.to_json()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The choices for one graph on one arch. `graph` is the graph's digest.
+
+    `origin` says where the choices come from; `evidence` holds what was measured for them.
+    """
+
+    network: str
+    graph: str
+    arch: str
+    batch: int
+    dtype: str
+    mode: str
+    choices: tuple[Choice, ...]
+    origin: str = "default"
+    evidence: Attrs = field(default_factory=Attrs)
+
+    @property
+    def digest(self) -> str:
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "network": self.network,
+            "graph": self.graph,
+            "arch": self.arch,
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "mode": self.mode,
+            "choices": [choice.to_json() for choice in self.choices],
+            "origin": self.origin,
+            "evidence": dict(self.evidence),
+        }
+
+    def dumps(self) -> str:
+        return canonical(self.to_json())
+
+    @staticmethod
+    def loads(text: str) -> Plan:
+        """The plan of `dumps`; raises InvalidPlan naming the place of a fault."""
+        try:
+            data = json.loads(text, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidPlan(f"this is not JSON: {error}") from error
+        return plan_from_json(data)
+
+    @staticmethod
+    def load(path: Path) -> Plan:
+        try:
+            return Plan.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidPlan(f"{path}: cannot be read: {error}") from error
+        except InvalidPlan as error:
+            raise InvalidPlan(f"{path}: {error}") from error
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number that JSON knows")
+
+
+def plan_from_json(data: Any) -> Plan:
+    """Checks every field before it is used; see `check_plan` for whether it fits a graph."""
+    fields = _fields(data, "plan", PLAN_FIELDS)
+    if fields["format"] != FORMAT:
+        raise InvalidPlan(f"format: this plantune reads {FORMAT}, got {fields['format']!r}")
+    choices = tuple(
+        _choice(item, f"choices[{index}]") for index, item in enumerate(fields["choices"])
+    )
+    for key, known in (("mode", MODES), ("origin", ORIGINS)):
+        if fields[key] not in known:
+            raise InvalidPlan(f"{key}: must be one of {', '.join(known)}, got {fields[key]!r}")
+    plain = {key: fields[key] for key in ("network", "graph", "arch", "batch", "dtype", "mode")}
+    evidence = _attrs(fields["evidence"], "evidence")
+    return Plan(**plain, choices=choices, origin=fields["origin"], evidence=evidence)
+
+
+PLAN_FIELDS: dict[str, type] = {
+    "format": int,
+    "network": str,
+    "graph": str,
+    "arch": str,
+    "batch": int,
+    "dtype": str,
+    "mode": str,
+    "choices": list,
+    "origin": str,
+    "evidence": dict,
+}
+CHOICE_FIELDS: dict[str, type] = {"nodes": list, "family": str, "config": dict}
+
+
+def _fields(data: Any, where: str, wanted: Mapping[str, type]) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise InvalidPlan(f"{where}: must be an object, got {type(data).__name__}")
+    wrong = set(data) ^ set(wanted)
+    if wrong:
+        raise InvalidPlan(f"{where}: fields missing or unknown: {', '.join(sorted(wrong))}")
+    for key, type_ in wanted.items():
+        if type(data[key]) is not type_:
+            raise InvalidPlan(f"{where}.{key}: must be {type_.__name__}, got {data[key]!r:.80}")
+    return data
+
+
+def _choice(data: Any, where: str) -> Choice:
+    fields = _fields(data, where, CHOICE_FIELDS)
+    if not fields["nodes"] or not all(type(name) is str for name in fields["nodes"]):
+        raise InvalidPlan(f"{where}.nodes: must be names of nodes, got {fields['nodes']!r:.80}")
+    config = _attrs(fields["config"], f"{where}.config")
+    return Choice(tuple(fields["nodes"]), Candidate(fields["family"], config))
+
+
+def _attrs(data: dict[str, Any], where: str) -> Attrs:
+    try:
+        return Attrs(data)
+    except (TypeError, ValueError) as error:
+        raise InvalidPlan(f"{where}: {error}") from error
+
+
+def check_plan(plan: Plan, graph: Graph, space: SearchSpace) -> Partition:
+    """The plan's steps in running order; raises InvalidPlan where it does not fit graph or arch."""
+    if plan.arch != space.arch.name:
+        raise InvalidPlan(f"the plan is for {plan.arch}, this is {space.arch.name}; search here")
+    if plan.graph != graph.digest:
+        raise InvalidPlan(
+            f"the plan is for another network or shape: graph {plan.graph[:12]} expected, "
+            f"got {graph.digest[:12]}; search for this one"
+        )
+    try:
+        steps = partition_into(graph, [choice.nodes for choice in plan.choices])
+    except InvalidGraph as error:
+        raise InvalidPlan(f"the plan's steps do not cover its graph: {error}") from error
+    by_name = candidates_by_step(plan, steps)
+    for step in steps:
+        reason = why_not(step, by_name[step.name], space)
+        if reason is not None:
+            raise InvalidPlan(f"step {step.name!r}: {by_name[step.name].family}: {reason}")
+    return steps
+
+
+def candidates_by_step(plan: Plan, steps: Partition) -> dict[str, Candidate]:
+    """The candidate of each step, by the step's name."""
+    by_node = {name: choice.candidate for choice in plan.choices for name in choice.nodes}
+    return {step.name: by_node[step.name] for step in steps}

@@ -1,0 +1,80 @@
+"""The tuned pass as one node of torch's autograd graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plantune.errors import WeightsChanged
+from plantune.runtime.live_state import LiveState
+from plantune.runtime.pool import Lease, Pool
+
+# Private, but what torch's own compiled graphs use; without it a lease waits for the collector.
+_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+
+class TunedPass(torch.autograd.Function):
+    """Inputs: the pool, the names of parameters, the module's inputs, then the parameters.
+
+    The parameters are there so that autograd sends them their gradients; the program reads them
+    from the module.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, pool: Pool, names: tuple[str, ...], x: Tensor, *parameters: Tensor
+    ) -> Any:
+        lease = pool.lease()
+        try:
+            outputs = lease.instance.forward(x.detach())
+        except BaseException:
+            lease.discard()
+            raise
+        ctx.lease, ctx.names = lease, names
+        ctx.versions = _versions(lease)
+        ctx.save_for_backward(x)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *output_gradients: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "plantune has no double backward (create_graph=True); use the module that was "
+                "given to optimize, or fallback to eager"
+            )
+        ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
+        lease: Lease = ctx.lease
+        if _versions(lease) != ctx.versions:
+            raise WeightsChanged(
+                "a weight was changed in place between forward and backward, so the gradient would "
+                "be wrong; step the optimizer after backward, and run forward again"
+            )
+        program = lease.instance.program
+        wanted = {name for name, _ in program.graph.output_gradients}
+        seeds = [
+            dy.contiguous()
+            for name, dy in zip(program.graph.outputs, output_gradients, strict=True)
+            if f"d({name})" in wanted
+        ]
+        gradients = program.backward(*seeds)
+        if not _keeps_graph():
+            lease.release()
+        x = gradients.get(program.graph.inputs[0][0])
+        return (None, None, x, *(gradients.get(name) for name in ctx.names))
+
+
+def _versions(lease: Lease) -> tuple[object, ...]:
+    weights: LiveState = lease.instance.weights
+    return weights.versions()
+
+
+def run_with_gradients(
+    pool: Pool, x: Tensor, parameters: dict[str, Tensor]
+) -> Tensor | tuple[Tensor, ...]:
+    """The pool's outputs, connected to `x` and `parameters` in autograd."""
+    outputs: Tensor | tuple[Tensor, ...] = TunedPass.apply(
+        pool, tuple(parameters), x, *parameters.values()
+    )
+    return outputs

@@ -1,0 +1,100 @@
+"""When each value of a schedule is needed: what the memory plan and the program's drops rest on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plantune.runtime.memory_plan import Lifetime
+from plantune.runtime.schedule import Launch, Schedule
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """`buffers` are to be placed in the arena. `drops` names, per launch of forward and backward,
+    the adopted values and views that nothing reads afterwards.
+    """
+
+    buffers: tuple[Lifetime, ...]
+    drops: tuple[tuple[str, ...], ...]
+
+
+def passes(schedule: Schedule) -> tuple[Launch, ...]:
+    """The launches of the forward and the backward pass, in order."""
+    return (*schedule.phase("forward"), *schedule.phase("backward"))
+
+
+def liveness(schedule: Schedule) -> Liveness:
+    """Follows every value from its making to its last use. A view is a use of what it views.
+
+    What the backward pass reads stays until its end, so that it can run twice. Results stay until
+    the end of their pass, when the caller takes them.
+    """
+    uses = _Uses()
+    launches = passes(schedule)
+    for when, launch in enumerate(launches):
+        uses.launch(when, launch, schedule)
+    graph = schedule.graph
+    turn, end = len(schedule.phase("forward")) - 1, len(launches)
+    for name in (*graph.outputs, *(value for _, value in graph.updates)):
+        uses.use(name, turn)
+    for _, name in graph.gradients:
+        uses.use(name, end)
+    uses.keep_for_backward(turn, end)
+    results = graph.results
+    drops: list[list[str]] = [[] for _ in launches]
+    for name in uses.held:
+        when = uses.last[uses.root(name)]
+        if when < len(launches) and name not in results:
+            drops[when].append(name)
+    buffers = [
+        Lifetime(name, size, uses.first[name], uses.last[name]) for name, size in uses.sizes.items()
+    ]
+    return Liveness(tuple(buffers), tuple(map(tuple, drops)))
+
+
+class _Uses:
+    """First and last use per value, where views count for the value they view."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        self.roots: dict[str, str] = {}
+        self.held: list[str] = []
+
+    def root(self, name: str) -> str:
+        return self.roots.get(name, name)
+
+    def use(self, name: str, when: int) -> None:
+        root = self.root(name)
+        self.last[root] = max(self.last.get(root, when), when)
+
+    def make(self, name: str, size_bytes: int, when: int) -> None:
+        self.first[name], self.sizes[name] = when, size_bytes
+        self.use(name, when)
+
+    def launch(self, when: int, launch: Launch, schedule: Schedule) -> None:
+        for conversion in launch.conversions:
+            self.use(conversion.source, when)
+            self.make(conversion.result, schedule.graph.types[conversion.source].size_bytes, when)
+        for name, _ in launch.step.inputs:
+            self.use(name, when)
+        aliases, adopts = launch.aliases, launch.adopts
+        for name, type_ in launch.step.outputs:
+            if name in aliases:
+                self.roots[name] = self.root(aliases[name])
+            if name in aliases or name in adopts:
+                self.first[name] = when
+                self.held.append(name)
+                self.use(name, when)
+            else:
+                self.make(name, type_.size_bytes, when)
+        if launch.workspace_bytes:
+            self.make(launch.workspace, launch.workspace_bytes, when)
+
+    def keep_for_backward(self, turn: int, end: int) -> None:
+        """Whatever crosses from forward to backward stays to the end of the backward pass."""
+        for name, made in self.first.items():
+            root = self.root(name)
+            if made <= turn < self.last[root]:
+                self.last[root] = end

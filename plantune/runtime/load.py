@@ -1,0 +1,94 @@
+"""The Python face: `load_model` for known networks, `optimize` for any supported module."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from plantune.errors import UnsupportedDevice
+from plantune.graph.types import TensorType, dtype_name
+from plantune.models.registry import network
+from plantune.plan import Plan
+from plantune.runtime.module import TunedModule, input_type_of
+
+Weights = Mapping[str, Tensor] | str | os.PathLike[str]
+GivenPlan = Plan | str | os.PathLike[str]
+
+
+def load_model(
+    name: str,
+    *,
+    batch: int,
+    in_channels: int = 3,
+    mode: str = "infer",
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    weights: Weights | None = None,
+    plan: GivenPlan | None = None,
+    fallback: str = "warn",
+) -> TunedModule:
+    """A known network as an nn.Module that runs from a plan for this batch.
+
+    `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of one. Without
+    a plan the framework's kernels run. Other batches run through the framework: `fallback` says
+    whether with a warning, silently, or as an error.
+    """
+    if type(batch) is not int or batch < 1:
+        raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
+    spec = network(name)
+    reference = spec.build(in_channels).to(device=_cpu(device), dtype=dtype or torch.float32)
+    if weights is not None:
+        reference.load_state_dict(_state_dict(weights), strict=True)
+    input_type = TensorType(
+        spec.input_shape(batch, in_channels), dtype_name(dtype or torch.float32)
+    )
+    return TunedModule(
+        reference, input_type, name=name, mode=mode, plan=_plan(plan), fallback=fallback
+    )
+
+
+def optimize(
+    module: nn.Module,
+    example_input: Tensor,
+    *,
+    mode: str = "infer",
+    plan: GivenPlan | None = None,
+    fallback: str = "warn",
+) -> TunedModule:
+    """A copy of `module` that runs from a plan for inputs like `example_input`.
+
+    The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
+    where it holds an op that plantune does not know.
+    """
+    _cpu(example_input.device)
+    return TunedModule(
+        copy.deepcopy(module),
+        input_type_of(example_input),
+        name=type(module).__name__,
+        mode=mode,
+        plan=_plan(plan),
+        fallback=fallback,
+    )
+
+
+def _cpu(device: torch.device | str | None) -> torch.device:
+    found = torch.device(device or "cpu")
+    if found.type != "cpu":
+        raise UnsupportedDevice(f"this release runs plans on the CPU, got device {found}")
+    return found
+
+
+def _plan(plan: GivenPlan | None) -> Plan | None:
+    return plan if plan is None or isinstance(plan, Plan) else Plan.load(Path(plan))
+
+
+def _state_dict(weights: Weights) -> Mapping[str, Tensor]:
+    if isinstance(weights, Mapping):
+        return weights
+    loaded: Mapping[str, Tensor] = torch.load(weights, map_location="cpu", weights_only=True)
+    return loaded

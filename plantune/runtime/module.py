@@ -1,0 +1,200 @@
+"""The tuned module: the reference's parameters and face, run from a plan."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plantune.errors import InputMismatch, InvalidPlan
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.graph import Graph
+from plantune.graph.types import TensorType, dtype_name
+from plantune.memory import in_layout
+from plantune.plan import MODES, Plan
+from plantune.planning import default_plan
+from plantune.runtime.autograd import run_with_gradients
+from plantune.runtime.pool import Pool
+from plantune.space.search_space import load_search_space
+
+FALLBACKS = ("warn", "error", "silent")
+
+
+class UnplannedCall(UserWarning):
+    """A call ran through the framework because no plan covers it."""
+
+
+class TunedModule(nn.Module):
+    """Runs `reference` from plans for one input shape, and eagerly for everything else.
+
+    Parameters, buffers and submodules are the reference's own, under the same names: every change
+    of them counts in the next call. In mode "infer" no gradient is recorded.
+    """
+
+    def __init__(
+        self,
+        reference: nn.Module,
+        input_type: TensorType,
+        *,
+        name: str,
+        mode: str,
+        plan: Plan | None = None,
+        fallback: str = "warn",
+    ) -> None:
+        super().__init__()
+        _one_of("mode", mode, MODES)
+        _one_of("fallback", fallback, FALLBACKS)
+        reference.train(mode == "train")
+        self._parameters = reference._parameters
+        self._buffers = reference._buffers
+        self._modules = reference._modules
+        self.training = reference.training
+        # In a tuple, so that nn.Module does not register it as a child.
+        self._reference = (reference,)
+        self._input_type = input_type
+        self._name = name
+        self._mode = mode
+        self._plan = plan
+        self._fallback = fallback
+        self._warned: set[str] = set()
+        self._pools: dict[object, Pool] = {}
+        self._lock = threading.Lock()
+        if plan is not None:
+            self._check_given_plan(self.pool().graph)
+
+    def _check_given_plan(self, graph: Graph) -> None:
+        assert self._plan is not None
+        if self._plan.graph != graph.digest:
+            raise InvalidPlan(
+                f"the given plan is for graph {self._plan.graph[:12]}, but {self._name} with input "
+                f"{self._input_type.shape} in mode {self._mode} is {graph.digest[:12]}"
+            )
+
+    @property
+    def reference(self) -> nn.Module:
+        """The module whose meaning this one has; it shares all parameters."""
+        return self._reference[0]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the call that this module was made for."""
+        return self.pool().plan
+
+    def pool(self) -> Pool:
+        """The instances for the call that this module was made for."""
+        wanted = None if self._mode == "infer" else self._wanted(None)
+        return self._pool(self.training, wanted)
+
+    def train(self, mode: bool = True) -> TunedModule:
+        super().train(mode)
+        self.reference.training = mode
+        return self
+
+    def refresh(self) -> None:
+        """Says that weights changed in a way that torch does not record (see LiveState)."""
+        for pool in tuple(self._pools.values()):
+            pool.invalidate()
+
+    def forward(self, x: Tensor) -> Any:
+        reason = self._why_not_planned(x)
+        if reason is not None:
+            return self._eagerly(x, reason)
+        gradients = self._mode == "train" and torch.is_grad_enabled()
+        wanted = self._wanted(x) if gradients else None
+        pool = self._pool(self.training, wanted or None)
+        x = in_layout(x, self._input_type.layout)
+        if not wanted:
+            with pool.lease() as instance:
+                outputs = instance.forward(x.detach())
+            return outputs if len(outputs) > 1 else outputs[0]
+        known = dict(self.named_parameters(remove_duplicate=True))
+        return run_with_gradients(pool, x, {name: known[name] for name in wanted if name in known})
+
+    def _wanted(self, x: Tensor | None) -> tuple[str, ...]:
+        """The parameters, and the input, whose gradients a backward pass will ask for."""
+        names = [name for name, p in self.named_parameters() if p.requires_grad]
+        return (*names, "x") if x is not None and x.requires_grad else tuple(names)
+
+    def _pool(self, training: bool, wanted: tuple[str, ...] | None) -> Pool:
+        key = (training, wanted)
+        with self._lock:
+            if key not in self._pools:
+                self._pools[key] = self._make_pool(wanted)
+            return self._pools[key]
+
+    def _make_pool(self, wanted: tuple[str, ...] | None) -> Pool:
+        graph = extract(self.reference, self._input_type, fold=False if wanted else None)
+        if wanted is not None:
+            graph = differentiate(graph, [n for n in wanted if n in graph.types])
+        space = load_search_space("cpu")
+        plan = self._plan
+        if plan is None or plan.graph != graph.digest:
+            plan = default_plan(graph, space, network=self._name)
+        return Pool(graph, plan, space, self.reference)
+
+    def _why_not_planned(self, x: Tensor) -> str | None:
+        """Why this call cannot run from a plan, None where it can. Raises InputMismatch."""
+        type_ = self._input_type
+        if not isinstance(x, Tensor):
+            raise InputMismatch(f"{self._name}: the input must be a tensor, got {type(x).__name__}")
+        state = next(iter(self.parameters()), x)
+        if x.device != state.device or x.dtype != state.dtype:
+            raise InputMismatch(
+                f"{self._name}: needs a {state.dtype} tensor on {state.device}, got {x.dtype} on "
+                f"{x.device}; convert the input, or move the module"
+            )
+        if x.dtype != type_.torch_dtype or x.device.type != "cpu":
+            return f"the module was moved to {x.dtype} on {x.device}"
+        if tuple(x.shape) != type_.shape:
+            return f"there is a plan for input {type_.shape}, got {tuple(x.shape)}"
+        if torch.is_autocast_enabled(x.device.type):
+            return "autocast is on, which changes what each op computes"
+        if _has_hooks(self):
+            return "submodules have hooks, which a plan cannot call"
+        return None
+
+    def _eagerly(self, x: Tensor, reason: str) -> Any:
+        text = f"{self._name}: {reason}; the framework runs it instead"
+        if self._fallback == "error":
+            raise InputMismatch(text)
+        if self._fallback == "warn" and reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(text, UnplannedCall, stacklevel=4)
+        return self.reference(x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        state["_pools"] = {}
+        state["_warned"] = set()
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._lock = threading.Lock()
+
+    def extra_repr(self) -> str:
+        return f"plantune {self._mode} plan for {self._input_type.shape}"
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    children = module.modules()
+    next(children)
+    return any(getattr(child, kind) for child in children for kind in kinds)
+
+
+def input_type_of(example: Tensor) -> TensorType:
+    """The type of a call with `example`, in the layout that it has."""
+    channels_last = example.dim() == 4 and example.is_contiguous(memory_format=torch.channels_last)
+    layout = "nhwc" if channels_last and not example.is_contiguous() else "nchw"
+    return TensorType(tuple(example.shape), dtype_name(example.dtype), layout)
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")

@@ -1,0 +1,104 @@
+"""Instances of one plan, so that threads and overlapping passes never share memory."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from plantune.graph.graph import Graph
+from plantune.plan import Plan
+from plantune.runtime.live_state import LiveState
+from plantune.runtime.program import Program
+from plantune.space.search_space import SearchSpace
+
+
+class Instance:
+    """A program with its view of the module's weights."""
+
+    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> None:
+        self.program = Program(graph, plan, space)
+        names = [name for name, _ in (*graph.parameters, *graph.buffers)]
+        moving = {buffer for buffer, _ in graph.updates}
+        self.state = LiveState(module, names)
+        # What the graph itself updates in every pass is read in place and feeds no constant.
+        self.weights = LiveState(module, [name for name in names if name not in moving])
+        self._stale = True
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs with the weights as they are now."""
+        if self.weights.changed() or self._stale:
+            self.program.refresh(self.state.tensors())
+            self._stale = False
+        return self.program.forward(*inputs)
+
+    def invalidate(self) -> None:
+        """The next pass prepares from the weights again, changed or not."""
+        self._stale = True
+
+
+class Lease:
+    """An instance in use. It goes back to its pool on `release`, or when nobody holds the lease."""
+
+    def __init__(self, pool: Pool, instance: Instance) -> None:
+        self._pool = pool
+        self._held: Instance | None = instance
+
+    @property
+    def instance(self) -> Instance:
+        assert self._held is not None, "the lease was released"
+        return self._held
+
+    def release(self) -> None:
+        instance, self._held = self._held, None
+        if instance is not None:
+            self._pool.give_back(instance)
+
+    def discard(self) -> None:
+        """After an error: what the instance holds is not known, so it is not used again."""
+        self._held = None
+
+    def __enter__(self) -> Instance:
+        return self.instance
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.release()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class Pool:
+    """Makes an instance where none is idle; most programs need one."""
+
+    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> None:
+        self.graph = graph
+        self.plan = plan
+        self._space = space
+        self._module = module
+        self._idle: list[Instance] = []
+        self._lock = threading.Lock()
+
+    def lease(self) -> Lease:
+        with self._lock:
+            if self._idle:
+                return Lease(self, self._idle.pop())
+        return Lease(self, Instance(self.graph, self.plan, self._space, self._module))
+
+    def give_back(self, instance: Instance) -> None:
+        # No lock: a collector may run this inside of `lease`, and append is atomic.
+        self._idle.append(instance)
+
+    def invalidate(self) -> None:
+        """Every idle instance prepares from the weights again."""
+        for instance in tuple(self._idle):
+            instance.invalidate()

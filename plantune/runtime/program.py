@@ -1,0 +1,133 @@
+"""A plan made runnable: kernels bound to planned memory, launched in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from plantune.graph.graph import Graph
+from plantune.kernels.build import build
+from plantune.kernels.family import Binding, Frame, Values
+from plantune.memory import in_layout
+from plantune.plan import Plan, check_plan
+from plantune.runtime.liveness import liveness
+from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
+from plantune.runtime.storage import allocate
+from plantune.space.search_space import SearchSpace
+
+CPU_STREAM = 0
+Call = Callable[[], None]
+
+
+class Program:
+    """One instance of a plan with memory of its own, used by one thread at a time.
+
+    `refresh` comes before the first pass and whenever a weight changed. A `forward` may be followed
+    by one or more `backward`; the next `forward` overwrites what they read.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace) -> None:
+        schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+        live = liveness(schedule)
+        self.graph = graph
+        self.plan = plan
+        self._values = allocate(schedule, live)
+        drops = iter(live.drops)
+        self._prepare: list[Call] = []
+        for launch in schedule.phase("refresh"):
+            self._prepare += self._calls(launch, space)
+        self._forward: list[Call] = []
+        for launch in schedule.phase("forward"):
+            self._forward += self._calls(launch, space, next(drops))
+        self._backward: list[Call] = []
+        for launch in schedule.phase("backward"):
+            self._backward += self._calls(launch, space, next(drops))
+        self._owned = _owned_results(schedule)
+
+    def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
+        """What a launch does in each pass; its refresh joins the preparation."""
+        workspace = self._values.get(launch.workspace)
+        built = build(launch.step, launch.candidate, space.arch)
+        frame = Frame(self._values, workspace, built)
+        binding: Binding = launch.family.bind(launch.step, launch.candidate.config, frame)
+        if binding.refresh is not None:
+            self._prepare.append(binding.refresh)
+        calls = [_copy(conversion, self._values) for conversion in launch.conversions]
+        calls.append(lambda: binding.launch(CPU_STREAM))
+        if drops:
+            calls.append(_drop(drops, self._values))
+        return calls
+
+    @torch.no_grad()
+    def refresh(self, state: Mapping[str, Tensor]) -> None:
+        """Takes parameters and buffers by name and computes everything that follows from them."""
+        for name, _ in (*self.graph.parameters, *self.graph.buffers):
+            self._values[name] = state[name].detach()
+        for call in self._prepare:
+            call()
+
+    @torch.no_grad()
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, in memory that is the caller's. Buffers that the graph updates are updated.
+
+        Inputs must have the graph's shapes, dtypes and layouts; they are read, never written.
+        """
+        values = self._values
+        for (name, _), tensor in zip(self.graph.inputs, inputs, strict=True):
+            values[name] = tensor
+        for call in self._forward:
+            call()
+        for buffer, value in self.graph.updates:
+            values[buffer].copy_(values[value])
+        outputs = tuple(self._handed_over(name) for name in self.graph.outputs)
+        if self.graph.backward_from is None:
+            for name, _ in self.graph.inputs:
+                del values[name]
+        return outputs
+
+    @torch.no_grad()
+    def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
+        """The gradients by the name of their input or parameter, in memory that is the caller's."""
+        values = self._values
+        for (name, _), tensor in zip(self.graph.output_gradients, output_gradients, strict=True):
+            values[name] = tensor
+        for call in self._backward:
+            call()
+        return {target: self._handed_over(value) for target, value in self.graph.gradients}
+
+    def _handed_over(self, name: str) -> Tensor:
+        """A result as the caller may keep and change it: a copy, unless nobody else holds it."""
+        if name in self._owned:
+            return in_layout(self._values.pop(name), "nchw")
+        return self._values[name].clone(memory_format=torch.contiguous_format)
+
+
+def _copy(conversion: Conversion, values: Values) -> Call:
+    result, source = values[conversion.result], conversion.source
+
+    def call() -> None:
+        result.copy_(values[source])
+
+    return call
+
+
+def _drop(names: Sequence[str], values: Values) -> Call:
+    def call() -> None:
+        for name in names:
+            del values[name]
+
+    return call
+
+
+def _owned_results(schedule: Schedule) -> frozenset[str]:
+    """Results that a kernel made in fresh memory and that nothing else needs or views."""
+    graph = schedule.graph
+    adopted = {name for launch in schedule.launches for name in launch.adopts}
+    viewed = {source for launch in schedule.launches for source in launch.aliases.values()}
+    handed = Counter((*graph.outputs, *(value for _, value in graph.gradients)))
+    once = {name for name, count in handed.items() if count == 1}
+    updates = {value for _, value in graph.updates}
+    return frozenset((adopted & once) - viewed - updates - set(graph.saved))

@@ -1,0 +1,95 @@
+"""The order of launches: the plan's steps, with the layout conversions that they need between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plantune.graph.graph import Graph
+from plantune.graph.partition import Partition
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate, KernelFamily
+from plantune.kernels.registry import family_named
+from plantune.plan import Plan, candidates_by_step
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A copy of value `source` in another layout, under a name of its own."""
+
+    source: str
+    result: str
+    layout: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A step with its inputs renamed to where they lie in the layout that it demands."""
+
+    step: Step
+    candidate: Candidate
+    conversions: tuple[Conversion, ...]
+
+    @property
+    def family(self) -> KernelFamily:
+        return family_named(self.candidate.family)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        return dict(self.family.aliases(self.step, self.candidate.config))
+
+    @property
+    def adopts(self) -> frozenset[str]:
+        return self.family.adopts(self.step, self.candidate.config)
+
+    @property
+    def layouts(self) -> dict[str, str]:
+        return dict(self.family.layouts(self.step, self.candidate.config))
+
+    @property
+    def workspace(self) -> str:
+        """The name of its workspace among the buffers."""
+        return f"workspace of {self.step.name}"
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.family.workspace_bytes(self.step, self.candidate.config)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All launches in order, and the layout in which each value lies."""
+
+    graph: Graph
+    launches: tuple[Launch, ...]
+    layouts: dict[str, str]
+
+    def phase(self, name: str) -> tuple[Launch, ...]:
+        return tuple(launch for launch in self.launches if launch.step.phase == name)
+
+
+def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
+    """Decides each value's layout by its producer and converts where a reader demands another."""
+    by_name = candidates_by_step(plan, steps)
+    layouts = {name: type_.layout for name, type_ in graph.sources}
+    launches = []
+    for step in steps:
+        launch = _converted(step, by_name[step.name], layouts)
+        demanded = launch.layouts
+        for name, _ in launch.step.outputs:
+            layouts[name] = demanded.get(name, "nchw")
+        launches.append(launch)
+    return Schedule(graph, tuple(launches), layouts)
+
+
+def _converted(step: Step, candidate: Candidate, layouts: dict[str, str]) -> Launch:
+    demanded = family_named(candidate.family).layouts(step, candidate.config)
+    renamed: dict[str, str] = {}
+    conversions = []
+    for name, _ in step.inputs:
+        layout = demanded.get(name, layouts[name])
+        if layout != layouts[name]:
+            renamed[name] = f"{name} in {layout}"
+            if renamed[name] not in layouts:
+                layouts[renamed[name]] = layout
+                conversions.append(Conversion(name, renamed[name], layout))
+    return Launch(step.renamed(renamed), candidate, tuple(conversions))

@@ -1,0 +1,49 @@
+"""The memory of a program: one arena for what lives during a pass, own storage for constants."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Values
+from plantune.memory import view_bytes
+from plantune.runtime.liveness import Liveness
+from plantune.runtime.memory_plan import plan_memory
+from plantune.runtime.schedule import Launch, Schedule
+
+
+def allocate(schedule: Schedule, live: Liveness) -> Values:
+    """A tensor for every value and workspace that is written into memory of the program's own."""
+    plan = plan_memory(live.buffers)
+    arena = _bytes(plan.size_bytes)
+    values: Values = {}
+    for launch in schedule.launches:
+        for name, type_, layout in _written(launch, schedule):
+            if name in plan.starts:
+                values[name] = view_bytes(arena, plan.starts[name], type_, layout)
+            else:
+                values[name] = view_bytes(_bytes(type_.size_bytes), 0, type_, layout)
+        if launch.workspace_bytes:
+            start = plan.starts.get(launch.workspace)
+            memory, start = (_bytes(launch.workspace_bytes), 0) if start is None else (arena, start)
+            values[launch.workspace] = memory[start : start + launch.workspace_bytes]
+    return values
+
+
+def _written(launch: Launch, schedule: Schedule) -> list[tuple[str, TensorType, str]]:
+    """What a launch writes into given memory: name, type, layout."""
+    types, layouts = schedule.graph.types, schedule.layouts
+    elsewhere = launch.adopts | launch.aliases.keys()
+    return [
+        *((copy.result, types[copy.source], copy.layout) for copy in launch.conversions),
+        *(
+            (name, type_, layouts[name])
+            for name, type_ in launch.step.outputs
+            if name not in elsewhere
+        ),
+    ]
+
+
+def _bytes(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)

@@ -1,0 +1,263 @@
+"""The archs that plantune knows, and the hardware facts in each one's search-space file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from plantune.env import data_folder
+from plantune.errors import InvalidSearchSpace
+
+ARCH_NAMES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
+FEATURES = ("bf16", "clusters", "cp_async", "fp8", "ldmatrix", "tcgen05", "tf32", "tma", "wgmma")
+
+Version = tuple[int, int]
+
+
+class MmaShape(NamedTuple):
+    """The shape of one warp-wide matrix instruction."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"m{self.m}n{self.n}k{self.k}"
+
+
+@dataclass(frozen=True)
+class CudaFacts:
+    """What holds for every chip of one CUDA arch: limits, instructions, and who can compile it.
+
+    The limits of one block are those a kernel may opt in to. `nvrtc_min` is never below 12.0, the
+    oldest NVRTC that plantune takes; `nvrtc_below` is the first that has dropped the arch, or None.
+    """
+
+    compute_capability: Version
+    nvrtc_arch: str
+    nvrtc_min: Version
+    warp_size: int
+    threads_per_block_max: int
+    threads_per_sm: int
+    blocks_per_sm: int
+    registers_per_sm: int
+    registers_per_thread_max: int
+    shared_memory_per_sm_bytes: int
+    shared_memory_per_block_bytes: int
+    shared_memory_reserved_per_block_bytes: int
+    mma_shapes_fp16: tuple[MmaShape, ...]
+    features: tuple[str, ...]
+    nvrtc_below: Version | None = None
+
+    def why_not_nvrtc(self, version: Version) -> str | None:
+        """Why an NVRTC of this version cannot compile for the arch, or None if it can."""
+        got = "got {}.{}".format(*version)
+        if version < self.nvrtc_min:
+            low = "{}.{}".format(*self.nvrtc_min)
+            return f"{self.nvrtc_arch} needs NVRTC {low} or newer, {got}"
+        if self.nvrtc_below is not None and version >= self.nvrtc_below:
+            below = "{}.{}".format(*self.nvrtc_below)
+            return f"{self.nvrtc_arch} needs an NVRTC older than {below}, {got}"
+        return None
+
+
+@dataclass(frozen=True)
+class Arch:
+    """One kind of processor that a plan is made for; `cuda` is None on the CPU."""
+
+    name: str
+    cuda: CudaFacts | None = None
+
+    @property
+    def kind(self) -> Literal["cpu", "cuda"]:
+        return "cpu" if self.cuda is None else "cuda"
+
+
+def load_arch(name: str) -> Arch:
+    """The arch called `name`. Raises InvalidSearchSpace if it is unknown or its file is broken."""
+    return parse_arch(load_space_file(name))
+
+
+@dataclass(frozen=True)
+class SpaceFile:
+    """A search-space file whose outer form is right: its tables, and its path for messages."""
+
+    path: Path
+    facts: Mapping[str, Any]
+    families: Mapping[str, Any]
+
+
+def load_space_file(arch_name: str) -> SpaceFile:
+    """Read the search-space file of one arch."""
+    require(f"arch {arch_name!r}", arch_name, one_of(*ARCH_NAMES))
+    path = data_folder("search_spaces") / f"{arch_name}.toml"
+    try:
+        return parse_space_file(path.read_text(encoding="utf-8"), path)
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise InvalidSearchSpace(f"{path}: {error}; install plantune again") from error
+
+
+def parse_space_file(text: str, path: Path) -> SpaceFile:
+    """Check the syntax and the outer form of a search-space file's text."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSearchSpace(
+            f"{path}: got text that is not TOML, correct it: {error}"
+        ) from error
+    require_keys(f"{path}: top level", document, ("arch", "facts", "families"))
+    require(f"{path}: arch", document["arch"], one_of(path.stem))
+    for name in ("facts", "families"):
+        require(f"{path}: [{name}]", document[name], TABLE)
+    return SpaceFile(path, document["facts"], document["families"])
+
+
+def parse_arch(file: SpaceFile) -> Arch:
+    """The arch that a search-space file describes."""
+    place, name = f"{file.path}: [facts]", file.path.stem
+    require(f"{file.path}: file name", name, one_of(*ARCH_NAMES))
+    if name == "cpu":
+        require_keys(place, file.facts, required=("kind",))
+        require(f"{place} kind", file.facts["kind"], one_of("cpu"))
+        return Arch(name)
+    required = ("kind", *_FACT_RULES, *_LIST_RULES)
+    require_keys(place, file.facts, required, optional=("nvrtc_below",))
+    require(f"{place} kind", file.facts["kind"], one_of("cuda"))
+    facts = {key: value for key, value in file.facts.items() if key != "kind"}
+    cuda = CudaFacts(**{key: _fact(f"{place} {key}", key, facts[key]) for key in facts})
+    _require_agreement(place, name, cuda)
+    return Arch(name, cuda)
+
+
+def _fact(place: str, key: str, value: Any) -> Any:
+    if key in _LIST_RULES:
+        # Volta has none of the features.
+        words = require_list(place, value, _LIST_RULES[key], may_be_empty=key == "features")
+        return tuple(map(_mma_shape, words)) if key == "mma_shapes_fp16" else tuple(sorted(words))
+    require(place, value, _FACT_RULES.get(key, _VERSION))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _mma_shape(word: str) -> MmaShape:
+    m, n, k = (int(digits) for digits in re.findall(r"\d+", word))
+    return MmaShape(m, n, k)
+
+
+def _require_agreement(place: str, name: str, cuda: CudaFacts) -> None:
+    """Refuse facts that are each possible but cannot hold together."""
+    number = name.removeprefix("sm")
+    block_bytes = cuda.shared_memory_per_block_bytes + cuda.shared_memory_reserved_per_block_bytes
+    agreements = (
+        ("compute_capability", cuda.compute_capability == divmod(int(number), 10),
+         f"the numbers of the arch, {name}"),
+        # The suffix "a" adds instructions of exactly this chip, "f" those of its family.
+        ("nvrtc_arch", cuda.nvrtc_arch.rstrip("af") == f"sm_{number}", f"sm_{number}[a|f]"),
+        ("nvrtc_below", cuda.nvrtc_below is None or cuda.nvrtc_min < cuda.nvrtc_below,
+         "a version after nvrtc_min"),
+        ("shared_memory_per_block_bytes", block_bytes <= cuda.shared_memory_per_sm_bytes,
+         "at most shared_memory_per_sm_bytes less the reserved bytes"),
+        ("threads_per_block_max", cuda.threads_per_block_max <= cuda.threads_per_sm,
+         "at most threads_per_sm"),
+    )  # fmt: skip
+    for key, agrees, remedy in agreements:
+        if not agrees:
+            raise invalid(f"{place} {key}", getattr(cuda, key), remedy)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one value must be; the text completes the sentence "give ..."."""
+
+    text: str
+    accepts: Callable[[Any], bool]
+
+
+def whole_number(low: int, high: int, multiple_of: int = 1) -> Rule:
+    """An integer in a range, both ends included; a bool is none."""
+    step = f", a multiple of {multiple_of}" if multiple_of > 1 else ""
+    return Rule(
+        f"a whole number from {low} to {high}{step}",
+        lambda value: type(value) is int and low <= value <= high and value % multiple_of == 0,
+    )
+
+
+def one_of(*words: str | int) -> Rule:
+    """One of a few values; 1 and true are two different ones."""
+    return Rule(
+        " or ".join(repr(word) for word in words),
+        lambda value: any(type(value) is type(word) and value == word for word in words),
+    )
+
+
+def pattern(form: str, example: str) -> Rule:
+    """A text that matches a regular expression as a whole."""
+    return Rule(
+        f"a text such as {example!r}",
+        lambda value: isinstance(value, str) and re.fullmatch(form, value) is not None,
+    )
+
+
+def invalid(place: str, got: object, remedy: str) -> InvalidSearchSpace:
+    """The error that says where, what was got, and what to give instead."""
+    return InvalidSearchSpace(f"{place}: got {got!r}; give {remedy}")
+
+
+def require(place: str, value: Any, rule: Rule) -> None:
+    """Refuse a value that `rule` does not accept."""
+    if not rule.accepts(value):
+        raise invalid(place, value, rule.text)
+
+
+def require_keys(
+    place: str, table: Mapping[str, Any], required: Collection[str], optional: Collection[str] = ()
+) -> None:
+    """Refuse a table that lacks a required key or holds one that is not known."""
+    known = (*required, *optional)
+    for key in table:
+        if key not in known:
+            raise invalid(f"{place}: unknown key", key, f"only {', '.join(known)}")
+    missing = [key for key in required if key not in table]
+    if missing:
+        raise InvalidSearchSpace(f"{place}: missing {', '.join(missing)}; add what is missing")
+
+
+def require_list(
+    place: str, value: Any, rule: Rule, *, may_be_empty: bool = False
+) -> tuple[Any, ...]:
+    """The items of a list that repeats nothing and holds only what `rule` accepts."""
+    if not isinstance(value, list) or not (value or may_be_empty):
+        raise invalid(place, value, f"a list of one or more values, each {rule.text}")
+    for index, item in enumerate(value):
+        require(f"{place}[{index}]", item, rule)
+        if item in value[:index]:
+            raise invalid(f"{place}[{index}]", item, "each value once")
+    return tuple(value)
+
+
+TABLE = Rule("a table", lambda value: isinstance(value, dict))
+_VERSION = Rule(
+    "a pair [major, minor] of whole numbers",
+    lambda value: isinstance(value, list) and [*map(type, value)] == [int, int] and min(value) >= 0,
+)
+_FACT_RULES: Mapping[str, Rule] = {
+    "compute_capability": _VERSION,
+    "nvrtc_arch": pattern(r"sm_\d{2,3}[af]?", "sm_90a"),
+    "nvrtc_min": _VERSION,
+    "warp_size": one_of(32),
+    "threads_per_block_max": whole_number(32, 4096, 32),
+    "threads_per_sm": whole_number(32, 4096, 32),
+    "blocks_per_sm": whole_number(1, 64),
+    "registers_per_sm": whole_number(1024, 1 << 20, 256),
+    "registers_per_thread_max": whole_number(32, 1024),
+    "shared_memory_per_sm_bytes": whole_number(1024, 1 << 20, 1024),
+    "shared_memory_per_block_bytes": whole_number(1024, 1 << 20, 1024),
+    "shared_memory_reserved_per_block_bytes": whole_number(0, 16384, 128),
+}
+_LIST_RULES: Mapping[str, Rule] = {
+    "mma_shapes_fp16": pattern(r"m\d+n\d+k\d+", "m16n8k16"),
+    "features": one_of(*FEATURES),
+}

@@ -1,0 +1,110 @@
+"""The configs that a search may try on one arch, as `search_spaces/<arch>.toml` lists them.
+
+A family's configs are the cartesian product of its axes. Whether a config can run a given step is
+the kernel family's to say; here a file is only kept from holding words and values without meaning.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from plantune.space.arch import (
+    TABLE,
+    Arch,
+    Rule,
+    SpaceFile,
+    invalid,
+    load_space_file,
+    one_of,
+    parse_arch,
+    pattern,
+    require,
+    require_keys,
+    require_list,
+    whole_number,
+)
+from plantune.values import Attrs, Scalar, digest
+
+Axes = Mapping[str, tuple[Scalar, ...]]
+
+# The one set of axis words: what a config may say, and which values have a meaning.
+AXES: Mapping[str, Rule] = {
+    "layout": one_of("nchw", "nhwc"),
+    "prepack": one_of(False, True),
+    # Matrix instructions read rows of 8 fp16 values (16 bytes), so every tile is made of eights.
+    "tile_m": whole_number(8, 512, multiple_of=8),
+    "tile_n": whole_number(8, 512, multiple_of=8),
+    "tile_k": whole_number(8, 256, multiple_of=8),
+    "warp_m": whole_number(8, 256, multiple_of=8),
+    "warp_n": whole_number(8, 256, multiple_of=8),
+    "stages": whole_number(1, 16),
+    "split_k": whole_number(1, 64),
+    "swizzle": one_of(1, 2, 4, 8, 16),
+}
+# A tile is divided among warps without a rest, so each value on the left by each on the right.
+_DIVIDED_BY = (("tile_m", "warp_m"), ("tile_n", "warp_n"))
+_FAMILY_NAME = pattern(r"[a-z][a-z0-9_]*", "implicit_gemm_conv")
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """The axes of every kernel family that an arch's file lists, in the order of the file."""
+
+    arch: Arch
+    families: Mapping[str, Axes]
+
+    def configs(self, family: str) -> tuple[Attrs, ...]:
+        """Every config of a family, the last axis changing fastest; none of an unknown family."""
+        axes = self.families.get(family)
+        if axes is None:
+            return ()
+        choices = itertools.product(*axes.values())
+        return tuple(Attrs(dict(zip(axes, choice, strict=True))) for choice in choices)
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of the arch's facts and the families' axes; the order of keys is no part."""
+        families = {family: dict(axes) for family, axes in self.families.items()}
+        return digest({"arch": asdict(self.arch), "families": families})
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def load_search_space(arch_name: str) -> SearchSpace:
+    """The search space of an arch. Raises InvalidSearchSpace for an unknown or broken one."""
+    return parse_search_space(load_space_file(arch_name))
+
+
+def parse_search_space(file: SpaceFile) -> SearchSpace:
+    """The search space that a file describes."""
+    families = {
+        name: _axes(f"{file.path}: [families.{name}]", name, table)
+        for name, table in file.families.items()
+    }
+    return SearchSpace(parse_arch(file), MappingProxyType(families))
+
+
+def _axes(place: str, family: str, table: Any) -> Axes:
+    require(f"{place} name", family, _FAMILY_NAME)
+    require(place, table, TABLE)
+    require_keys(place, table, required=(), optional=tuple(AXES))
+    axes = {
+        axis: require_list(f"{place} {axis}", values, AXES[axis]) for axis, values in table.items()
+    }
+    for tile, warp in _DIVIDED_BY:
+        _require_division(place, axes, tile, warp)
+    return MappingProxyType(axes)
+
+
+def _require_division(place: str, axes: Axes, tile: str, warp: str) -> None:
+    pairs = itertools.product(axes.get(tile, ()), axes.get(warp, ()))
+    for tile_size, warp_size in pairs:
+        if int(tile_size) % int(warp_size):
+            raise invalid(
+                f"{place} {tile}", tile_size, f"a multiple of every {warp}, here of {warp_size}"
+            )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.fusions import Fusion
+from plantune.graph.fusions import Fusion, fusions_named
 from plantune.graph.graph import Graph
 from plantune.graph.partition import fused
 from plantune.graph.step import Step
@@ -19,19 +19,34 @@ from plantune.space.search_space import SearchSpace
 
 @dataclass(frozen=True)
 class Preference:
-    """Candidates of `family` whose config has these values; `ops` limits it to such steps."""
+    """Candidates of `family` whose config has these values, for steps that start with an op of
+    `starts`, if any are named.
+    """
 
     family: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    ops: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
 
     def admits(self, step: Step, candidate: Candidate) -> bool:
         fits = all(candidate.config.get(key) == value for key, value in self.config.items())
-        return candidate.family == self.family and fits and (not self.ops or self.ops == step.ops)
+        starts = not self.starts or step.ops[0] in self.starts
+        return candidate.family == self.family and fits and starts
 
 
 # A view costs nothing, so it is part of every plan; nchw is what callers bring.
 FALLBACK = (Preference("view"), Preference("framework", {"layout": "nchw"}))
+# Fewer products before fewer passes, all in nhwc so that nothing is converted between.
+CPU_PREFERENCES = (
+    Preference("winograd"),
+    Preference("patch_conv", {"layout": "nhwc"}),
+    Preference("gemm", {"layout": "nhwc"}, starts=("conv2d",)),
+    Preference("onednn_conv", {"layout": "nhwc", "prepack": True}),
+    Preference("inductor", {"layout": "nhwc"}, starts=("mean",)),
+    Preference("gemm", {"layout": "nchw"}, starts=("matmul",)),
+    Preference("view"),
+    Preference("framework", {"layout": "nhwc"}),
+)
+COMPILED = ("winograd", "inductor")
 
 
 def compose(
@@ -60,6 +75,20 @@ def compose(
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     """The framework's kernels, op by op, in the layout that callers bring."""
     return compose(graph, space, network=network, origin="default")
+
+
+def hand_plan(graph: Graph, space: SearchSpace, *, network: str, compiled: bool = True) -> Plan:
+    """What one would pick on a CPU without measuring: a search starts from it and must beat it.
+
+    `compiled` admits the families that need a C++ compiler and some seconds for each step.
+    """
+    return compose(
+        graph,
+        space,
+        network=network,
+        fusions=fusions_named("stem", "conv_epilogue", "se_tail", "linear"),
+        preferences=[p for p in CPU_PREFERENCES if compiled or p.family not in COMPILED],
+    )
 
 
 def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) -> Candidate | None:

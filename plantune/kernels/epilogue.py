@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
+from plantune.graph.ops.pointwise import along_axis
 from plantune.graph.step import Step
 
 
@@ -78,3 +82,24 @@ def _kind(step: Step, node: Node, others: list[str], parts: dict[str, str]) -> s
         return "offset" if scalar and "relu" in parts else "bias"
     same = step.types[others[0]].shape == step.types[node.name].shape
     return "residual" if same else None
+
+
+def folded_constants(
+    epilogue: ConvEpilogue, values: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor | None, float | None]:
+    """The scaled weight, the bias per channel, and the least value where there is a ReLU.
+
+    relu(v) + offset is max(v + offset, offset), so the offset goes into the bias too.
+    """
+    weight = values[epilogue.conv.inputs[1]]
+    if epilogue.scale is not None:
+        weight = weight * along_axis(values[epilogue.scale], 4, 0)
+    bias = None
+    for part in (epilogue.bias, epilogue.offset):
+        if part is not None:
+            channel = values[part].expand(weight.shape[0]).contiguous()
+            bias = channel if bias is None else bias + channel
+    least = None
+    if epilogue.relu:
+        least = 0.0 if epilogue.offset is None else values[epilogue.offset].item()
+    return weight, bias, least

@@ -11,9 +11,8 @@ from torch import Tensor
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.ops.matmul import operands
-from plantune.graph.ops.pointwise import along_axis
 from plantune.graph.step import Step
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue
+from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue, folded_constants
 from plantune.kernels.family import Binding, Frame, KernelFamily, Values, images
 from plantune.space.arch import Arch
 from plantune.values import Attrs
@@ -75,8 +74,6 @@ def _why_not_conv(step: Step) -> str | None:
     plain = (attrs["stride"], attrs["padding"], attrs["groups"]) == ((1, 1), (0, 0), 1)
     if kernel != (1, 1) or not plain:
         return "only a 1x1 convolution of stride 1 without padding and groups is a matrix product"
-    if epilogue.residual is not None:
-        return "the product has no residual"
     return None
 
 
@@ -98,62 +95,60 @@ def _bound_linear(step: Step, values: Values) -> Binding:
     return Binding(launch)
 
 
-def _folded(epilogue: ConvEpilogue, values: Values) -> tuple[Tensor, Tensor | None, float | None]:
-    """Weight (O, C) with the scale in it, bias per channel, least value of the ReLU."""
-    weight = values[epilogue.conv.inputs[1]].flatten(1)
-    if epilogue.scale is not None:
-        weight = weight * along_axis(values[epilogue.scale], 2, 0)
-    bias = None
-    for part in (epilogue.bias, epilogue.offset):
-        if part is not None:
-            channel = values[part].expand(weight.shape[0])
-            bias = channel if bias is None else bias + channel
-    least = None
-    if epilogue.relu:
-        least = 0.0 if epilogue.offset is None else values[epilogue.offset].item()
-    return weight, bias, least
-
-
 def _bound_rows(step: Step, epilogue: ConvEpilogue, values: Values) -> Binding:
     """Images in nhwc: pixels are rows, (N*H*W, C) @ (C, O)."""
-    x, y = epilogue.conv.inputs[0], values[step.nodes[-1].name]
-    rows = y.permute(0, 2, 3, 1).view(-1, y.shape[1])
+    x, residual, y = epilogue.conv.inputs[0], epilogue.residual, values[step.nodes[-1].name]
+    rows = _rows(y)
     folded: list[tuple[Tensor, Tensor | None, float | None]] = []
 
     def refresh() -> None:
-        folded[:] = [_folded(epilogue, values)]
+        weight, bias, least = folded_constants(epilogue, values)
+        folded[:] = [(weight.flatten(1).t(), bias, least)]
 
     def launch(stream: int) -> None:
         weight, bias, least = folded[0]
-        pixels = values[x].permute(0, 2, 3, 1).view(-1, weight.shape[1])
-        if bias is None:
-            torch.mm(pixels, weight.t(), out=rows)
+        pixels = _rows(values[x])
+        if residual is not None:
+            torch.addmm(_rows(values[residual]), pixels, weight, out=rows)
+        elif bias is not None:
+            torch.addmm(bias, pixels, weight, out=rows)
         else:
-            torch.addmm(bias, pixels, weight.t(), out=rows)
+            torch.mm(pixels, weight, out=rows)
+        if residual is not None and bias is not None:
+            rows.add_(bias)
         if least is not None:
             rows.clamp_(min=least)
 
     return Binding(launch, refresh)
 
 
+def _rows(image: Tensor) -> Tensor:
+    """An image in nhwc as the matrix (N*H*W, C), a view."""
+    return image.permute(0, 2, 3, 1).view(-1, image.shape[1])
+
+
 def _bound_columns(step: Step, epilogue: ConvEpilogue, values: Values) -> Binding:
     """Images in nchw: pixels are columns, one product (O, C) @ (C, H*W) an image."""
-    x, y = epilogue.conv.inputs[0], values[step.nodes[-1].name]
-    columns = y.view(*y.shape[:2], -1)
+    x, residual, y = epilogue.conv.inputs[0], epilogue.residual, values[step.nodes[-1].name]
+    columns = y.flatten(2)
     folded: list[tuple[Tensor, Tensor | None, float | None]] = []
 
     def refresh() -> None:
-        weight, bias, least = _folded(epilogue, values)
-        batched = weight.expand(y.shape[0], *weight.shape)
+        weight, bias, least = folded_constants(epilogue, values)
+        batched = weight.flatten(1).expand(y.shape[0], -1, -1)
         folded[:] = [(batched, None if bias is None else bias.view(1, -1, 1), least)]
 
     def launch(stream: int) -> None:
         weight, bias, least = folded[0]
-        pixels = values[x].view(weight.shape[0], weight.shape[2], -1)
-        if bias is None:
-            torch.bmm(weight, pixels, out=columns)
-        else:
+        pixels = values[x].flatten(2)
+        if residual is not None:
+            torch.baddbmm(values[residual].flatten(2), weight, pixels, out=columns)
+        elif bias is not None:
             torch.baddbmm(bias, weight, pixels, out=columns)
+        else:
+            torch.bmm(weight, pixels, out=columns)
+        if residual is not None and bias is not None:
+            columns.add_(bias)
         if least is not None:
             columns.clamp_(min=least)
 

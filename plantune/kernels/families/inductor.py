@@ -1,0 +1,95 @@
+"""A whole step as one function through torch's inductor: C++ compiled for this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from plantune.env import cxx_compiler
+from plantune.errors import BuildError
+from plantune.graph.step import Step
+from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.memory import in_layout, view_bytes
+from plantune.space.arch import Arch
+from plantune.values import Attrs
+
+# They compute nothing, so their compiled result may be a view of the step's input.
+MOVES = ("reshape", "permute", "broadcast_to", "space_to_depth", "depth_to_space")
+Compiled = Callable[..., Sequence[Tensor]]
+
+
+class Inductor(KernelFamily):
+    """Config: `layout` of images."""
+
+    name: ClassVar = "inductor"
+    arch_kinds = frozenset(("cpu",))
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        if cxx_compiler() is None:
+            return "no C++ compiler was found; install g++ or clang++, or set CXX"
+        return super().why_not_arch(arch)
+
+    def why_not_step(self, step: Step) -> str | None:
+        if all(op in MOVES for op in step.ops):
+            return "the step computes nothing"
+        return None
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        return images(step, config["layout"])
+
+    def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
+        return frozenset(name for name, _ in step.outputs)
+
+    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+        """Traces the step on empty inputs and compiles it, some seconds each."""
+        from torch._inductor import compile as compile_graph
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        layouts = self.layouts(step, config)
+        examples = [
+            view_bytes(
+                torch.zeros(max(type_.size_bytes, 1), dtype=torch.uint8),
+                0,
+                type_,
+                layouts.get(name, "nchw"),
+            )
+            for name, type_ in step.inputs
+        ]
+        try:
+            with torch.no_grad():
+                traced = make_fx(_function(step, layouts))(*examples)
+                return compile_graph(traced, list(examples), options={"compile_threads": 1})
+        except Exception as error:
+            raise BuildError(f"inductor did not compile step {step.name!r}: {error}") from error
+
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        values, run = frame.values, frame.built
+        inputs = [name for name, _ in step.inputs]
+        outputs = [name for name, _ in step.outputs]
+
+        def launch(stream: int) -> None:
+            values.update(zip(outputs, run(*[values[name] for name in inputs]), strict=True))
+
+        return Binding(launch)
+
+
+def _function(step: Step, layouts: Mapping[str, str]) -> Compiled:
+    """The step as a function of its inputs; its results share no memory with them."""
+    names = [name for name, _ in step.inputs]
+    moved = {node.name for node in step.nodes if node.op in MOVES}
+
+    def function(*inputs: Tensor) -> tuple[Tensor, ...]:
+        known = step.evaluate(dict(zip(names, inputs, strict=True)))
+        results = []
+        for name, _ in step.outputs:
+            result = known[name].clone() if name in moved else known[name]
+            results.append(in_layout(result, layouts.get(name, "nchw")))
+        return tuple(results)
+
+    return function
+
+
+FAMILY = Inductor()

@@ -1,0 +1,183 @@
+"""3x3 convolutions with fewer multiplications: Winograd tiles, Karatsuba on 2x2 images.
+
+Between the two transforms of `csrc/cpu/winograd.hpp` one grouped 1x1 oneDNN convolution makes all
+products: a group a place in the transformed tile. Transformed weights are prepared on refresh.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from plantune.env import cxx_compiler
+from plantune.errors import IllegalCandidate
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels import onednn
+from plantune.kernels.cxx import load_library
+from plantune.kernels.epilogue import conv_epilogue, folded_constants
+from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.memory import aligned, view_bytes
+from plantune.space.arch import Arch
+from plantune.values import Attrs
+
+# G of each algorithm: transforms a row of three weights into the factors of its products.
+WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {
+    "Winograd": [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
+    "Karatsuba": [[1, -1, 0], [0, 1, 0], [0, -1, 1]],
+}
+SOURCE = """#include "cpu/winograd.hpp"
+using Conv = plantune::TiledConv<plantune::{algorithm}, {n}, {h}, {w}, {c}, {o}>;
+extern "C" void transform_input(const float* x, float* v) {{ Conv::transform_input(x, v); }}
+extern "C" void transform_output(const float* m, const float* bias, const float* residual,
+                                 float least, float* y) {{
+  Conv::transform_output(m, bias, residual, least, y);
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The sizes of one problem: `count` tiles with `places` products each."""
+
+    algorithm: str
+    count: int
+    places: int
+    channels: int
+    outputs: int
+
+    @property
+    def inputs_type(self) -> TensorType:
+        """The transformed input."""
+        return TensorType((self.count, self.places, self.channels))
+
+    @property
+    def products_type(self) -> TensorType:
+        return TensorType((self.count, self.places, self.outputs))
+
+
+class WinogradConv(KernelFamily):
+    """Config: `layout`, which is nhwc: the transforms work on all channels of a pixel at once."""
+
+    name: ClassVar = "winograd"
+    arch_kinds = frozenset(("cpu",))
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        if cxx_compiler() is None or not onednn.is_there():
+            return "it needs a C++ compiler (g++ or clang++, or CXX) and a torch with oneDNN"
+        return super().why_not_arch(arch)
+
+    def why_not_step(self, step: Step) -> str | None:
+        try:
+            epilogue = conv_epilogue(step)
+        except IllegalCandidate as reason:
+            return str(reason)
+        x, w = (step.types[name] for name in epilogue.conv.inputs)
+        attrs = epilogue.conv.attrs
+        if x.dtype != "float32":
+            return f"the transforms are written for float32, got {x.dtype}"
+        unit = all(attrs[key] == (1, 1) for key in ("stride", "padding", "dilation"))
+        if w.shape[2:] != (3, 3) or not unit or attrs["groups"] != 1:
+            return "only 3x3 convolutions of stride 1 and padding 1 without groups"
+        if x.shape[2] % 2 or x.shape[3] % 2 or x.numel == 0:
+            return f"tiles of 2x2 do not cover an image of {x.shape[2]}x{x.shape[3]}"
+        return None
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        return images(step, config["layout"])
+
+    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+        tiles = _tiles(step)
+        return aligned(tiles.inputs_type.size_bytes) + tiles.products_type.size_bytes
+
+    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
+        n, c, h, w = step.types[step.nodes[0].inputs[0]].shape
+        tiles = _tiles(step)
+        return SOURCE.format(algorithm=tiles.algorithm, n=n, h=h, w=w, c=c, o=tiles.outputs)
+
+    def build(self, step: Step, config: Attrs, arch: Arch) -> ctypes.CDLL:
+        library = load_library(self.source(step, config, arch))
+        address = ctypes.c_void_p
+        library.transform_input.argtypes = [address, address]
+        library.transform_output.argtypes = [address, address, address, ctypes.c_float, address]
+        library.transform_input.restype = library.transform_output.restype = None
+        return library
+
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        epilogue, tiles = conv_epilogue(step), _tiles(step)
+        values, library = frame.values, frame.built
+        x, residual, y = epilogue.conv.inputs[0], epilogue.residual, values[step.nodes[-1].name]
+        inputs, products = _workspace(tiles, frame)
+        multiply = _multiplying(inputs, products, tiles)
+        prepared: list[Any] = [None, None, None]
+
+        def refresh() -> None:
+            weight, bias, least = folded_constants(epilogue, values)
+            prepared[:] = (_packed(weight, tiles), bias, -math.inf if least is None else least)
+
+        def launch(stream: int) -> None:
+            weight, bias, least = prepared
+            library.transform_input(values[x].data_ptr(), inputs.data_ptr())
+            multiply(weight)
+            library.transform_output(
+                products.data_ptr(),
+                None if bias is None else bias.data_ptr(),
+                None if residual is None else values[residual].data_ptr(),
+                least,
+                y.data_ptr(),
+            )
+
+        return Binding(launch, refresh)
+
+
+def _workspace(tiles: Tiles, frame: Frame) -> tuple[Tensor, Tensor]:
+    """The transformed input and the products, one behind the other."""
+    assert frame.workspace is not None
+    start = aligned(tiles.inputs_type.size_bytes)
+    return (
+        view_bytes(frame.workspace, 0, tiles.inputs_type, "nchw"),
+        view_bytes(frame.workspace, start, tiles.products_type, "nchw"),
+    )
+
+
+def _multiplying(inputs: Tensor, products: Tensor, tiles: Tiles) -> Callable[[Tensor], None]:
+    """A call that fills `products` for a packed weight."""
+    target, source = _grouped(products), _grouped(inputs)
+    geometry = onednn.Geometry(groups=tiles.places)
+
+    def multiply(weight: Tensor) -> None:
+        products.zero_()
+        onednn.add_convolution(target, source, weight, None, geometry)
+
+    return multiply
+
+
+def _tiles(step: Step) -> Tiles:
+    x, w = (step.types[name].shape for name in step.nodes[0].inputs)
+    algorithm = "Karatsuba" if x[2:] == (2, 2) else "Winograd"
+    places = len(WEIGHT_TRANSFORMS[algorithm]) ** 2
+    return Tiles(algorithm, x[0] * x[2] * x[3] // 4, places, x[1], w[0])
+
+
+def _grouped(tensor: Tensor) -> Tensor:
+    """(tiles, places, channels) as an image of one row whose channels lie in groups by place."""
+    count, places, channels = tensor.shape
+    return tensor.view(1, 1, count, places * channels).permute(0, 3, 1, 2)
+
+
+def _packed(weight: Tensor, tiles: Tiles) -> Tensor:
+    """The transformed weight, packed for the grouped convolution; computed in float64."""
+    g = torch.tensor(WEIGHT_TRANSFORMS[tiles.algorithm], dtype=torch.float64)
+    factors = torch.einsum("ap,bq,ocpq->aboc", g, g, weight.double()).float()
+    groups = factors.reshape(tiles.places * tiles.outputs, tiles.channels, 1, 1)
+    shape = (1, tiles.places * tiles.channels, 1, tiles.count)
+    return onednn.pack(groups, onednn.Geometry(groups=tiles.places), shape)
+
+
+FAMILY = WinogradConv()

@@ -20,6 +20,8 @@ class GraphBuilder:
         self.buffers: list[tuple[str, TensorType]] = []
         self.nodes: list[Node] = []
         self.updates: list[tuple[str, str]] = []
+        self.reserved: frozenset[str] = frozenset()
+        """Names that no node may take: of sources that are declared later."""
 
     @staticmethod
     def extending(graph: Graph) -> GraphBuilder:
@@ -65,7 +67,7 @@ class GraphBuilder:
 
     def _unique(self, wanted: str) -> str:
         name, count = wanted, 1
-        while name in self.types:
+        while name in self.types or name in self.reserved:
             count += 1
             name = f"{wanted}_{count}"
         return name

@@ -27,8 +27,10 @@ def differentiate(graph: Graph, wrt: Collection[str] | None = None) -> Graph:
     """
     if graph.backward_from is not None:
         raise InvalidGraph("the graph has a backward pass already; double backward is not there")
-    wanted = [name for name, _ in graph.parameters] if wrt is None else list(wrt)
-    unknown = set(wanted) - {name for name, _ in (*graph.inputs, *graph.parameters)}
+    asked = {name for name, _ in graph.parameters} if wrt is None else set(wrt)
+    # In the graph's order, whatever the order or kind of the collection: one graph, one digest.
+    wanted = [name for name, _ in (*graph.parameters, *graph.inputs) if name in asked]
+    unknown = asked - set(wanted)
     if unknown:
         raise InvalidGraph(f"no input or parameter is called {', '.join(sorted(unknown))}")
     backward = _Backward(graph, _depending(graph, wanted))

@@ -14,7 +14,6 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.rewrite import fold_scales, without_dead_nodes
 from plantune.graph.spelling import (
-    FLAGGED_IN_PLACE,
     FUNCTIONS,
     IN_PLACE,
     METHODS,
@@ -25,6 +24,17 @@ from plantune.graph.spelling import (
 )
 from plantune.graph.types import TensorType, dtype_name
 
+# What a reader, or plain Python on sizes, raises where a call does not fit.
+NOT_READ = (
+    InvalidGraph,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+)
+
 
 def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) -> Graph:
     """The layer graph of `module` for inputs of these types, in the module's own training mode.
@@ -33,45 +43,122 @@ def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) ->
     pass would differentiate, so it defaults to true only where the module is not training. Raises
     UnsupportedModule naming the place in the module where an operation is unknown.
     """
-    try:
-        traced = _Tracer().trace(module)
-    except Exception as error:
-        if isinstance(error, UnsupportedModule):
-            raise
-        raise UnsupportedModule(
-            f"{type(module).__name__} cannot be traced by torch.fx: {error}. Its forward must not "
-            "branch or loop on the values of tensors"
-        ) from error
-    graph = without_dead_nodes(_Extraction(module, inputs).run(traced))
+    graph = without_dead_nodes(_Extraction(module, inputs).run(_traced(module)))
     folds = not module.training if fold is None else fold
     return without_dead_nodes(fold_scales(graph)) if folds else graph
+
+
+class _Proxy(fx.Proxy):
+    """Records `y += 1` as the write in place that it is; fx alone would record `y + 1`."""
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
 
 
 class _Tracer(fx.Tracer):
     """Keeps every module that has a spelling of its own whole."""
 
+    # As a real tensor a buffer would be computed with, and written to, while tracing.
+    proxy_buffer_attributes = True
+
+    @property
+    def place(self) -> str:
+        """The path of the module in whose forward the trace is, or stopped."""
+        return str(next(reversed(self.module_stack.values()), ("",))[0])
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in MODULES or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if m._forward_hooks or m._forward_pre_hooks:
+            raise _unsupported(self.root, self.path_of_module(m), "a module with forward hooks")
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_arg(self, a: Any) -> Any:
+        # fx would keep such a tensor as an attribute of the user's module.
+        if isinstance(a, torch.Tensor) and id(a) not in _state_names(self.root):
+            raise _unsupported(self.root, self.place, "a constant tensor (register it as a buffer)")
+        return super().create_arg(a)
+
+
+def _traced(module: nn.Module) -> fx.Graph:
+    tracer = _Tracer()
+    tables = [table for child in module.modules() for table in _tables(child)]
+    before = [(table, dict(table)) for table in tables]
+    try:
+        traced = tracer.trace(module)
+    except UnsupportedModule:
+        raise
+    except Exception as error:
+        raise UnsupportedModule(
+            f"{type(module).__name__}, at {tracer.place or 'its own forward'}: torch.fx cannot "
+            f"trace it: {error}. A forward must not branch or loop on the values of tensors"
+        ) from error
+    finally:
+        assigned = [name for table, then in before for name in _restore(table, then)]
+    if assigned:
+        raise _unsupported(module, "", f"a forward that assigns to self.{assigned[0]}")
+    return traced
+
+
+def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where an assignment to an attribute of a module can go."""
+    return (vars(module), module._parameters, module._buffers, module._modules)
+
+
+def _restore(table: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    """Undoes what a traced forward assigned; the names of it."""
+    changed = [key for key in {**then, **table} if table.get(key) is not then.get(key)]
+    for key in changed:
+        if key in then:
+            table[key] = then[key]
+        else:
+            del table[key]
+    return changed
+
+
+def _unsupported(module: nn.Module, place: str, what: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        f"{type(module).__name__}, at {place or 'its own forward'}: {what} is not "
+        "known to plantune. Write it with known ops, or add it (CONTRIBUTING, a new op)"
+    )
 
 
 class _Extraction(Reader):
     """Reads the traced nodes in order; what is no tensor (sizes, flags) is computed at once."""
 
     def __init__(self, module: nn.Module, inputs: tuple[TensorType, ...]) -> None:
+        names = _state_names(module)
         self.module = module
         self.builder = GraphBuilder()
+        self.builder.reserved = frozenset(names.values())
         self.known: dict[fx.Node, Any] = {}
         self.order: dict[fx.Node, int] = {}
         self.sources = iter([(f"x{i}" if i else "x", type_) for i, type_ in enumerate(inputs)])
-        self.names = _state_names(module)
+        self.names = names
         self.moved: dict[str, str] = {}
         self.roots: dict[str, str] = {}
-        self.place = ""
+        self.now, self.place = 0, ""
 
     def run(self, traced: fx.Graph) -> Graph:
         self.order = {node: index for index, node in enumerate(traced.nodes)}
         for node in traced.nodes:
-            self.place = _place(node)
+            self.now, self.place = self.order[node], _place(node)
             self.known[node] = self._read(node)
         if next(self.sources, None) is not None:
             raise UnsupportedModule(f"{type(self.module).__name__} takes fewer inputs than given")
@@ -95,17 +182,22 @@ class _Extraction(Reader):
             result = handler(*args, **kwargs)
         except UnsupportedModule:
             raise
-        except (InvalidGraph, TypeError, KeyError, AttributeError) as error:
+        except NOT_READ as error:
             raise self.unsupported(f"{_spelled(node)} in this form ({error})") from error
         if self._is_in_place(node):
             self._replace(node, result)
-        elif node.target in VIEWS and isinstance(result, Value):
+        elif self._is_view(node) and isinstance(result, Value):
             self.roots[result.name] = self._root(args[0])
         return result
 
     def _input(self, node: fx.Node) -> Any:
         source = next(self.sources, None)
         if source is not None:
+            if source[0] in self.builder.reserved:
+                raise UnsupportedModule(
+                    f"{type(self.module).__name__} has a parameter or buffer called {source[0]!r}, "
+                    "the name of the graph's input: rename it"
+                )
             return Value(self.builder.input(*source))
         if node.args:
             return node.args[0]
@@ -138,7 +230,7 @@ class _Extraction(Reader):
         """A parameter or buffer under its name in the state_dict; a buffer as last updated."""
         name = self.names.get(id(tensor))
         if name is None:
-            raise self.unsupported("a tensor that is neither parameter nor buffer; register it")
+            raise self.unsupported("a tensor that is neither parameter nor buffer (register it)")
         if name in self.moved:
             return Value(self.moved[name])
         if name not in self.builder.types:
@@ -148,6 +240,7 @@ class _Extraction(Reader):
         return Value(name)
 
     def update(self, buffer: torch.Tensor, value: Value) -> None:
+        self._rebind(self.state(buffer), value)
         self.moved[self.names[id(buffer)]] = value.name
 
     def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
@@ -158,29 +251,37 @@ class _Extraction(Reader):
         return self.builder.types[value.name]
 
     def unsupported(self, what: str) -> UnsupportedModule:
-        return UnsupportedModule(
-            f"{type(self.module).__name__}, at {self.place or 'its own forward'}: {what} is not "
-            "known to plantune. Write it with known ops, or add it (CONTRIBUTING, a new op)"
-        )
+        return _unsupported(self.module, self.place, what)
 
     def _is_in_place(self, node: fx.Node) -> bool:
         if node.op == "call_module":
             return bool(getattr(self.module.get_submodule(str(node.target)), "inplace", False))
-        flag = node.args[1] if node.target in FLAGGED_IN_PLACE and len(node.args) > 1 else False
-        return node.target in IN_PLACE or bool(node.kwargs.get("inplace", flag))
+        # torch gives the flag of its functions by name, however they were called.
+        return node.target in IN_PLACE or bool(node.kwargs.get("inplace", False))
+
+    def _is_view(self, node: fx.Node) -> bool:
+        if node.op == "call_module":
+            return type(self.module.get_submodule(str(node.target))) in VIEWS
+        return node.target in VIEWS
 
     def _replace(self, node: fx.Node, result: Value) -> None:
-        """After an in-place op every name of the old value means the new one."""
-        target = node.args[0]
-        old = self.known[target]  # type: ignore[index]
-        if old.name in {name for name, _ in self.builder.inputs}:
+        old = self.known[node.args[0]]  # type: ignore[index]
+        if not isinstance(old, Value):  # a size, which Python has changed already
+            return
+        if self._root(old) in {name for name, _ in self.builder.inputs}:
             raise self.unsupported("an in-place op on the input, which belongs to the caller,")
+        if self._root(old) in self.builder.reserved.union(self.moved.values()):
+            raise self.unsupported("an in-place op on a parameter or buffer")
+        self._rebind(old, result)
+
+    def _rebind(self, old: Value, result: Value) -> None:
+        """After a write in place every name of the old value means the new one."""
         for other, value in self.known.items():
             if not isinstance(value, Value) or self._root(value) != self._root(old):
                 continue
             if value == old:
                 self.known[other] = result
-            elif any(self.order[user] > self.order[node] for user in other.users):
+            elif any(self.order[user] > self.now for user in other.users):
                 raise self.unsupported("an in-place op on a tensor of which a view is used later")
 
     def _root(self, value: Value) -> str:
@@ -213,8 +314,9 @@ def _place(node: fx.Node) -> str:
     """The path of the module in whose forward the node stands."""
     if node.op == "call_module":
         return str(node.target)
+    # The keys count repeated calls (block@1); the values begin with the path.
     stack = node.meta.get("nn_module_stack") or {}
-    return str(list(stack)[-1]) if stack else ""
+    return str(list(stack.values())[-1][0]) if stack else ""
 
 
 def _spelled(node: fx.Node) -> str:

@@ -56,9 +56,9 @@ def load_fusions(path: Path) -> tuple[Fusion, ...]:
     fusions = []
     for name, table in tables.items():
         where = f"{path}: [{name}]"
-        items = table.get("path", []) if isinstance(table, dict) else []
+        items = table["path"] if isinstance(table, dict) and set(table) == {"path"} else []
         strings = isinstance(items, list) and all(isinstance(item, str) for item in items)
-        if not strings or set(table) != {"path"} or len(items) < 2:
+        if not strings or len(items) < 2:
             raise InvalidSearchSpace(f"{where}: needs one `path` of two or more strings")
         parsed = tuple(parse_item(item, where) for item in items)
         if parsed[0].optional:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
-from plantune.values import Attrs, digest
+from plantune.values import Attrs, canonical, digest
 
 
 def output_names(node: str, count: int) -> tuple[str, ...]:
@@ -74,6 +74,7 @@ class Graph:
     def __post_init__(self) -> None:
         _check_nodes(self)
         _check_results(self)
+        _check_phases(self)
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
@@ -170,7 +171,7 @@ class Graph:
             return tuple((first, second) for first, second in data[key])
 
         try:
-            return Graph(
+            graph = Graph(
                 inputs=named("inputs"),
                 parameters=named("parameters"),
                 buffers=named("buffers"),
@@ -181,18 +182,24 @@ class Graph:
                 output_gradients=named("output_gradients"),
                 gradients=pairs("gradients"),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            exact = canonical(graph.to_json()) == canonical(data)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise InvalidGraph(f"this is not a layer graph: {error!r}") from error
+        if not exact:
+            raise InvalidGraph("this is not a layer graph: it holds more, or other types of values")
+        return graph
 
 
 def _check_nodes(graph: Graph) -> None:
     """Each name once, each input made before it is read, each type what its op makes."""
     known: dict[str, TensorType] = {}
     for name, type_ in graph.sources:
+        _check_name(name)
         if name in known:
             raise InvalidGraph(f"value {name!r} is there twice")
         known[name] = type_
     for node in graph.nodes:
+        _check_name(node.name)
         op = op_named(node.op)
         missing = [value for value in node.inputs if value not in known]
         if missing:
@@ -210,21 +217,49 @@ def _check_nodes(graph: Graph) -> None:
             known[value] = type_
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidGraph(f"a name is a string that is not empty, got {name!r}")
+
+
 def _check_results(graph: Graph) -> None:
     """What leaves the graph exists and has the type of what it stands for."""
     types = graph.types
     for value in graph.results:
         if value not in types:
             raise InvalidGraph(f"result {value!r} is made by no node")
-    for target, value in (*graph.updates, *graph.gradients):
-        wanted = types.get(target)
-        if (
-            wanted is None
-            or wanted.shape != types[value].shape
-            or wanted.dtype != types[value].dtype
-        ):
-            raise InvalidGraph(f"{value!r} cannot stand for {target!r}: {types[value]}, {wanted}")
-    if graph.backward_from is None and (graph.gradients or graph.output_gradients):
-        raise InvalidGraph("gradients need a backward pass: backward_from is None")
-    if graph.backward_from is not None and not 0 <= graph.backward_from <= len(graph.nodes):
-        raise InvalidGraph(f"backward_from {graph.backward_from} is outside of the nodes")
+    _check_pairs(graph, graph.updates, {name for name, _ in graph.buffers}, "buffer")
+    asked = {name for name, _ in (*graph.inputs, *graph.parameters)}
+    _check_pairs(graph, graph.gradients, asked, "input or parameter")
+
+
+def _check_pairs(graph: Graph, pairs: Pairs, targets: Collection[str], kind: str) -> None:
+    seen: set[str] = set()
+    for target, value in pairs:
+        if target not in targets or target in seen:
+            raise InvalidGraph(
+                f"{value!r} stands for {target!r}, which is no {kind} or there twice"
+            )
+        seen.add(target)
+        wanted, got = graph.types[target], graph.types[value]
+        if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
+            raise InvalidGraph(f"{value!r} cannot stand for {target!r}: {got}, {wanted}")
+
+
+def _check_phases(graph: Graph) -> None:
+    """The forward pass neither reads nor returns what only a backward pass has."""
+    start = graph.backward_from
+    if start is None:
+        if graph.gradients or graph.output_gradients:
+            raise InvalidGraph("gradients need a backward pass: backward_from is None")
+        return
+    if type(start) is not int or not 0 <= start <= len(graph.nodes):
+        raise InvalidGraph(f"backward_from {start!r} is outside of the nodes")
+    late = {name for name, _ in graph.output_gradients}
+    for node in graph.nodes[:start]:
+        if not late.isdisjoint(node.inputs):
+            raise InvalidGraph(f"node {node.name!r} of the forward pass reads an output's gradient")
+    late.update(value for node in graph.nodes[start:] for value in node.outputs)
+    for value in (*graph.outputs, *(value for _, value in graph.updates)):
+        if value in late:
+            raise InvalidGraph(f"{value!r} leaves the forward pass, but the backward pass makes it")

@@ -17,9 +17,13 @@ def without_dead_nodes(graph: Graph) -> Graph:
             kept.append(node)
             needed.update(node.inputs)
     needed.update(target for target, _ in graph.updates)
+    start = graph.backward_from
+    if start is not None:
+        start = sum(node.name not in graph.backward_nodes for node in kept)
     return replace(
         graph,
         nodes=tuple(reversed(kept)),
+        backward_from=start,
         parameters=tuple(pair for pair in graph.parameters if pair[0] in needed),
         buffers=tuple(pair for pair in graph.buffers if pair[0] in needed),
     )
@@ -35,7 +39,8 @@ def fold_scales(graph: Graph) -> Graph:
     builder.updates = list(graph.updates)
     folded = {node.name: scale for node in graph.nodes if (scale := _scale_behind(graph, node))}
     renamed: dict[str, str] = {}
-    for node in graph.nodes:
+    # A scale is made after its convolution: what follows from weights alone goes first.
+    for node in sorted(graph.nodes, key=lambda node: not graph.constants.issuperset(node.outputs)):
         inputs = [renamed.get(value, value) for value in node.inputs]
         place = node.name.rpartition("/")[0]
         if node.name in folded:

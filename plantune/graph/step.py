@@ -13,7 +13,7 @@ from plantune.errors import InvalidGraph
 from plantune.graph.graph import Graph, Named, Node
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
-from plantune.values import digest
+from plantune.values import canonical, digest
 
 PHASES = ("refresh", "forward", "backward")
 
@@ -104,7 +104,53 @@ class Step:
         return Step(nodes, inputs, self.outputs, frozenset(map(swap, self.constants)), self.phase)
 
     def to_json(self) -> dict[str, Any]:
-        return {"nodes": [node.name for node in self.nodes]}
+        """All of the step, so that another process can run it without its graph."""
+
+        def named(pairs: Named) -> list[Any]:
+            return [[name, type_.to_json()] for name, type_ in pairs]
+
+        return {
+            "nodes": [node.to_json() for node in self.nodes],
+            "inputs": named(self.inputs),
+            "outputs": named(self.outputs),
+            "constants": sorted(self.constants),
+            "phase": self.phase,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Step:
+        """The step of `to_json`; raises InvalidGraph where the data is not one."""
+
+        def named(key: str) -> Named:
+            return tuple((name, TensorType.from_json(type_)) for name, type_ in data[key])
+
+        try:
+            nodes = tuple(Node.from_json(item) for item in data["nodes"])
+            constants = frozenset(data["constants"])
+            step = Step(nodes, named("inputs"), named("outputs"), constants, data["phase"])
+            _check_step(step)
+            exact = canonical(step.to_json()) == canonical(data)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise InvalidGraph(f"this is not a step: {error!r}") from error
+        if not exact:
+            raise InvalidGraph("this is not a step: it holds more, or other types of values")
+        return step
+
+
+def _check_step(step: Step) -> None:
+    """Its nodes fit each other, it names what they read, and it makes what it promises."""
+    graph = Graph(step.inputs, (), (), step.nodes, tuple(name for name, _ in step.outputs))
+    made = {value for node in step.nodes for value in node.outputs}
+    read = {value for node in step.nodes for value in node.inputs} - made
+    given = {name for name, _ in step.inputs}
+    if not step.nodes or not step.outputs or step.phase not in PHASES:
+        raise InvalidGraph(f"a step has nodes, outputs and a phase of {', '.join(PHASES)}")
+    if read != given or not step.constants <= given:
+        raise InvalidGraph(f"the step's nodes read {sorted(read)}, its inputs are {sorted(given)}")
+    for name, type_ in step.outputs:
+        # The layout is that of the graph's edge, which a step does not see.
+        if name not in made or _inside(type_) != _inside(graph.types[name]):
+            raise InvalidGraph(f"the step does not make {name!r} as {type_}")
 
 
 def make_step(graph: Graph, names: Collection[str]) -> Step:

@@ -29,6 +29,11 @@ class ConvOp(Op):
             groups > 0 and c == c_of_group * groups and o % groups == 0,
             f"{c} channels do not fit weight {w.shape} in {groups} groups",
         )
+        self.require(
+            min(attrs["stride"]) > 0 and min(attrs["dilation"]) > 0 and min(attrs["padding"]) >= 0,
+            f"stride and dilation start at 1, padding at 0, got {attrs}",
+        )
+        self.require(min(kernel) > 0, f"kernel {tuple(kernel)} is empty")
         sizes = [
             (size + 2 * pad - dilation * (k - 1) - 1) // stride + 1
             for size, k, stride, pad, dilation in zip(
@@ -96,6 +101,16 @@ def convolution_backward(
     return dx, dw
 
 
+def unread_like(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of which torch reads shape and layout only: those of images like `tensor`.
+
+    It is dense, because torch copies an expanded one before it looks at it.
+    """
+    plain = tensor.is_contiguous()
+    layout = torch.contiguous_format if plain else torch.channels_last
+    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
+
+
 class Conv2dDgrad(ConvOp):
     """The gradient with respect to the image, whose shape is an attribute."""
 
@@ -110,8 +125,7 @@ class Conv2dDgrad(ConvOp):
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         dy, w = inputs
-        # Only the shape and the strides of the image are read.
-        x = torch.empty_like(dy[:1, :1, :1, :1]).expand(attrs["shape"])
+        x = unread_like(dy, attrs["shape"])
         return (convolution_backward(dy, x, w, attrs, (True, False))[0],)
 
     def flops(
@@ -134,7 +148,7 @@ class Conv2dWgrad(ConvOp):
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         dy, x = inputs
-        w = x.new_empty(1).expand(attrs["shape"])
+        w = unread_like(x, attrs["shape"])
         return (convolution_backward(dy, x, w, attrs, (False, True))[1],)
 
     def flops(

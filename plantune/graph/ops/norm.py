@@ -67,6 +67,7 @@ class BatchNormGrad(Op):
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         dy, x, weight, mean, invstd = inputs
+        self.require(len(x.shape) >= 2, f"needs rank 2 or more, got {x.shape}")
         self.require(dy.shape == x.shape, f"dy has shape {dy.shape}, needs {x.shape}")
         channels = (x.shape[1],)
         fits = all(t.shape == channels for t in (weight, mean, invstd))

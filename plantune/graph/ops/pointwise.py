@@ -101,9 +101,11 @@ def along_axis(channel: Tensor, rank: int, axis: int) -> Tensor:
     return channel.view([-1 if i == axis else 1 for i in range(rank)])
 
 
-def _other_axes(grad: Gradient) -> tuple[int, ...]:
-    rank = len(grad.type_of(grad.inputs[0]).shape)
-    return tuple(i for i in range(rank) if i != grad.attrs["axis"])
+def _to_channel(grad: Gradient, gradient: str) -> str:
+    """`gradient` summed over all axes but the channel's."""
+    rank = len(grad.type_of(gradient).shape)
+    dims = tuple(i for i in range(rank) if i != grad.attrs["axis"])
+    return grad.emit("sum", gradient, dims=dims, keepdim=False) if dims else gradient
 
 
 class AddChannel(ChannelOp):
@@ -116,9 +118,7 @@ class AddChannel(ChannelOp):
     def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
         (dy,) = grad.output_gradients
         assert dy is not None
-        if not grad.needs(1):
-            return (dy, None)
-        return (dy, grad.emit("sum", dy, dims=_other_axes(grad), keepdim=False))
+        return (dy, _to_channel(grad, dy) if grad.needs(1) else None)
 
 
 class MulChannel(ChannelOp):
@@ -135,8 +135,7 @@ class MulChannel(ChannelOp):
         dx = grad.emit("mul_channel", dy, scale, axis=grad.attrs["axis"]) if grad.needs(0) else None
         if not grad.needs(1):
             return (dx, None)
-        product = grad.emit("mul", dy, x)
-        return (dx, grad.emit("sum", product, dims=_other_axes(grad), keepdim=False))
+        return (dx, _to_channel(grad, grad.emit("mul", dy, x)))
 
 
 class Affine(PointwiseOp):

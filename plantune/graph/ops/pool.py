@@ -22,6 +22,10 @@ class PoolOp(Op):
     def output_shape(self, x: TensorType, attrs: Attrs) -> tuple[int, ...]:
         self.require(len(x.shape) == 4, f"needs rank 4, got {x.shape}")
         n, c, *image = x.shape
+        self.require(
+            min(attrs["kernel"]) > 0 and min(attrs["stride"]) > 0 and min(attrs["padding"]) >= 0,
+            f"kernel and stride start at 1, padding at 0, got {attrs}",
+        )
         half = all(2 * p <= k for p, k in zip(attrs["padding"], attrs["kernel"], strict=True))
         self.require(half, f"padding {attrs['padding']} is over half of kernel {attrs['kernel']}")
         sizes = [

@@ -36,11 +36,8 @@ IN_PLACE: frozenset[Any] = frozenset(
         *(operator.iadd, operator.isub, operator.imul, operator.itruediv, F.relu_, torch.relu_),
     )
 )
-# Their second positional argument says `inplace`.
-FLAGGED_IN_PLACE: frozenset[Any] = frozenset((F.relu,))
 
 __all__ = [
-    "FLAGGED_IN_PLACE",
     "FUNCTIONS",
     "IN_PLACE",
     "METHODS",

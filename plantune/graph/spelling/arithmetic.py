@@ -42,12 +42,20 @@ def _broadcast(g: Reader, a: Value, b: Value) -> tuple[Value, Value]:
     return (a if g.shape(a) == shape else g.emit("broadcast_to", a, shape=shape)), b
 
 
+def _affine(g: Reader, x: Value, alpha: Any, beta: Any) -> Value:
+    for number in (alpha, beta):
+        # torch would promote the integers to floating point here.
+        if isinstance(number, float) and not g.type_of(x).is_float:
+            raise g.unsupported(f"{number!r} with a tensor of {g.type_of(x).dtype}")
+    return g.emit("affine", x, alpha=float(alpha), beta=float(beta))
+
+
 def _add(g: Reader, a: Any, b: Any, *, alpha: float = 1) -> Value:
     if alpha != 1:
         raise g.unsupported("an addition with alpha")
     if not isinstance(a, Value) or not isinstance(b, Value):
         value, number = (a, b) if isinstance(a, Value) else (b, a)
-        return g.emit("affine", value, alpha=1.0, beta=float(number))
+        return _affine(g, value, 1, number)
     if len(g.shape(a)) < len(g.shape(b)) or g.type_of(a).numel < g.type_of(b).numel:
         a, b = b, a
     return g.emit("add", *_broadcast(g, a, b))
@@ -55,16 +63,16 @@ def _add(g: Reader, a: Any, b: Any, *, alpha: float = 1) -> Value:
 
 def _sub(g: Reader, a: Any, b: Any) -> Value:
     if not isinstance(b, Value):
-        return g.emit("affine", a, alpha=1.0, beta=-float(b))
+        return _affine(g, a, 1, -b)
     if not isinstance(a, Value):
-        return g.emit("affine", b, alpha=-1.0, beta=float(a))
+        return _affine(g, b, -1, a)
     return g.emit("sub", *_broadcast(g, a, b))
 
 
 def _mul(g: Reader, a: Any, b: Any) -> Value:
     if not isinstance(a, Value) or not isinstance(b, Value):
         value, number = (a, b) if isinstance(a, Value) else (b, a)
-        return g.emit("affine", value, alpha=float(number), beta=0.0)
+        return _affine(g, value, number, 0)
     if len(g.shape(a)) < len(g.shape(b)) or g.type_of(a).numel < g.type_of(b).numel:
         a, b = b, a
     return g.emit("mul", *_broadcast(g, a, b))
@@ -73,11 +81,11 @@ def _mul(g: Reader, a: Any, b: Any) -> Value:
 def _div(g: Reader, a: Any, b: Any) -> Value:
     if isinstance(b, Value):
         raise g.unsupported("a division by a tensor")
-    return g.emit("affine", a, alpha=1.0 / float(b), beta=0.0)
+    return _affine(g, a, 1 / b, 0)
 
 
 def _neg(g: Reader, a: Value) -> Value:
-    return g.emit("affine", a, alpha=-1.0, beta=0.0)
+    return _affine(g, a, -1, 0)
 
 
 MODULES: dict[type[nn.Module], Callable[..., Value]] = {
@@ -89,7 +97,6 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
     F.relu_: _activation("relu"),
     torch.relu: _activation("relu"),
     torch.relu_: _activation("relu"),
-    F.sigmoid: _activation("sigmoid"),
     torch.sigmoid: _activation("sigmoid"),
     torch.mean: _reduce("mean"),
     torch.sum: _reduce("sum"),

@@ -88,4 +88,4 @@ METHODS: dict[str, Callable[..., Any]] = {
     "dim": lambda g, x: len(g.shape(x)),
 }
 # Their result shares the memory of their input.
-VIEWS: frozenset[Any] = frozenset((*FUNCTIONS, *METHODS)) - {getattr, "size", "dim"}
+VIEWS: frozenset[Any] = frozenset((*MODULES, *FUNCTIONS, *METHODS)) - {getattr, "size", "dim"}

@@ -1,0 +1,37 @@
+"""One check for every op: its meaning is the formula, its types are what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from plantune.graph.ops import OPS
+from plantune.graph.types import TensorType, dtype_name
+from plantune.values import Attrs
+
+
+def check(case: Any) -> None:
+    *first, last = case.shapes
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in first]
+    inputs.append(case.draw(last, dtype=torch.float64))
+    expected = case.formula(*inputs)
+    before = [tensor.clone() for tensor in inputs]
+
+    op, attrs = OPS[case.op], Attrs(case.attrs)
+    results = op.evaluate(inputs, attrs)
+
+    types = op.infer([TensorType(tuple(t.shape), dtype_name(t.dtype)) for t in inputs], attrs)
+    assert [(tuple(r.shape), r.dtype) for r in results] == [(t.shape, t.torch_dtype) for t in types]
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for got, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    # An op writes to nothing that it was given: not even the running statistics.
+    assert all(torch.equal(now, then) for now, then in zip(inputs, before, strict=True))
+
+
+@pytest.fixture
+def check_meaning() -> Callable[[Any], None]:
+    return check

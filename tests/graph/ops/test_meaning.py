@@ -1,0 +1,189 @@
+"""What each op computes, against a plain formula in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plantune.graph.ops import OPS, conv, pool
+from plantune.values import Attrs
+
+Shape = tuple[int, ...]
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, a: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    channels = x.transpose(0, 1).flatten(1)
+    batch_mean = channels.mean(1)
+    batch_var = (channels - batch_mean[:, None]).square().mean(1)
+    invstd = 1 / (batch_var + a["eps"]).sqrt()
+    column = (slice(None), *[None] * (x.dim() - 2))
+    y = (x - batch_mean[column]) * (invstd * weight)[column] + bias[column]
+    count, m = channels.shape[1], a["momentum"]
+    unbiased = batch_var * count / (count - 1)
+    return y, batch_mean, invstd, mean + m * (batch_mean - mean), var + m * (unbiased - var)
+
+
+def batch_norm_grad(
+    dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, a: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    column = (slice(None), *[None] * (x.dim() - 2))
+    normal = (x - mean[column]) * invstd[column]
+    axes = [i for i in range(x.dim()) if i != 1]
+    dbias, dweight = dy.sum(axes), (dy * normal).sum(axes)
+    count = x.numel() // x.shape[1]
+    inside = dy - dbias[column] / count - normal * dweight[column] / count
+    return inside * (weight * invstd)[column], dweight, dbias
+
+
+def space_to_depth(x: Tensor, b: int) -> Tensor:
+    return torch.cat([x[:, :, i::b, j::b] for i in range(b) for j in range(b)], 1)
+
+
+def depth_to_space(x: Tensor, b: int) -> Tensor:
+    n, c, h, w = x.shape
+    y = x.new_empty(n, c // (b * b), h * b, w * b)
+    for part, (i, j) in zip(x.chunk(b * b, 1), itertools.product(range(b), repeat=2), strict=True):
+        y[:, :, i::b, j::b] = part
+    return y
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    shapes: tuple[Shape, ...]
+    formula: Callable[..., Any]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    draw: Callable[..., Tensor] = torch.randn
+    """How the last input is drawn."""
+
+
+def normalised(shape: Shape) -> Iterator[Case]:
+    c, a = (shape[1],), {"eps": 1e-3, "momentum": 0.3}
+    formula = lambda *t: batch_norm(*t, a)  # noqa: E731
+    yield Case("batch_norm", (shape, c, c, c, c), formula, a, torch.rand)
+    yield Case(
+        "batch_norm_grad",
+        (shape, shape, c, c, c),
+        lambda *t: batch_norm_grad(*t, a),
+        {},
+        torch.rand,
+    )
+
+
+def products() -> Iterator[Case]:
+    for ta, tb in itertools.product((False, True), repeat=2):
+        shapes = ((5, 3) if ta else (3, 5), (7, 5) if tb else (5, 7))
+        letters = f"{'ki' if ta else 'ik'},{'jk' if tb else 'kj'}->ij"
+        attrs = {"transpose_a": ta, "transpose_b": tb}
+        yield Case("matmul", shapes, lambda a, b, s=letters: torch.einsum(s, a, b), attrs)
+
+
+def reductions() -> Iterator[Case]:
+    for shape, dims, keep in [
+        ((2, 3, 4), (1,), False),
+        ((2, 3, 4), (0, 2), True),
+        ((3,), (0,), False),
+    ]:
+        a = {"dims": dims, "keepdim": keep}
+        count = math.prod(shape[d] for d in dims)
+
+        def total(x: Tensor, dims: Shape = dims, keep: bool = keep) -> Tensor:
+            for axis in reversed(dims):
+                parts = sum(x.select(axis, i) for i in range(x.shape[axis]))
+                x = parts.unsqueeze(axis) if keep else parts
+            return x
+
+        yield Case("sum", (shape,), total, a)
+        yield Case("mean", (shape,), lambda x, f=total, n=count: f(x) / n, a)
+
+
+def few(shape: Shape, dtype: torch.dtype) -> Tensor:
+    return torch.randint(-2, 3, shape).to(dtype)
+
+
+def channels() -> Iterator[Case]:
+    for axis, size in enumerate((2, 3, 4)):
+        shapes, attrs = ((2, 3, 4), (size,)), {"axis": axis}
+
+        def along(c: Tensor, axis: int = axis) -> Tensor:
+            return c[(slice(None), *[None] * (2 - axis))]
+
+        yield Case("add_channel", shapes, lambda x, c, along=along: x + along(c), attrs)
+        yield Case("mul_channel", shapes, lambda x, c, along=along: x * along(c), attrs)
+
+
+def seven(shape: Shape, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(7)
+
+
+TO = {"shape": (2, 3, 4)}
+CASES = [
+    *normalised((2, 3, 4, 5)),
+    *normalised((1, 2, 3, 1)),
+    *normalised((5, 2)),
+    *products(),
+    *reductions(),
+    *[
+        Case(op, ((2, 3, 4), other), formula)
+        for op, formula in [
+            ("add", lambda x, y: x + y.expand(2, 3, 4)),
+            ("sub", lambda x, y: x - y.expand(2, 3, 4)),
+            ("mul", lambda x, y: x * y.expand(2, 3, 4)),
+        ]
+        for other in [(2, 3, 4), (1,), (), (3, 1), (2, 1, 4), (4,)]
+    ],
+    *channels(),
+    Case("affine", ((3, 4),), lambda x: -2.5 * x + 0.75, {"alpha": -2.5, "beta": 0.75}),
+    Case("affine", ((),), lambda n: n * 3 + 1, {"alpha": 3, "beta": 1}, seven),
+    Case("relu", ((3, 4),), lambda x: (x + x.abs()) / 2, {}, few),
+    Case("relu_grad", ((3, 4), (3, 4)), lambda dy, y: dy * (y > 0), {}, few),
+    Case("sigmoid", ((3, 4),), lambda x: 1 / (1 + (-x).exp())),
+    Case("sigmoid_grad", ((3, 4), (3, 4)), lambda dy, y: dy * y - dy * y * y),
+    Case("rsqrt", ((5,),), lambda x: (x + 1e-3) ** -0.5, {"eps": 1e-3}, torch.rand),
+    Case("sum_to", ((2, 3, 4),), lambda x: x.sum((0, 2)).view(3, 1), {"shape": (3, 1)}),
+    Case("sum_to", ((2, 3, 4),), lambda x: x.sum().view(1), {"shape": (1,)}),
+    Case("sum_to", ((2, 3),), lambda x: x.sum(), {"shape": ()}),
+    Case("broadcast_to", ((3, 1),), lambda x: torch.stack([x.repeat(1, 4)] * 2), TO),
+    Case("reshape", ((2, 6),), lambda x: torch.stack(x.flatten().split(4)), {"shape": (3, 4)}),
+    Case("permute", ((2, 3, 4),), lambda x: torch.einsum("abc->cab", x), {"dims": (2, 0, 1)}),
+    Case("space_to_depth", ((2, 3, 4, 6),), lambda x: space_to_depth(x, 2), {"block": 2}),
+    Case("depth_to_space", ((2, 18, 2, 1),), lambda x: depth_to_space(x, 3), {"block": 3}),
+]
+
+
+def test_every_op_has_a_case() -> None:
+    windows = {op.name for op in (*conv.OPS, *pool.OPS)}
+    assert {case.op for case in CASES} == set(OPS) - windows
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}-{case.shapes}")
+def test_meaning(case: Case, check_meaning: Callable[[Case], None]) -> None:
+    check_meaning(case)
+
+
+@pytest.mark.parametrize("op", ["relu", "max_pool2d", "mean", "sigmoid"])
+def test_nan_is_not_hidden(op: str) -> None:
+    attrs = {
+        "max_pool2d": {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)},
+        "mean": {"dims": (2, 3), "keepdim": True},
+    }.get(op, {})
+    x = torch.randn(1, 1, 2, 2)
+    x[0, 0, 1, 0] = torch.nan
+    assert OPS[op].evaluate([x], Attrs(attrs))[0].isnan().any()
+
+
+def test_relu_grad_passes_where_the_result_is_nan_as_in_torch() -> None:
+    x = torch.tensor([torch.nan, -1.0, 0.0, 2.0], requires_grad=True)
+    dy = torch.tensor([3.0, 4.0, 5.0, 6.0])
+    torch.relu(x).backward(dy)
+    (dx,) = OPS["relu_grad"].evaluate([dy, torch.relu(x.detach())], Attrs())
+    assert torch.equal(dx, x.grad)

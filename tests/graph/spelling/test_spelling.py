@@ -1,0 +1,254 @@
+"""Every spelling that the tables know, in a tiny module, against eager in float64."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plantune.graph.graph import Graph
+from plantune.graph.spelling import FUNCTIONS, METHODS, MODULES
+from plantune.models.layers import SpaceToDepth
+
+Forward = Callable[[Any, Tensor], Any]
+
+# Modules read an image (2, 4, 6, 6).
+MODULE_CASES: dict[type[nn.Module], list[nn.Module]] = {
+    nn.ReLU: [nn.ReLU()],
+    nn.Sigmoid: [nn.Sigmoid()],
+    nn.Conv2d: [
+        nn.Conv2d(4, 3, 3),
+        nn.Conv2d(4, 6, (3, 1), stride=(2, 1), padding=(1, 0), groups=2, bias=False),
+        nn.Conv2d(4, 4, 2, dilation=(2, 3), groups=4),
+        nn.Conv2d(4, 2, 1, stride=3),
+    ],
+    nn.Linear: [nn.Linear(6, 5), nn.Linear(6, 1, bias=False)],
+    nn.BatchNorm2d: [
+        nn.BatchNorm2d(4),
+        nn.BatchNorm2d(4, eps=0.1, momentum=0.7),
+        nn.BatchNorm2d(4).eval(),
+    ],
+    nn.AvgPool2d: [
+        nn.AvgPool2d(2),
+        nn.AvgPool2d((3, 2), stride=(2, 3), padding=(1, 0)),
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+    ],
+    nn.MaxPool2d: [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((2, 3), (1, 2), (0, 1))],
+    nn.AdaptiveAvgPool2d: [nn.AdaptiveAvgPool2d(1), nn.AdaptiveAvgPool2d((1, 1))],
+    nn.Dropout: [nn.Dropout(0.3).eval(), nn.Dropout(0.0)],
+    nn.Flatten: [nn.Flatten(), nn.Flatten(0), nn.Flatten(1, 2), nn.Flatten(-2)],
+    nn.Identity: [nn.Identity()],
+    SpaceToDepth: [SpaceToDepth(2), SpaceToDepth(3)],
+}
+
+
+def both(function: Callable[..., Any]) -> list[Forward]:
+    """A tensor with a number, on each side, and with tensors that broadcast each way."""
+    return [
+        lambda m, x: function(x, 3),
+        lambda m, x: function(x, -0.75),
+        lambda m, x: function(0.5, x),
+        lambda m, x: function(x, x),
+        lambda m, x: function(x, m.row),
+        lambda m, x: function(m.row, x),
+        lambda m, x: function(x, m.deep),
+        lambda m, x: function(m.deep, x),
+        lambda m, x: function(m.row, m.column),
+        lambda m, x: function(m.column, m.row),
+    ]
+
+
+def written(function: Callable[..., Any]) -> list[Forward]:
+    """In place: on a value of the module's own, by a number and by a tensor that fits it."""
+    return [
+        lambda m, x: function(x * 2.0, 3),
+        lambda m, x: function(x * 2.0, -0.75),
+        lambda m, x: function(x * 2.0, x),
+        lambda m, x: function(x * 2.0, m.row),
+    ]
+
+
+def reduced(function: Callable[..., Any]) -> list[Forward]:
+    return [
+        lambda m, x: function(x),
+        lambda m, x: function(x, 1),
+        lambda m, x: function(x, dim=(0, -1)),
+        lambda m, x: function(x, [2, 1], True),
+        lambda m, x: function(x, dim=-2, keepdim=True),
+    ]
+
+
+def one(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forward:
+    return lambda m, x: function(x, *args, **kwargs)
+
+
+def divided(function: Callable[..., Any]) -> list[Forward]:
+    return [one(function, 3), one(function, -0.75)]
+
+
+def pooled(function: Callable[..., Any]) -> list[Forward]:
+    return [
+        one(function, 2),
+        one(function, (2, 3), (1, 2)),
+        one(function, 3, stride=2, padding=1),
+        one(function, kernel_size=[3, 2], stride=[2, 1], padding=[1, 0]),
+    ]
+
+
+CONVOLVED: list[Forward] = [
+    lambda m, x: F.conv2d(x.view(2, 3, 4, 1), m.kernel, m.three),
+    lambda m, x: F.conv2d(x.view(2, 3, 4, 1), m.kernel, stride=2, padding=(1, 1)),
+    lambda m, x: torch.conv2d(x.view(1, 6, 2, 2), m.grouped, None, 1, 1, 1, 2),
+]
+LINEAR: list[Forward] = [
+    lambda m, x: F.linear(x, m.weight),
+    lambda m, x: F.linear(x, m.weight, m.bias),
+    lambda m, x: F.linear(x.mean((0, 1)), m.weight, bias=m.bias),
+    lambda m, x: F.linear(x.view(6, 4), m.weight, m.bias),
+]
+
+
+def square(function: Callable[..., Any]) -> list[Forward]:
+    """On images (1, 2, 4, 3)."""
+    return [lambda m, x, case=case: case(m, x.view(1, 2, 4, 3)) for case in pooled(function)]
+
+
+# Functions and methods read a tensor (2, 3, 4).
+FUNCTION_CASES: dict[Callable[..., Any], list[Forward]] = {
+    F.relu: [one(F.relu), lambda m, x: F.relu(x * 2.0, inplace=True), one(F.relu, False)],
+    torch.relu: [one(torch.relu)],
+    torch.relu_: [lambda m, x: torch.relu_(x * 2.0), lambda m, x: F.relu_(x * 2.0)],
+    torch.sigmoid: [one(torch.sigmoid)],
+    torch.mean: reduced(torch.mean),
+    torch.sum: reduced(torch.sum),
+    operator.add: both(operator.add),
+    operator.iadd: written(operator.iadd),
+    torch.add: [*both(torch.add)[:2], *both(torch.add)[3:], one(torch.add, 2, alpha=1)],
+    operator.sub: both(operator.sub),
+    operator.isub: written(operator.isub),
+    torch.sub: [*both(torch.sub)[:2], *both(torch.sub)[3:]],
+    operator.mul: both(operator.mul),
+    operator.imul: written(operator.imul),
+    torch.mul: [*both(torch.mul)[:2], *both(torch.mul)[3:]],
+    operator.truediv: divided(operator.truediv),
+    operator.itruediv: [lambda m, x: operator.itruediv(x * 2.0, 3)],
+    torch.div: divided(torch.div),
+    operator.neg: [one(operator.neg)],
+    torch.conv2d: CONVOLVED,
+    F.linear: LINEAR,
+    F.avg_pool2d: [
+        *square(F.avg_pool2d),
+        lambda m, x: F.avg_pool2d(x.view(1, 2, 4, 3), 3, 2, 1, count_include_pad=False),
+    ],
+    F.max_pool2d: square(F.max_pool2d),
+    torch.max_pool2d: square(torch.max_pool2d),
+    F.adaptive_avg_pool2d: [
+        lambda m, x: F.adaptive_avg_pool2d(x.view(1, 2, 4, 3), 1),
+        lambda m, x: F.adaptive_avg_pool2d(x.view(1, 2, 4, 3), (1, 1)),
+    ],
+    F.dropout: [one(F.dropout, 0.4, False), one(F.dropout, p=0.0), one(F.dropout, training=False)],
+    torch.flatten: [one(torch.flatten), one(torch.flatten, 1), one(torch.flatten, 0, -2)],
+    torch.reshape: [one(torch.reshape, shape) for shape in [(4, 6), [-1, 2], (2, 3, 4)]],
+    torch.permute: [one(torch.permute, (2, 0, 1)), one(torch.permute, (-1, 0, -2))],
+    torch.transpose: [one(torch.transpose, 0, 1), one(torch.transpose, -1, 0)],
+    torch.unsqueeze: [one(torch.unsqueeze, 0), one(torch.unsqueeze, dim=-1)],
+    getattr: [lambda m, x: x * x.shape[1] * x.ndim],
+}  # fmt: skip
+
+
+def method(name: str, *args: Any, **kwargs: Any) -> Forward:
+    return lambda m, x: getattr(x, name)(*args, **kwargs)
+
+
+def own(name: str) -> Callable[..., Any]:
+    return lambda x, *args, **kwargs: getattr(x, name)(*args, **kwargs)
+
+
+METHOD_CASES: dict[str, list[Forward]] = {
+    **{
+        name: [case for i, case in enumerate(both(own(name))) if i != 2]
+        for name in ("add", "sub", "mul")
+    },
+    **{name: written(own(name)) for name in ("add_", "sub_", "mul_")},
+    "div": divided(own("div")),
+    "div_": [lambda m, x: (x * 2.0).div_(3)],
+    "relu": [method("relu")],
+    "relu_": [lambda m, x: (x * 2.0).relu_()],
+    "sigmoid": [method("sigmoid"), one(F.sigmoid)],
+    "sigmoid_": [lambda m, x: (x * 2.0).sigmoid_()],
+    "mean": reduced(own("mean")),
+    "sum": reduced(own("sum")),
+    "view": [method("view", 4, 6), method("view", -1), method("view", (3, -1, 2))],
+    "reshape": [method("reshape", 4, 6), method("reshape", (2, 3, 4)), method("reshape", [-1, 1])],
+    "flatten": [method("flatten"), method("flatten", 1), method("flatten", start_dim=-2)],
+    "permute": [method("permute", 2, 0, 1), method("permute", (1, -1, 0))],
+    "transpose": [method("transpose", 0, 1), method("transpose", -1, -3)],
+    "t": [lambda m, x: x.mean(0).t()],
+    "unsqueeze": [method("unsqueeze", 0), method("unsqueeze", -2)],
+    "contiguous": [method("contiguous")],
+    "size": [lambda m, x: x.view(x.size(0), -1) * x.size()[1], lambda m, x: x * x.size(-1)],
+    "dim": [lambda m, x: x.unsqueeze(x.dim()) * x.dim()],
+}
+
+
+def state() -> dict[str, nn.Parameter]:
+    shapes = {
+        "row": (4,),
+        "column": (3, 1),
+        "deep": (5, 1, 3, 1),
+        "kernel": (3, 3, 2, 1),
+        "grouped": (4, 3, 2, 2),
+        "three": (3,),
+        "weight": (5, 4),
+        "bias": (5,),
+    }
+    return {name: nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}
+
+
+def test_every_spelling_has_a_case() -> None:
+    assert set(MODULE_CASES) == set(MODULES)
+    assert set(FUNCTION_CASES) == set(FUNCTIONS)
+    assert set(METHOD_CASES) == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    "module", [m for modules in MODULE_CASES.values() for m in modules], ids=str
+)
+def test_module(module: nn.Module, randomise: Any, extracts: Callable[..., Graph]) -> None:
+    extracts(randomise(nn.Sequential(module)), torch.randn(2, 4, 6, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("spelling", "forward"),
+    [
+        ((table, spelling), forward)
+        for table, cases in ((FUNCTIONS, FUNCTION_CASES), (METHODS, METHOD_CASES))
+        for spelling, forwards in cases.items()
+        for forward in forwards
+    ],
+    ids=lambda value: getattr(value[-1], "__name__", value[-1]) if isinstance(value, tuple) else "",
+)
+def test_call(
+    spelling: tuple[dict[Any, Any], Any],
+    forward: Forward,
+    calls: Any,
+    randomise: Any,
+    extracts: Callable[..., Graph],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, key = spelling
+    reader = table[key]
+    read = []
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        read.append(key)
+        return reader(*args, **kwargs)
+
+    monkeypatch.setitem(table, key, spy)
+    extracts(randomise(calls(forward, **state())), torch.randn(2, 3, 4, dtype=torch.float64))
+    assert read, "the trace has spelled this call in another way"

@@ -1,0 +1,242 @@
+"""In-place ops: the graph has the values that eager leaves behind, or the module is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plantune.errors import UnsupportedModule
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+
+LINEAR = {"linear": lambda: nn.Linear(4, 4)}
+
+
+def old_name(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    y.relu_()
+    return y
+
+
+def old_and_new_name(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    z = y.mul_(2.0)
+    return y + z, y, z
+
+
+def value_before(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    before = y * 3.0
+    y.add_(1.0)
+    return before, y
+
+
+def aliases(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    same = m.identity(y.contiguous())
+    y.sigmoid_()
+    return same
+
+
+def residual(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    identity = y
+    out = m.linear(torch.relu(y))
+    out += identity
+    return m.relu(out), identity
+
+
+def augmented(m: Any, x: Tensor) -> Any:
+    y = z = m.linear(x)
+    y += 1.0
+    y -= x
+    y *= 2.0
+    y /= 4.0
+    return z
+
+
+def functional(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    F.relu(y, inplace=True)
+    z = m.linear(x)
+    F.relu(z, True)
+    w = m.linear(x)
+    torch.relu_(w)
+    v = m.linear(x)
+    F.relu(v, inplace=False)
+    return y, z, w, v
+
+
+def module_in_place(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    m.relu(y)
+    return y
+
+
+def twice(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    y.add_(-0.5)
+    z = y
+    y.relu_()
+    return y * 2.0, z
+
+
+def view_used_before_only(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    total = y.view(-1).sum(0)
+    y.relu_()
+    return y + total
+
+
+def view_made_after(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    y.relu_()
+    return y.view(-1), m.flatten(y)
+
+
+def view_of_view_alone(m: Any, x: Tensor) -> Any:
+    return m.linear(x).view(-1).view(4, 2).relu_()
+
+
+def by_a_view_of_itself(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    y.add_(y.view(8).view(2, 4))
+    return y
+
+
+def dropout_in_place(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    return m.drop(y) + y
+
+
+KEPT = [
+    old_name,
+    old_and_new_name,
+    value_before,
+    aliases,
+    residual,
+    augmented,
+    functional,
+    module_in_place,
+    twice,
+    view_used_before_only,
+    view_made_after,
+    view_of_view_alone,
+    by_a_view_of_itself,
+    dropout_in_place,
+]
+
+
+def parts() -> dict[str, nn.Module]:
+    return {
+        "linear": nn.Linear(4, 4),
+        "relu": nn.ReLU(inplace=True),
+        "identity": nn.Identity(),
+        "flatten": nn.Flatten(0),
+        "unfold": nn.Flatten(0),  # a name that no method has
+        "drop": nn.Dropout(inplace=True),
+    }
+
+
+@pytest.mark.parametrize("forward", KEPT)
+def test_means_what_eager_does(forward: Any, calls: Any, randomise: Any, extracts: Any) -> None:
+    module = randomise(calls(forward, **parts())).eval()
+    extracts(module, torch.randn(2, 4, dtype=torch.float64))
+
+
+def view_then_base(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    view = y.view(-1)
+    y.relu_()
+    return view
+
+
+def base_then_view(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    y.view(-1).add_(1.0)
+    return y
+
+
+def flattened(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    m.relu(m.unfold(y))
+    return y
+
+
+def transposed(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    t = y.transpose(0, 1).t()
+    t *= 2.0
+    return y
+
+
+def unsqueezed(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    F.relu_(torch.unsqueeze(y, 0))
+    return y
+
+
+def input_itself(m: Any, x: Tensor) -> Any:
+    return x.relu_()
+
+
+def input_through_a_view(m: Any, x: Tensor) -> Any:
+    return x.view(-1).relu_()
+
+
+def input_augmented(m: Any, x: Tensor) -> Any:
+    x += 1.0
+    return x
+
+
+def parameter(m: Any, x: Tensor) -> Any:
+    m.linear.weight.mul_(0.5)
+    return m.linear(x)
+
+
+def parameter_through_a_view(m: Any, x: Tensor) -> Any:
+    return x + m.linear.bias.view(1, 4).relu_()
+
+
+def buffer(m: Any, x: Tensor) -> Any:
+    m.count.add_(1.0)
+    return x * m.count
+
+
+def moved_buffer(m: Any, x: Tensor) -> Any:
+    y = m.norm(x.view(2, 4, 1, 1))
+    m.norm.running_mean.mul_(0.5)
+    return y
+
+
+VIEWED = "an in-place op on a tensor of which a view is used later"
+CALLERS = "an in-place op on the input, which belongs to the caller,"
+STATE = "an in-place op on a parameter or buffer"
+REFUSED: list[tuple[Callable[..., Any], str]] = [
+    (view_then_base, VIEWED),
+    (base_then_view, VIEWED),
+    (flattened, VIEWED),
+    (transposed, VIEWED),
+    (unsqueezed, VIEWED),
+    (input_itself, CALLERS),
+    (input_through_a_view, CALLERS),
+    (input_augmented, CALLERS),
+    (parameter, STATE),
+    (parameter_through_a_view, STATE),
+    (buffer, STATE),
+    (moved_buffer, STATE),
+]
+
+
+@pytest.mark.parametrize(("forward", "message"), REFUSED)
+def test_refused(forward: Any, message: str, calls: Any, state: Any) -> None:
+    module = calls(forward, count=torch.ones(1), norm=nn.BatchNorm2d(4), **parts())
+    before = state(module)
+    with pytest.raises(UnsupportedModule, match=f"Calls, at .*: {message}"):
+        extract(module, TensorType((2, 4)))
+    torch.testing.assert_close(state(module), before, rtol=0, atol=0)

@@ -36,6 +36,11 @@ def cxx_compiler() -> str | None:
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
+def extra_families() -> tuple[str, ...]:
+    """Modules with kernel families of the user's own: PLANTUNE_FAMILIES=module:module."""
+    return tuple(filter(None, os.environ.get("PLANTUNE_FAMILIES", "").split(":")))
+
+
 def cache_folder() -> Path:
     """Where plantune keeps what it can make again: PLANTUNE_CACHE_DIR, else the user's cache.
 
@@ -51,6 +56,11 @@ def cache_folder() -> Path:
     except OSError:
         pass
     return _folder_of_process()
+
+
+def database_path() -> Path:
+    """The user's plan database."""
+    return cache_folder() / "plans.db"
 
 
 @cache

@@ -49,3 +49,113 @@ class WeightsChanged(PlantuneError, RuntimeError):
 
 class UnsupportedDevice(PlantuneError, ValueError):
     """A device on which plantune runs no plan."""
+
+
+class WrongResult(PlantuneError):
+    """A kernel's result is not the step's; `error` is relative, `bound` what was allowed."""
+
+    def __init__(self, message: str, error: float, bound: float) -> None:
+        # All three, so that the error travels between processes.
+        super().__init__(message, error, bound)
+        self.error = error
+        self.bound = bound
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NoViableCandidate(PlantuneError):
+    """Every candidate, or every plan, was rejected."""
+
+
+class MeasureTimeout(PlantuneError):
+    """A measurement took longer than it may; its worker was killed."""
+
+
+class WorkerDied(PlantuneError):
+    """A measuring worker ended, or could not start; `how` names the signal or exit code."""
+
+    def __init__(self, message: str, how: str = "") -> None:
+        super().__init__(message)
+        self.how = how
+
+
+class ProtocolError(WorkerDied):
+    """What came over a worker's pipe is no message."""
+
+
+class WorkerFailed(PlantuneError):
+    """Something unexpected was raised in a worker, a fault of plantune or of a kernel family."""
+
+
+class DatabaseUnavailable(PlantuneError):
+    """The plan database cannot be read or written; a search goes on in memory."""
+
+
+class DatabaseFull(DatabaseUnavailable):
+    """No space is left for the plan database. What was committed before is intact."""
+
+
+class DatabaseLocked(DatabaseUnavailable):
+    """Another process kept the plan database locked for longer than the wait."""
+
+
+class ReadOnlyDatabase(DatabaseUnavailable):
+    """A write to a plan database that is open for reading."""
+
+
+class DamagedDatabase(DatabaseUnavailable):
+    """The plan database's file broke while it was in use; opening it again sets it aside."""
+
+
+class InvalidDatabase(PlantuneError):
+    """A file is a database, but none of plantune's."""
+
+
+class NewerSchema(PlantuneError):
+    """A database was written by a later plantune; nothing was changed in it."""
+
+    def __init__(self, message: str, expected: int, got: int) -> None:
+        super().__init__(message, expected, got)
+        self.expected = expected
+        self.got = got
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NoPlan(PlantuneError):
+    """No stored plan has this key."""
+
+
+class ForeignPlan(PlantuneError):
+    """The only plan there is was made for another chip: `expected` is here, `got` in the plan."""
+
+    def __init__(self, message: str, expected: str, got: str) -> None:
+        super().__init__(message, expected, got)
+        self.expected = expected
+        self.got = got
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Busy(PlantuneError):
+    """Another search holds the lease; `heartbeat` is a text that changes while it lives."""
+
+    def __init__(self, message: str, pid: int, host: str, heartbeat: str) -> None:
+        super().__init__(message, pid, host, heartbeat)
+        self.pid = pid
+        self.host = host
+        self.heartbeat = heartbeat
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DatabaseWarning(UserWarning):
+    """The plan database is not as it should be; plantune goes on."""
+
+
+class DamagedRow(DatabaseWarning):
+    """Rows whose checksum does not match, or that hold no valid value; they are not used."""

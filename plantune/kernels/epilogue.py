@@ -64,6 +64,8 @@ def _part(step: Step, node: Node, last: str, parts: dict[str, str]) -> tuple[str
         raise IllegalCandidate(f"{node.name!r} does not read {last!r}, the value before it")
     others = [value for value in node.inputs if value != last]
     part, operand = _kind(step, node, others, parts), (others or [""])[0]
+    if step.types[node.name] != step.types[last]:
+        raise IllegalCandidate(f"{node.op} at {node.name!r} has no place: it changes the shape")
     if part is None or any(earlier in parts for earlier in BEHIND[part]):
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place in the epilogue")
     return part, operand
@@ -97,7 +99,7 @@ def folded_constants(
     bias = None
     for part in (epilogue.bias, epilogue.offset):
         if part is not None:
-            channel = values[part].expand(weight.shape[0]).contiguous()
+            channel = values[part].flatten().expand(weight.shape[0]).contiguous()
             bias = channel if bias is None else bias + channel
     least = None
     if epilogue.relu:

@@ -20,6 +20,7 @@ from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs
 
 Values = dict[str, Tensor]
+BYTES_PER_US = 2e4
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class KernelFamily(ABC):
 
     name: ClassVar[str]
     arch_kinds: ClassVar[frozenset[str]]
+    # Whether a kernel takes seconds to build, so that a tie goes to another family.
+    compiles: ClassVar[bool] = False
+    # What a guess at its time rests on: see `estimate_us`.
+    launch_us: ClassVar[float] = 5.0
+    flops_per_us: ClassVar[float] = 1.5e5
 
     def why_not_arch(self, arch: Arch) -> str | None:
         """Why nothing of this family runs on `arch`, or None where it does."""
@@ -127,6 +133,14 @@ class KernelFamily(ABC):
     def traffic_bytes(self, step: Step) -> int:
         """The least one launch moves, for rooflines."""
         return step.traffic_bytes
+
+    def estimate_us(self, step: Step, config: Attrs) -> float:
+        """A guess at one launch's time, by which a search orders what it measures.
+
+        Only the order within a network matters: measured times replace guesses as they come.
+        """
+        arithmetic = self.flops(step) / self.flops_per_us
+        return self.launch_us + arithmetic + self.traffic_bytes(step) / BYTES_PER_US
 
     def reference(self, step: Step, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the step's values should be, in the precision of `inputs`."""

@@ -1,4 +1,7 @@
-"""Finds the kernel families: every module in `plantune.kernels.families` defines one as FAMILY."""
+"""Finds the kernel families: every module in `plantune.kernels.families` defines one as FAMILY.
+
+So does every module that PLANTUNE_FAMILIES names: a user's own kernels, searched like the others.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 
+from plantune.env import extra_families
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels import families
@@ -17,10 +21,8 @@ from plantune.space.search_space import SearchSpace
 @cache
 def all_families() -> Mapping[str, KernelFamily]:
     """Every family by its name, in the order of their files."""
-    modules = (
-        importlib.import_module(f"{families.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(families.__path__)
-    )
+    own = [f"{families.__name__}.{found.name}" for found in pkgutil.iter_modules(families.__path__)]
+    modules = map(importlib.import_module, (*own, *extra_families()))
     return {module.FAMILY.name: module.FAMILY for module in modules}
 
 

@@ -8,13 +8,24 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.graph.step import Step
-from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.family import BYTES_PER_US, Binding, Frame, KernelFamily
 from plantune.kernels.torch_ops import Call, maker_of, writes
 from plantune.memory import aligned, in_layout, view_bytes
 from plantune.values import Attrs
 
-# Their kernels choose the layout of the result by that of the image.
-BY_LAYOUT_OF_IMAGE = ("conv2d", "conv2d_dgrad", "conv2d_wgrad", "batch_norm_grad")
+# Their kernels follow the layout of the image: batch norm writes in it even into given memory of
+# another layout, pools copy the image first where it is not that of the result.
+BY_LAYOUT_OF_IMAGE = (
+    "conv2d",
+    "conv2d_dgrad",
+    "conv2d_wgrad",
+    "batch_norm",
+    "batch_norm_grad",
+    "avg_pool2d",
+    "avg_pool2d_grad",
+    "max_pool2d",
+    "max_pool2d_grad",
+)
 
 
 class Framework(KernelFamily):
@@ -50,6 +61,16 @@ class Framework(KernelFamily):
 
     def workspace_bytes(self, step: Step, config: Attrs) -> int:
         return sum(aligned(step.types[name].size_bytes) for name in _planned_inside(step))
+
+    def estimate_us(self, step: Step, config: Attrs) -> float:
+        """Each op is a launch, and moves its own inputs and outputs."""
+        moved = sum(
+            step.types[value].size_bytes
+            for node in step.nodes
+            for value in (*node.inputs, *node.outputs)
+        )
+        arithmetic = step.flops / self.flops_per_us
+        return self.launch_us * len(step.nodes) + arithmetic + moved / BYTES_PER_US
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         values = frame.values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -59,6 +60,9 @@ def _linear_forms() -> set[tuple[str, ...]]:
 
 
 def _why_not_bias(nodes: tuple[Node, ...]) -> str | None:
+    for before, node in itertools.pairwise(nodes):
+        if node.inputs[0] != before.name:
+            return f"{node.name!r} does not read {before.name!r}, the value before it"
     if len(nodes) > 1 and nodes[1].attrs["axis"] != 1:
         return "the bias is not one per column"
     return None

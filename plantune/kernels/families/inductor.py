@@ -26,6 +26,8 @@ class Inductor(KernelFamily):
 
     name: ClassVar = "inductor"
     arch_kinds = frozenset(("cpu",))
+    compiles = True
+    launch_us = 8.0
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if cxx_compiler() is None:
@@ -38,7 +40,9 @@ class Inductor(KernelFamily):
         return None
 
     def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, config["layout"])
+        # The compiled code takes the strides that it was traced with, those of weights too.
+        weights = {name: "nchw" for name in step.constants if len(step.types[name].shape) == 4}
+        return {**weights, **images(step, config["layout"])}
 
     def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
         return frozenset(name for name, _ in step.outputs)

@@ -24,6 +24,7 @@ class OneDnnConv(KernelFamily):
 
     name: ClassVar = "onednn_conv"
     arch_kinds = frozenset(("cpu",))
+    flops_per_us = 2.3e5
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if not onednn.is_there():

@@ -27,6 +27,7 @@ class PatchConv(KernelFamily):
 
     name: ClassVar = "patch_conv"
     arch_kinds = frozenset(("cpu",))
+    flops_per_us = 2e5
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if not onednn.is_there():

@@ -1,0 +1,1 @@
+"""Measuring candidates: first whether they are right, then how long they take."""

@@ -1,0 +1,70 @@
+"""What keeps a worker process in bounds: its memory, its parent's life, the terminal's Ctrl-C."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plantune.errors import BuildError, PlantuneError, WrongResult
+from plantune.measure.outcome import Rejected
+
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+# How torch and C++ say that memory ran out; Python says MemoryError.
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
+REASON_LENGTH = 4000
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it ends, whatever runs here."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def leave_interrupts_to_parent() -> None:
+    """Ctrl-C reaches every process of a terminal; the parent decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def leave_no_core() -> None:
+    """A crash is an outcome here; a core file for each would fill the disk."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+@contextmanager
+def memory_limit(allowed_bytes: int) -> Iterator[None]:
+    """Allocations fail when this process, or a compiler that it starts, takes this much more.
+
+    Counted is memory that can be written: torch maps gigabytes of code that cost nothing.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = _data_bytes() + allowed_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """The memory that RLIMIT_DATA counts, as it is now."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+
+
+def rejection(error: Exception) -> Rejected | None:
+    """What an error says of a candidate; None where the candidate is not to blame for it."""
+    if isinstance(error, BuildError):
+        return Rejected("build", str(error)[:REASON_LENGTH])
+    if isinstance(error, WrongResult):
+        return Rejected("numerics", str(error)[:REASON_LENGTH])
+    if isinstance(error, PlantuneError):
+        return None
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
+        return Rejected("memory", text[:REASON_LENGTH] or "MemoryError")
+    return None

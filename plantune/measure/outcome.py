@@ -1,0 +1,61 @@
+"""What became of a candidate: measured, or rejected with a reason. Never a number for a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+STAGES = ("build", "memory", "crash", "timeout", "numerics", "roofline", "noisy")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate that is right, and how long one launch takes.
+
+    `low_us` and `high_us` are the quartiles. `error` is the largest relative error that was seen
+    against float64 and `bound` what was allowed; `cache` says in which state caches were.
+    """
+
+    median_us: float
+    low_us: float
+    high_us: float
+    samples: int
+    error: float
+    bound: float
+    deterministic: bool
+    cache: str = "warm"
+
+    @property
+    def spread_us(self) -> float:
+        return self.high_us - self.low_us
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that cannot be used: at which stage, and why."""
+
+    stage: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.stage not in STAGES:
+            raise ValueError(f"stage must be one of {', '.join(STAGES)}, got {self.stage!r}")
+
+
+Outcome = Measured | Rejected
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    kind = "measured" if isinstance(outcome, Measured) else "rejected"
+    return {"kind": kind, **asdict(outcome)}
+
+
+def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
+    """The outcome of `outcome_to_json`; raises KeyError, TypeError or ValueError for other data."""
+    fields = {key: value for key, value in data.items() if key != "kind"}
+    if data["kind"] == "measured":
+        return Measured(**fields)
+    if data["kind"] == "rejected":
+        return Rejected(**fields)
+    raise ValueError(f"kind must be measured or rejected, got {data['kind']!r}")

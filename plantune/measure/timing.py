@@ -1,0 +1,253 @@
+"""How long calls take on the CPU: warm, in batches that the clock can see, by the monotonic clock.
+
+Times are in microseconds per call. Samples in which this process waited for a core are discarded. A
+wide spread says that the machine was throttled or shared in another way: such a run is repeated,
+and what stays wide is marked noisy.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from plantune.measure.sharing import waited_ns
+
+Call = Callable[[], object]
+
+# The clock takes some 0.05 us; a batch is so long that this is nothing.
+LEAST_BATCH_S = 200e-6
+LEAST_SAMPLES = 5
+# A budget has room for about so many.
+MOST_SAMPLES = 200
+# Quartiles further apart than this part of the median: something else ran here.
+NOISY_SPREAD = 0.25
+# A sample that waited for a core for a larger part of its time is discarded.
+WAITED_PART = 0.02
+RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to measure.
+
+    Sampling ends when `budget_s` is over, when the median is known to a part `tolerance` of itself,
+    or when every sample is above `give_up_above_us`. While the result is noisy, the budget is spent
+    again, up to `retries` times.
+    """
+
+    budget_s: float = 0.3
+    warm_up_s: float = 0.05
+    tolerance: float = 0.005
+    give_up_above_us: float | None = None
+    retries: int = 2
+
+    def most_s(self, ways: int) -> float:
+        """The time that measuring so many callables may take, but for calls of its own length."""
+        return (self.budget_s + self.warm_up_s * ways) * (1 + self.retries)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The time of one call in each sample, in the order in which they were taken.
+
+    `shared` says that this process had to wait for a core in every one of them.
+    """
+
+    samples_us: tuple[float, ...]
+    shared: bool = False
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+    @property
+    def low_us(self) -> float:
+        """The lower quartile."""
+        return self._quartiles()[0]
+
+    @property
+    def high_us(self) -> float:
+        """The upper quartile."""
+        return self._quartiles()[2]
+
+    @property
+    def samples(self) -> int:
+        return len(self.samples_us)
+
+    @property
+    def spread(self) -> float:
+        """The distance of the quartiles as a part of the median."""
+        low, median, high = self._quartiles()
+        return (high - low) / median if median else 0.0
+
+    @property
+    def noisy(self) -> bool:
+        return self.shared or self.spread > NOISY_SPREAD
+
+    def settled(self, tolerance: float) -> bool:
+        """Whether the median is known this well."""
+        enough = self.samples >= 2 * LEAST_SAMPLES
+        return enough and self.spread <= tolerance * math.sqrt(self.samples)
+
+    def _quartiles(self) -> Sequence[float]:
+        if len(self.samples_us) == 1:
+            return self.samples_us * 3
+        return statistics.quantiles(self.samples_us, method="inclusive")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"samples_us": list(self.samples_us), "shared": self.shared}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Timing:
+        return Timing(tuple(map(float, data["samples_us"])), data["shared"])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The time of one call in a batch, and for which part of the batch threads waited for a core.
+
+    Threads wait at the same time, so it may be more than 1.
+    """
+
+    us: float
+    waited: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A ratio of two medians, and where it lies with the stated confidence."""
+
+    ratio: float
+    low: float
+    high: float
+    confidence: float = 0.95
+
+
+def time_call(call: Call, effort: Effort) -> Timing:
+    """Times one callable."""
+    return time_interleaved([call], effort)[0]
+
+
+def time_interleaved(calls: Sequence[Call], effort: Effort) -> list[Timing]:
+    """Times callables in turns, so that a drift of the machine meets all of them.
+
+    Sample number i of each is from the same round. The order changes from round to round, and each
+    turn starts with a call that is not timed, after which caches hold the callable's own data.
+    """
+    rounds: list[list[Sample]] = []
+    with _no_collection():
+        turn_s = effort.budget_s / MOST_SAMPLES / len(calls)
+        counts = [_warm_up(call, effort, turn_s) for call in calls]
+        for _ in range(1 + effort.retries):
+            end = time.perf_counter_ns() + effort.budget_s * 1e9
+            while len(rounds) < LEAST_SAMPLES or time.perf_counter_ns() < end:
+                rounds.append(_round(calls, counts, len(rounds)))
+                timings = _timings(rounds)
+                if all(_is_done(timing, effort) for timing in timings):
+                    return timings
+            if not any(timing.noisy for timing in timings):
+                break
+    return timings
+
+
+def _round(calls: Sequence[Call], counts: Sequence[int], number: int) -> list[Sample]:
+    """A sample of each callable; each round starts with another one, every second runs back."""
+    places = [(place + number) % len(calls) for place in range(len(calls))]
+    turns = {}
+    for place in places if number % 2 else reversed(places):
+        if len(calls) > 1:
+            calls[place]()
+        turns[place] = _sample(calls[place], counts[place])
+    return [turns[place] for place in range(len(calls))]
+
+
+def _is_done(timing: Timing, effort: Effort) -> bool:
+    """Whether the median is known well enough, or even the best sample is too slow."""
+    limit = math.inf if effort.give_up_above_us is None else effort.give_up_above_us
+    hopeless = timing.samples >= LEAST_SAMPLES and min(timing.samples_us) > limit
+    return hopeless or (timing.settled(effort.tolerance) and not timing.shared)
+
+
+def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
+    """One Timing for each callable, of the rounds in which nobody waited for a core.
+
+    Where they are too few, those with the least waiting count too.
+    """
+    waited = [max(sample.waited for sample in turns) for turns in rounds]
+    by_waiting = sorted(range(len(rounds)), key=waited.__getitem__)
+    calm = sum(part <= WAITED_PART for part in waited)
+    kept = [rounds[place] for place in sorted(by_waiting[: max(calm, LEAST_SAMPLES)])]
+    columns = zip(*kept, strict=True)
+    return [Timing(tuple(sample.us for sample in column), shared=not calm) for column in columns]
+
+
+def ratio_interval(ours: Timing, theirs: Timing, seed: int = 0) -> Interval:
+    """The ratio of two medians from one interleaved run, with its bootstrap interval.
+
+    Rounds are drawn again, not samples: what disturbed one round disturbed both.
+    """
+    pairs = list(zip(ours.samples_us, theirs.samples_us, strict=True))
+    draw = random.Random(seed)
+    ratios = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    tail = round(RESAMPLES * (1 - Interval.confidence) / 2)
+    return Interval(_ratio(pairs), ratios[tail], ratios[-1 - tail])
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
+
+
+def _warm_up(call: Call, effort: Effort, batch_s: float) -> int:
+    """Calls until the time to warm up is over; returns how many calls make a batch."""
+    end = time.perf_counter_ns() + effort.warm_up_s * 1e9
+    batch_us = max(batch_s, LEAST_BATCH_S) * 1e6
+    count = 1
+    while (took := _batch_us(call, count) * count) < batch_us or time.perf_counter_ns() < end:
+        if took < batch_us / 2:
+            count *= 2
+        elif time.perf_counter_ns() >= end:
+            break
+    return count
+
+
+def _batch_us(call: Call, count: int) -> float:
+    """The time of one call in a batch of `count`."""
+    repeats = range(count)
+    start = time.perf_counter_ns()
+    for _ in repeats:
+        call()
+    return (time.perf_counter_ns() - start) / count / 1e3
+
+
+def _sample(call: Call, count: int) -> Sample:
+    waited = waited_ns()
+    time_us = _batch_us(call, count)
+    waited_us = (waited_ns() - waited) / 1e3
+    return Sample(time_us, waited_us / max(time_us * count, 1e-3))
+
+
+def _end(effort: Effort) -> float:
+    return time.perf_counter_ns() + effort.budget_s * 1e9
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector would run inside of some samples."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

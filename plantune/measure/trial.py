@@ -1,0 +1,162 @@
+"""A candidate bound to guarded memory, so that whatever it should not do is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from plantune.errors import WrongResult
+from plantune.graph.step import Step
+from plantune.kernels.build import build
+from plantune.kernels.family import Candidate, Frame, Values
+from plantune.kernels.registry import family_named
+from plantune.memory import MEMORY_FORMATS, view_bytes
+from plantune.space.arch import Arch
+
+CPU_STREAM = 0
+GUARD_BYTES = 256
+# As a float 0xA5.. is a small number and 0xFF.. is NaN. The first shows most writes beyond a
+# buffer, the second most reads.
+NUMBERS, NANS = 0xA5, 0xFF
+
+
+class Buffer:
+    """Bytes between two guard bands; `offset` puts them off the alignment."""
+
+    def __init__(self, size_bytes: int, offset: int = 0) -> None:
+        self.start = GUARD_BYTES + offset
+        self.end = self.start + size_bytes
+        self.memory = torch.empty(self.end + GUARD_BYTES, dtype=torch.uint8)
+        self.content = self.memory[self.start : self.end]
+
+    @property
+    def address(self) -> int:
+        return _address(self.memory)
+
+    def surround(self, pattern: int) -> None:
+        self.memory[: self.start] = pattern
+        self.memory[self.end :] = pattern
+
+    def is_surrounded(self, pattern: int) -> bool:
+        before, behind = self.memory[: self.start], self.memory[self.end :]
+        return bool((before == pattern).all() and (behind == pattern).all())
+
+
+class Trial:
+    """Runs a candidate as a program would: bound before any input is there, inputs that may be
+    other tensors in each run. Outputs and workspace are aligned, as a program's are.
+    """
+
+    def __init__(self, step: Step, candidate: Candidate, arch: Arch) -> None:
+        family, config = family_named(candidate.family), candidate.config
+        self.step, self.candidate = step, candidate
+        self._layouts = family.layouts(step, config)
+        self._aliases, self._adopts = family.aliases(step, config), family.adopts(step, config)
+        self._values: Values = {}
+        self._inputs: dict[str, Buffer] = {}
+        self._outputs: dict[str, Buffer] = {}
+        self._kept: list[Tensor] = []
+        self._run = "binding"
+        for name, type_ in step.outputs:
+            if name not in self._aliases and name not in self._adopts:
+                buffer = self._outputs[name] = Buffer(type_.size_bytes)
+                layout = self._layouts.get(name, "nchw")
+                self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout)
+        self._workspace = Buffer(family.workspace_bytes(step, config))
+        frame = Frame(self._values, self._workspace.content, build(step, candidate, arch))
+        self._binding = family.bind(step, config, frame)
+
+    def put_constants(self, data: Values, *, awkward: bool = False) -> None:
+        """Places the constant inputs, and refreshes what the kernel made of them."""
+        for name in self.step.constants:
+            self._put(name, data[name], awkward)
+        if self._binding.refresh is not None:
+            self._binding.refresh()
+
+    def put_data(self, data: Values, *, awkward: bool = False) -> None:
+        """Places all other inputs.
+
+        Where it is `awkward` they lie off the alignment, as a user's may, and images channels-last
+        unless the family demands a layout.
+        """
+        for name, _ in self.step.inputs:
+            if name not in self.step.constants:
+                self._put(name, data[name], awkward)
+
+    def _put(self, name: str, tensor: Tensor, awkward: bool) -> None:
+        type_ = self.step.types[name]
+        free = "nhwc" if awkward and len(type_.shape) == 4 else "nchw"
+        buffer = Buffer(type_.size_bytes, tensor.dtype.itemsize if awkward else 0)
+        layout = self._layouts.get(name, free)
+        self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout).copy_(tensor)
+        self._inputs[name] = buffer
+
+    def run(self, what: str, pattern: int, *, fresh_workspace: bool = True) -> Values:
+        """The outputs of one launch; `pattern` surrounds all buffers.
+
+        Raises WrongResult where the kernel touched what is not its own.
+        """
+        self._run = what
+        self._prepare(pattern, fresh_workspace)
+        before = {name: buffer.content.clone() for name, buffer in self._inputs.items()}
+        self._binding.launch(CPU_STREAM)
+        for name, buffer in self._buffers():
+            if not buffer.is_surrounded(pattern):
+                raise self.wrong(f"it wrote outside of {name!r}")
+        for name, content in before.items():
+            if not torch.equal(self._inputs[name].content, content):
+                raise self.wrong(f"it wrote to its input {name!r}")
+        self._check_outputs()
+        self._kept += [self._values[name] for name in self._adopts]
+        return {name: self._values[name].clone() for name, _ in self.step.outputs}
+
+    def _prepare(self, pattern: int, fresh_workspace: bool) -> None:
+        for _, buffer in self._buffers():
+            buffer.surround(pattern)
+        for buffer in self._outputs.values():
+            buffer.content.fill_(NANS)
+        if fresh_workspace:
+            self._workspace.content.fill_(NANS)
+        for name in (*self._adopts, *self._aliases):
+            self._values.pop(name, None)
+
+    def _buffers(self) -> Iterator[tuple[str, Buffer]]:
+        yield from self._inputs.items()
+        yield from self._outputs.items()
+        yield "workspace", self._workspace
+
+    def _check_outputs(self) -> None:
+        """What the kernel made itself lies where it said: views in their source, the rest in new
+        memory, all in the layout that other steps rely on.
+        """
+        taken = {_address(tensor) for tensor in self._kept}
+        taken.update(buffer.address for _, buffer in self._buffers())
+        for name, type_ in self.step.outputs:
+            if name not in self._values:
+                raise self.wrong(f"output {name!r} was not made")
+            value, layout = self._values[name], self._layouts.get(name, "nchw")
+            if tuple(value.shape) != type_.shape or value.dtype != type_.torch_dtype:
+                raise self.wrong(f"output {name!r} has {value.shape}, {value.dtype}, not {type_}")
+            if not value.is_contiguous(memory_format=MEMORY_FORMATS[layout]):
+                raise self.wrong(f"output {name!r} is not {layout}: strides {value.stride()}")
+            if name in self._aliases:
+                if _address(value) != _address(self._values[self._aliases[name]]):
+                    raise self.wrong(f"output {name!r} is no view of {self._aliases[name]!r}")
+            elif name in self._adopts:
+                if _address(value) in taken:
+                    raise self.wrong(f"output {name!r} is not in new memory of its own")
+                taken.add(_address(value))
+            elif _address(value) != self._outputs[name].address:
+                raise self.wrong(f"output {name!r} was replaced instead of written")
+
+    def wrong(self, what: str, error: float = float("inf"), bound: float = 0.0) -> WrongResult:
+        """The error to raise: which kernel, for which step, in which run, what."""
+        kernel = f"{self.candidate.family} {dict(self.candidate.config)}"
+        place = f"step {self.step.name!r} ({', '.join(self.step.ops)})"
+        return WrongResult(f"{kernel} at {place}, {self._run}: {what}", error, bound)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

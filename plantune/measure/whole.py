@@ -1,0 +1,75 @@
+"""Times whole programs in turns: a kernel that wins alone may lose among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from plantune.graph.graph import Graph
+from plantune.graph.step import Step
+from plantune.kernels.family import Values
+from plantune.measure.inputs import draw_inputs
+from plantune.measure.limits import rejection
+from plantune.measure.outcome import Rejected
+from plantune.measure.timing import Call, Effort, Timing, time_interleaved
+from plantune.memory import in_layout
+from plantune.plan import Plan
+from plantune.runtime.program import Program
+from plantune.space.search_space import load_search_space
+
+Say = Callable[[str], None]
+
+
+def time_programs(
+    graph: Graph, plans: Sequence[Plan], effort: Effort, seed: int, say: Say
+) -> list[Timing | Rejected]:
+    """The time of one pass of each plan, backward included where the graph has it.
+
+    All run on the same random weights and inputs. A plan that does not build is rejected and the
+    others are timed.
+    """
+    values = draw_values(graph, seed)
+    prepared: list[Call | Rejected] = []
+    for plan in plans:
+        say("build")
+        try:
+            prepared.append(_pass(Program(graph, plan, load_search_space(plan.arch)), values))
+        except Exception as error:
+            rejected = rejection(error)
+            if rejected is None:
+                raise
+            prepared.append(rejected)
+    say("time")
+    calls = [call for call in prepared if not isinstance(call, Rejected)]
+    timings = iter(time_interleaved(calls, effort) if calls else ())
+    return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
+
+
+def _pass(program: Program, values: Values) -> Call:
+    """A program with its weights prepared, as a call."""
+    graph = program.graph
+    program.refresh(values)
+    inputs = [values[name] for name, _ in graph.inputs]
+    gradients = [values[name] for name, _ in graph.output_gradients]
+    if graph.backward_from is None:
+        return lambda: program.forward(*inputs)
+
+    def both() -> None:
+        program.forward(*inputs)
+        program.backward(*gradients)
+
+    return both
+
+
+def draw_values(graph: Graph, seed: int) -> dict[str, Tensor]:
+    """Random weights, inputs and gradients of outputs for a graph, in the layouts of its edge."""
+    sources = tuple(graph.sources)
+    outputs = tuple((name, graph.types[name]) for name in graph.outputs)
+    whole = Step(graph.nodes, sources, outputs, graph.constants, "forward")
+    drawn = draw_inputs(whole, torch.Generator().manual_seed(seed))
+    return {
+        name: in_layout(drawn[name], type_.layout) if len(type_.shape) == 4 else drawn[name]
+        for name, type_ in sources
+    }

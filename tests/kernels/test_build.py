@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+
+from plantune.errors import BuildError
+from plantune.kernels.build import build
+from plantune.kernels.family import Binding, Candidate, KernelFamily
+from plantune.values import Attrs
+
+CANDIDATE = Candidate("counting", Attrs(tile_m=64))
+
+
+class Counting(KernelFamily):
+    """Counts how often it builds what."""
+
+    name: ClassVar = "counting"
+    arch_kinds = frozenset(("cpu",))
+
+    def __init__(self):
+        self.built = []
+        self.fails = False
+
+    def why_not_step(self, step):
+        return None
+
+    def build(self, step, config, arch):
+        time.sleep(0.01)
+        self.built.append((step.signature, config))
+        if self.fails:
+            raise BuildError("no compiler")
+        return len(self.built)
+
+    def bind(self, step, config, frame):
+        return Binding(lambda stream: None)
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    family = Counting()
+    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"counting": family})
+    monkeypatch.setattr("plantune.kernels.build._built", {})
+    return family
+
+
+def relu(b, *shape):
+    return b("relu", b.x(*shape))
+
+
+def test_equal_steps_build_once(step_of, space, counting):
+    steps = [
+        step_of(lambda b: relu(b, 2, 3)),
+        step_of(lambda b: (b.x(7), relu(b, 2, 3))[1]),
+    ]
+    assert steps[0].inputs != steps[1].inputs
+    assert [build(step, CANDIDATE, space.arch) for step in steps] == [1, 1]
+    assert len(counting.built) == 1
+
+
+def test_another_shape_config_or_op_builds_anew(step_of, space, counting):
+    step = step_of(lambda b: relu(b, 2, 3))
+    build(step, CANDIDATE, space.arch)
+    build(step_of(lambda b: relu(b, 3, 2)), CANDIDATE, space.arch)
+    build(step_of(lambda b: b("sigmoid", b.x(2, 3))), CANDIDATE, space.arch)
+    build(step, Candidate("counting", Attrs(tile_m=128)), space.arch)
+    assert len(counting.built) == 4
+
+
+def test_threads_share_one_build(step_of, space, counting):
+    step = step_of(lambda b: relu(b, 2, 3))
+    threads = [threading.Thread(target=build, args=(step, CANDIDATE, space.arch)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(counting.built) == 1
+
+
+def test_a_failed_build_is_no_kernel(step_of, space, counting):
+    step = step_of(lambda b: relu(b, 2, 3))
+    counting.fails = True
+    with pytest.raises(BuildError, match="no compiler"):
+        build(step, CANDIDATE, space.arch)
+    counting.fails = False
+    assert build(step, CANDIDATE, space.arch) == 2
+
+
+def test_a_family_that_compiles_nothing(step_of, space):
+    step = step_of(lambda b: relu(b, 2, 3))
+    assert build(step, Candidate("framework", Attrs(layout="nchw")), space.arch) is None

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.step import Step, make_step
+from plantune.kernels.family import Binding, Candidate, Frame, KernelFamily
+from plantune.measure.numerics import Numerics, check
+from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.values import Attrs
+
+Twist = Callable[[Step, Frame], None]
+
+
+class Fake(KernelFamily):
+    """Computes a step by its meaning, then lets `twist` spoil the launch."""
+
+    name: ClassVar = "fake"
+    arch_kinds = frozenset(("cpu",))
+
+    def __init__(self, twist: Twist, workspace: int = 0) -> None:
+        self.twist = twist
+        self.workspace = workspace
+
+    def why_not_step(self, step: Step) -> str | None:
+        return None
+
+    def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
+        return (Attrs(),)
+
+    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+        return self.workspace
+
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        def launch(stream: int) -> None:
+            inputs = {name: frame.values[name] for name, _ in step.inputs}
+            known = step.evaluate(inputs)
+            for name, _ in step.outputs:
+                frame.values[name].copy_(known[name])
+            self.twist(step, frame)
+
+        return Binding(launch)
+
+
+@pytest.fixture(scope="session")
+def space() -> SearchSpace:
+    return load_search_space("cpu")
+
+
+@pytest.fixture
+def step_of() -> Callable[..., Step]:
+    """A step that covers all nodes which `emit` adds to a builder."""
+
+    def make(emit: Callable[[GraphBuilder], tuple[str, ...]]) -> Step:
+        builder = GraphBuilder()
+        graph = builder.build(emit(builder))
+        return make_step(graph, [node.name for node in graph.nodes])
+
+    return make
+
+
+@pytest.fixture
+def check_fake(monkeypatch: pytest.MonkeyPatch, space: SearchSpace) -> Callable[..., Numerics]:
+    """Checks a step with a family that is registered for this test alone."""
+
+    def run(step: Step, family: KernelFamily, seed: int = 0) -> Numerics:
+        monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {family.name: family})
+        monkeypatch.setattr("plantune.kernels.build._built", {})
+        return check(step, Candidate(family.name, Attrs()), space, seed)
+
+    return run
+
+
+@pytest.fixture
+def fake() -> type[Fake]:
+    return Fake

@@ -1,0 +1,165 @@
+"""A kernel family for tests of the worker: each config misbehaves in its own way.
+
+Workers load it through PLANTUNE_FAMILIES, as they would a user's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from plantune.errors import BuildError
+from plantune.graph.step import Step
+from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.space.arch import Arch
+from plantune.space.search_space import SearchSpace
+from plantune.values import Attrs
+
+IDLE_AFTER = 5
+
+
+def _output(step: Step, frame: Frame) -> torch.Tensor:
+    return frame.values[step.outputs[0][0]]
+
+
+def _wrong(step: Step, frame: Frame) -> None:
+    _output(step, frame).mul_(1.01)
+
+
+def _segfault(step: Step, frame: Frame) -> None:
+    ctypes.string_at(0)
+
+
+def _abort(step: Step, frame: Frame) -> None:
+    print("the reason is here", file=sys.stderr, flush=True)
+    os.abort()
+
+
+def _endless(step: Step, frame: Frame) -> None:
+    while True:
+        pass
+
+
+def _endless_with_lock(step: Step, frame: Frame) -> None:
+    """Never lets Python run, as a native library may."""
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def _memory(step: Step, frame: Frame) -> None:
+    kept = []
+    while True:
+        kept.append(torch.ones(1 << 24))
+
+
+def _prints(step: Step, frame: Frame) -> None:
+    print("{}" * 1000, flush=True)
+    os.write(2, b"\0plt1" * 100)
+
+
+def _garbage(step: Step, frame: Frame) -> None:
+    os.write(int(sys.argv[2]), b"performance is great today\n" * 10)
+
+
+def _closes(step: Step, frame: Frame) -> None:
+    os.close(int(sys.argv[2]))
+    time.sleep(3600)
+
+
+def _outside(step: Step, frame: Frame) -> None:
+    y = _output(step, frame)
+    y.as_strided((1,), (1,), y.storage_offset() + y.numel()).fill_(1.0)
+
+
+def _loses_nan(step: Step, frame: Frame) -> None:
+    _output(step, frame).nan_to_num_(0.0)
+
+
+def _unwritten(step: Step, frame: Frame) -> None:
+    _output(step, frame).view(-1)[0] = torch.nan
+
+
+def _writes_input(step: Step, frame: Frame) -> None:
+    frame.values[step.inputs[0][0]].add_(1)
+
+
+def _stale(step: Step, frame: Frame) -> None:
+    """Fills its workspace in the first launch only."""
+    assert frame.workspace is not None
+    y = _output(step, frame)
+    kept = frame.workspace.view(torch.float32)[: y.numel()].view(y.shape)
+    if kept.isnan().all():
+        kept.copy_(y)
+    y.copy_(kept)
+
+
+TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
+    "none": lambda step, frame: None,
+    "wrong": _wrong,
+    "segfault": _segfault,
+    "abort": _abort,
+    "endless": _endless,
+    "endless_with_lock": _endless_with_lock,
+    "memory": _memory,
+    "prints": _prints,
+    "garbage": _garbage,
+    "closes": _closes,
+    "outside": _outside,
+    "loses_nan": _loses_nan,
+    "unwritten": _unwritten,
+    "writes_input": _writes_input,
+    "stale": _stale,
+}
+OTHERS = ("idle", "bug", "build_error", "build_endless", "build_memory")
+
+
+class Faulty(KernelFamily):
+    """Config: `fault`, what goes wrong."""
+
+    name: ClassVar = "faulty"
+    arch_kinds = frozenset(("cpu",))
+
+    def why_not_step(self, step: Step) -> str | None:
+        return None
+
+    def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
+        return tuple(Attrs(fault=fault) for fault in (*TWISTS, *OTHERS))
+
+    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+        return step.outputs[0][1].size_bytes if config["fault"] == "stale" else 0
+
+    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+        if config["fault"] == "build_error":
+            raise BuildError("g++ kernel.cpp\nkernel.cpp:1: error: expected ';'")
+        if config["fault"] == "build_endless":
+            time.sleep(3600)
+        kept = []
+        while config["fault"] == "build_memory":
+            kept.append(bytearray(1 << 26))
+        return None
+
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        if config["fault"] == "bug":
+            raise KeyError("a mistake of whoever wrote this family")
+        twist = TWISTS.get(config["fault"], TWISTS["none"])
+        seen: list[tuple[int, int]] = []
+
+        def launch(stream: int) -> None:
+            x = frame.values[step.inputs[0][0]]
+            seen.append((x.data_ptr(), x._version))
+            if config["fault"] == "idle" and seen.count(seen[-1]) > IDLE_AFTER:
+                return  # Fast, and nobody looks at the result any more.
+            known = step.evaluate({name: frame.values[name] for name, _ in step.inputs})
+            for name, _ in step.outputs:
+                frame.values[name].copy_(known[name])
+            twist(step, frame)
+
+        return Binding(launch)
+
+
+FAMILY = Faulty()

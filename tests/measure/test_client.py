@@ -1,0 +1,307 @@
+"""The worker through its client, with kernels that misbehave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from plantune.errors import IllegalCandidate, MeasureTimeout, WorkerDied, WorkerFailed
+from plantune.graph.graph import Graph
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Candidate
+from plantune.measure.client import Limits, Worker
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.timing import Effort
+from plantune.values import Attrs
+
+HERE = Path(__file__).parent
+LIMITS = Limits(build_s=2, run_s=4, memory_bytes=256 << 20)
+# Patient, because other tests may run beside this one.
+EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)
+FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
+
+
+def faulty(fault: str) -> Candidate:
+    return Candidate("faulty", Attrs(fault=fault))
+
+
+# Workers know the family of faulty_kernels.py; this process does not.
+FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(HERE)}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker(threads=1, limits=LIMITS, environment=FAMILIES) as worker:
+        yield worker
+
+
+@pytest.fixture
+def relu(step_of: Callable[..., Step]) -> Step:
+    return step_of(lambda b: b.emit("relu", b.input("x", TensorType((2, 3, 5, 7)))))
+
+
+@pytest.fixture
+def ask(worker: Worker, relu: Step) -> Callable[[str], Outcome]:
+    def run(fault: str) -> Outcome:
+        return worker.check_and_time(relu, faulty(fault), "cpu", EFFORT)
+
+    return run
+
+
+def is_good(outcome: Outcome) -> bool:
+    """Measured, with the error of a right kernel and a time that a small ReLU can take."""
+    return (
+        isinstance(outcome, Measured)
+        and outcome.error <= outcome.bound
+        and 0.5 < outcome.low_us <= outcome.median_us <= outcome.high_us < 1000
+    )
+
+
+def test_a_good_kernel_is_measured(worker, relu, ask):
+    assert is_good(ask("none"))
+    outcome = worker.check_and_time(relu, FRAMEWORK, "cpu", EFFORT)
+    assert is_good(outcome)
+    assert outcome.deterministic
+    assert outcome.cache == "warm"
+
+
+FAULTS = {
+    "wrong": ("numerics", "relative error 0.01"),  # F6
+    "loses_nan": ("numerics", "NaN or infinity is lost"),  # F7
+    "unwritten": ("numerics", "is nan instead of"),  # F8
+    "outside": ("numerics", "wrote outside of 'relu'"),  # F9
+    "writes_input": ("numerics", "wrote to its input 'x'"),  # F11
+    "stale": ("numerics", "run on other data"),  # F13
+    "build_error": ("build", "error: expected ';'"),  # F1
+    "build_endless": ("timeout", "build took over 2 s"),  # F2
+    "build_memory": ("memory", "MemoryError"),  # F2
+    "memory": ("memory", "you tried to allocate"),  # F35
+    "segfault": ("crash", "died during check: SIGSEGV"),  # F4
+    "abort": ("crash", "SIGABRT; it printed:\nthe reason is here"),  # F4
+    "endless_with_lock": ("timeout", "check took over 4 s"),  # F5
+    "garbage": ("crash", "the worker sent garbage during check"),  # F15
+    "closes": ("crash", "it closed its pipe"),  # F15
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_kernel_is_rejected_and_the_next_one_measured(ask, fault):
+    stage, reason = FAULTS[fault]
+    outcome = ask(fault)
+    assert isinstance(outcome, Rejected)
+    assert outcome.stage == stage
+    assert reason in outcome.reason
+    assert len(outcome.reason) < 5000
+    assert is_good(ask("none"))
+
+
+def test_what_a_kernel_prints_disturbs_nothing(ask, worker, capfd):
+    worker.start()
+    pid = worker.pid
+    assert is_good(ask("prints"))
+    assert worker.pid == pid
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_kernel_that_is_too_fast_is_rejected(worker, step_of):
+    """F14: right while it is checked, then it does nothing any more."""
+    step = step_of(
+        lambda b: b.emit(
+            "matmul",
+            b.input("a", TensorType((384, 384))),
+            b.parameter("b", TensorType((384, 384))),
+            transpose_a=False,
+            transpose_b=False,
+        )
+    )
+    outcome = worker.check_and_time(step, faulty("idle"), "cpu", EFFORT)
+    assert isinstance(outcome, Rejected)
+    assert outcome.stage == "roofline"
+    assert "less than any kernel can take here" in outcome.reason
+    honest = worker.check_and_time(step, faulty("none"), "cpu", EFFORT)
+    assert isinstance(honest, Measured)
+
+
+def test_a_mistake_in_a_family_is_raised(ask):
+    with pytest.raises(WorkerFailed, match="KeyError: 'a mistake of whoever wrote this family'"):
+        ask("bug")
+    assert is_good(ask("none"))
+
+
+def test_an_illegal_candidate_is_raised(worker, relu):
+    candidate = Candidate("onednn_conv", Attrs(layout="nchw", prepack=True))
+    with pytest.raises(IllegalCandidate, match="onednn_conv at step 'relu': the step starts"):
+        worker.check_and_time(relu, candidate, "cpu", EFFORT)
+    with pytest.raises(IllegalCandidate, match="no kernel family is called 'nobody'"):
+        worker.check_and_time(relu, Candidate("nobody", Attrs()), "cpu", EFFORT)
+
+
+def test_a_worker_that_died_idle_is_replaced(worker, ask):
+    worker.start()
+    pid = worker.pid
+    os.kill(pid, signal.SIGKILL)
+    while not is_gone(pid):
+        time.sleep(0.001)
+    assert is_good(ask("none"))
+
+
+def test_ctrl_c_is_the_parents_to_decide(worker, ask):
+    worker.start()
+    pid = worker.pid
+    os.kill(pid, signal.SIGINT)
+    assert is_good(ask("none"))
+    assert worker.pid == pid
+
+
+def test_an_interrupted_request_leaves_no_worker_behind(worker, ask):
+    worker.start()
+    pid = worker.pid
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ask("endless")
+    timer.join()
+    assert is_gone(pid)
+    assert is_good(ask("none"))
+
+
+def test_the_parent_stays_as_it_was(worker, ask):
+    """P2: its generator, its threads and its numbers are its own."""
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    product = torch.ones(64, 64) @ torch.ones(64, 64)
+    ask("segfault")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.ones(64, 64) @ torch.ones(64, 64), product)
+
+
+def test_the_worker_is_spawned(monkeypatch):
+    """F29: a process of its own, not a copy of this one."""
+
+    def fork() -> int:
+        raise AssertionError("forked")
+
+    monkeypatch.setattr(os, "fork", fork)
+    with Worker(threads=1) as worker:
+        command = Path(f"/proc/{worker.pid}/cmdline").read_bytes().split(b"\0")
+        assert command[0] == sys.executable.encode()
+        assert b"plantune.measure.worker" in command
+        assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+    assert multiprocessing.active_children() == []
+
+
+def test_nothing_is_left_behind_on_closing():
+    before = set(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    with Worker(threads=1) as worker:
+        pid = worker.pid
+        assert pid is not None
+    assert worker.pid is None
+    assert is_gone(pid)
+    assert set(os.listdir("/proc/self/fd")) <= before
+    assert threading.active_count() == threads
+    worker.close()
+
+
+def test_a_worker_that_cannot_start_is_an_error(monkeypatch, relu):
+    with pytest.raises(WorkerDied, match="took too long"):
+        Worker(threads=1, limits=Limits(start_s=0.01)).check_and_time(relu, FRAMEWORK, "cpu")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(WorkerDied, match=r"did not start.*/no/such/python"):
+        Worker(threads=1).start()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorkerDied, match="did not start: exit code 1"):
+        Worker(threads=1).start()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process ended; one that nobody has reaped yet ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+PARENT = """
+import sys
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.step import make_step
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Candidate
+from plantune.measure.client import Worker
+from plantune.values import Attrs
+builder = GraphBuilder()
+graph = builder.build(builder.emit("relu", builder.input("x", TensorType((4, 4)))))
+with Worker(threads=1) as worker:
+    print(worker.pid, flush=True)
+    if sys.argv[1] == "idle":
+        sys.stdin.read()
+    step = make_step(graph, ["relu"])
+    worker.check_and_time(step, Candidate("faulty", Attrs(fault=sys.argv[1])), "cpu")
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "endless_with_lock"])
+def test_a_worker_dies_with_its_parent(state):
+    """F16, P3: kill -9 of the parent while its worker waits, or while a kernel keeps it busy."""
+    command = [sys.executable, "-W", "ignore", "-c", PARENT, state]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env={**os.environ, **FAMILIES}, stdin=pipe, stdout=pipe, text=True
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        time.sleep(0 if state == "idle" else 1)
+        assert not is_gone(pid)
+        parent.kill()
+        end = time.monotonic() + 1
+        while not is_gone(pid) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert is_gone(pid)
+
+
+def test_a_worker_outlives_the_thread_that_started_it(relu):
+    worker = Worker(threads=1, limits=LIMITS, environment=FAMILIES)
+    starter = threading.Thread(target=worker.start)
+    starter.start()
+    starter.join()
+    pid = worker.pid
+    time.sleep(0.2)
+    assert is_good(worker.check_and_time(relu, faulty("none"), "cpu", EFFORT))
+    assert worker.pid == pid
+    worker.close()
+
+
+def test_threads_take_turns(ask):
+    outcomes: list[Outcome] = []
+    threads = [threading.Thread(target=lambda: outcomes.append(ask("none"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(map(is_good, outcomes)) == [True] * 3
+
+
+def test_the_wall_clock_may_jump(ask, monkeypatch):
+    """F30."""
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert is_good(ask("none"))
+
+
+def test_a_program_that_takes_too_long_is_raised(relu):
+    """There is no outcome for several plans at once."""
+    graph = Graph(relu.inputs, (), (), relu.nodes, ("relu",))
+    with Worker(threads=1, limits=Limits(run_s=0)) as worker:
+        with pytest.raises(MeasureTimeout, match="start took over 0 s; the worker was killed"):
+            worker.time_programs(graph, [], EFFORT)
+        assert worker.pid is None

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import ast
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import plantune.measure
+from plantune.measure import timing
+from plantune.measure.timing import (
+    LEAST_BATCH_S,
+    LEAST_SAMPLES,
+    Effort,
+    Timing,
+    ratio_interval,
+    time_call,
+    time_interleaved,
+)
+
+
+class Clock:
+    """A clock that moves only when a call says so, and how long threads waited for a core."""
+
+    def __init__(self) -> None:
+        self.now_us = 1e9
+        self.waited_us = 0.0
+        self.order: list[str] = []
+
+    def taking(self, cost_us: float | Iterator[float], name: str = "") -> Callable[[], None]:
+        """A callable that takes so long, or as long as the next number says."""
+
+        def call() -> None:
+            self.order.append(name)
+            self.now_us += cost_us if isinstance(cost_us, (int, float)) else next(cost_us)
+
+        return call
+
+    def wait(self, us: float) -> None:
+        """The thread stands in line for a core."""
+        self.now_us += us
+        self.waited_us += us
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: int(fake.now_us * 1e3))
+    monkeypatch.setattr(timing, "waited_ns", lambda: int(fake.waited_us * 1e3))
+    return fake
+
+
+def spent_s(clock: Clock) -> float:
+    return clock.now_us / 1e6 - 1e3
+
+
+def test_a_steady_call_is_timed_exactly(clock):
+    found = time_call(clock.taking(40), Effort())
+    assert (found.median_us, found.low_us, found.high_us) == pytest.approx((40, 40, 40))
+    assert not found.noisy
+
+
+def test_it_stops_early_when_the_spread_is_small(clock):
+    found = time_call(clock.taking(40), Effort(budget_s=10))
+    assert found.samples == 2 * LEAST_SAMPLES
+    assert spent_s(clock) < 2
+
+
+@pytest.mark.parametrize("cost_us", [0.05, 3, 700, 30_000])
+def test_batches_are_long_enough_for_the_clock(clock, cost_us):
+    found = time_call(clock.taking(cost_us), Effort(budget_s=0.01, retries=0))
+    calls_a_sample = len(clock.order) / found.samples
+    assert calls_a_sample * cost_us >= LEAST_BATCH_S * 1e6 / 2
+    assert found.median_us == pytest.approx(cost_us, rel=0.05)
+
+
+def test_cold_calls_do_not_count(clock):
+    def costs():
+        yield from [5000.0] * 8
+        while True:
+            yield 100.0
+
+    found = time_call(clock.taking(costs()), Effort(warm_up_s=0.05))
+    assert found.high_us == pytest.approx(100)
+
+
+def test_it_gives_up_what_cannot_win(clock):
+    slow = time_call(clock.taking(900), Effort(give_up_above_us=500))
+    assert slow.samples == LEAST_SAMPLES
+    close = time_call(clock.taking(900), Effort(give_up_above_us=950))
+    assert close.samples > LEAST_SAMPLES
+
+
+def alternating(*costs_us: float) -> Iterator[float]:
+    while True:
+        for cost in costs_us:
+            yield from [cost] * 16
+
+
+def test_the_budget_is_kept(clock):
+    found = time_call(clock.taking(alternating(900, 1000)), Effort(budget_s=0.5, tolerance=0))
+    assert not found.noisy
+    assert 0.4 < spent_s(clock) < 0.8
+
+
+def test_a_wide_spread_is_tried_again_and_marked(clock):
+    effort = Effort(budget_s=0.2, retries=3)
+    found = time_call(clock.taking(alternating(500, 5000)), effort)
+    assert found.noisy
+    assert 0.8 < spent_s(clock) < 1.2
+
+
+def test_a_slow_call_gets_few_samples(clock):
+    assert time_call(clock.taking(2e6), Effort(retries=0)).samples == LEAST_SAMPLES
+
+
+def crowded(clock: Clock, cost_us: float) -> Callable[[], None]:
+    """In two of three stretches of 40 ms, another process takes the core longer than the work."""
+
+    def call() -> None:
+        clock.order.append("crowded")
+        clock.now_us += cost_us
+        if clock.now_us // 40_000 % 3:
+            clock.wait(4000)
+
+    return call
+
+
+def test_samples_that_waited_for_a_core_are_discarded(clock):
+    found = time_call(crowded(clock, 300), Effort(budget_s=0.6))
+    assert found.high_us == pytest.approx(300)
+    assert not found.noisy
+
+
+def test_where_every_sample_waited_it_is_noisy_though_steady(clock):
+    def call() -> None:
+        clock.now_us += 300
+        clock.wait(4000)
+
+    found = time_call(call, Effort(budget_s=0.1, retries=1))
+    assert found.shared
+    assert found.noisy
+    assert found.spread == 0
+
+
+def test_turns_meet_the_same_drift(clock):
+    """The machine slows down to a third; the ratio stays."""
+
+    def drifting(base_us: float) -> Callable[[], None]:
+        def call() -> None:
+            clock.now_us += base_us * (1 + 2 * min(spent_s(clock) / 1.5, 1))
+
+        return call
+
+    effort = Effort(budget_s=1.5, tolerance=0, retries=0)
+    slow, fast = time_interleaved([drifting(400), drifting(200)], effort)
+    assert slow.high_us > 1.3 * slow.low_us
+    interval = ratio_interval(fast, slow)
+    assert interval.ratio == pytest.approx(0.5, rel=0.03)
+    assert 0.46 < interval.low <= interval.ratio <= interval.high < 0.54
+
+
+def test_no_callable_is_always_first_or_behind_the_same(clock):
+    calls = [clock.taking(alternating(500, 700), name) for name in "abc"]
+    effort = Effort(budget_s=0.3, warm_up_s=0, tolerance=0, retries=0)
+    found = time_interleaved(calls, effort)
+    assert len({timing.samples for timing in found}) == 1
+    turns = [name for i, name in enumerate(clock.order) if i == 0 or clock.order[i - 1] != name]
+    turns = turns[3:]  # Warming up.
+    followers = set(itertools.pairwise(turns))
+    assert len(followers) == 6
+    firsts = [turns[i] for i in range(0, len(turns), 3)]
+    assert set(firsts) == set("abc")
+
+
+def test_a_round_in_which_one_waited_counts_for_none(clock):
+    calls = [clock.taking(300, "alone"), crowded(clock, 200)]
+    alone, beside = time_interleaved(calls, Effort(budget_s=0.6, tolerance=0))
+    assert alone.samples == beside.samples < clock.order.count("alone") / 4
+    assert beside.high_us == pytest.approx(200)
+
+
+def timing_of(*samples: float) -> Timing:
+    return Timing(tuple(samples))
+
+
+def test_quartiles():
+    found = timing_of(1, 2, 3, 4, 100)
+    assert (found.low_us, found.median_us, found.high_us) == (2, 3, 4)
+    assert timing_of(7).low_us == timing_of(7).high_us == 7
+
+
+def test_timings_travel():
+    found = Timing((1.25, 2.5), shared=True)
+    assert Timing.from_json(found.to_json()) == found
+
+
+def test_the_interval_of_a_tie_holds_one():
+    ours = timing_of(*(100 + i % 7 for i in range(40)))
+    theirs = timing_of(*(100 + (i * 3) % 7 for i in range(40)))
+    interval = ratio_interval(ours, theirs)
+    assert interval.low <= 1 <= interval.high
+    assert interval == ratio_interval(ours, theirs)
+
+
+def test_the_interval_narrows_with_rounds():
+    def width(rounds: int) -> float:
+        ours = timing_of(*(80 + i * 37 % 11 for i in range(rounds)))
+        theirs = timing_of(*(100 + i * 53 % 13 for i in range(rounds)))
+        found = ratio_interval(ours, theirs)
+        assert found.low < 1
+        return found.high - found.low
+
+    assert width(200) < width(10)
+
+
+def test_a_real_call_is_timed():
+    def spin() -> None:
+        end = time.perf_counter_ns() + 300_000
+        while time.perf_counter_ns() < end:
+            pass
+
+    found = time_call(spin, Effort(budget_s=0.2))
+    assert 300 <= found.low_us < 330
+
+
+def test_the_wall_clock_may_jump(monkeypatch):
+    def jump() -> float:
+        raise AssertionError("the wall clock was read")
+
+    monkeypatch.setattr(time, "time", jump)
+    monkeypatch.setattr(time, "time_ns", jump)
+    assert time_call(lambda: None, Effort(budget_s=0.02, warm_up_s=0.01)).median_us < 50
+
+
+WALL_CLOCKS = {"time", "time_ns", "ctime", "localtime", "gmtime", "datetime"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(plantune.measure.__path__[0]).glob("*.py")), ids=lambda path: path.stem
+)
+def test_no_module_reads_the_wall_clock(path):
+    tree = ast.parse(path.read_text())
+    read = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("time", "datetime")
+    }
+    assert read.isdisjoint(WALL_CLOCKS)

@@ -1,0 +1,274 @@
+"""What the worker does for whole plans, and its own parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from plantune.errors import (
+    BuildError,
+    IllegalCandidate,
+    InvalidPlan,
+    UnknownNetwork,
+    WrongResult,
+)
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.differentiate import differentiate
+from plantune.graph.graph import Graph
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import all_families, candidates
+from plantune.measure import race, roofline
+from plantune.measure.bound import BoundStep
+from plantune.measure.client import Limits, Worker
+from plantune.measure.limits import rejection
+from plantune.measure.outcome import Rejected
+from plantune.measure.race import Workload
+from plantune.measure.timing import Effort
+from plantune.measure.whole import draw_values
+from plantune.models.registry import network
+from plantune.plan import Plan, check_plan
+from plantune.planning import CPU_PREFERENCES, compose, default_plan, hand_plan
+from plantune.runtime.module import TunedModule
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+HERE = Path(__file__).parent
+EFFORT = Effort(budget_s=0.2, warm_up_s=0.01, retries=3)
+NAME = "se_resnet9_fixup"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    families = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(HERE)}
+    with Worker(threads=1, limits=Limits(build_s=60, run_s=30), environment=families) as worker:
+        yield worker
+
+
+def small(train: bool = False) -> Graph:
+    """relu(conv(x)) and its gradients."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((2, 8, 16, 16)))
+    w = builder.parameter("w", TensorType((8, 8, 3, 3)))
+    geometry = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    graph = builder.build(builder.emit("relu", *builder.emit("conv2d", x, w, **geometry)))
+    return differentiate(graph, ["w"]) if train else graph
+
+
+def faulty_plan(plan: Plan, fault: str, place: int = -1) -> Plan:
+    """The plan with one of its choices spoiled."""
+    choices = list(plan.choices)
+    spoiled = Candidate("faulty", Attrs(fault=fault))
+    choices[place] = dataclasses.replace(choices[place], candidate=spoiled)
+    return dataclasses.replace(plan, choices=tuple(choices))
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["infer", "train"])
+def test_programs_are_timed_in_one_run(worker, space, train):
+    graph = small(train)
+    plans = [
+        default_plan(graph, space, network="small"),
+        hand_plan(graph, space, network="small", compiled=False),
+    ]
+    found = worker.time_programs(graph, plans, EFFORT)
+    assert len(found) == 2
+    assert found[0].samples == found[1].samples
+    assert all(5 < timing.median_us < 100_000 for timing in found)
+
+
+def test_a_backward_pass_takes_its_time(worker, space):
+    forward, both = (
+        worker.time_programs(graph, [default_plan(graph, space, network="small")], EFFORT)[0]
+        for graph in (small(), small(train=True))
+    )
+    assert both.median_us > 1.3 * forward.median_us
+
+
+def test_a_plan_that_does_not_build_is_rejected_and_others_timed(worker, space):
+    graph = small()
+    good = default_plan(graph, space, network="small")
+    bad = faulty_plan(good, "build_error")
+    found = worker.time_programs(graph, [good, bad, good], EFFORT)
+    assert found[1].stage == "build"
+    assert found[0].samples == found[2].samples
+
+
+def test_a_plan_for_another_graph_is_raised(worker, space):
+    plan = dataclasses.replace(default_plan(small(), space, network="small"), graph="0" * 64)
+    with pytest.raises(InvalidPlan, match="another network or shape"):
+        worker.time_programs(small(), [plan], EFFORT)
+
+
+def test_weights_come_from_the_seed():
+    graph = small(train=True)
+    first, again, other = (draw_values(graph, seed) for seed in (0, 0, 1))
+    assert set(first) == {"x", "w", "d(relu)"}
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Workload, Plan]:
+    """A plan for the network with one image, which differs from what the framework does."""
+    spec = network(NAME)
+    tuned = TunedModule(spec.build(3), TensorType(spec.input_shape(1)), name=NAME, mode="infer")
+    preferences = [p for p in CPU_PREFERENCES if p.family in ("onednn_conv", "view", "framework")]
+    graph = tuned.pool().graph
+    plan = compose(graph, load_search_space("cpu"), network=NAME, preferences=preferences)
+    return Workload(NAME, batch=1), plan
+
+
+def test_a_race_against_the_framework(worker, planned):
+    workload, plan = planned
+    baselines = ("eager", "eager-channels-last", "torchscript")
+    found = worker.race(workload, plan, baselines, EFFORT)
+    assert tuple(found.timings) == ("plantune", *baselines)
+    assert found.failures == {}
+    assert len({timing.samples for timing in found.timings.values()}) == 1
+    best = min(baselines, key=lambda name: found.timings[name].median_us)
+    assert found.best_baseline == best
+    ratio = found.timings["plantune"].median_us / found.timings[best].median_us
+    assert found.ratio.ratio == pytest.approx(ratio)
+    assert found.ratio.low <= ratio <= found.ratio.high
+    assert 0.1 < ratio < 10
+
+
+def test_a_race_without_a_plan_or_without_baselines(worker, planned):
+    workload, plan = planned
+    alone = worker.race(workload, None, ("eager",), EFFORT)
+    assert (tuple(alone.timings), alone.best_baseline, alone.ratio) == (("eager",), "eager", None)
+    unchallenged = worker.race(workload, plan, (), EFFORT)
+    assert (tuple(unchallenged.timings), unchallenged.best_baseline) == (("plantune",), None)
+
+
+def test_a_wrong_plan_does_not_race(worker, planned):
+    workload, plan = planned
+    steps = [i for i, choice in enumerate(plan.choices) if choice.candidate.family == "onednn_conv"]
+    with pytest.raises(WrongResult, match="plantune gives another output") as caught:
+        worker.race(workload, faulty_plan(plan, "wrong", steps[0]), ("eager",), EFFORT)
+    assert caught.value.error > caught.value.bound > 0
+
+
+def test_a_race_in_training(worker):
+    found = worker.race(
+        Workload(NAME, batch=2, mode="train"), None, ("eager", "torchscript"), EFFORT
+    )
+    infer = worker.race(Workload(NAME, batch=2), None, ("eager",), EFFORT)
+    assert found.failures == {}
+    assert found.timings["eager"].median_us > 1.5 * infer.timings["eager"].median_us
+
+
+def test_a_baseline_that_fails_says_why(monkeypatch):
+    def fails(module, x):
+        raise RuntimeError("no compiler was found")
+
+    monkeypatch.setattr(race, "BASELINES", {**race.BASELINES, "torchscript": fails})
+    stages = []
+    found = race.race(
+        Workload(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, stages.append
+    )
+    assert tuple(found.timings) == ("eager",)
+    assert found.failures == {"torchscript": "RuntimeError: no compiler was found"}
+    assert found.best_baseline == "eager"
+    assert stages == ["build", "build", "build", "time"]
+
+
+@pytest.mark.slow
+def test_compiling_without_a_compiler_says_why(tmp_path):
+    no_compiler = {"CXX": "/no/such/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    with Worker(threads=1, environment=no_compiler) as worker:
+        found = worker.race(Workload(NAME, batch=1), None, ("compile-default", "eager"), EFFORT)
+    assert tuple(found.timings) == ("eager",)
+    assert "compiler" in found.failures["compile-default"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_all_baselines_race(mode):
+    with Worker(threads=1) as worker:
+        found = worker.race(Workload(NAME, batch=2, mode=mode), None, effort=EFFORT)
+    assert found.failures == {}
+    assert len(found.timings) == 4
+
+
+def test_what_cannot_race_is_said(worker):
+    with pytest.raises(ValueError, match="no baseline is called"):
+        worker.race(Workload(NAME, batch=1), None, ("fastest",))
+    with pytest.raises(UnknownNetwork, match="did you mean"):
+        worker.race(Workload("se_resnet9", batch=1), None, ("eager",))
+
+
+@pytest.mark.parametrize(
+    ("error", "stage"),
+    [
+        (BuildError("log"), "build"),
+        (WrongResult("what", 1.0, 0.1), "numerics"),
+        (MemoryError(), "memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "memory"),
+        (RuntimeError("std::bad_alloc"), "memory"),
+        (OSError(12, "Cannot allocate memory"), "memory"),
+        (RuntimeError("shapes do not match"), None),
+        (KeyError("x"), None),
+        (IllegalCandidate("no"), None),
+    ],
+)
+def test_only_expected_failures_are_rejections(error, stage):
+    found = rejection(error)
+    assert found == (None if stage is None else Rejected(stage, found.reason))
+
+
+def test_a_long_log_is_cut():
+    assert len(rejection(BuildError("x" * 100_000)).reason) < 5000
+
+
+def test_work_takes_time_and_a_view_none(step_of, space):
+    product = step_of(
+        lambda b: b.emit(
+            "matmul",
+            b.input("a", TensorType((256, 256))),
+            b.parameter("b", TensorType((256, 256))),
+            transpose_a=False,
+            transpose_b=False,
+        )
+    )
+    for candidate in candidates(product, space):
+        assert roofline.least_us(product, candidate) > 1
+    reshape = step_of(
+        lambda b: b.emit("reshape", b.input("x", TensorType((1024, 1024))), shape=(1 << 20,))
+    )
+    assert roofline.least_us(reshape, Candidate("view", Attrs())) == 0
+    assert roofline.least_us(reshape, Candidate("framework", Attrs(layout="nchw"))) > 0
+
+
+def test_kernels_are_timed_on_memory_as_a_program_gives_it(space):
+    """Every candidate of every step of the small network runs again and again."""
+    graph = small()
+    plan = hand_plan(graph, space, network="small", compiled=False)
+    for step in check_plan(plan, graph, space):
+        for candidate in candidates(step, space):
+            if candidate.family in ("inductor", "winograd"):
+                continue
+            bound = BoundStep(step, candidate, space.arch)
+            for _ in range(3):
+                bound.launch()
+            for name, type_ in step.inputs:
+                assert bound._values[name].data_ptr() % 64 == 0
+                assert bound._values[name].shape == type_.shape
+                assert bound._values[name].any()
+
+
+def test_families_of_the_user_are_found(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PLANTUNE_FAMILIES", "faulty_kernels")
+    all_families.cache_clear()
+    try:
+        assert [*all_families()][-1] == "faulty"
+        monkeypatch.setenv("PLANTUNE_FAMILIES", "")
+        all_families.cache_clear()
+        assert "faulty" not in all_families()
+    finally:
+        all_families.cache_clear()

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from plantune.errors import InvalidPlan
+from plantune.graph.fusions import all_fusions
+from plantune.graph.graph import Graph
+from plantune.kernels.family import Candidate
+from plantune.plan import Choice, Plan, candidates_by_step, check_plan
+from plantune.planning import Preference, compose, default_plan
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+
+@pytest.fixture
+def plan(graph, space):
+    """A plan with fused steps, several families and evidence."""
+    composed = compose(
+        graph,
+        space,
+        network="block",
+        fusions=all_fusions(),
+        preferences=(Preference("onednn_conv"), Preference("gemm")),
+    )
+    evidence = Attrs(torch="2.13.0", ratio=0.1 + 0.2, low=5e-324, seeds=(0, 1), clean=True)
+    return replace(composed, evidence=evidence)
+
+
+def test_json_round_trips_exactly(plan):
+    again = Plan.loads(plan.dumps())
+    assert again == plan
+    assert again.dumps() == plan.dumps()
+    assert again.digest == plan.digest
+    assert again.evidence["ratio"] == 0.1 + 0.2
+    assert type(again.evidence["clean"]) is bool
+    assert len({choice.candidate.family for choice in plan.choices}) > 2
+    assert max(len(choice.nodes) for choice in plan.choices) > 2
+
+
+def test_json_of_a_default_plan_round_trips(graph, space):
+    plan = default_plan(graph, space, network="block")
+    assert Plan.loads(plan.dumps()) == plan
+
+
+def test_dumps_is_canonical(plan):
+    spaced = json.dumps(dict(reversed(json.loads(plan.dumps()).items())), indent=3)
+    assert Plan.loads(spaced).dumps() == plan.dumps()
+
+
+CHANGES = {
+    "network": "other",
+    "graph": "0" * 64,
+    "arch": "sm90",
+    "batch": 3,
+    "dtype": "bfloat16",
+    "mode": "train",
+    "choices": (),
+    "origin": "measured",
+    "evidence": Attrs(),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_every_field_changes_the_digest(plan, field):
+    assert set(CHANGES) == set(FIELDS)
+    assert replace(plan, **{field: CHANGES[field]}).digest != plan.digest
+
+
+CHOICE_CHANGES = {
+    "nodes": lambda c: replace(c, nodes=(*c.nodes, "another")),
+    "order of nodes": lambda c: replace(c, nodes=(*c.nodes[1:], c.nodes[0])),
+    "family": lambda c: replace(c, candidate=replace(c.candidate, family="other")),
+    "config": lambda c: replace(c, candidate=replace(c.candidate, config=Attrs(layout="x"))),
+    "config's type": lambda c: replace(
+        c, candidate=replace(c.candidate, config=Attrs({**c.candidate.config, "prepack": 1}))
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHOICE_CHANGES)
+def test_every_part_of_a_choice_changes_the_digest(plan, change):
+    index = next(i for i, choice in enumerate(plan.choices) if len(choice.nodes) > 1)
+    changed = CHOICE_CHANGES[change](plan.choices[index])
+    choices = (*plan.choices[:index], changed, *plan.choices[index + 1 :])
+    assert replace(plan, choices=choices).digest != plan.digest
+
+
+def test_the_order_of_choices_changes_the_digest(plan):
+    assert replace(plan, choices=plan.choices[::-1]).digest != plan.digest
+
+
+def put(value, *path):
+    """A change of a plan's JSON: the value at a path."""
+
+    def change(data):
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return change
+
+
+def drop(*path):
+    def change(data):
+        for key in path[:-1]:
+            data = data[key]
+        del data[path[-1]]
+
+    return change
+
+
+FIELDS = [field.name for field in fields(Plan)]
+BROKEN = {
+    **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)},
+    **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
+       for key in ("nodes", "family", "config")},
+    "an unknown field": (put(1, "python"), "fields missing or unknown: python"),
+    "an unknown field in a choice": (put("rm", "choices", 0, "run"), r"choices\[0\].*unknown: run"),
+    "another format": (put(2, "format"), "format: this plantune reads 1, got 2"),
+    "format as a string": (put("1", "format"), "plan.format: must be int, got '1'"),
+    "format as a bool": (put(True, "format"), "plan.format: must be int, got True"),
+    "batch as a bool": (put(True, "batch"), "plan.batch: must be int, got True"),
+    "batch as a float": (put(2.0, "batch"), "plan.batch: must be int, got 2.0"),
+    "batch as a string": (put("2", "batch"), "plan.batch: must be int"),
+    "batch as null": (put(None, "batch"), "plan.batch: must be int, got None"),
+    "no batch at all": (put(0, "batch"), "batch: must be 1 or more, got 0"),
+    "a negative batch": (put(-1, "batch"), "batch: must be 1 or more, got -1"),
+    "network as a number": (put(3, "network"), "plan.network: must be str"),
+    "graph as a list": (put([], "graph"), "plan.graph: must be str"),
+    "another mode": (put("test", "mode"), "mode: must be one of infer, train, got 'test'"),
+    "another origin": (put("guess", "origin"), "origin: must be one of .*got 'guess'"),
+    "choices as an object": (put({}, "choices"), "plan.choices: must be list"),
+    "a choice as a list": (put([], "choices", 0), r"choices\[0\]: must be an object, got list"),
+    "no nodes": (put([], "choices", 0, "nodes"), r"choices\[0\].nodes: must be names"),
+    "nodes as a string": (put("add", "choices", 0, "nodes"), r"choices\[0\].nodes: must be list"),
+    "a node twice": (put(["relu"] * 2, "choices", 0, "nodes"), r"choices\[0\].nodes: .*each once"),
+    "a node as a number": (put([7], "choices", 0, "nodes"), r"choices\[0\].nodes: must be names"),
+    "family as null": (put(None, "choices", 0, "family"), r"choices\[0\].family: must be str"),
+    "config as a list": (put([], "choices", 0, "config"), r"choices\[0\].config: must be dict"),
+    "null in a config": (put({"layout": None}, "choices", 0, "config"), r"choices\[0\].config"),
+    "an object in a config": (put({"a": {}}, "choices", 0, "config"), r"choices\[0\].config: a"),
+    "floats in a sequence": (put({"a": [1.5]}, "choices", 0, "config"), r"choices\[0\].config: a"),
+    "bools in a sequence": (put({"a": [True]}, "choices", 0, "config"), r"choices\[0\].config: a"),
+    "evidence as a list": (put([], "evidence"), "plan.evidence: must be dict"),
+    "an object in the evidence": (put({"a": {"b": 1}}, "evidence"), "evidence: a"),
+    "a list in the evidence": (put({"a": [[1]]}, "evidence"), "evidence: a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_plan_is_refused_with_the_place(plan, name):
+    change, message = BROKEN[name]
+    data = copy.deepcopy(plan.to_json())
+    change(data)
+    with pytest.raises(InvalidPlan, match=message):
+        Plan.loads(json.dumps(data))
+
+
+TEXTS = {
+    "nothing": "",
+    "blanks": "  \n",
+    "no JSON": "plan",
+    "null": "null",
+    "a number": "1",
+    "a list": "[]",
+    "an empty object": "{}",
+    "two objects": "{}{}",
+    "deep lists": "[" * 100_000 + "]" * 100_000,
+    "deep objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "a byte order mark": "\ufeff{}",
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_no_plan_is_refused(name):
+    with pytest.raises(InvalidPlan):
+        Plan.loads(TEXTS[name])
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
+@pytest.mark.parametrize("place", ["batch", "evidence", "config"])
+def test_numbers_without_a_value_are_refused(plan, number, place):
+    text = plan.dumps()
+    broken = {
+        "batch": text.replace('"batch":2', f'"batch":{number}'),
+        "evidence": text.replace('"evidence":{', f'"evidence":{{"a":{number},'),
+        "config": text.replace('"config":{', f'"config":{{"tile_m":{number},', 1),
+    }[place]
+    assert broken != text
+    with pytest.raises(InvalidPlan):
+        Plan.loads(broken)
+
+
+def test_a_plan_that_names_a_field_twice_is_refused(plan):
+    """JSON would take the last one, a reader's eye the first."""
+    text = plan.dumps().replace('"batch":2', '"batch":64,"batch":2')
+    with pytest.raises(InvalidPlan, match="batch"):
+        Plan.loads(text)
+
+
+@pytest.mark.parametrize("every", [7])
+def test_a_truncated_plan_is_refused(plan, every):
+    text = plan.dumps()
+    for end in range(0, len(text), every):
+        with pytest.raises(InvalidPlan):
+            Plan.loads(text[:end])
+
+
+def test_a_plan_of_flipped_bytes_is_refused_or_another_plan(plan):
+    """Never another error, never the same plan; and what is read is written as it was read."""
+    raw = plan.dumps().encode()
+    for place in range(0, len(raw), 11):
+        for bit in (0x01, 0x20, 0x80):
+            flipped = bytearray(raw)
+            flipped[place] ^= bit
+            try:
+                other = Plan.loads(flipped.decode("utf-8", errors="replace"))
+            except InvalidPlan:
+                continue
+            assert other != plan
+            assert Plan.loads(other.dumps()) == other
+
+
+def test_load_names_the_file(plan, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(plan.dumps(), encoding="utf-8")
+    assert Plan.load(path) == plan
+    path.write_text(plan.dumps()[:100], encoding="utf-8")
+    with pytest.raises(InvalidPlan, match=r"plan\.json: this is not JSON"):
+        Plan.load(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidPlan, match=r"plan\.json: cannot be read"):
+        Plan.load(path)
+    with pytest.raises(InvalidPlan, match="cannot be read"):
+        Plan.load(tmp_path / "missing.json")
+    with pytest.raises(InvalidPlan, match="cannot be read"):
+        Plan.load(tmp_path)
+
+
+def test_check_plan_gives_the_steps_in_running_order(plan, graph, space):
+    steps = check_plan(replace(plan, choices=plan.choices[::-1]), graph, space)
+    ran: set[str] = {name for name, _ in graph.sources}
+    for step in steps:
+        assert ran.issuperset(name for name, _ in step.inputs)
+        ran.update(value for node in step.nodes for value in node.outputs)
+    assert ran >= graph.results
+    chosen = candidates_by_step(plan, steps)
+    for choice in plan.choices:
+        step = next(step for step in steps if step.nodes[0].name in choice.nodes)
+        assert chosen[step.name] == choice.candidate
+
+
+def test_another_arch_is_refused(plan, graph, space):
+    with pytest.raises(InvalidPlan, match="the plan is for cpu, this is sm90"):
+        check_plan(plan, graph, load_search_space("sm90"))
+    with pytest.raises(InvalidPlan, match="the plan is for sm90, this is cpu"):
+        check_plan(replace(plan, arch="sm90"), graph, space)
+
+
+def test_another_graph_is_refused(plan, graph, space):
+    data = graph.to_json()
+    data["inputs"][0][1]["layout"] = "nhwc"
+    other = Graph.from_json(data)
+    wanted = f"graph {graph.digest[:12]} expected, got {other.digest[:12]}"
+    with pytest.raises(InvalidPlan, match=wanted):
+        check_plan(plan, other, space)
+
+
+def choice_of(plan, *nodes, family="framework", **config):
+    return Choice(nodes, Candidate(family, Attrs(config or {"layout": "nchw"})))
+
+
+def test_what_is_not_covered_is_named(plan, graph, space):
+    missing = plan.choices[1].nodes[0]
+    with pytest.raises(InvalidPlan, match=f"not covered: .*{missing}"):
+        check_plan(replace(plan, choices=(plan.choices[0], *plan.choices[2:])), graph, space)
+
+
+def test_what_is_covered_twice_is_named(plan, graph, space):
+    twice = plan.choices[1].nodes[0]
+    choices = (*plan.choices, choice_of(plan, twice))
+    with pytest.raises(InvalidPlan, match=f"covered twice: .*{twice}"):
+        check_plan(replace(plan, choices=choices), graph, space)
+
+
+def test_an_unknown_node_is_named(plan, graph, space):
+    choices = (*plan.choices, choice_of(plan, "nowhere"))
+    with pytest.raises(InvalidPlan, match="nowhere"):
+        check_plan(replace(plan, choices=choices), graph, space)
+
+
+def test_steps_that_wait_for_each_other_are_refused(graph, space):
+    plan = default_plan(graph, space, network="block")
+    names = [node.name for node in graph.nodes]
+    ends = choice_of(plan, names[0], names[2])
+    rest = [choice for choice in plan.choices if choice.nodes[0] not in ends.nodes]
+    with pytest.raises(InvalidPlan, match="wait for each other"):
+        check_plan(replace(plan, choices=(ends, *rest)), graph, space)
+
+
+ILLEGAL = {
+    "a family that is not there": ("cudnn", {}, "no kernel family is called 'cudnn'"),
+    "a family that cannot": ("gemm", {"layout": "nchw"}, "gemm: only a 1x1 convolution"),
+    "a config of nothing": ("framework", {}, "is not in the search space"),
+    "a huge tile": ("framework", {"layout": "nchw", "tile_m": 10**9}, "is not in the search space"),
+    "another type": ("onednn_conv", {"layout": "nchw", "prepack": 1}, "is not in the search space"),
+    "text for a path": ("framework", {"layout": "../../etc"}, "is not in the search space"),
+}
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_an_illegal_candidate_is_refused_with_its_step(graph, space, name):
+    family, config, reason = ILLEGAL[name]
+    plan = default_plan(graph, space, network="block")
+    index = next(i for i, c in enumerate(plan.choices) if c.nodes == ("conv1/conv2d",))
+    bad = replace(plan.choices[index], candidate=Candidate(family, Attrs(config)))
+    choices = (*plan.choices[:index], bad, *plan.choices[index + 1 :])
+    text = replace(plan, choices=choices).dumps()
+    with pytest.raises(InvalidPlan, match=r"step 'conv1/conv2d': .*") as caught:
+        check_plan(Plan.loads(text), graph, space)
+    assert reason in str(caught.value)
+
+
+def test_an_arch_that_no_space_knows_is_refused(plan, graph, space):
+    with pytest.raises(InvalidPlan, match="the plan is for sm999"):
+        check_plan(replace(plan, arch="sm999"), graph, space)

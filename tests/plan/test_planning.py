@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.differentiate import differentiate
+from plantune.graph.fusions import all_fusions, fusions_named
+from plantune.plan import check_plan
+from plantune.planning import Preference, compose, default_plan
+
+
+@pytest.fixture
+def by_hand(graph, space):
+    def make(*preferences, fusions=None):
+        fusions = all_fusions() if fusions is None else fusions
+        return compose(graph, space, network="block", fusions=fusions, preferences=preferences)
+
+    return make
+
+
+def candidate_of(plan, node):
+    return next(c.candidate for c in plan.choices if node in c.nodes)
+
+
+def nodes_with(plan, node):
+    return next(c.nodes for c in plan.choices if node in c.nodes)
+
+
+def test_the_default_plan_is_the_framework_op_by_op(graph, space):
+    plan = default_plan(graph, space, network="block")
+    assert [choice.nodes for choice in plan.choices] == [(node.name,) for node in graph.nodes]
+    for choice, node in zip(plan.choices, graph.nodes, strict=True):
+        expected = ("view", {}) if node.op == "reshape" else ("framework", {"layout": "nchw"})
+        assert (choice.candidate.family, dict(choice.candidate.config)) == expected
+    assert "view" in {choice.candidate.family for choice in plan.choices}
+
+
+def test_a_plan_says_what_it_is_for(graph, space):
+    plan = default_plan(graph, space, network="block")
+    assert (plan.network, plan.arch, plan.graph) == ("block", "cpu", graph.digest)
+    assert (plan.batch, plan.dtype, plan.mode, plan.origin) == (2, "float32", "infer", "default")
+    assert dict(plan.evidence) == {}
+    trained = default_plan(differentiate(graph), space, network="block")
+    assert trained.mode == "train"
+    assert trained.graph != plan.graph
+
+
+def test_composed_plans_fit_their_graph(graph, space, by_hand):
+    for plan in (by_hand(), by_hand(Preference("onednn_conv"), Preference("gemm"))):
+        check_plan(plan, graph, space)
+        assert plan.origin == "hand"
+
+
+def test_the_first_preference_that_can_run_a_step_wins(by_hand):
+    both = by_hand(Preference("gemm", {"layout": "nhwc"}), Preference("onednn_conv"))
+    assert candidate_of(both, "conv1/conv2d").family == "onednn_conv"
+    one_by_one = by_hand(Preference("gemm"), Preference("onednn_conv"), fusions=())
+    assert candidate_of(one_by_one, "conv2/conv2d").family == "gemm"
+    turned = by_hand(Preference("onednn_conv"), Preference("gemm"), fusions=())
+    assert candidate_of(turned, "conv2/conv2d").family == "onednn_conv"
+
+
+def test_a_preference_picks_its_config(by_hand):
+    for config in ({"layout": "nhwc"}, {"layout": "nchw"}, {"layout": "nhwc", "prepack": True}):
+        candidate = candidate_of(by_hand(Preference("onednn_conv", config)), "conv1/conv2d")
+        assert config.items() <= dict(candidate.config).items()
+
+
+def test_a_config_that_is_not_there_is_no_candidate(by_hand):
+    plan = by_hand(Preference("onednn_conv", {"layout": "nhwc", "stages": 3}))
+    assert candidate_of(plan, "conv1/conv2d").family == "framework"
+
+
+def test_a_preference_for_some_steps_leaves_the_others(by_hand):
+    plan = by_hand(Preference("framework", {"layout": "nhwc"}, ("conv2d",)), fusions=())
+    layouts = {c.nodes[0]: c.candidate.config.get("layout") for c in plan.choices}
+    assert layouts["conv1/conv2d"] == layouts["conv2/conv2d"] == "nhwc"
+    assert layouts["relu"] == layouts["fc/matmul"] == "nchw"
+
+
+def test_what_a_preferred_family_cannot_run_stays_unfused(by_hand):
+    plan = by_hand(Preference("gemm"))
+    assert nodes_with(plan, "conv1/conv2d") == ("conv1/conv2d",)
+    assert candidate_of(plan, "conv1/conv2d").family == "framework"
+    assert nodes_with(plan, "fc/matmul") == ("fc/matmul", "fc/add_channel", "sigmoid")
+
+
+def test_the_largest_group_that_can_run_is_taken(graph, by_hand):
+    plan = by_hand(Preference("onednn_conv"))
+    ops = {node.name: node.op for node in graph.nodes}
+    assert [ops[name] for name in nodes_with(plan, "conv1/conv2d")] == ["conv2d", "add", "relu"]
+    assert [ops[name] for name in nodes_with(plan, "conv2/conv2d")] == [
+        "conv2d", "add_channel", "add", "relu",
+    ]  # fmt: skip
+
+
+def test_only_the_fusions_that_are_given_are_used(by_hand):
+    plan = by_hand(Preference("onednn_conv"), Preference("gemm"), fusions=fusions_named("linear"))
+    assert nodes_with(plan, "conv1/conv2d") == ("conv1/conv2d",)
+    assert len(nodes_with(plan, "fc/matmul")) == 3
+
+
+def test_where_nothing_runs_a_step_it_is_named(graph, space, monkeypatch):
+    monkeypatch.setattr("plantune.planning.candidates", lambda step, space: ())
+    with pytest.raises(IllegalCandidate, match="no candidate runs step 'conv1/conv2d' on cpu"):
+        default_plan(graph, space, network="block")

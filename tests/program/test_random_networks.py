@@ -1,0 +1,57 @@
+"""Random small networks: any legal partition with any legal candidates gives torch's results."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.graph.fusions import all_fusions, groups_from
+from plantune.graph.ops import OPS
+from plantune.kernels.family import KernelFamily
+from plantune.kernels.registry import all_families
+
+# No module here permutes.
+UNUSED = {"permute"}
+MODES = ("infer", "eval", "train")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(25))
+def test_any_plan_of_any_network_is_right(case_of, poisoned, space, why_wrong, seed, mode):
+    case = case_of(seed, mode)
+    program = poisoned(case.graph, case.plan, space)
+    assert why_wrong(case, case.run(program)) is None
+    assert why_wrong(case, case.run(program)) is None, "in the second pass"
+
+
+def test_these_networks_use_every_op_family_and_fusion(case_of, space):
+    cases = [case_of(seed, mode) for seed in range(25) for mode in MODES]
+    used = {choice.candidate.family for case in cases for choice in case.plan.choices}
+    compiled = {n for n, f in all_families().items() if type(f).build is not KernelFamily.build}
+    assert used >= all_families().keys() - compiled - {"patch_conv"}
+    assert {node.op for case in cases for node in case.graph.nodes} >= set(OPS) - UNUSED
+    for fusion in all_fusions():
+        assert any(
+            set(choice.nodes) in [set(group) for group in groups_from(case.graph, node, fusion)]
+            for case in cases
+            for choice in case.plan.choices
+            if len(choice.nodes) > 1
+            for node in case.graph.nodes
+            if node.name in choice.nodes
+        ), fusion.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_any_plan_of_many_more_networks_is_right(case_of, poisoned, space, why_wrong, seed, mode):
+    case = case_of(seed, mode)
+    assert why_wrong(case, case.run(poisoned(case.graph, case.plan, space))) is None
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_plan_with_compiled_kernels_is_right(case_of, poisoned, space, why_wrong, seed, mode):
+    case = case_of(seed, mode, compiled=True)
+    assert why_wrong(case, case.run(poisoned(case.graph, case.plan, space))) is None

@@ -34,7 +34,9 @@ class TunedPass(torch.autograd.Function):
             raise
         ctx.lease, ctx.names = lease, names
         ctx.versions = _versions(lease)
-        ctx.save_for_backward(x)
+        graph = lease.instance.program.graph
+        # An input that no gradient reads may be overwritten, as in eager.
+        ctx.save_for_backward(*(x for name, _ in graph.inputs if name in graph.saved))
         return outputs if len(outputs) > 1 else outputs[0]
 
     @staticmethod
@@ -53,12 +55,15 @@ class TunedPass(torch.autograd.Function):
             )
         program = lease.instance.program
         wanted = {name for name, _ in program.graph.output_gradients}
-        seeds = [
-            dy.contiguous()
-            for name, dy in zip(program.graph.outputs, output_gradients, strict=True)
-            if f"d({name})" in wanted
-        ]
-        gradients = program.backward(*seeds)
+        seeds: dict[str, Tensor] = {}
+        for name, dy in zip(program.graph.outputs, output_gradients, strict=True):
+            if f"d({name})" in wanted:
+                seeds[name] = seeds[name] + dy if name in seeds else dy.contiguous()
+        try:
+            gradients = program.backward(*seeds.values())
+        except BaseException:
+            lease.discard()
+            raise
         if not _keeps_graph():
             lease.release()
         x = gradients.get(program.graph.inputs[0][0])
@@ -74,7 +79,7 @@ def run_with_gradients(
     pool: Pool, x: Tensor, parameters: dict[str, Tensor]
 ) -> Tensor | tuple[Tensor, ...]:
     """The pool's outputs, connected to `x` and `parameters` in autograd."""
-    outputs: Tensor | tuple[Tensor, ...] = TunedPass.apply(
+    outputs: Tensor | tuple[Tensor, ...] = TunedPass.apply(  # type: ignore[no-untyped-call]
         pool, tuple(parameters), x, *parameters.values()
     )
     return outputs

@@ -35,8 +35,8 @@ def load_model(
     """A known network as an nn.Module that runs from a plan for this batch.
 
     `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of one. Without
-    a plan the framework's kernels run. Other batches run through the framework: `fallback` says
-    whether with a warning, silently, or as an error.
+    it the plan that a search stored is used, else the framework's kernels run. Other batches run
+    through the framework: `fallback` says whether with a warning, silently, or as an error.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
@@ -48,7 +48,13 @@ def load_model(
         spec.input_shape(batch, in_channels), dtype_name(dtype or torch.float32)
     )
     return TunedModule(
-        reference, input_type, name=name, mode=mode, plan=_plan(plan), fallback=fallback
+        reference,
+        input_type,
+        name=name,
+        mode=mode,
+        plan=_plan(plan),
+        look=plan is None,
+        fallback=fallback,
     )
 
 

@@ -15,9 +15,10 @@ from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType, dtype_name
 from plantune.memory import in_layout
-from plantune.plan import MODES, Plan
-from plantune.planning import default_plan
+from plantune.plan import MODES, Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
+from plantune.runtime.choose import pool_for
+from plantune.runtime.form import Form
 from plantune.runtime.pool import Pool
 from plantune.space.search_space import load_search_space
 
@@ -32,7 +33,8 @@ class TunedModule(nn.Module):
     """Runs `reference` from plans for one input shape, and eagerly for everything else.
 
     Parameters, buffers and submodules are the reference's own, under the same names: every change
-    of them counts in the next call. In mode "infer" no gradient is recorded.
+    of them counts in the next call. In mode "infer" no gradient is recorded. `look` admits plans
+    that are stored under `name`.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class TunedModule(nn.Module):
         name: str,
         mode: str,
         plan: Plan | None = None,
+        look: bool = False,
         fallback: str = "warn",
     ) -> None:
         super().__init__()
@@ -52,6 +55,7 @@ class TunedModule(nn.Module):
         self._parameters = reference._parameters
         self._buffers = reference._buffers
         self._modules = reference._modules
+        self._non_persistent_buffers_set = reference._non_persistent_buffers_set
         self.training = reference.training
         # In a tuple, so that nn.Module does not register it as a child.
         self._reference = (reference,)
@@ -59,9 +63,11 @@ class TunedModule(nn.Module):
         self._name = name
         self._mode = mode
         self._plan = plan
+        self._look = look
         self._fallback = fallback
         self._warned: set[str] = set()
         self._pools: dict[object, Pool] = {}
+        self._last_form: Form | None = None
         self._lock = threading.Lock()
         if plan is not None:
             self._check_given_plan(self.pool().graph)
@@ -73,6 +79,7 @@ class TunedModule(nn.Module):
                 f"the given plan is for graph {self._plan.graph[:12]}, but {self._name} with input "
                 f"{self._input_type.shape} in mode {self._mode} is {graph.digest[:12]}"
             )
+        check_plan(self._plan, graph, load_search_space("cpu"))
 
     @property
     def reference(self) -> nn.Module:
@@ -87,7 +94,7 @@ class TunedModule(nn.Module):
     def pool(self) -> Pool:
         """The instances for the call that this module was made for."""
         wanted = None if self._mode == "infer" else self._wanted(None)
-        return self._pool(self.training, wanted)
+        return self._pool(self._form(), wanted)
 
     def train(self, mode: bool = True) -> TunedModule:
         super().train(mode)
@@ -100,12 +107,19 @@ class TunedModule(nn.Module):
             pool.invalidate()
 
     def forward(self, x: Tensor) -> Any:
-        reason = self._why_not_planned(x)
+        if torch.compiler.is_compiling():
+            # Dynamo would trace into the kernels' memory; the plan is a compiled whole already.
+            return torch.compiler.disable(self._run)(x)
+        return self._run(x)
+
+    def _run(self, x: Tensor) -> Any:
+        form = self._form()
+        reason = self._why_not_planned(x, form)
         if reason is not None:
             return self._eagerly(x, reason)
         gradients = self._mode == "train" and torch.is_grad_enabled()
         wanted = self._wanted(x) if gradients else None
-        pool = self._pool(self.training, wanted or None)
+        pool = self._pool(form, wanted or None)
         x = in_layout(x, self._input_type.layout)
         if not wanted:
             with pool.lease() as instance:
@@ -119,8 +133,16 @@ class TunedModule(nn.Module):
         names = [name for name, p in self.named_parameters() if p.requires_grad]
         return (*names, "x") if x is not None and x.requires_grad else tuple(names)
 
-    def _pool(self, training: bool, wanted: tuple[str, ...] | None) -> Pool:
-        key = (training, wanted)
+    def _form(self) -> Form:
+        """The module's form as it is now; pools of an earlier one are given up."""
+        with self._lock:
+            if self._last_form is None or self._last_form.changed():
+                self._last_form = Form(self.reference)
+                self._pools.clear()
+            return self._last_form
+
+    def _pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
+        key = (form.training(), wanted)
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = self._make_pool(wanted)
@@ -130,31 +152,40 @@ class TunedModule(nn.Module):
         graph = extract(self.reference, self._input_type, fold=False if wanted else None)
         if wanted is not None:
             graph = differentiate(graph, [n for n in wanted if n in graph.types])
-        space = load_search_space("cpu")
-        plan = self._plan
-        if plan is None or plan.graph != graph.digest:
-            plan = default_plan(graph, space, network=self._name)
-        return Pool(graph, plan, space, self.reference)
+        return pool_for(
+            graph,
+            load_search_space("cpu"),
+            self.reference,
+            self._name,
+            given=self._plan,
+            look=self._look,
+        )
 
-    def _why_not_planned(self, x: Tensor) -> str | None:
+    def _why_not_planned(self, x: Tensor, form: Form) -> str | None:
         """Why this call cannot run from a plan, None where it can. Raises InputMismatch."""
-        type_ = self._input_type
         if not isinstance(x, Tensor):
             raise InputMismatch(f"{self._name}: the input must be a tensor, got {type(x).__name__}")
         state = next(iter(self.parameters()), x)
-        if x.device != state.device or x.dtype != state.dtype:
+        autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        if x.device != state.device or (x.dtype != state.dtype and not autocast):
             raise InputMismatch(
                 f"{self._name}: needs a {state.dtype} tensor on {state.device}, got {x.dtype} on "
                 f"{x.device}; convert the input, or move the module"
             )
+        if autocast:
+            return "autocast is on, which changes what each op computes"
+        if form.has_hooks():
+            return "submodules have hooks, which a plan cannot call"
+        if not form.has_parameters():
+            return "parameters are replaced by plain tensors, as functional_call does"
+        return self._why_not_type(x)
+
+    def _why_not_type(self, x: Tensor) -> str | None:
+        type_ = self._input_type
         if x.dtype != type_.torch_dtype or x.device.type != "cpu":
             return f"the module was moved to {x.dtype} on {x.device}"
         if tuple(x.shape) != type_.shape:
             return f"there is a plan for input {type_.shape}, got {tuple(x.shape)}"
-        if torch.is_autocast_enabled(x.device.type):
-            return "autocast is on, which changes what each op computes"
-        if _has_hooks(self):
-            return "submodules have hooks, which a plan cannot call"
         return None
 
     def _eagerly(self, x: Tensor, reason: str) -> Any:
@@ -163,29 +194,24 @@ class TunedModule(nn.Module):
             raise InputMismatch(text)
         if self._fallback == "warn" and reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(text, UnplannedCall, stacklevel=4)
+            # Up through _run, forward and torch's two frames, to whoever called the module.
+            warnings.warn(text, UnplannedCall, stacklevel=6)
         return self.reference(x)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_pools"] = {}
+        state["_last_form"] = None
         state["_warned"] = set()
         del state["_lock"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
 
     def extra_repr(self) -> str:
         return f"plantune {self._mode} plan for {self._input_type.shape}"
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    children = module.modules()
-    next(children)
-    return any(getattr(child, kind) for child in children for kind in kinds)
 
 
 def input_type_of(example: Tensor) -> TensorType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+import torch
 from torch import Tensor, nn
 
 from plantune.graph.graph import Graph
@@ -29,7 +30,9 @@ class Instance:
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs with the weights as they are now."""
         if self.weights.changed() or self._stale:
-            self.program.refresh(self.state.tensors())
+            # What is kept between passes must serve inside and outside of inference mode.
+            with torch.inference_mode(False):
+                self.program.refresh(self.state.tensors())
             self._stale = False
         return self.program.forward(*inputs)
 
@@ -47,7 +50,8 @@ class Lease:
 
     @property
     def instance(self) -> Instance:
-        assert self._held is not None, "the lease was released"
+        if self._held is None:
+            raise RuntimeError("this pass was given up after an error; run forward again")
         return self._held
 
     def release(self) -> None:
@@ -92,7 +96,8 @@ class Pool:
         with self._lock:
             if self._idle:
                 return Lease(self, self._idle.pop())
-        return Lease(self, Instance(self.graph, self.plan, self._space, self._module))
+        with torch.inference_mode(False):
+            return Lease(self, Instance(self.graph, self.plan, self._space, self._module))
 
     def give_back(self, instance: Instance) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.

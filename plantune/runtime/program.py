@@ -64,8 +64,11 @@ class Program:
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers by name and computes everything that follows from them."""
+        moving = {buffer for buffer, _ in self.graph.updates}
         for name, _ in (*self.graph.parameters, *self.graph.buffers):
-            self._values[name] = state[name].detach()
+            tensor = state[name].detach()
+            # Steps rely on the layout; a moving buffer is written, so it must be the module's own.
+            self._values[name] = tensor if name in moving else in_layout(tensor, "nchw")
         for call in self._prepare:
             call()
 

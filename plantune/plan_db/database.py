@@ -1,0 +1,173 @@
+"""The plan database: what searches measured and found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from sqlite_utils import Database
+
+from plantune.env import database_path
+from plantune.environment import Environment
+from plantune.errors import ForeignPlan, NoPlan, ReadOnlyDatabase
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Outcome
+from plantune.plan import Plan
+from plantune.plan_db.leases import Lease, wait_for_lease
+from plantune.plan_db.opening import Opened, in_memory, now_text, open_database
+from plantune.plan_db.transactions import immediate, translated
+from plantune.plan_db.trial_rows import parse_trial, trial_row
+from plantune.plan_rows import (
+    COMPLETE,
+    PARTIAL,
+    Found,
+    ProblemKey,
+    StoredPlan,
+    environment_row,
+    find_plan,
+    plan_row,
+    read,
+    read_plans,
+)
+
+
+class PlanDatabase:
+    """Trials, plans and leases. Every method is one transaction.
+
+    Reading warns of DamagedRow and never uses one. Any method raises DatabaseUnavailable where the
+    file fails it: a search then goes on with `in_memory`. An object serves one thread.
+    """
+
+    def __init__(self, opened: Opened, path: Path | None) -> None:
+        self.path = path
+        self.read_only = opened.read_only
+        self._db = opened.db
+
+    @staticmethod
+    def open(
+        path: Path | None = None, *, read_only: bool = False, timeout_s: float = 10.0
+    ) -> PlanDatabase:
+        """The database at `path`, else the user's; made where it is missing.
+
+        A damaged file is moved aside; one that stays locked for `timeout_s` or cannot be written is
+        opened for reading, and where that is impossible too, one in memory is used: each with a
+        warning. Raises NewerSchema, and InvalidDatabase for another program's.
+        """
+        place = path or database_path()
+        return PlanDatabase(open_database(place, read_only=read_only, timeout_s=timeout_s), place)
+
+    @staticmethod
+    def in_memory() -> PlanDatabase:
+        """An empty database that ends with this object."""
+        return PlanDatabase(in_memory(), None)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> PlanDatabase:
+        return self
+
+    def __exit__(
+        self,
+        type_: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def put_trial(
+        self, signature: str, candidate: Candidate, environment: Environment, outcome: Outcome
+    ) -> None:
+        """Keeps what became of a step's candidate; an earlier outcome of it is replaced."""
+        row = trial_row(signature, candidate, environment.key, outcome, now_text())
+        with self._writing() as db:
+            self._put_environment(environment)
+            db.table("trials").insert(row, replace=True)
+
+    def trials(self, signature: str, environment: Environment) -> dict[Candidate, Outcome]:
+        """The outcomes of a step's candidates in exactly this environment."""
+        where = {"step": signature, "environment": environment.key}
+        with translated(self._place):
+            return dict(read(self._db.conn, "trials", where, parse_trial))
+
+    def put_plan(self, plan: Plan, environment: Environment, *, partial: bool = False) -> int:
+        """Keeps a plan and returns its id. Earlier ones for its problem stay, but are not found."""
+        status = PARTIAL if partial else COMPLETE
+        with self._writing():
+            return self._add(StoredPlan(0, plan, environment, status, now_text()))
+
+    def put_plans(self, plans: Sequence[StoredPlan]) -> None:
+        """Keeps all of them or, where one fails, none; their ids become new ones."""
+        with self._writing():
+            for stored in plans:
+                self._add(stored)
+
+    def find_plan(self, problem: ProblemKey, environment: Environment) -> Found | None:
+        """The newest complete plan for a problem, an exact match before a compatible one.
+
+        Raises ForeignPlan where the only ones were made for another chip.
+        """
+        with translated(self._place):
+            found = find_plan(self._db.conn, problem, environment)
+        if found is not None and found.match == "foreign":
+            expected = f"{problem.arch} ({environment.device})"
+            got = f"{found.plan.arch} ({found.environment.device})"
+            raise ForeignPlan(
+                f"{self._place}: plan {found.id} is for another chip: expected {expected}, "
+                f"got {got}; search here",
+                expected,
+                got,
+            )
+        return found
+
+    def plans(self) -> tuple[StoredPlan, ...]:
+        """Every plan, partial and earlier ones too, the newest first."""
+        with translated(self._place):
+            return tuple(read_plans(self._db.conn, {}))
+
+    def remove_plan(self, id: int) -> None:
+        """Raises NoPlan where no plan has this id."""
+        with self._writing() as db:
+            removed = db.execute("DELETE FROM plans WHERE id = ?", [id]).rowcount
+        if not removed:
+            raise NoPlan(f"{self._place}: no plan has the id {id}")
+
+    def acquire_lease(self, key: str) -> Lease:
+        """The right to search for `key`; raises Busy where a living process has it."""
+        lease = Lease(key, self._writing)
+        lease.acquire()
+        return lease
+
+    def wait_for_lease(self, key: str, timeout_s: float, *, poll_s: float = 0.5) -> Lease:
+        """The right to search for `key` as soon as it is free; raises Busy after `timeout_s`."""
+        lease = Lease(key, self._writing)
+        wait_for_lease(lease, timeout_s, poll_s)
+        return lease
+
+    @property
+    def _place(self) -> str:
+        return str(self.path or "the plan database in memory")
+
+    @contextmanager
+    def _writing(self) -> Iterator[Database]:
+        if self.read_only:
+            raise ReadOnlyDatabase(f"{self._place}: is open for reading only")
+        with translated(self._place), immediate(self._db):
+            yield self._db
+
+    def _put_environment(self, environment: Environment) -> None:
+        # Replaced, not ignored: the row that is there may be damaged.
+        known = {"key": environment.key, "json": environment_row(environment, "")["json"]}
+        with_equal = read(self._db.conn, "environments", known, lambda row: row)
+        if not with_equal:
+            row = environment_row(environment, now_text())
+            self._db.table("environments").insert(row, replace=True)
+
+    def _add(self, stored: StoredPlan) -> int:
+        self._put_environment(stored.environment)
+        id = int(self._db.execute("SELECT coalesce(max(id), 0) + 1 FROM plans").fetchone()[0])
+        self._db.table("plans").insert(plan_row(replace(stored, id=id)))
+        return id

@@ -1,0 +1,245 @@
+"""Plans as small files to commit and share: parameters and evidence, nothing that is executed.
+
+A file is made and read in memory, as one block of bytes. What is read counts as hostile: nothing
+reaches a database before the schema is the expected one, letter by letter, and each value is valid.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from plantune.errors import InvalidPlan, NoPlan, PlantuneError
+from plantune.plan import Plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.validation import check_stored_plan
+from plantune.plan_rows import (
+    COMPLETE,
+    ENVIRONMENTS,
+    FAULTS,
+    META,
+    PLANS,
+    SCHEMA_KEY,
+    SCHEMA_VERSION,
+    ProblemKey,
+    Row,
+    StoredPlan,
+    create_sql,
+    environment_row,
+    parse_plan,
+    plan_row,
+    select,
+)
+
+SIZE_LIMIT_BYTES = 16 << 20
+PLANS_LIMIT = 10_000
+_MAGIC = b"SQLite format 3\0"
+_WAL_FORMAT = 2
+_TABLES = (("meta", META, "key"), ("environments", ENVIRONMENTS, "key"), ("plans", PLANS, "id"))
+
+
+def export_plans(
+    database: PlanDatabase, path: Path, arch: str, *, network: str | None = None
+) -> tuple[Plan, ...]:
+    """Writes the newest complete plan of each problem and environment, and returns the plans.
+
+    The same plans give the same bytes. An earlier export at `path` is replaced, in one step;
+    raises NoPlan where there is nothing to write.
+    """
+    stored = _newest(database, arch, network)
+    if not stored:
+        wanted = f"{network} on {arch}" if network else arch
+        raise NoPlan(f"no complete plan for {wanted} is stored; run plantune search")
+    _require_replaceable(path, database.path)
+    _write(path, _packed(stored))
+    return tuple(item.plan for item in stored)
+
+
+def import_plans(
+    path: Path, database: PlanDatabase, *, size_limit_bytes: int = SIZE_LIMIT_BYTES
+) -> tuple[Plan, ...]:
+    """Adds the plans of an exported file, all or none, and returns those that it holds.
+
+    A plan that the database has already is not added again. Raises InvalidPlan, naming the place.
+    """
+    stored = read_export(path, size_limit_bytes=size_limit_bytes)
+    known = {(item.plan, item.environment) for item in database.plans() if item.status == COMPLETE}
+    added = [item for item in stored if (item.plan, item.environment) not in known]
+    if added:
+        database.put_plans(added)
+    return tuple(item.plan for item in stored)
+
+
+def read_export(path: Path, *, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> tuple[StoredPlan, ...]:
+    """The plans of an exported file, checked as `import_plans` does; writes nothing."""
+    with _at(str(path)), closing(_unpacked(_content(path, size_limit_bytes))) as connection:
+        return _checked(connection)
+
+
+def _newest(database: PlanDatabase, arch: str, network: str | None) -> list[StoredPlan]:
+    """In an order that does not depend on when each was found."""
+    newest: dict[tuple[ProblemKey, str], StoredPlan] = {}
+    for item in database.plans():
+        wanted = item.plan.arch == arch and network in (None, item.plan.network)
+        if wanted and item.status == COMPLETE:
+            newest.setdefault((ProblemKey.of(item.plan), item.environment.key), item)
+    return sorted(
+        newest.values(), key=lambda item: (repr(ProblemKey.of(item.plan)), item.environment.key)
+    )
+
+
+def _packed(plans: list[StoredPlan]) -> bytes:
+    environments = {item.environment.key: item for item in plans}
+    with closing(_empty()) as connection:
+        db = Database(connection, execute_plugins=False)
+        with db.atomic():
+            for key in sorted(environments):
+                item = environments[key]
+                db.table("environments").insert(environment_row(item.environment, item.created_at))
+            for number, item in enumerate(plans, 1):
+                check_stored_plan(item)
+                db.table("plans").insert(plan_row(replace(item, id=number)))
+        db.vacuum()
+        return connection.serialize()
+
+
+def _empty() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("PRAGMA page_size = 4096")
+    for table, columns, key in _TABLES:
+        connection.execute(create_sql(table, columns, [key]))
+    connection.execute("INSERT INTO meta VALUES (?, ?)", (SCHEMA_KEY, str(SCHEMA_VERSION)))
+    connection.commit()
+    return connection
+
+
+def _require_replaceable(path: Path, own: Path | None) -> None:
+    if not os.path.lexists(path):
+        return
+    regular = stat.S_ISREG(os.lstat(path).st_mode)
+    if not regular or (own is not None and own.exists() and path.samefile(own)):
+        raise PlantuneError(f"{path}: is no file to be replaced; give another path")
+    with open(path, "rb") as file:
+        if file.read(len(_MAGIC)) not in (_MAGIC, b""):
+            raise PlantuneError(f"{path}: is no exported plan and stays; give another path")
+
+
+def _write(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise PlantuneError(f"{path}: cannot be written: {error}; give another path") from error
+
+
+def _content(path: Path, size_limit_bytes: int) -> bytes:
+    """The bytes of a regular file; a pipe is not waited for, a link not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        what = "is a symbolic link" if path.is_symlink() else f"cannot be read ({error.strerror})"
+        raise InvalidPlan(f"{what}; give the file itself") from error
+    try:
+        _require(stat.S_ISREG(os.fstat(descriptor).st_mode), "is not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(size_limit_bytes + 1)
+    finally:
+        os.close(descriptor)
+    _require(len(content) <= size_limit_bytes, f"is larger than {size_limit_bytes} bytes")
+    return content
+
+
+def _unpacked(content: bytes) -> sqlite3.Connection:
+    _require(content.startswith(_MAGIC) and len(content) >= 512, "is not an exported plan")
+    _require(
+        _WAL_FORMAT not in content[18:20], "is a working database; make a file by plantune export"
+    )
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.deserialize(content)
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA cell_size_check = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _checked(connection: sqlite3.Connection) -> tuple[StoredPlan, ...]:
+    _require_schema(connection)
+    faults = connection.execute("PRAGMA integrity_check").fetchall()
+    _require(faults == [("ok",)], f"is damaged: {faults[0][0]}")
+    version = select(connection, "meta", {})
+    _require(
+        version == [{"key": SCHEMA_KEY, "value": str(SCHEMA_VERSION)}],
+        f"was written by another plantune: schema {SCHEMA_VERSION} expected",
+    )
+    count = connection.execute("SELECT count(*) FROM plans").fetchone()[0]
+    _require(1 <= count <= PLANS_LIMIT, f"must hold 1 to {PLANS_LIMIT} plans, got {count}")
+    environments = {row["key"]: row for row in select(connection, "environments", {})}
+    plans = tuple(_checked_plan(row, environments) for row in select(connection, "plans", {}))
+    used = {item.environment.key for item in plans}
+    _require(used == set(environments), "has environments without a plan")
+    return plans
+
+
+def _require_schema(connection: sqlite3.Connection) -> None:
+    """Refuses views, triggers and anything else that could run: the schema is ours exactly."""
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    with closing(_empty()) as empty:
+        expected = empty.execute(query).fetchall()
+    _require(connection.execute(query).fetchall() == expected, "has another schema than an export")
+
+
+def _checked_plan(row: Row, environments: dict[Any, Row]) -> StoredPlan:
+    """The plan of a row, after everything in the row was made again from the plan and compared."""
+    with _at(f"plan {row['id']!r:.20}"):
+        environment = environments.get(row["environment"])
+        stored = parse_plan(row, environment)
+        check_stored_plan(stored)
+        _require(stored.status == COMPLETE, "status: only complete plans are exchanged")
+        _require(environment == _same_environment(stored, environment), "environment: was changed")
+        _require(_identical(plan_row(stored), row), "its checksum or a column does not match")
+        return stored
+
+
+def _same_environment(stored: StoredPlan, row: Row | None) -> Row:
+    return environment_row(stored.environment, str(row["created_at"]) if row else "")
+
+
+def _identical(one: Row, other: Row) -> bool:
+    # 1 == 1.0 in Python; as texts they differ.
+    return {key: repr(value) for key, value in one.items()} == {
+        key: repr(value) for key, value in other.items()
+    }
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Names the place of an error, and makes InvalidPlan of what hostile bytes can raise."""
+    try:
+        yield
+    except InvalidPlan as error:
+        raise InvalidPlan(f"{place}: {error}") from error
+    except (*FAULTS, sqlite3.Error, MemoryError) as error:
+        raise InvalidPlan(f"{place}: is damaged: {error}") from error
+
+
+def _require(condition: bool, fault: str) -> None:
+    if not condition:
+        raise InvalidPlan(fault)

@@ -1,0 +1,48 @@
+"""The history of the schema. A migration that was released never changes; a new one is added.
+
+When the columns in `plan_rows` change, the ones of then are written out here.
+"""
+
+from __future__ import annotations
+
+from sqlite_utils import Database, Migrations
+
+from plantune.plan_rows import (
+    ENVIRONMENTS,
+    META,
+    PLANS,
+    SCHEMA_KEY,
+    SCHEMA_VERSION,
+    TEXT,
+    TRIALS,
+    create_sql,
+)
+
+LEASES = dict.fromkeys(("key", "token", "pid", "process_start", "host", "boot", "heartbeat"), TEXT)
+# What a database of this schema holds, with the names of each table's key.
+TABLES = {
+    "meta": (META, ["key"]),
+    "environments": (ENVIRONMENTS, ["key"]),
+    "trials": (TRIALS, ["step", "candidate", "environment"]),
+    "plans": (PLANS, ["id"]),
+    "leases": (LEASES, ["key"]),
+}
+
+migrations = Migrations("plantune")
+
+
+@migrations()
+def m001_tables(db: Database) -> None:
+    for table, (columns, key) in TABLES.items():
+        db.execute(create_sql(table, columns, key))
+
+
+def migrate(db: Database) -> None:
+    """Brings the schema up to date; to be called inside a transaction."""
+    migrations.apply(db)
+    put_version(db)
+
+
+def put_version(db: Database) -> None:
+    version = {"key": SCHEMA_KEY, "value": str(SCHEMA_VERSION)}
+    db.table("meta").insert(version, replace=True)

@@ -1,0 +1,227 @@
+"""Opens the database's file, whatever state it is in: missing, locked, old, newer or damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlite_utils import Database
+
+from plantune.errors import (
+    DamagedDatabase,
+    DatabaseLocked,
+    DatabaseUnavailable,
+    DatabaseWarning,
+    InvalidDatabase,
+    NewerSchema,
+)
+from plantune.plan_db.migrations import migrate
+from plantune.plan_db.mounts import network_file_system
+from plantune.plan_db.soundness import fault_of
+from plantune.plan_db.transactions import immediate, primary_code, translated
+from plantune.plan_rows import SCHEMA_VERSION, connect_read_only, lenient_text, schema_version
+
+SMALLEST_BYTES = 512  # the smallest page of SQLite
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A database with the current schema, and whether it may be written."""
+
+    db: Database
+    read_only: bool
+
+
+def now_text() -> str:
+    """The time in UTC, to be shown and never to be calculated with."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def open_database(path: Path, *, read_only: bool, timeout_s: float) -> Opened:
+    """Opens or makes the database; each thing that is not as it should be is warned of once.
+
+    Raises NewerSchema and InvalidDatabase without having written anything.
+    """
+    if read_only:
+        return _open_read_only(path, timeout_s)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _set_aside_if_damaged(path, timeout_s)
+        return Opened(_open_writable(path, timeout_s), False)
+    except DamagedDatabase:
+        raise
+    except (OSError, DatabaseUnavailable) as error:
+        return _instead_of_writable(path, error, timeout_s)
+
+
+def _instead_of_writable(path: Path, reason: Exception, timeout_s: float) -> Opened:
+    try:
+        if os.path.isfile(path):
+            opened = _open_read_only(path, timeout_s)
+            _warn(f"{path}: is open for reading only: {reason}")
+            return opened
+    except DatabaseLocked:
+        raise
+    except DatabaseUnavailable:
+        pass
+    _warn(f"{path}: cannot be used, results are kept in memory until the process ends: {reason}")
+    return in_memory()
+
+
+def in_memory() -> Opened:
+    db = _wrapped(sqlite3.connect(":memory:"))
+    with immediate(db):
+        migrate(db)
+    return Opened(db, False)
+
+
+def _open_writable(path: Path, timeout_s: float) -> Database:
+    with _closed_on_error(path, timeout_s) as db:
+        version = _require_version(path, db.conn)
+        if 0 < version < SCHEMA_VERSION:
+            _back_up(path, db.conn, version)
+        _prepare_for_writers(path, db, timeout_s)
+        with immediate(db):  # waits for other writers, so that a lasting lock shows here
+            if schema_version(db.conn) != SCHEMA_VERSION:
+                migrate(db)
+        return db
+
+
+def _open_read_only(path: Path, timeout_s: float) -> Opened:
+    if not os.path.exists(path):
+        return Opened(in_memory().db, True)
+    with translated(path):
+        connection = connect_read_only(path, timeout_s)
+        if _require_version(path, connection) < SCHEMA_VERSION:
+            return Opened(_migrated_copy(connection), True)
+        fault = fault_of(connection)
+        if fault is not None:
+            connection.close()
+            raise DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
+        return Opened(_wrapped(connection), True)
+
+
+def _migrated_copy(connection: sqlite3.Connection) -> Database:
+    db = _wrapped(sqlite3.connect(":memory:"))
+    with closing(connection):
+        connection.backup(db.conn)
+    with immediate(db):
+        migrate(db)
+    return db
+
+
+def _connect(path: Path, timeout_s: float) -> sqlite3.Connection:
+    uri = path.absolute().as_uri() + "?mode=rwc"
+    return sqlite3.connect(uri, uri=True, timeout=timeout_s)
+
+
+def _wrapped(connection: sqlite3.Connection) -> Database:
+    connection.text_factory = lenient_text
+    return Database(connection, execute_plugins=False)
+
+
+@contextmanager
+def _closed_on_error(path: Path, timeout_s: float) -> Iterator[Database]:
+    with translated(path):
+        db = _wrapped(_connect(path, timeout_s))
+        try:
+            yield db
+        except BaseException:
+            db.close()
+            raise
+
+
+def _require_version(path: Path, connection: sqlite3.Connection) -> int:
+    version = schema_version(connection)
+    if version is None:
+        raise InvalidDatabase(f"{path}: is a database of another program; give another path")
+    if version > SCHEMA_VERSION:
+        raise NewerSchema(
+            f"{path}: was written by a later plantune: schema {SCHEMA_VERSION} expected, got "
+            f"{version}; install that plantune, or give another path",
+            SCHEMA_VERSION,
+            version,
+        )
+    return version
+
+
+def _prepare_for_writers(path: Path, db: Database, timeout_s: float) -> None:
+    db.execute("PRAGMA synchronous = NORMAL")
+    kind = network_file_system(path)
+    if kind is not None:
+        _warn(
+            f"{path}: lies on a network file system ({kind}), where SQLite's locks may fail; "
+            "set PLANTUNE_CACHE_DIR to a local folder."
+        )
+        return
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            db.enable_wal()
+            return
+        except sqlite3.OperationalError as error:
+            # Another process is switching at this moment; SQLite does not wait for that itself.
+            if primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _back_up(path: Path, connection: sqlite3.Connection, version: int) -> None:
+    copy = _dated(path, f"schema-{version}")
+    with closing(sqlite3.connect(copy)) as target:
+        connection.backup(target)
+    _warn(f"{path}: its schema {version} was brought up to {SCHEMA_VERSION}; {copy} is as before.")
+
+
+def _set_aside_if_damaged(path: Path, timeout_s: float) -> None:
+    """Moves a file that is no sound database, with the files that belong to it."""
+    if not os.path.exists(path) or _why_damaged(path, timeout_s) is None:
+        return
+    with _folder_lock(path.parent):
+        fault = _why_damaged(path, timeout_s)  # another process may have been first
+        if fault is None:
+            return
+        aside = _dated(path, "damaged")
+        for ending in ("-wal", "-shm", "-journal", ""):
+            if os.path.exists(f"{path}{ending}"):
+                os.rename(f"{path}{ending}", f"{aside}{ending}")
+    _warn(f"{path}: is damaged ({fault}). It was moved to {aside.name}, and a new one is used.")
+
+
+def _why_damaged(path: Path, timeout_s: float) -> str | None:
+    if 0 < os.path.getsize(path) < SMALLEST_BYTES:
+        return "file is too short"  # SQLite would take it for empty and write over it
+    with translated(path), closing(_connect(path, timeout_s)) as connection:
+        return fault_of(connection, mend=True)
+
+
+@contextmanager
+def _folder_lock(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _dated(path: Path, word: str) -> Path:
+    """A name beside `path` that no file has."""
+    base = path.with_name(f"{path.name}.{word}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    number, name = 1, base
+    while os.path.lexists(name):
+        number += 1
+        name = base.with_name(f"{base.name}-{number}")
+    return name
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DatabaseWarning, stacklevel=4)

@@ -1,0 +1,65 @@
+"""Whether a file is a sound database: its pages, its schema and its indexes.
+
+Single rows are not judged here: their checksums tell that better, and one bad row is no reason to
+set a whole file aside.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from plantune.plan_db.migrations import TABLES
+from plantune.plan_db.transactions import primary_code
+from plantune.plan_rows import SCHEMA_VERSION, lenient_text, schema_version
+
+# What a statement that is right raises only on a damaged file.
+_DAMAGE = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CONSTRAINT,
+)
+
+
+def fault_of(connection: sqlite3.Connection, *, mend: bool = False) -> str | None:
+    """What is wrong with the file, or None; None too of another program's.
+
+    With `mend` the indexes are looked at too, and made again from the rows where they are wrong.
+    """
+    connection.text_factory = lenient_text
+    try:
+        version = schema_version(connection)
+        if version is None:
+            return _fault_of_unversioned(connection)
+        fault = _fault_of_pages(connection, "integrity_check" if mend else "quick_check")
+        if fault is not None and " index " in fault:
+            connection.execute("REINDEX")
+            fault = _fault_of_pages(connection, "integrity_check")
+        return fault or (_fault_of_columns(connection) if version == SCHEMA_VERSION else None)
+    except UnicodeDecodeError:  # Python's module decodes names and messages by itself
+        return "its schema is damaged"
+    except sqlite3.DatabaseError as error:
+        if primary_code(error) not in _DAMAGE:
+            raise
+        return str(error)
+
+
+def _fault_of_pages(connection: sqlite3.Connection, check: str) -> str | None:
+    """The first fault; one that can be mended only where there is no other."""
+    faults = [str(row[0]) for row in connection.execute(f"PRAGMA {check}")]
+    in_file = [fault for fault in faults if fault != "ok" and " value in " not in fault]
+    return min(in_file, key=lambda fault: " index " in fault, default=None)
+
+
+def _fault_of_unversioned(connection: sqlite3.Connection) -> str | None:
+    tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    ours = len(tables & set(TABLES)) >= len(TABLES) - 1
+    return "its version cannot be read" if ours else None
+
+
+def _fault_of_columns(connection: sqlite3.Connection) -> str | None:
+    for table, (columns, _) in TABLES.items():
+        info = connection.execute(f"PRAGMA table_info({table})")
+        if {row[1]: row[2] for row in info} != columns:
+            return f"table {table} has other columns than it should"
+    return None

@@ -1,0 +1,99 @@
+"""Every value of a plan from elsewhere, checked before it can reach a template, a path or SQL."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from plantune.environment import Environment
+from plantune.errors import InvalidPlan
+from plantune.graph.types import DTYPES
+from plantune.plan import Choice, Plan
+from plantune.plan_rows import StoredPlan
+from plantune.space.arch import ARCH_NAMES
+from plantune.space.search_space import load_search_space
+from plantune.values import canonical
+
+BATCH_MAX = 1 << 24
+NAME_LENGTH, TEXT_LENGTH, NODE_LENGTH = 100, 300, 500
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# As extraction and differentiation call them: layers.0.conv1/conv2d, d(stem.2/relu)/add_2.
+_NODE = re.compile(r"[A-Za-z0-9_(][A-Za-z0-9_.,:()/+-]*")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)")
+
+
+def check_stored_plan(stored: StoredPlan) -> None:
+    """Raises InvalidPlan, which names the place, for a value that plantune would not write."""
+    _check_problem(stored.plan)
+    _check_choices(stored.plan)
+    for key, value in stored.plan.evidence.items():
+        _require(_is_name(key), "evidence", key, "names of values")
+        _require(_is_plain(value), f"evidence.{key}", value, "a number or a short printable text")
+    _check_environment(stored.environment, stored.plan.arch)
+    _require(_matches(_TIME, stored.created_at), "created_at", stored.created_at, "a time in UTC")
+
+
+def _check_problem(plan: Plan) -> None:
+    _require(plan.arch in ARCH_NAMES, "arch", plan.arch, f"one of {', '.join(ARCH_NAMES)}")
+    _require(plan.dtype in DTYPES, "dtype", plan.dtype, f"one of {', '.join(DTYPES)}")
+    _require(_is_name(plan.network), "network", plan.network, "a name")
+    _require(_matches(_DIGEST, plan.graph), "graph", plan.graph, "a sha256")
+    _require(1 <= plan.batch <= BATCH_MAX, "batch", plan.batch, f"from 1 to {BATCH_MAX}")
+
+
+def _check_choices(plan: Plan) -> None:
+    seen: set[str] = set()
+    _require(bool(plan.choices), "choices", [], "at least one")
+    for index, choice in enumerate(plan.choices):
+        where = f"choices[{index}]"
+        _check_candidate(choice, where, plan.arch)
+        for node in choice.nodes:
+            named = len(node) <= NODE_LENGTH and ".." not in node and _matches(_NODE, node)
+            _require(named, f"{where}.nodes", node, "names of nodes")
+            _require(node not in seen, f"{where}.nodes", node, "nodes of no other choice")
+            seen.add(node)
+
+
+def _check_candidate(choice: Choice, where: str, arch: str) -> None:
+    known = _configs(arch)
+    family, config = choice.candidate.family, choice.candidate.config
+    _require(family in known, f"{where}.family", family, f"one of {', '.join(known)}")
+    listed = canonical(dict(config)) in known[family]
+    _require(listed, f"{where}.config", dict(config), f"in the search space of {arch}")
+
+
+@cache
+def _configs(arch: str) -> dict[str, frozenset[str]]:
+    """The configs of each family of an arch, as canonical JSON: there 1, 1.0 and true differ."""
+    space = load_search_space(arch)
+    return {
+        family: frozenset(canonical(dict(config)) for config in space.configs(family))
+        for family in space.families
+    }
+
+
+def _check_environment(environment: Environment, arch: str) -> None:
+    values = environment.to_json()
+    for name, value in values.items():
+        _require(_is_plain(value), f"environment.{name}", value, "short and printable")
+    _require(environment.arch == arch, "environment.arch", environment.arch, f"the plan's, {arch}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= TEXT_LENGTH and value.isprintable()
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 53)
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= NAME_LENGTH and text.isidentifier()
+
+
+def _matches(pattern: re.Pattern[str], text: str) -> bool:
+    return pattern.fullmatch(text) is not None
+
+
+def _require(condition: bool, place: str, got: Any, wanted: str) -> None:
+    if not condition:
+        raise InvalidPlan(f"{place}: must be {wanted}, got {got!r:.80}")

@@ -1,0 +1,319 @@
+"""The rows of the plan database: their columns, their checksum, and the plan that a row holds.
+
+It needs Python's own sqlite3 only, so that the runtime can read plans without the plan database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from plantune.environment import Environment
+from plantune.errors import DamagedRow, InvalidPlan
+from plantune.plan import Plan
+from plantune.values import canonical, digest
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+SCHEMA_VERSION = 1
+SCHEMA_KEY = "plantune_schema"  # the row of `meta` that holds the version
+CHECKSUM = "sha256"
+COMPLETE, PARTIAL = "complete", "partial"
+UNWRITABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+# What a row without sense can raise while it is parsed.
+FAULTS = (InvalidPlan, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
+
+TEXT, INTEGER, REAL = "TEXT", "INTEGER", "REAL"
+META = {"key": TEXT, "value": TEXT}
+ENVIRONMENTS = {
+    "key": TEXT,
+    "arch": TEXT,
+    "device": TEXT,
+    "torch": TEXT,
+    "plantune": TEXT,
+    "system": TEXT,
+    "json": TEXT,
+    "created_at": TEXT,
+    CHECKSUM: TEXT,
+}
+TRIALS = {
+    "step": TEXT,
+    "candidate": TEXT,
+    "environment": TEXT,
+    "kind": TEXT,
+    "stage": TEXT,
+    "reason": TEXT,
+    "median_us": REAL,
+    "low_us": REAL,
+    "high_us": REAL,
+    "samples": INTEGER,
+    "error": REAL,
+    "bound": REAL,
+    "deterministic": INTEGER,
+    "cache": TEXT,
+    "created_at": TEXT,
+    CHECKSUM: TEXT,
+}
+PROBLEM = {
+    "network": TEXT,
+    "graph": TEXT,
+    "arch": TEXT,
+    "batch": INTEGER,
+    "dtype": TEXT,
+    "mode": TEXT,
+}
+EVIDENCE = {"median_ms": REAL, "baseline": TEXT, "baseline_ms": REAL, "ratio": REAL}
+PLANS = {
+    "id": INTEGER,
+    **PROBLEM,
+    "environment": TEXT,
+    "origin": TEXT,
+    "status": TEXT,
+    "plan": TEXT,
+    **EVIDENCE,
+    "created_at": TEXT,
+    CHECKSUM: TEXT,
+}
+
+
+@dataclass(frozen=True)
+class ProblemKey:
+    """What a plan solves; on which machine it was measured is another key."""
+
+    network: str
+    graph: str
+    arch: str
+    batch: int
+    dtype: str
+    mode: str
+
+    @staticmethod
+    def of(plan: Plan | Mapping[str, Any]) -> ProblemKey:
+        """The key of a plan, or of a row that holds one."""
+        data = plan.to_json() if isinstance(plan, Plan) else plan
+        return ProblemKey(**{name: data[name] for name in PROBLEM})
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan as a database keeps it. `status` is complete or partial, `created_at` UTC."""
+
+    id: int
+    plan: Plan
+    environment: Environment
+    status: str
+    created_at: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A stored plan for a problem, and how it may be used here: exact, compatible or foreign."""
+
+    plan: Plan
+    environment: Environment
+    match: str
+    id: int
+
+
+def create_sql(table: str, columns: Mapping[str, str], key: Sequence[str]) -> str:
+    """The statement that makes a table.
+
+    No column refuses NULL: then SQLite's own check would condemn a whole file for one bad row.
+    """
+    lines = [f'    "{name}" {type_}' for name, type_ in columns.items()]
+    lines.append(f"    PRIMARY KEY ({', '.join(key)})")
+    return f'CREATE TABLE "{table}" (\n' + ",\n".join(lines) + "\n)"
+
+
+def checksum(table: str, row: Mapping[str, Any]) -> str:
+    """The sha256 over a row's canonical content, the checksum itself left out."""
+    content = {name: value for name, value in row.items() if name != CHECKSUM}
+    return digest([table, content])
+
+
+def sealed(table: str, row: Mapping[str, Any]) -> Row:
+    return {**row, CHECKSUM: checksum(table, row)}
+
+
+def environment_row(environment: Environment, created_at: str) -> Row:
+    data = environment.to_json()
+    readable = {name: data[name] for name in ("arch", "device", "torch", "plantune", "system")}
+    row = {
+        "key": environment.key,
+        **readable,
+        "json": canonical(data),
+        "created_at": created_at,
+    }
+    return sealed("environments", row)
+
+
+def plan_row(stored: StoredPlan) -> Row:
+    plan = stored.plan
+    row = {
+        "id": stored.id,
+        **{name: getattr(plan, name) for name in PROBLEM},
+        "environment": stored.environment.key,
+        "origin": plan.origin,
+        "status": stored.status,
+        "plan": plan.dumps(),
+        **{name: _evidence(plan, name) for name in EVIDENCE},
+        "created_at": stored.created_at,
+    }
+    return sealed("plans", row)
+
+
+def _evidence(plan: Plan, name: str) -> float | str | None:
+    value = plan.evidence.get(name)
+    if EVIDENCE[name] is TEXT:
+        return value if type(value) is str else None
+    # As SQLite will give it back: an integer in a REAL column becomes a float.
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
+    """A connection that writes nothing, not even where the folder cannot be written."""
+    uri = path.absolute().as_uri() + "?mode=ro"
+    connection = _connected(uri, timeout_s)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        # WAL needs a file beside the database. Where it cannot be made and no other process has
+        # made one, nobody writes, and the file can be read as it is.
+        unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
+        if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):
+            raise
+        return _connected(uri + "&immutable=1", timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connected(uri: str, timeout_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=timeout_s)
+    connection.text_factory = lenient_text
+    return connection
+
+
+def lenient_text(data: bytes) -> str:
+    """Text as it is stored: what is no UTF-8 must fail a row's checksum, not the whole query."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def schema_version(connection: sqlite3.Connection) -> int | None:
+    """The version of plantune's schema, 0 of an empty database, None of another program's."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    if not tables:
+        return 0
+    try:
+        query = "SELECT value FROM meta WHERE key = ?"
+        row = connection.execute(query, (SCHEMA_KEY,)).fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        return None  # no such table or column
+    text = "" if row is None else str(row[0])
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def select(connection: sqlite3.Connection, table: str, where: Mapping[str, Any]) -> list[Row]:
+    """The rows that have these values, as they are stored and unchecked."""
+    condition = " AND ".join(f'"{name}" = ?' for name in where) or "1"
+    cursor = connection.execute(
+        f'SELECT * FROM "{table}" WHERE {condition} ORDER BY rowid', tuple(where.values())
+    )
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, values, strict=True)) for values in cursor]
+
+
+def read(
+    connection: sqlite3.Connection,
+    table: str,
+    where: Mapping[str, Any],
+    parse: Callable[[Row], T],
+) -> list[T]:
+    """What `parse` makes of the rows that have these values; warns once of those it cannot use."""
+    values, faults = [], []
+    for row in select(connection, table, where):
+        try:
+            # An index that was damaged leads to rows that nobody asked for.
+            _require(all(row[name] == value for name, value in where.items()), "its key differs")
+            _require(row[CHECKSUM] == checksum(table, row), "its checksum does not match")
+            values.append(parse(row))
+        except FAULTS as error:
+            faults.append(str(error))
+    if faults:
+        warnings.warn(
+            f"{_place(connection)}: {len(faults)} of the rows in {table} cannot be used and "
+            f"are ignored; the first: {faults[0]:.200}",
+            DamagedRow,
+            stacklevel=3,
+        )
+    return values
+
+
+def _require(condition: bool, fault: str) -> None:
+    if not condition:
+        raise InvalidPlan(fault)
+
+
+def _place(connection: sqlite3.Connection) -> str:
+    with contextlib.suppress(sqlite3.Error):
+        return str(connection.execute("PRAGMA database_list").fetchone()[2]) or "in memory"
+    return "the plan database"
+
+
+def read_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list[StoredPlan]:
+    """The plans with these values, the newest first."""
+    environments = {row["key"]: row for row in select(connection, "environments", {})}
+
+    def parse(row: Row) -> StoredPlan:
+        return parse_plan(row, environments.get(row["environment"]))
+
+    return read(connection, "plans", where, parse)[::-1]
+
+
+def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
+    """The plan of a row whose checksum was checked; raises InvalidPlan."""
+    plan = Plan.loads(row["plan"])
+    _require(ProblemKey.of(plan) == ProblemKey.of(row), "its key is not that of its plan")
+    _require(row["status"] in (COMPLETE, PARTIAL), f"status: got {row['status']!r}")
+    if environment is None or environment[CHECKSUM] != checksum("environments", environment):
+        raise InvalidPlan(f"plan {row['id']}: its environment is missing or damaged")
+    parsed = Environment.from_json(json.loads(environment["json"]))
+    _require(parsed.key == row["environment"], "its environment has another key")
+    return StoredPlan(row["id"], plan, parsed, row["status"], row["created_at"])
+
+
+def find_plan(
+    connection: sqlite3.Connection,
+    problem: ProblemKey,
+    environment: Environment,
+    status: str = COMPLETE,
+) -> Found | None:
+    """The newest plan that matches exactly, else compatibly, else one for another chip."""
+    where = {name: getattr(problem, name) for name in PROBLEM if name != "arch"}
+    stored = read_plans(connection, {**where, "status": status})
+    return best(_found(item, problem, environment) for item in stored)
+
+
+def _found(stored: StoredPlan, problem: ProblemKey, environment: Environment) -> Found:
+    here = stored.plan.arch == problem.arch
+    match = environment.match(stored.environment) if here else "foreign"
+    return Found(stored.plan, stored.environment, match, stored.id)
+
+
+def best(found: Iterable[Found | None]) -> Found | None:
+    """The first of the best matches."""
+    order = ("exact", "compatible", "foreign")
+    matches = (item for item in found if item is not None)
+    return min(matches, key=lambda item: order.index(item.match), default=None)

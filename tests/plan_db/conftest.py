@@ -1,0 +1,105 @@
+"""Plans, machines and files for tests of the plan database; the library in another process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plantune.environment import Environment
+from plantune.kernels.family import Candidate
+from plantune.plan import Choice, Plan
+from plantune.plan_db import PlanDatabase
+from plantune.values import Attrs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What the scripts of other processes start with; they take the database's path as an argument.
+PRELUDE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from plantune.environment import Environment
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Measured, Rejected
+from plantune.plan import Choice, Plan
+from plantune.plan_db import PlanDatabase
+from plantune.values import Attrs
+
+HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
+NHWC = Candidate("onednn_conv", Attrs(layout="nhwc", prepack=True))
+PLAN = Plan("net", "a" * 64, "cpu", 8, "float32", "infer", (Choice(("conv",), NHWC),))
+path = Path(sys.argv[1])
+"""
+
+Process = subprocess.Popen[str]
+
+
+@pytest.fixture
+def here() -> Environment:
+    """This machine, as far as these tests go."""
+    return Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
+
+
+@pytest.fixture
+def candidate() -> Candidate:
+    return Candidate("onednn_conv", Attrs(layout="nhwc", prepack=True))
+
+
+@pytest.fixture
+def make_plan(candidate: Candidate) -> Callable[..., Plan]:
+    """A measured plan of two steps; the arguments replace its fields."""
+    framework = Candidate("framework", Attrs(layout="nchw"))
+    choices = (
+        Choice(("layers.0/conv2d", "layers.0.relu/relu"), candidate),
+        Choice(("d(layers.0/conv2d)/add_2",), framework),
+    )
+    evidence = Attrs(median_ms=2.5, baseline="torchscript", baseline_ms=4, ratio=0.625)
+    made = Plan("net", "a" * 64, "cpu", 8, "float32", "infer", choices, "measured", evidence)
+
+    def make(**changes: Any) -> Plan:
+        return replace(made, **changes)
+
+    return make
+
+
+@pytest.fixture
+def plan(make_plan: Callable[..., Plan]) -> Plan:
+    return make_plan()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "plans.db"
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[PlanDatabase]:
+    with PlanDatabase.open(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Starts a script in another process; whatever still runs at the end of a test is killed."""
+    started: list[Process] = []
+
+    def run(script: str, *arguments: object) -> Process:
+        command = [sys.executable, "-c", PRELUDE + script, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,207 @@
+"""Weights that change after the first call: F43 of the faults."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from plantune import optimize
+from plantune.errors import UnsupportedModule
+from plantune.runtime.live_state import LiveState
+
+
+@pytest.fixture
+def model(small, images, tuned):
+    """With prepacked weights, which a change must renew."""
+    made = tuned(small, images, plan="hand")
+    made(images)
+    return made
+
+
+@pytest.fixture
+def follows(images, close):
+    """Checks that a module computes what its reference does, and not what it did before."""
+
+    def check(model, before):
+        after = model(images)
+        with torch.no_grad():
+            close(after, model.reference(images))
+        assert not torch.allclose(after, before, rtol=1e-4)
+
+    return check
+
+
+class TestReplaced:
+    @pytest.mark.parametrize("name", ["conv1.weight", "fixup_bias1a", "se.excite.2.bias"])
+    def test_a_parameter(self, name, model, images, follows):
+        before = model(images)
+        path, _, key = f"layers.0.0.{name}".rpartition(".")
+        old = model.get_parameter(f"layers.0.0.{name}")
+        setattr(model.get_submodule(path), key, nn.Parameter(torch.randn_like(old)))
+        follows(model, before)
+
+    def test_a_parameter_in_training_gets_the_gradient(self, small, images, tuned, results, close):
+        model = tuned(small, images, "train", "hand")
+        results(model, images)
+        for module in (model, small):
+            torch.manual_seed(1)
+            conv = module.layers[1][0].conv1
+            conv.weight = nn.Parameter(torch.randn_like(conv.weight) * 0.1)
+        expected = results(small, images)
+        for name, value in results(model, images).items():
+            close(value, expected[name])
+
+    def test_a_submodule(self, model, images, follows):
+        before = model(images)
+        model.layers[2] = copy.deepcopy(model.layers[2])
+        nn.init.normal_(model.layers[2][0].conv1.weight, std=0.1)
+        follows(model, before)
+        assert model.reference.layers[2] is model.layers[2]
+
+    def test_the_head_by_one_of_another_size(self, named, images, tuned, close):
+        body = {"conv": nn.Conv2d(3, 8, 3), "relu": nn.ReLU(), "flatten": nn.Flatten()}
+        model = tuned(named(**body, fc=nn.Linear(8 * 62 * 62, 10)), images)
+        assert model(images).shape == (2, 10)
+        model.fc = nn.Linear(8 * 62 * 62, 7)
+        assert model(images).shape == (2, 7)
+        close(model(images), model.reference(images))
+
+    def test_weights_by_ones_of_another_size(self, named, images, tuned, close):
+        model = tuned(named(conv=nn.Conv2d(3, 8, 3), relu=nn.ReLU()), images, plan="hand")
+        assert model(images).shape == (2, 8, 62, 62)
+        model.conv.weight = nn.Parameter(torch.randn(5, 3, 3, 3))
+        model.conv.bias = nn.Parameter(torch.randn(5))
+        assert model(images).shape == (2, 5, 62, 62)
+        close(model(images), model.reference(images))
+
+    def test_a_setting_of_a_layer(self, named, images, tuned, close):
+        model = tuned(named(conv=nn.Conv2d(3, 8, 3)), images)
+        assert model(images).shape == (2, 8, 62, 62)
+        model.conv.padding = (1, 1)
+        assert model(images).shape == (2, 8, 64, 64)
+        close(model(images), model.reference(images))
+
+    def test_a_layer_added(self, named, images, tuned, close):
+        model = tuned(named(conv=nn.Conv2d(3, 8, 3)), images)
+        assert model(images).min() < 0
+        model.add_module("relu", nn.ReLU())
+        assert model(images).min() == 0
+        close(model(images), model.reference(images))
+
+    def test_something_unknown_is_named_at_the_next_call(self, model, images):
+        model.layers[3] = nn.Sequential(nn.Hardswish())
+        with pytest.raises(UnsupportedModule, match=r"layers\.3.*[Hh]ardswish"):
+            model(images)
+
+    @pytest.mark.parametrize("mode", ["infer", "train"])
+    def test_weights_tied_and_untied(self, mode, named, images, tuned, close, results):
+        module = named(first=nn.Conv2d(3, 3, 3, bias=False), last=nn.Conv2d(3, 3, 3, bias=False))
+        model = tuned(module, images, mode)
+        for tied in (True, False, True, False):
+            weight = model.first.weight
+            model.last.weight = weight if tied else nn.Parameter(torch.randn_like(weight))
+            assert len(list(model.parameters())) == 2 - tied
+            close(model(images), model.reference(images))
+            if mode == "train":
+                got, expected = results(model, images), results(model.reference, images)
+                for name, value in expected.items():
+                    close(got[name], value)
+
+    def test_parameters_for_one_call_alone(self, small, images, close):
+        model = optimize(small, images, mode="train", fallback="silent")
+        swapped = {name: p.detach() * 1.1 for name, p in small.named_parameters()}
+        swapped["stem.1.weight"].requires_grad_()
+        outputs = [torch.func.functional_call(m, swapped, (images,)) for m in (model, small)]
+        close(*outputs)
+        gradients = [torch.autograd.grad(y.sum(), swapped["stem.1.weight"])[0] for y in outputs]
+        close(*gradients)
+        close(model(images), small(images))
+
+
+class TestLoaded:
+    @pytest.mark.parametrize("assign", [False, True])
+    def test_a_state_dict_after_the_first_call(self, assign, model, images, randomise, follows):
+        before = model(images)
+        other = randomise(copy.deepcopy(model.reference))
+        model.load_state_dict(copy.deepcopy(other.state_dict()), assign=assign)
+        follows(model, before)
+        assert torch.equal(model.stem[1].weight, other.stem[1].weight)
+
+    def test_into_a_part(self, model, images, randomise, follows):
+        before = model(images)
+        other = randomise(copy.deepcopy(model.layers[1]))
+        model.layers[1].load_state_dict(other.state_dict())
+        follows(model, before)
+
+    def test_into_the_reference(self, model, images, randomise, follows):
+        before = model(images)
+        model.reference.load_state_dict(randomise(copy.deepcopy(model.reference)).state_dict())
+        follows(model, before)
+
+    @pytest.mark.parametrize("shared", ["expanded", "sliced"])
+    def test_weights_that_are_views(self, shared, model, images, follows):
+        before = model(images)
+        state = {name: torch.randn(p.shape) for name, p in model.named_parameters()}
+        if shared == "expanded":
+            state["layers.0.0.conv2.weight"] = torch.full((), 0.1).expand(16, 16, 3, 3)
+        else:
+            state["layers.0.0.conv2.weight"] = torch.randn(16, 16, 3, 6)[..., ::2]
+        model.load_state_dict(state, assign=True)
+        follows(model, before)
+
+
+class TestLiveState:
+    """Each way in which a tensor changes, by itself."""
+
+    @pytest.fixture
+    def module(self):
+        return nn.Linear(40, 30)
+
+    @pytest.fixture
+    def state(self, module):
+        state = LiveState(module, ["weight", "bias"])
+        assert state.changed(), "the first look is always new"
+        assert not state.changed()
+        return state
+
+    def assert_seen_once(self, state):
+        assert state.changed()
+        assert not state.changed()
+
+    def test_nothing(self, module, state):
+        module(torch.randn(2, 40)).sum().backward()
+        assert not state.changed()
+
+    @pytest.mark.parametrize("name", ["weight", "bias"])
+    def test_one_element_in_place(self, name, module, state):
+        with torch.no_grad():
+            getattr(module, name).flatten()[-1] += 1
+        self.assert_seen_once(state)
+
+    def test_an_equal_tensor_in_its_place(self, module, state):
+        module.weight = nn.Parameter(module.weight.detach().clone())
+        self.assert_seen_once(state)
+        assert state.tensors()["weight"] is module.weight
+
+    def test_other_data(self, module, state):
+        module.bias.data = module.bias.data.clone()
+        self.assert_seen_once(state)
+
+    @pytest.mark.parametrize("name", ["weight", "bias"])
+    def test_all_elements_through_data(self, name, module, state):
+        getattr(module, name).data.add_(1e-6)
+        self.assert_seen_once(state)
+
+    def test_through_a_view_made_before(self, module):
+        view = module.weight.detach()
+        state = LiveState(module, ["weight"])
+        state.changed()
+        view.mul_(2)
+        self.assert_seen_once(state)
+
+    def test_not_a_number_equals_itself(self, module, state):
+        module.weight.data.fill_(float("nan"))
+        self.assert_seen_once(state)

@@ -1,0 +1,68 @@
+"""What importing and running plantune brings into a process, and how long the import takes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The search, the command line, the plan database and the report use these; a run needs none.
+NOT_FOR_A_RUN = {"optuna", "click", "sqlite_utils", "matplotlib"}
+# What torch itself loads when it traces.
+BY_TORCH = {"torch", "sympy", "mpmath", "numpy"}
+# Seconds to import, and for inductor's steps alone.
+COMPILERS = {"torch._dynamo", "torch._inductor"}
+IMPORTS = 3
+ADDED_SECONDS = 0.2
+
+REPORT = "import json, sys; print(json.dumps(sorted(sys.modules)))"
+RUN = """
+import torch, plantune
+model = plantune.load_model("se_resnet9_fixup", batch=1, mode="train")
+model(torch.randn(1, 3, 64, 64)).sum().backward()
+model.eval()
+with torch.no_grad():
+    model(torch.randn(1, 3, 64, 64))
+model = plantune.optimize(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
+model(torch.randn(1, 3, 8, 8))
+"""
+TIMED = """
+import json, time
+import torch
+start = time.process_time()
+import plantune
+print(json.dumps(time.process_time() - start))
+"""
+
+
+def outcome(code: str) -> Any:
+    """What the code prints as JSON, in a process of its own."""
+    quiet = "ignore:Failed to initialize NumPy:UserWarning"
+    command = [sys.executable, "-W", quiet, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(autouse=True)
+def _no_stored_plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_a_run_needs_torch_alone() -> None:
+    loaded = set(outcome(RUN + REPORT))
+    assert {"torch", "plantune.runtime.program"} <= loaded
+    assert loaded & (NOT_FOR_A_RUN | COMPILERS) == set()
+    foreign = {name.partition(".")[0] for name in loaded - set(outcome("import torch\n" + REPORT))}
+    assert foreign - set(sys.stdlib_module_names) - BY_TORCH == {"plantune"}
+
+
+def test_the_import_is_quick() -> None:
+    """The median of some processes; of their own time, so that a busy machine changes nothing."""
+    seconds = [outcome(TIMED) for _ in range(IMPORTS)]
+    assert statistics.median(seconds) < ADDED_SECONDS, seconds

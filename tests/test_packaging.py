@@ -1,0 +1,105 @@
+"""The wheel holds all that plantune reads at run time, and works without the checkout."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ("csrc", "plans", "search_spaces")
+
+USE = """
+import plantune, torch
+from plantune import env
+from plantune.graph.fusions import all_fusions
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+print(plantune.__file__)
+for name in ("csrc", "plans", "search_spaces"):
+    print(env.data_folder(name))
+assert load_search_space("cpu").arch.name == "cpu"
+assert load_search_space("sm90").arch.name == "sm90"
+assert all_fusions()
+x = torch.randn(1, 3, 64, 64)
+model = plantune.load_model("se_resnet9_fixup", batch=1)
+assert torch.allclose(model(x), model.reference(x), rtol=1e-3, atol=1e-4)
+"""
+
+
+def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def build_command(folder: Path) -> list[str]:
+    """Offline where the build's tools are there, else pip fetches them."""
+    tools = (importlib.util.find_spec(name) for name in ("build", "hatchling"))
+    if all(tools):
+        options = ["--wheel", "--no-isolation", "--outdir"]
+        return [sys.executable, "-m", "build", *options, str(folder), str(ROOT)]
+    return [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(ROOT)]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    done = run(build_command(folder))
+    unreachable = "Could not find a version that satisfies the requirement hatchling"
+    if done.returncode and (unreachable in done.stderr or "No module named pip" in done.stderr):
+        pytest.skip("no hatchling here, and no package index to fetch it from")
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    kept = (path for path in found if "__pycache__" not in path.parts)
+    return {path.relative_to(folder).as_posix() for path in kept}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_wheel_carries_the_data(name: str, unpacked: Path) -> None:
+    carried = files(unpacked / "plantune" / "_data" / name)
+    assert carried == files(ROOT / name)
+    assert carried
+
+
+def test_the_wheel_carries_the_package_and_nothing_else(unpacked: Path) -> None:
+    modules = {name for name in files(ROOT / "plantune") if not name.startswith("_data/")}
+    carried = {name for name in files(unpacked / "plantune") if not name.startswith("_data/")}
+    assert carried == modules
+    tops = {path.name for path in unpacked.iterdir()}
+    assert {name for name in tops if not name.endswith(".dist-info")} == {"plantune"}
+    assert {"cpu.toml", "sm90.toml"} <= files(unpacked / "plantune/_data/search_spaces")
+
+
+def test_the_wheel_works_in_another_folder(unpacked: Path, tmp_path: Path) -> None:
+    quiet = "ignore:Failed to initialize NumPy:UserWarning"
+    done = run(
+        [sys.executable, "-W", quiet, "-c", USE],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(unpacked),
+            "PLANTUNE_CACHE_DIR": str(tmp_path / "cache"),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    places = [Path(line) for line in done.stdout.splitlines()]
+    assert len(places) == 1 + len(DATA)
+    assert all(place.is_relative_to(unpacked) for place in places), places

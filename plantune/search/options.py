@@ -1,0 +1,102 @@
+"""Which steps and candidates a search considers, and what is known or guessed of their cost."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from plantune.graph.fusions import Fusion
+from plantune.graph.graph import Graph
+from plantune.graph.partition import alternatives
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import candidates, family_named
+from plantune.measure.outcome import Measured, Outcome
+from plantune.search.cover import Option
+from plantune.space.search_space import SearchSpace
+
+FRAMEWORK = "framework"
+
+
+@dataclass(frozen=True)
+class Try:
+    """A candidate for a step: what can be measured. Equal steps share it by their signature."""
+
+    step: Step
+    candidate: Candidate
+
+    @property
+    def key(self) -> tuple[str, Candidate]:
+        return (self.step.signature, self.candidate)
+
+    @property
+    def guess_us(self) -> float:
+        family = family_named(self.candidate.family)
+        return family.estimate_us(self.step, self.candidate.config)
+
+
+def tries(graph: Graph, space: SearchSpace, fusions: Iterable[Fusion]) -> tuple[Try, ...]:
+    """Everything that may run in a pass. The framework fuses nothing, so it is tried op by op."""
+    steps = alternatives(graph, tuple(fusions))
+    return tuple(
+        Try(step, candidate)
+        for step in steps
+        if step.phase != "refresh"
+        for candidate in candidates(step, space)
+        if candidate.family != FRAMEWORK or len(step.nodes) == 1
+    )
+
+
+class Costs:
+    """Measured times where there are any, else guesses scaled by what their family turned out.
+
+    A `hope` below 1 makes guesses look better than they are, so that more of them get measured.
+    """
+
+    def __init__(self) -> None:
+        self.hope = 1.0
+        self.outcomes: dict[tuple[str, Candidate], Outcome] = {}
+        self._ratios: dict[str, list[float]] = {}
+
+    def learn(self, tried: Try, outcome: Outcome) -> None:
+        self.outcomes[tried.key] = outcome
+        if isinstance(outcome, Measured):
+            ratio = outcome.median_us / tried.guess_us
+            self._ratios.setdefault(tried.candidate.family, []).append(ratio)
+
+    def knows(self, tried: Try) -> bool:
+        return tried.key in self.outcomes
+
+    def of(self, tried: Try) -> float:
+        """Microseconds; infinite for what was rejected."""
+        outcome = self.outcomes.get(tried.key)
+        if outcome is None:
+            return self.hope * tried.guess_us * self._scale(tried.candidate.family)
+        return outcome.median_us if isinstance(outcome, Measured) else math.inf
+
+    def _scale(self, family: str) -> float:
+        """How far off the family's guesses were; hopeful, so that good candidates get measured."""
+        seen = self._ratios.get(family)
+        return statistics.median_low(seen) if seen else 1.0
+
+
+def options(all_tries: Iterable[Try], costs: Costs, *, known_only: bool) -> Iterator[Option]:
+    """The tries as options of a cover; those that were rejected are none."""
+    for tried in all_tries:
+        cost = costs.of(tried)
+        if math.isfinite(cost) and (costs.knows(tried) or not known_only):
+            yield _option(tried, cost)
+
+
+def _option(tried: Try, cost_us: float) -> Option:
+    step = tried.step
+    layouts = family_named(tried.candidate.family).layouts(step, tried.candidate.config)
+    inputs = {name for name, type_ in step.inputs if len(type_.shape) == 4}
+    outputs = {name for name, type_ in step.outputs if len(type_.shape) == 4}
+    demands: Mapping[str, str] = {
+        name: layout for name, layout in layouts.items() if name in inputs - step.constants
+    }
+    makes = {name: layouts.get(name, "nchw") for name in outputs}
+    return Option(step, tried.candidate, cost_us, demands, makes)

@@ -1,0 +1,90 @@
+"""The captured whole is the judge: plans are timed as whole programs, in turns, and one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from plantune.graph.graph import Graph
+from plantune.graph.partition import partition_into
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import candidates, family_named
+from plantune.measure.outcome import Rejected
+from plantune.measure.timing import Timing
+from plantune.plan import Choice, Plan, check_plan
+from plantune.planning import FALLBACK, default_plan
+from plantune.search.cover import Cover
+from plantune.search.problem import Problem
+from plantune.space.search_space import SearchSpace
+
+
+def plan_of(cover: Cover, problem: Problem, space: SearchSpace) -> Plan:
+    """The plan that a cover describes; constants are left to the framework."""
+    graph = problem.graph
+    chosen = [
+        Choice(tuple(node.name for node in option.step.nodes), option.candidate) for option in cover
+    ]
+    covered = {name for choice in chosen for name in choice.nodes}
+    rest = partition_into(
+        graph,
+        [
+            *(choice.nodes for choice in chosen),
+            *([node.name] for node in graph.nodes if node.name not in covered),
+        ],
+    )
+    chosen += [
+        Choice((step.name,), _fallback(step, space)) for step in rest if step.name not in covered
+    ]
+    plain = default_plan(graph, space, network=problem.network)
+    return replace(plain, choices=tuple(chosen), origin="measured")
+
+
+def _fallback(step: Step, space: SearchSpace) -> Candidate:
+    legal = candidates(step, space)
+    return next(c for wish in FALLBACK for c in legal if wish.admits(step, c))
+
+
+def distinct(plans: Iterable[Plan]) -> list[Plan]:
+    """The plans without those that choose the same, whatever their origin."""
+    kept: dict[frozenset[Choice], Plan] = {}
+    for plan in plans:
+        kept.setdefault(frozenset(plan.choices), plan)
+    return list(kept.values())
+
+
+def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int | None:
+    """The index of the plan to keep, None where none ran.
+
+    A plan wins by more than the spread of both; within it the simpler one is kept: the one with
+    fewer compiled kernels, then fewer steps.
+    """
+    times = {i: timing for i, timing in enumerate(timings) if isinstance(timing, Timing)}
+    if not times:
+        return None
+    best = min(times, key=lambda i: times[i].median_us)
+    ties = [i for i in times if is_tie(times[i], times[best])]
+    return min(ties, key=lambda i: (complexity(plans[i]), times[i].median_us))
+
+
+def is_tie(one: Timing, other: Timing) -> bool:
+    """Whether the medians differ by less than half of the wider of the two spreads."""
+    spread = max(one.high_us - one.low_us, other.high_us - other.low_us)
+    return abs(one.median_us - other.median_us) <= spread / 2
+
+
+def complexity(plan: Plan) -> tuple[int, int]:
+    """How many choices compile something, and how many choices there are."""
+    compiled = sum(family_named(c.candidate.family).compiles for c in plan.choices)
+    return (compiled, len(plan.choices))
+
+
+def swapped(plan: Plan, graph: Graph, space: SearchSpace, swaps: Mapping[str, Candidate]) -> Plan:
+    """The plan with other candidates for the steps that start with these nodes."""
+    choices = tuple(
+        replace(choice, candidate=swaps.get(choice.nodes[0], choice.candidate))
+        for choice in plan.choices
+    )
+    changed = replace(plan, choices=choices)
+    check_plan(changed, graph, space)
+    return changed

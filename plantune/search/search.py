@@ -1,0 +1,207 @@
+"""The search: measures steps, ranks whole plans, races the winner, keeps everything on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from plantune.environment import Environment
+from plantune.errors import NoViableCandidate
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import candidates
+from plantune.measure.client import Worker
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.race import BASELINES, Race, Workload
+from plantune.measure.timing import Effort, Timing
+from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
+from plantune.planning import default_plan, hand_plan
+from plantune.search.budget import Budget
+from plantune.search.problem import Problem
+from plantune.search.progress import Report, silent
+from plantune.search.proposals import Ledger
+from plantune.search.ranking import distinct, fastest, plan_of
+from plantune.search.step_search import StepSearch
+from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.values import Attrs
+
+COVERS_TO_RANK = 4
+# The race itself, and what torch.compile takes before it (se_resnet9_fixup, 2 cores, 2026-11-20).
+RACE_S = 8.0
+COMPILING_BASELINE_S = 25.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search: seconds in all, the seed of every draw, and what the winner races against."""
+
+    budget_s: float = 90.0
+    seed: int = 0
+    fresh: bool = False
+    storage: str | None = None
+    baselines: tuple[str, ...] = tuple(BASELINES)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The plan that was found. A partial one was not ranked and raced to the end."""
+
+    plan: Plan
+    complete: bool
+    race: Race | None
+    measured: int
+    rejected: int
+
+
+class _Measurer:
+    """Candidates go through Optuna's ledger into the worker."""
+
+    def __init__(self, worker: Worker, ledger: Ledger, space: SearchSpace, seed: int) -> None:
+        self._worker = worker
+        self._ledger = ledger
+        self._space = space
+        self._seeds = (2 * seed, 2 * seed + 1)
+
+    def measure(self, step: Step, candidate: Candidate) -> Outcome:
+        asked = self._ledger.ask(step, candidate, candidates(step, self._space))
+        outcome = self._worker.check_and_time(
+            step, candidate, self._space.arch.name, seeds=self._seeds
+        )
+        asked.tell(outcome)
+        return outcome
+
+
+class _Store:
+    """Trials in the plan database, for one environment. What was noisy is not known."""
+
+    def __init__(self, database: PlanDatabase, environment: Environment, fresh: bool) -> None:
+        self._database = database
+        self._environment = environment
+        self._fresh = fresh
+
+    def known(self, step: Step) -> dict[Candidate, Outcome]:
+        if self._fresh:
+            return {}
+        rows = self._database.trials(step.signature, self._environment)
+        return {
+            candidate: outcome
+            for candidate, outcome in rows.items()
+            if isinstance(outcome, Measured) or outcome.stage != "noisy"
+        }
+
+    def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
+        self._database.put_trial(step.signature, candidate, self._environment, outcome)
+
+
+class Search:
+    """One search. `run` may be interrupted; `partial` says what was found until then."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        settings: Settings,
+        database: PlanDatabase,
+        environment: Environment,
+        report: Report = silent,
+    ) -> None:
+        self.problem = problem
+        self.settings = settings
+        self.space = load_search_space(problem.arch)
+        self._database = database
+        self._environment = environment
+        self._report = report
+        self._steps: StepSearch | None = None
+        self._best: Plan | None = None
+
+    def run(self, worker: Worker) -> Result:
+        """Searches to the end and keeps the plan; raises NoViableCandidate where nothing ran."""
+        budget = Budget(self.settings.budget_s)
+        ledger = Ledger(self.settings.storage, self.settings.seed)
+        measurer = _Measurer(worker, ledger, self.space, self.settings.seed)
+        store = _Store(self._database, self._environment, self.settings.fresh)
+        steps = StepSearch(self.problem.graph, self.space, measurer, store)
+        self._steps = steps
+        steps.run(budget, self._report)
+        plan = self._rank(worker, steps, budget)
+        self._best = plan
+        self._tell(steps, budget, "racing")
+        race = self._race(worker, plan, budget)
+        plan = replace(plan, evidence=evidence_of(race))
+        self._database.put_plan(plan, self._environment)
+        return self._result(plan, complete=True, race=race)
+
+    def partial(self) -> Result | None:
+        """What is best so far, kept as partial; None before anything was measured."""
+        steps = self._steps
+        if steps is None or not any(isinstance(o, Measured) for o in steps.costs.outcomes.values()):
+            return None
+        plan = self._best or plan_of(steps.covers(1)[0][1], self.problem, self.space)
+        self._database.put_plan(plan, self._environment, partial=True)
+        return self._result(plan, complete=False, race=None)
+
+    def _rank(self, worker: Worker, steps: StepSearch, budget: Budget) -> Plan:
+        """Times the best covers, the plan picked by hand and the default one as wholes."""
+        plans = self._contenders(steps)
+        self._tell(steps, budget, "ranking")
+        effort = Effort(budget_s=max(budget.left_for("ranking") / 2, 1.0))
+        timings = worker.time_programs(self.problem.graph, plans, effort, seed=self.settings.seed)
+        winner = fastest(plans, timings)
+        if winner is None:
+            raise NoViableCandidate(_why_none(self.problem, timings))
+        return replace(plans[winner], origin="measured")
+
+    def _race(self, worker: Worker, plan: Plan, budget: Budget) -> Race:
+        """The plan against the framework's ways; those that compile for long need the time."""
+        baselines = self.settings.baselines
+        if budget.left_s < COMPILING_BASELINE_S:
+            baselines = tuple(name for name in baselines if not name.startswith("compile"))
+        effort = Effort(budget_s=min(max(budget.left_s / 4, 2.0), RACE_S))
+        return worker.race(self._workload(), plan, baselines, effort, self.settings.seed)
+
+    def _contenders(self, steps: StepSearch) -> list[Plan]:
+        graph, name = self.problem.graph, self.problem.network
+        found = [
+            plan_of(cover, self.problem, self.space) for _, cover in steps.covers(COVERS_TO_RANK)
+        ]
+        by_hand = [hand_plan(graph, self.space, network=name)]
+        return distinct([*found, *by_hand, default_plan(graph, self.space, network=name)])
+
+    def _workload(self) -> Workload:
+        problem = self.problem
+        return Workload(
+            problem.network, problem.batch, problem.in_channels, problem.mode, problem.dtype
+        )
+
+    def _tell(self, steps: StepSearch, budget: Budget, phase: str) -> None:
+        self._report(steps.progress(budget, None, phase))
+
+    def _result(self, plan: Plan, *, complete: bool, race: Race | None) -> Result:
+        outcomes = self._steps.costs.outcomes.values() if self._steps else ()
+        measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
+        return Result(plan, complete, race, measured, len(outcomes) - measured)
+
+
+def evidence_of(race: Race) -> Attrs:
+    """What a race says of a plan, as the plan keeps it."""
+    ours = race.timings["plantune"]
+    evidence: dict[str, float | str] = {
+        "median_ms": ours.median_us / 1e3,
+        "low_ms": ours.low_us / 1e3,
+        "high_ms": ours.high_us / 1e3,
+    }
+    if race.best_baseline is not None and race.ratio is not None:
+        theirs = race.timings[race.best_baseline]
+        evidence |= {
+            "baseline": race.best_baseline,
+            "baseline_ms": theirs.median_us / 1e3,
+            "ratio": race.ratio.ratio,
+            "ratio_low": race.ratio.low,
+            "ratio_high": race.ratio.high,
+        }
+    return Attrs(evidence)
+
+
+def _why_none(problem: Problem, timings: Sequence[Timing | Rejected]) -> str:
+    reasons = "; ".join(f"{t.stage}: {t.reason}" for t in timings if isinstance(t, Rejected))
+    return f"no plan for {problem.network} at batch {problem.batch} runs here: {reasons}"

@@ -18,6 +18,7 @@ from plantune.values import Attrs, canonical, digest
 
 FORMAT = 1
 MODES = ("infer", "train")
+RUNNERS = ("program", "eager")
 ORIGINS = ("default", "hand", "measured", "predicted")
 
 
@@ -36,7 +37,8 @@ class Choice:
 class Plan:
     """The choices for one graph on one arch. `graph` is the graph's digest.
 
-    `origin` says where the choices come from; `evidence` holds what was measured for them.
+    `origin` says where the choices come from; `evidence` holds what was measured for them. Where
+    the framework was faster as a whole, `runner` is `eager` and the choices are what lost.
     """
 
     network: str
@@ -48,6 +50,7 @@ class Plan:
     choices: tuple[Choice, ...]
     origin: str = "default"
     evidence: Attrs = field(default_factory=Attrs)
+    runner: str = "program"
 
     @property
     def digest(self) -> str:
@@ -64,6 +67,7 @@ class Plan:
             "mode": self.mode,
             "choices": [choice.to_json() for choice in self.choices],
             "origin": self.origin,
+            "runner": self.runner,
             "evidence": dict(self.evidence),
         }
 
@@ -74,7 +78,9 @@ class Plan:
     def loads(text: str) -> Plan:
         """The plan of `dumps`; raises InvalidPlan naming the place of a fault."""
         try:
-            data = json.loads(text, parse_constant=_refuse_constant)
+            data = json.loads(
+                text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_twice
+            )
         except (ValueError, RecursionError) as error:
             raise InvalidPlan(f"this is not JSON: {error}") from error
         return plan_from_json(data)
@@ -93,6 +99,15 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number that JSON knows")
 
 
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in fields:
+            raise ValueError(f"field {key!r} is there twice")
+        fields[key] = value
+    return fields
+
+
 def plan_from_json(data: Any) -> Plan:
     """Checks every field before it is used; see `check_plan` for whether it fits a graph."""
     fields = _fields(data, "plan", PLAN_FIELDS)
@@ -101,12 +116,20 @@ def plan_from_json(data: Any) -> Plan:
     choices = tuple(
         _choice(item, f"choices[{index}]") for index, item in enumerate(fields["choices"])
     )
-    for key, known in (("mode", MODES), ("origin", ORIGINS)):
+    for key, known in (("mode", MODES), ("origin", ORIGINS), ("runner", RUNNERS)):
         if fields[key] not in known:
             raise InvalidPlan(f"{key}: must be one of {', '.join(known)}, got {fields[key]!r}")
+    if fields["batch"] < 1:
+        raise InvalidPlan(f"batch: must be 1 or more, got {fields['batch']}")
     plain = {key: fields[key] for key in ("network", "graph", "arch", "batch", "dtype", "mode")}
     evidence = _attrs(fields["evidence"], "evidence")
-    return Plan(**plain, choices=choices, origin=fields["origin"], evidence=evidence)
+    return Plan(
+        **plain,
+        choices=choices,
+        origin=fields["origin"],
+        runner=fields["runner"],
+        evidence=evidence,
+    )
 
 
 PLAN_FIELDS: dict[str, type] = {
@@ -119,6 +142,7 @@ PLAN_FIELDS: dict[str, type] = {
     "mode": str,
     "choices": list,
     "origin": str,
+    "runner": str,
     "evidence": dict,
 }
 CHOICE_FIELDS: dict[str, type] = {"nodes": list, "family": str, "config": dict}
@@ -138,10 +162,12 @@ def _fields(data: Any, where: str, wanted: Mapping[str, type]) -> dict[str, Any]
 
 def _choice(data: Any, where: str) -> Choice:
     fields = _fields(data, where, CHOICE_FIELDS)
-    if not fields["nodes"] or not all(type(name) is str for name in fields["nodes"]):
-        raise InvalidPlan(f"{where}.nodes: must be names of nodes, got {fields['nodes']!r:.80}")
+    nodes = fields["nodes"]
+    names = all(type(name) is str for name in nodes)
+    if not nodes or not names or len(set(nodes)) < len(nodes):
+        raise InvalidPlan(f"{where}.nodes: must be names of nodes, each once, got {nodes!r:.80}")
     config = _attrs(fields["config"], f"{where}.config")
-    return Choice(tuple(fields["nodes"]), Candidate(fields["family"], config))
+    return Choice(tuple(nodes), Candidate(fields["family"], config))
 
 
 def _attrs(data: dict[str, Any], where: str) -> Attrs:

@@ -68,8 +68,8 @@ class KernelFamily(ABC):
 
     name: ClassVar[str]
     arch_kinds: ClassVar[frozenset[str]]
-    # Whether a kernel takes seconds to build, so that a tie goes to another family.
-    compiles: ClassVar[bool] = False
+    # Seconds that one build takes, roughly. A tie goes to a family that builds nothing.
+    build_s: ClassVar[float] = 0.0
     # What a guess at its time rests on: see `estimate_us`.
     launch_us: ClassVar[float] = 5.0
     flops_per_us: ClassVar[float] = 1.5e5

@@ -59,6 +59,7 @@ def _pass(program: Program, values: Values) -> Call:
     def both() -> None:
         program.forward(*inputs)
         program.backward(*gradients)
+        program.forget()
 
     return both
 

@@ -100,12 +100,15 @@ def _open_read_only(path: Path, timeout_s: float) -> Opened:
         return Opened(in_memory().db, True)
     with translated(path):
         connection = connect_read_only(path, timeout_s)
-        if _require_version(path, connection) < SCHEMA_VERSION:
-            return Opened(_migrated_copy(connection), True)
-        fault = fault_of(connection)
-        if fault is not None:
+        try:
+            fault = fault_of(connection)
+            if fault is not None:
+                raise DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
+            if _require_version(path, connection) < SCHEMA_VERSION:
+                return Opened(_migrated_copy(connection), True)
+        except BaseException:
             connection.close()
-            raise DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
+            raise
         return Opened(_wrapped(connection), True)
 
 

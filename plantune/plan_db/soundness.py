@@ -34,6 +34,8 @@ def fault_of(connection: sqlite3.Connection, *, mend: bool = False) -> str | Non
         fault = _fault_of_pages(connection, "integrity_check" if mend else "quick_check")
         if fault is not None and " index " in fault:
             connection.execute("REINDEX")
+            if schema_version(connection) is None:  # an index alone still knew it
+                return _fault_of_unversioned(connection)
             fault = _fault_of_pages(connection, "integrity_check")
         return fault or (_fault_of_columns(connection) if version == SCHEMA_VERSION else None)
     except UnicodeDecodeError:  # Python's module decodes names and messages by itself
@@ -51,13 +53,20 @@ def _fault_of_pages(connection: sqlite3.Connection, check: str) -> str | None:
     return min(in_file, key=lambda fault: " index " in fault, default=None)
 
 
+def _names(connection: sqlite3.Connection) -> set[str]:
+    query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
+    return {str(name) for (name,) in connection.execute(query)}
+
+
 def _fault_of_unversioned(connection: sqlite3.Connection) -> str | None:
-    tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    ours = len(tables & set(TABLES)) >= len(TABLES) - 1
+    ours = len(_names(connection) & set(TABLES)) >= len(TABLES) - 1
     return "its version cannot be read" if ours else None
 
 
 def _fault_of_columns(connection: sqlite3.Connection) -> str | None:
+    missing = set(TABLES) - _names(connection)  # SQLite itself takes Plans for plans
+    if missing:
+        return f"table {min(missing)} is missing"
     for table, (columns, _) in TABLES.items():
         info = connection.execute(f"PRAGMA table_info({table})")
         if {row[1]: row[2] for row in info} != columns:

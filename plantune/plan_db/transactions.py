@@ -38,6 +38,8 @@ def translated(place: object) -> Iterator[None]:
     """Raises DatabaseUnavailable for what befalls files; a wrong statement stays as it is."""
     try:
         yield
+    except UnicodeDecodeError as error:  # of a message or a name, which Python decodes by itself
+        raise DamagedDatabase(f"{place}: its schema is damaged") from error
     except sqlite3.Error as error:
         known = _ERRORS.get(primary_code(error))
         if known is None:

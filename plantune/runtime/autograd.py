@@ -65,6 +65,7 @@ class TunedPass(torch.autograd.Function):
             lease.discard()
             raise
         if not _keeps_graph():
+            program.forget()
             lease.release()
         x = gradients.get(program.graph.inputs[0][0])
         return (None, None, x, *(gradients.get(name) for name in ctx.names))

@@ -10,12 +10,13 @@ from plantune.runtime.schedule import Launch, Schedule
 
 @dataclass(frozen=True)
 class Liveness:
-    """`buffers` are to be placed in the arena. `drops` names, per launch of forward and backward,
-    the adopted values and views that nothing reads afterwards.
+    """`buffers` are to be placed in the arena. `held` are adopted values and views; `drops` names,
+    per launch of forward and backward, those of them that nothing reads afterwards.
     """
 
     buffers: tuple[Lifetime, ...]
     drops: tuple[tuple[str, ...], ...]
+    held: tuple[str, ...]
 
 
 def passes(schedule: Schedule) -> tuple[Launch, ...]:
@@ -49,7 +50,7 @@ def liveness(schedule: Schedule) -> Liveness:
     buffers = [
         Lifetime(name, size, uses.first[name], uses.last[name]) for name, size in uses.sizes.items()
     ]
-    return Liveness(tuple(buffers), tuple(map(tuple, drops)))
+    return Liveness(tuple(buffers), tuple(map(tuple, drops)), tuple(uses.held))
 
 
 class _Uses:

@@ -46,6 +46,7 @@ class Program:
         for launch in schedule.phase("backward"):
             self._backward += self._calls(launch, space, next(drops))
         self._owned = _owned_results(schedule)
+        self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
 
     def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
         """What a launch does in each pass; its refresh joins the preparation."""
@@ -100,6 +101,15 @@ class Program:
         for call in self._backward:
             call()
         return {target: self._handed_over(value) for target, value in self.graph.gradients}
+
+    def forget(self) -> None:
+        """Frees what the last forward left for a backward that will not come (again).
+
+        Kept until the next forward it would be there twice for a while, and the next pass would
+        find its memory cold: a tenth of a training step (batch 8, 2 cores, 2026-11-20).
+        """
+        for name in self._left:
+            self._values.pop(name, None)
 
     def _handed_over(self, name: str) -> Tensor:
         """A result as the caller may keep and change it: a copy, unless nobody else holds it."""

@@ -17,7 +17,8 @@ from plantune.measure.outcome import Measured, Outcome
 from plantune.search.cover import Option
 from plantune.space.search_space import SearchSpace
 
-FRAMEWORK = "framework"
+FRAMEWORK, VIEW = "framework", "view"
+LONG_BUILD_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,38 @@ class Try:
 
 
 def tries(graph: Graph, space: SearchSpace, fusions: Iterable[Fusion]) -> tuple[Try, ...]:
-    """Everything that may run in a pass. The framework fuses nothing, so it is tried op by op."""
-    steps = alternatives(graph, tuple(fusions))
-    return tuple(
-        Try(step, candidate)
-        for step in steps
-        if step.phase != "refresh"
-        for candidate in candidates(step, space)
-        if candidate.family != FRAMEWORK or len(step.nodes) == 1
+    """Everything that may run in a pass.
+
+    The framework fuses nothing, so it is tried op by op. What takes long to build is tried for the
+    largest groups only: it would hardly be built again for a part of one.
+    """
+    steps = [s for s in alternatives(graph, tuple(fusions)) if s.phase != "refresh"]
+    found = [Try(step, candidate) for step in steps for candidate in candidates(step, space)]
+    largest = _largest(
+        [t for t in found if family_named(t.candidate.family).build_s >= LONG_BUILD_S]
     )
+    return tuple(t for t in found if _is_worth_it(t, largest))
+
+
+def _is_worth_it(tried: Try, largest: set[tuple[str, frozenset[str]]]) -> bool:
+    name = tried.candidate.family
+    if name == FRAMEWORK:
+        return len(tried.step.nodes) == 1
+    return family_named(name).build_s < LONG_BUILD_S or _group(tried) in largest
+
+
+def _group(tried: Try) -> tuple[str, frozenset[str]]:
+    return tried.candidate.family, frozenset(node.name for node in tried.step.nodes)
+
+
+def _largest(found: Iterable[Try]) -> set[tuple[str, frozenset[str]]]:
+    """The groups that are no part of another group which the same family runs."""
+    groups = {_group(tried) for tried in found}
+    return {
+        (family, nodes)
+        for family, nodes in groups
+        if not any(family == other and nodes < more for other, more in groups)
+    }
 
 
 class Costs:
@@ -83,10 +107,14 @@ class Costs:
 
 
 def options(all_tries: Iterable[Try], costs: Costs, *, known_only: bool) -> Iterator[Option]:
-    """The tries as options of a cover; those that were rejected are none."""
+    """The tries as options of a cover; those that were rejected are none.
+
+    With `known_only` a guess counts for the framework alone, which runs whatever it costs.
+    """
     for tried in all_tries:
         cost = costs.of(tried)
-        if math.isfinite(cost) and (costs.knows(tried) or not known_only):
+        sure = costs.knows(tried) or tried.candidate.family in (FRAMEWORK, VIEW)
+        if math.isfinite(cost) and (sure or not known_only):
             yield _option(tried, cost)
 
 

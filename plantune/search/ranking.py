@@ -75,7 +75,7 @@ def is_tie(one: Timing, other: Timing) -> bool:
 
 def complexity(plan: Plan) -> tuple[int, int]:
     """How many choices compile something, and how many choices there are."""
-    compiled = sum(family_named(c.candidate.family).compiles for c in plan.choices)
+    compiled = sum(family_named(c.candidate.family).build_s > 0 for c in plan.choices)
     return (compiled, len(plan.choices))
 
 

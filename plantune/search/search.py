@@ -12,7 +12,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.measure.race import BASELINES, Race, Workload
+from plantune.measure.race import BASELINES, PLANTUNE, Race, Workload
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
@@ -127,7 +127,7 @@ class Search:
         self._best = plan
         self._tell(steps, budget, "racing")
         race = self._race(worker, plan, budget)
-        plan = replace(plan, evidence=evidence_of(race))
+        plan = judged(plan, race)
         self._database.put_plan(plan, self._environment)
         return self._result(plan, complete=True, race=race)
 
@@ -182,9 +182,18 @@ class Search:
         return Result(plan, complete, race, measured, len(outcomes) - measured)
 
 
+def judged(plan: Plan, race: Race) -> Plan:
+    """The plan with its evidence; it runs eagerly where that is faster beyond doubt."""
+    ours, eager = race.timings[PLANTUNE], race.timings.get("eager")
+    lost = race.ratio is not None and race.ratio.low > 1
+    if lost and eager is not None and eager.median_us < ours.median_us:
+        plan = replace(plan, runner="eager")
+    return replace(plan, evidence=evidence_of(race))
+
+
 def evidence_of(race: Race) -> Attrs:
-    """What a race says of a plan, as the plan keeps it."""
-    ours = race.timings["plantune"]
+    """What a race says of a plan's program, as the plan keeps it."""
+    ours = race.timings[PLANTUNE]
     evidence: dict[str, float | str] = {
         "median_ms": ours.median_us / 1e3,
         "low_ms": ours.low_us / 1e3,

@@ -95,14 +95,10 @@ class StepSearch:
         return sorted(unknown.values(), key=lambda tried: -self.costs.of(tried))
 
     def covers(self, wanted: int) -> list[tuple[float, Cover]]:
-        """The best covers of what is known; where a step was never measured, its guess counts."""
+        """The best covers of what is known; framework ops that were not measured are guessed."""
         self.costs.hope = 1.0
-        known = best_covers(
-            self.graph, options(self.all_tries, self.costs, known_only=True), wanted
-        )
-        return known or best_covers(
-            self.graph, options(self.all_tries, self.costs, known_only=False), wanted
-        )
+        known = options(self.all_tries, self.costs, known_only=True)
+        return best_covers(self.graph, known, wanted)
 
     def framework_us(self) -> float:
         """The framework op by op, in the layout that callers bring."""

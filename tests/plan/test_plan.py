@@ -60,6 +60,7 @@ CHANGES = {
     "mode": "train",
     "choices": (),
     "origin": "measured",
+    "runner": "eager",
     "evidence": Attrs(),
 }
 
@@ -132,6 +133,7 @@ BROKEN = {
     "network as a number": (put(3, "network"), "plan.network: must be str"),
     "graph as a list": (put([], "graph"), "plan.graph: must be str"),
     "another mode": (put("test", "mode"), "mode: must be one of infer, train, got 'test'"),
+    "another runner": (put("compiled", "runner"), "runner: must be one of .*got 'compiled'"),
     "another origin": (put("guess", "origin"), "origin: must be one of .*got 'guess'"),
     "choices as an object": (put({}, "choices"), "plan.choices: must be list"),
     "a choice as a list": (put([], "choices", 0), r"choices\[0\]: must be an object, got list"),

@@ -190,12 +190,16 @@ def test_a_damaged_file_opened_for_reading_stays_where_it_is(path: Path) -> None
         (b'"median_ms" REAL', b'"median_m\xf3" REAL'),
         (b'"median_ms" REAL', b'"median_mt" REAL'),
         (b"plantune_schema", b"plantune_schemb"),
+        (b"tableplansplans", b"tablePlansplans"),
+        (b"tableplansplans", b"Tableplansplans"),
     ],
 )
 def test_a_damaged_schema_is_moved_aside(filled: Path, old: bytes, new: bytes) -> None:
     content = filled.read_bytes()
     assert old in content
     filled.write_bytes(content.replace(old, new))
+    with pytest.raises(DamagedDatabase):
+        PlanDatabase.open(filled, read_only=True)
     with pytest.warns(DatabaseWarning, match="is damaged"):
         PlanDatabase.open(filled).close()
     assert len(aside(filled)) == 1

@@ -117,7 +117,7 @@ def test_a_lasting_lock_leaves_a_database_to_read(
             assert [stored.plan for stored in database.plans()] == [plan]
             with pytest.raises(ReadOnlyDatabase):
                 database.put_plan(plan, here)
-    assert 0.3 <= time.monotonic() - start < 5
+    assert 0.3 <= time.monotonic() - start < 30
 
 
 def test_a_lock_that_comes_later_is_an_error_the_search_can_catch(

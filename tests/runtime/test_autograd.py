@@ -177,6 +177,18 @@ class TestOrder:
             module(images).backward(dy)
         same_gradients(model, small)
 
+    def test_an_output_gradient_behind_a_view(self, named, images, tuned, same_gradients):
+        class Halves(nn.Module):
+            def forward(self, x):
+                return x.view(2, 4, 2, 31, 62)
+
+        module = named(conv=nn.Conv2d(3, 4, 3), halves=Halves())
+        model = tuned(module, images, "train")
+        dy = torch.randn(2, 4, 31, 2, 62).transpose(2, 3)
+        for either in (model, module):
+            either(images).backward(dy)
+        same_gradients(model, module)
+
 
 class TestFrozen:
     """F47: requires_grad counts as it is in each call."""

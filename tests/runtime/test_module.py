@@ -93,6 +93,17 @@ class TestUnknownShapes:
         assert made_for_it(images).is_contiguous()
 
     @pytest.mark.usefixtures("planned")
+    def test_rows_of_pixels_are_read_from_any_layout(self, named, images, tuned, close):
+        """A product over pixels views the image as a matrix, which one layout alone allows."""
+        module = named(conv=nn.Conv2d(3, 8, 1))
+        nhwc = images.contiguous(memory_format=torch.channels_last)
+        for example in (images, nhwc):
+            model = tuned(module, example, plan="hand")
+            assert model.plan.choices[-1].candidate.family == "gemm"
+            for x in (images, nhwc, images.transpose(2, 3).contiguous().transpose(2, 3)):
+                close(model(x), module(images))
+
+    @pytest.mark.usefixtures("planned")
     def test_gradients_are_the_same_for_channels_last(self, small, images, tuned, results, close):
         model = tuned(small, images, "train")
         nhwc = images.contiguous(memory_format=torch.channels_last)

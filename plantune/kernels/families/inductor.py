@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ class Inductor(KernelFamily):
 
     name: ClassVar = "inductor"
     arch_kinds = frozenset(("cpu",))
-    compiles = True
+    build_s = 4.0
     launch_us = 8.0
 
     def why_not_arch(self, arch: Arch) -> str | None:
@@ -35,6 +36,8 @@ class Inductor(KernelFamily):
         return super().why_not_arch(arch)
 
     def why_not_step(self, step: Step) -> str | None:
+        if len(step.nodes) == 1:
+            return "one op alone is the framework's already"
         if all(op in MOVES for op in step.ops):
             return "the step computes nothing"
         return None
@@ -49,9 +52,6 @@ class Inductor(KernelFamily):
 
     def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
         """Traces the step on empty inputs and compiles it, some seconds each."""
-        from torch._inductor import compile as compile_graph
-        from torch.fx.experimental.proxy_tensor import make_fx
-
         layouts = self.layouts(step, config)
         examples = [
             view_bytes(
@@ -63,7 +63,12 @@ class Inductor(KernelFamily):
             for name, type_ in step.inputs
         ]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), warnings.catch_warnings():
+                # Of torch's own code; a user can do nothing about them.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                from torch._inductor import compile as compile_graph
+                from torch.fx.experimental.proxy_tensor import make_fx
+
                 traced = make_fx(_function(step, layouts))(*examples)
                 return compile_graph(traced, list(examples), options={"compile_threads": 1})
         except Exception as error:

@@ -67,7 +67,7 @@ class WinogradConv(KernelFamily):
 
     name: ClassVar = "winograd"
     arch_kinds = frozenset(("cpu",))
-    compiles = True
+    build_s = 2.0
     # Of the direct products it makes 4 of 9, or 9 of 36 on 2x2 images.
     flops_per_us = 4e5
 

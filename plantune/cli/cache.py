@@ -1,0 +1,67 @@
+"""`plantune cache`: the compiled kernels in the cache folder - show, clear."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from plantune.cli.console import Console
+from plantune.cli.options import common_options, example
+from plantune.env import cache_folder, database_path
+from plantune.report.tables import bytes_text, counted, table
+from plantune.space.arch import ARCH_NAMES
+
+
+@click.group("cache", epilog=example("plantune cache show"))
+def cache_command() -> None:
+    """Shows or clears the compiled kernels.
+
+    Plans and trials are not touched.
+    """
+
+
+@cache_command.command("show", epilog=example("plantune cache show --json"))
+@common_options()
+def show_command(console: Console, place: Path | None) -> None:
+    """Shows what lies in the cache folder: kernels by arch, and the plan database."""
+    folder, database = cache_folder(), place or database_path()
+    found = {arch: _kernels(folder, arch) for arch in ARCH_NAMES}
+    kernels = {arch: files for arch, files in found.items() if files}
+    sizes = {arch: sum(map(_size, files)) for arch, files in kernels.items()}
+    rows = [[arch, str(len(kernels[arch])), bytes_text(sizes[arch])] for arch in kernels]
+    console.say(f"cache folder: {folder}")
+    console.say(table(["arch", "kernels", "size"], rows, "lrr") if rows else "no kernels")
+    here = bytes_text(_size(database)) if database.exists() else "not there yet"
+    console.say(f"plan database: {database} ({here})")
+    console.emit(
+        {
+            "folder": str(folder),
+            "kernels": {a: {"files": len(kernels[a]), "bytes": sizes[a]} for a in kernels},
+            "database": {"path": str(database), "bytes": _size(database)},
+        }
+    )
+
+
+@cache_command.command("clear", epilog=example("plantune cache clear"))
+@common_options()
+def clear_command(console: Console, place: Path | None) -> None:
+    """Removes all compiled kernels; they are made again when they are needed."""
+    folder = cache_folder()
+    files = [path for arch in ARCH_NAMES for path in _kernels(folder, arch)]
+    freed = sum(map(_size, files))
+    for path in files:
+        path.unlink(missing_ok=True)
+    console.say(f"{folder}: {counted(len(files), 'kernel')} removed, {bytes_text(freed)}")
+    console.emit({"folder": str(folder), "removed": len(files), "freed_bytes": freed})
+
+
+def _kernels(folder: Path, arch: str) -> list[Path]:
+    return sorted(path for path in (folder / arch).glob("*.so") if path.is_file())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

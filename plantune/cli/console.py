@@ -1,0 +1,104 @@
+"""Where output goes: one JSON object to stdout if it was asked for, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from plantune.errors import DatabaseWarning
+
+STDOUT = "-"
+
+
+@dataclass(frozen=True)
+class Console:
+    """The output of one command. `json` is None, "-" for stdout, or the path of a file."""
+
+    json: str | None = None
+
+    def say(self, text: str = "") -> None:
+        """Human text; a stderr that nobody reads any more is no reason to stop."""
+        say(text)
+
+    def emit(self, data: Mapping[str, Any]) -> None:
+        """The one JSON object, where it was asked for."""
+        if self.json is None:
+            return
+        if self.json == STDOUT:
+            click.echo(dumps(data))
+        else:
+            write_json(Path(self.json), data)
+
+
+def say(text: str) -> None:
+    with suppress(OSError, ValueError):
+        click.echo(text, err=True, color=None if wants_color() else False)
+
+
+def wants_color() -> bool:
+    """As no-color.org has it; click itself looks whether stderr is a terminal."""
+    return not os.environ.get("NO_COLOR")
+
+
+def bold(text: str) -> str:
+    return click.style(text, bold=True)
+
+
+def dumps(data: Mapping[str, Any]) -> str:
+    """ASCII only, so that no locale can spoil it."""
+    return json.dumps(data, allow_nan=False)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Raises PlantuneError's cousin OSError where it cannot be written."""
+    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def any_locale() -> Iterator[None]:
+    """Text that the locale cannot show, such as an odd path, is escaped instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    yield
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """plantune's own warnings as single lines on stderr, the libraries' not at all."""
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("default", category=DatabaseWarning)
+        warnings.filterwarnings("default", category=UserWarning, module=r"plantune\.")
+        warnings.showwarning = _show
+        yield
+
+
+def _show(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    say(f"{click.style('warning:', fg='yellow')} {message}")
+
+
+def close_quietly() -> None:
+    """Nobody reads stdout any more: what Python still holds for it goes nowhere."""
+    with suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)

@@ -1,0 +1,81 @@
+"""`plantune export` and `plantune import`: plans as small files to commit and share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plantune.cli.console import Console
+from plantune.cli.lookup import database, lies_in_file
+from plantune.cli.options import PATH, ModelName, common_options, example
+from plantune.errors import PlantuneError
+from plantune.report.tables import counted
+from plantune.space.arch import ARCH_NAMES
+
+if TYPE_CHECKING:
+    from plantune.plan import Plan
+
+
+@click.command("export", epilog=example("plantune export plans/cpu.db"))
+@common_options()
+@click.argument("file", type=PATH)
+@click.option(
+    "--arch",
+    type=click.Choice(ARCH_NAMES),
+    help="Kind of processor; by default FILE's name if it is one, else cpu.",
+)
+@click.option("--model", type=ModelName(), help="Only plans of this network.")
+def export_command(
+    console: Console, place: Path | None, file: Path, arch: str | None, model: str | None
+) -> None:
+    """Writes plans to FILE, to commit and share.
+
+    They are the newest complete ones of each problem and environment: parameters and evidence,
+    nothing that is executed.
+    """
+    from plantune.plan_db import export_plans
+
+    arch = arch or (file.stem if file.stem in ARCH_NAMES else "cpu")
+    with database(place) as opened:
+        plans = export_plans(opened, file, arch, network=model)
+    console.say(f"{file}: {counted(len(plans), 'plan')} for {arch}, {file.stat().st_size} bytes")
+    _tell(console, file, plans)
+
+
+@click.command("import", epilog=example("plantune import plans/cpu.db"))
+@common_options()
+@click.argument("file", type=PATH)
+def import_command(console: Console, place: Path | None, file: Path) -> None:
+    """Adds the plans of an exported FILE.
+
+    All of them or none, after every value in it was checked.
+    """
+    from plantune.plan_db import import_plans
+
+    if not os.path.lexists(file):
+        raise click.BadParameter(f"{file}: is not there", param_hint="'FILE'")
+    with database(place, read_only=False) as opened:
+        plans = import_plans(file, opened)
+        kept = all(lies_in_file(opened.path, plan) for plan in plans)
+    if not kept:
+        raise PlantuneError(f"{file}: is right, but {opened.path} cannot be written; give --db")
+    console.say(f"{file}: {counted(len(plans), 'plan')} read")
+    _tell(console, file, plans)
+
+
+def _tell(console: Console, file: Path, plans: tuple[Plan, ...]) -> None:
+    for plan in plans:
+        console.say(f"  {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}, {plan.arch}")
+    console.emit({"file": str(file), "plans": [_row(plan) for plan in plans]})
+
+
+def _row(plan: Plan) -> dict[str, Any]:
+    named = ("network", "arch", "batch", "mode", "dtype", "graph", "origin")
+    return {
+        **{name: getattr(plan, name) for name in named},
+        "steps": len(plan.choices),
+        "evidence": dict(plan.evidence),
+    }

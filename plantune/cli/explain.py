@@ -1,0 +1,124 @@
+"""`plantune explain`: why a plan is as it is, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from plantune.cli.console import Console, bold
+from plantune.cli.lookup import Chosen, chosen_plan, database
+from plantune.cli.options import Key, common_options, example, key_options
+from plantune.report.tables import config_text, percent, table, us_text
+
+if TYPE_CHECKING:
+    from plantune.report.steps import StepStory
+
+ID = click.IntRange(min=1)
+REASON_LENGTH = 160
+
+
+@click.command(
+    "explain", epilog=example("plantune explain --batch 8 --step layers.0", "plantune explain 3")
+)
+@common_options()
+@key_options
+@click.argument("id", type=ID, required=False)
+@click.option("--step", "wanted", metavar="TEXT", help="Only steps with this in a node's name.")
+def explain_command(
+    console: Console, place: Path | None, key: Key, id: int | None, wanted: str | None
+) -> None:
+    """Shows why a plan is as it is, step by step.
+
+    For each step there are the candidates tried, those rejected and why, and the chosen one.
+    The plan is the one for the options, or the one with this ID. The margin is how much slower the
+    runner-up is; the roofline is what arithmetic and traffic take at this machine's best.
+    """
+    chosen = chosen_plan(place, key, id)
+    stories = [s for s in _stories(place, chosen) if _is_wanted(s, wanted)]
+    if not stories:
+        raise click.BadParameter(f"no step has {wanted!r} in its name", param_hint="'--step'")
+    _show(console, chosen, stories)
+    console.emit(
+        {
+            "plan_id": chosen.id,
+            "match": chosen.match,
+            "runner": chosen.plan.runner,
+            "evidence": dict(chosen.plan.evidence),
+            "steps": [story.to_json() for story in stories],
+        }
+    )
+
+
+def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
+    from plantune.report.steps import StepStory, plan_steps, step_roofline_us
+
+    with database(place) as opened:
+        return [
+            StepStory(
+                step,
+                candidate,
+                opened.trials(step.signature, chosen.environment),
+                step_roofline_us(step),
+            )
+            for step, candidate in plan_steps(chosen.plan, chosen.problem.graph)
+        ]
+
+
+def _is_wanted(story: StepStory, text: str | None) -> bool:
+    return text is None or any(text in node.name for node in story.step.nodes)
+
+
+def _show(console: Console, chosen: Chosen, stories: list[StepStory]) -> None:
+    console.say(bold(f"{chosen.label}: {chosen.problem.network}, batch {chosen.problem.batch}"))
+    if chosen.plan.runner == "eager":
+        console.say("eager was faster than these steps as a whole, so the network runs eagerly")
+    for story in stories:
+        console.say()
+        console.say(bold(f"{story.step.name}: {' + '.join(story.step.ops)}"))
+        console.say(f"  {_verdict(story)}")
+        if story.measured:
+            console.say(_indented(_measured_table(story)))
+        for candidate, outcome in story.rejected:
+            reason = " ".join(outcome.reason.split())[:REASON_LENGTH]
+            name = config_text(candidate.family, candidate.config)
+            console.say(f"  rejected: {name}: {outcome.stage}: {reason}")
+
+
+def _verdict(story: StepStory) -> str:
+    name = config_text(story.chosen.family, story.chosen.config)
+    if story.chosen_us is None:
+        return f"chosen {name}; no time of it is stored here"
+    limit = _limit(story.roofline_us, story.chosen_us)
+    if story.margin is None:
+        return f"chosen {name}, {us_text(story.chosen_us)}; nothing else was measured; {limit}"
+    if story.margin >= 0:
+        lead = f"the runner-up is {percent(story.margin)} slower"
+    else:
+        lead = f"another is {percent(-story.margin)} faster alone, but not in the whole network"
+    return f"chosen {name}, {us_text(story.chosen_us)}; {lead}; {limit}"
+
+
+def _limit(roofline_us: float, us: float) -> str:
+    if us < roofline_us:  # as Winograd tiles may be, which need fewer products
+        return f"faster than its ops as defined could be ({us_text(roofline_us)})"
+    return f"{percent(roofline_us / us)} of the roofline, {us_text(roofline_us)}"
+
+
+def _measured_table(story: StepStory) -> str:
+    rows = [
+        [
+            "*" if candidate == story.chosen else "",
+            config_text(candidate.family, candidate.config),
+            us_text(outcome.median_us),
+            f"{us_text(outcome.low_us)} to {us_text(outcome.high_us)}",
+            f"{outcome.error:.1e} of {outcome.bound:.1e}",
+        ]
+        for candidate, outcome in story.measured
+    ]
+    return table(["", "candidate", "median", "quartiles", "error"], rows, "llrrr")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

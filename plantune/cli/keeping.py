@@ -1,0 +1,61 @@
+"""A search's database that goes on in memory where the file fails it, and remembers that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from plantune.cli.lookup import lies_in_file
+from plantune.environment import Environment
+from plantune.errors import DatabaseUnavailable
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Outcome
+from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
+
+T = TypeVar("T")
+
+
+class KeepingDatabase(PlanDatabase):
+    """What a search uses of a plan database. It closes nothing: the file is its opener's.
+
+    `plan_id` is the id under which the last plan lies in the file, None where it does not.
+    """
+
+    def __init__(self, file: PlanDatabase, warn: Callable[[str], None]) -> None:
+        self.path = file.path
+        self.read_only = False
+        self.plan_id: int | None = None
+        self.fault: DatabaseUnavailable | None = None
+        self._file = file
+        self._memory: PlanDatabase | None = None
+        self._warn = warn
+
+    def put_trial(
+        self, signature: str, candidate: Candidate, environment: Environment, outcome: Outcome
+    ) -> None:
+        self._try(lambda at: at.put_trial(signature, candidate, environment, outcome))
+
+    def trials(self, signature: str, environment: Environment) -> dict[Candidate, Outcome]:
+        return self._try(lambda at: at.trials(signature, environment))
+
+    def put_plan(self, plan: Plan, environment: Environment, *, partial: bool = False) -> int:
+        """Into the file even after it failed: there may be room again."""
+        self.plan_id = None
+        with suppress(DatabaseUnavailable):
+            id = self._file.put_plan(plan, environment, partial=partial)
+            self.plan_id = id if lies_in_file(self.path, plan) else None
+            return id
+        return self._try(lambda at: at.put_plan(plan, environment, partial=partial))
+
+    def _try(self, use: Callable[[PlanDatabase], T]) -> T:
+        if self._memory is not None:
+            return use(self._memory)
+        try:
+            return use(self._file)
+        except DatabaseUnavailable as error:
+            self.fault = error
+            self._warn(f"{error}. The search goes on in memory.")
+            self._memory = PlanDatabase.in_memory()
+            return use(self._memory)

@@ -1,0 +1,167 @@
+"""Finds what commands work on: the database, and the plan for a key or an id."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plantune.cli.exit_codes import NoUsableDevice
+from plantune.cli.options import Key
+from plantune.errors import DamagedDatabase, ForeignPlan, InvalidPlan, NoPlan, PlantuneError
+
+if TYPE_CHECKING:
+    from plantune.environment import Environment
+    from plantune.plan import Plan
+    from plantune.plan_db import PlanDatabase, StoredPlan
+    from plantune.search.problem import Problem
+
+# What an image has where nobody says it: colours, grey, with alpha, stacked frames.
+LIKELY_CHANNELS = (3, 1, 4, 2, 6, 8, 9, 12, 16, 32)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A stored plan with what it solves; `id` is None of one that plantune ships."""
+
+    plan: Plan
+    environment: Environment
+    match: str
+    id: int | None
+    problem: Problem
+
+    @property
+    def label(self) -> str:
+        return f"plan {self.id}" if self.id is not None else "the shipped plan"
+
+
+def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
+    """The plan database. One that is damaged is set aside, which needs a writer."""
+    from plantune.plan_db import PlanDatabase
+
+    try:
+        return PlanDatabase.open(place, read_only=read_only)
+    except DamagedDatabase:
+        return PlanDatabase.open(place)
+
+
+def lies_in_file(path: Path | None, plan: Plan) -> bool:
+    """Whether a plan that was stored is in the file, as another process would see it: where a file
+    cannot be used the database was in memory.
+    """
+    from plantune.plan_db import PlanDatabase
+
+    if path is None or is_passing(path.parent):
+        return False
+    try:
+        with PlanDatabase.open(path, read_only=True) as opened:
+            return any(stored.plan == plan for stored in opened.plans())
+    except PlantuneError:
+        return False
+
+
+def is_passing(folder: Path) -> bool:
+    """Whether it is what `cache_folder` makes for one process, where no other can be written."""
+    return folder.name.startswith("plantune-") and folder.parent == Path(tempfile.gettempdir())
+
+
+def require_match(chosen: Chosen) -> None:
+    """Raises ForeignPlan where a plan that was asked for by its id is for another chip."""
+    if chosen.match == "foreign":
+        expected, got = environment_here().arch, chosen.environment.arch
+        text = f"{chosen.label} is for another chip: expected {expected}, got {got}"
+        raise ForeignPlan(f"{text} ({chosen.environment.device})", expected, got)
+
+
+def chosen_plan(place: Path | None, key: Key, id: int | None = None) -> Chosen:
+    """The stored plan with this id, else the best one for the key.
+
+    Raises NoPlan, and ForeignPlan where the only one is for another chip.
+    """
+    with database(place) as opened:
+        return _by_id(opened, key, id) if id is not None else _by_key(opened, key)
+
+
+def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
+    """Raises NoPlan where no plan has this id."""
+    for stored in opened.plans():
+        if stored.id == id:
+            return stored
+    raise NoPlan(f"{opened.path}: no plan has the id {id}; see plantune plans list --all")
+
+
+def _by_id(opened: PlanDatabase, key: Key, id: int) -> Chosen:
+    stored = stored_plan(opened, id)
+    match = environment_here().match(stored.environment)
+    problem = problem_of(stored.plan, key.in_channels)
+    return Chosen(stored.plan, stored.environment, match, stored.id, problem)
+
+
+def _by_key(opened: PlanDatabase, key: Key) -> Chosen:
+    from plantune.plan_rows import ProblemKey
+    from plantune.stored_plans import find_stored_plan
+
+    problem, here = key.problem(), environment_here()
+    wanted = ProblemKey(key.model, problem.graph.digest, key.arch, key.batch, key.dtype, key.mode)
+    found = opened.find_plan(wanted, here)
+    own = found is not None
+    if found is None:
+        found = find_stored_plan(wanted, here, database=opened.path)
+    if found is None:
+        raise NoPlan(f"no plan for {key} is stored; run plantune search {key.arguments()}")
+    if found.match == "foreign":
+        expected, got = here.device, found.environment.device
+        raise ForeignPlan(f"the only plan for {key} is for {got}, not {expected}", expected, got)
+    return Chosen(found.plan, found.environment, found.match, found.id if own else None, problem)
+
+
+def problem_of(plan: Plan, in_channels: int) -> Problem:
+    """What a plan solves; how many channels an image has is known by trying.
+
+    Raises InvalidPlan where no try gives the plan's graph.
+    """
+    from plantune.search.problem import Problem
+
+    for channels in dict.fromkeys((in_channels, *LIKELY_CHANNELS)):
+        problem = Problem(plan.network, plan.batch, channels, plan.mode, plan.dtype, plan.arch)
+        if problem.graph.digest == plan.graph:
+            return problem
+    raise InvalidPlan(
+        f"the plan's graph {plan.graph[:12]} is none of {plan.network} in this plantune; "
+        "give --in-channels if it has an unusual number of them, else search again"
+    )
+
+
+def environment_here() -> Environment:
+    from plantune.environment import cpu_environment
+
+    return cpu_environment()
+
+
+def require_device(arch: str, what: str) -> None:
+    """Raises NoUsableDevice where `arch` is not what this release can measure on here."""
+    if arch == "cpu":
+        return
+    here = gpus_here()
+    seen = f"the GPUs here are {', '.join(here)}" if here else "there is no CUDA GPU here"
+    raise NoUsableDevice(
+        f"cannot {what} for {arch}: {seen}, and this release measures on the CPU only; "
+        "use --arch cpu (plantune doctor shows what this machine has)"
+    )
+
+
+def gpus_here() -> list[str]:
+    """Name and arch of each CUDA GPU that torch sees."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [_gpu(index) for index in range(torch.cuda.device_count())]
+
+
+def _gpu(index: int) -> str:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"{torch.cuda.get_device_name(index)} (sm{major}{minor})"

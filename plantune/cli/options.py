@@ -1,0 +1,184 @@
+"""Options that commands share, and the values that they become."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from plantune.cli.console import STDOUT, Console
+from plantune.errors import UnknownNetwork
+from plantune.models.registry import network, network_names
+from plantune.space.arch import ARCH_NAMES
+
+if TYPE_CHECKING:
+    from plantune.search.problem import Problem
+
+Command = Callable[..., None]
+Decorator = Callable[[Command], Command]
+F = TypeVar("F", bound=Callable[..., Any])
+# Those of plantune.graph.types that a network can have; that file imports torch.
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+BATCH_MAX = 1 << 24
+WEEK_S = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a plan is for, as the options name it."""
+
+    model: str
+    arch: str
+    batch: int
+    in_channels: int
+    mode: str
+    dtype: str
+
+    def problem(self) -> Problem:
+        from plantune.search.problem import Problem
+
+        return Problem(
+            self.model, self.batch, self.in_channels, self.mode, self.dtype, arch=self.arch
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """In the order of the JSON that `bench` writes."""
+        names = ("model", "arch", "batch", "mode", "dtype", "in_channels")
+        return {name: getattr(self, name) for name in names}
+
+    def arguments(self) -> str:
+        """The options that give this key; defaults are left out, but for the batch."""
+        named = [
+            f"--{field.name.replace('_', '-')} {getattr(self, field.name)}"
+            for field in fields(Key)
+            if field.name == "batch" or getattr(self, field.name) != DEFAULTS[field.name]
+        ]
+        return " ".join(named)
+
+    def __str__(self) -> str:
+        channels = "" if self.in_channels == 3 else f", {self.in_channels} channels"
+        return f"{self.model}, batch {self.batch}{channels}, {self.mode}, {self.dtype}, {self.arch}"
+
+
+DEFAULTS = {
+    "model": "se_resnet9_fixup",
+    "arch": "cpu",
+    "batch": 8,
+    "in_channels": 3,
+    "mode": "infer",
+    "dtype": "float32",
+}
+
+
+# ParamType is generic in later versions of click only.
+class ModelName(click.ParamType):  # type: ignore[type-arg]
+    """A name of the registry; a wrong one is answered with those that are close."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return network(value).name
+        except UnknownNetwork as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in network_names() if name.startswith(incomplete)]
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """More than 0 and at most a week; no NaN, no infinity."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= WEEK_S:
+            self.fail(f"{value!r} is no number of seconds from above 0 to {WEEK_S}", param, ctx)
+        return seconds
+
+
+PATH = click.Path(path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def bundled(type_: type[Any], name: str) -> Callable[[F], Command]:
+    """The options that are fields of a dataclass reach a command as one value of it."""
+    names = [field.name for field in fields(type_)]
+
+    def decorate(function: F) -> Command:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            given[name] = type_(**{each: given.pop(each) for each in names})
+            function(**given)
+
+        return command
+
+    return decorate
+
+
+def _applied(options: Sequence[Decorator], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def key_options(command: Command) -> Command:
+    """--model and all else that decides which plan is meant; the command gets it as `key`."""
+    shown: dict[str, Any] = {"show_default": True}
+    options = [
+        click.option("--model", type=ModelName(), default=DEFAULTS["model"], **shown,
+                     help=f"Reference network: {', '.join(network_names())}."),
+        click.option("--arch", type=click.Choice(ARCH_NAMES), default=DEFAULTS["arch"], **shown,
+                     help="Kind of processor."),
+        click.option("--batch", type=click.IntRange(1, BATCH_MAX), default=DEFAULTS["batch"],
+                     **shown, help="Images in one call."),
+        click.option("--in-channels", type=click.IntRange(1, 4096), **shown,
+                     default=DEFAULTS["in_channels"], help="Channels of an image."),
+        click.option("--mode", type=click.Choice(("infer", "train")), default=DEFAULTS["mode"],
+                     **shown, help="Train is forward and backward."),
+        click.option("--dtype", type=click.Choice(DTYPES), default=DEFAULTS["dtype"], **shown,
+                     help="Of weights and images."),
+    ]  # fmt: skip
+    return _applied(options, bundled(Key, "key")(command))
+
+
+def common_options(*, json_file: bool = False) -> Decorator:
+    """--db, which the command gets as `place`, and --json, which is in its `console`."""
+    if json_file:
+        json_option = click.option(
+            "--json", "json", is_flag=False, flag_value=STDOUT, metavar="[FILE]",
+            help="Write one JSON object to stdout, or to FILE.",
+        )  # fmt: skip
+    else:
+        json_option = click.option(
+            "--json", "json", is_flag=True, flag_value=STDOUT, default=None,
+            help="Write one JSON object to stdout, nothing else.",
+        )  # fmt: skip
+    db = click.option(
+        "--db", "place", type=FILE, metavar="PATH",
+        help="Plan database to use instead of the one in the cache folder.",
+    )  # fmt: skip
+
+    def decorate(command: Command) -> Command:
+        return _applied([db, json_option], bundled(Console, "console")(command))
+
+    return decorate
+
+
+def example(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,143 @@
+"""`plantune plans`: what is stored - list, show, diff, rm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plantune.cli.console import Console, bold
+from plantune.cli.lookup import database, environment_here, stored_plan
+from plantune.cli.options import ModelName, common_options, example
+from plantune.report.tables import config_text, table
+
+if TYPE_CHECKING:
+    from plantune.plan_db import StoredPlan
+
+ID = click.IntRange(min=1)
+
+
+@click.group("plans", epilog=example("plantune plans list"))
+def plans_command() -> None:
+    """Lists, shows, compares and removes stored plans."""
+
+
+@plans_command.command("list", epilog=example("plantune plans list --model resnet18"))
+@common_options()
+@click.option("--model", type=ModelName(), help="Only plans of this network.")
+@click.option("--all", "every", is_flag=True, help="Partial plans and earlier ones, too.")
+def list_command(console: Console, place: Path | None, model: str | None, every: bool) -> None:
+    """Lists the newest complete plan of each problem and environment."""
+    with database(place) as opened:
+        stored = [item for item in opened.plans() if model in (None, item.plan.network)]
+        path = opened.path
+    stored = stored if every else _newest(stored)
+    matches = [environment_here().match(item.environment) for item in stored]
+    rows = [_cells(item, match) for item, match in zip(stored, matches, strict=True)]
+    if rows:
+        titles = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "here", "status"]
+        console.say(table(titles, rows, "rlrlllrrll"))
+    else:
+        console.say(f"{path}: no plans; run plantune search, or plantune plans list --all")
+    summaries = [_summary(item, match) for item, match in zip(stored, matches, strict=True)]
+    console.emit({"database": str(path), "plans": summaries})
+
+
+def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
+    from plantune.plan_rows import COMPLETE, ProblemKey
+
+    newest: dict[Any, StoredPlan] = {}
+    for item in stored:
+        if item.status == COMPLETE:
+            newest.setdefault((ProblemKey.of(item.plan), item.environment.key), item)
+    return list(newest.values())
+
+
+def _cells(item: StoredPlan, match: str) -> list[str]:
+    plan = item.plan
+    ms, ratio = plan.evidence.get("median_ms"), plan.evidence.get("ratio")
+    return [
+        str(item.id),
+        plan.network,
+        str(plan.batch),
+        plan.mode,
+        plan.dtype,
+        plan.arch,
+        f"{ms:.3f}" if isinstance(ms, (int, float)) else "-",
+        f"{ratio:.3f}" if isinstance(ratio, (int, float)) else "-",
+        match,
+        _state(item),
+    ]
+
+
+def _state(item: StoredPlan) -> str:
+    """What it is; where the framework was faster as a whole, the module runs eagerly."""
+    eager = ", runs eagerly" if item.plan.runner == "eager" else ""
+    return f"{item.status}, {item.plan.origin}{eager}"
+
+
+def _summary(item: StoredPlan, match: str) -> dict[str, Any]:
+    names = ("network", "arch", "batch", "mode", "dtype", "graph", "origin", "runner")
+    return {
+        "id": item.id,
+        **{name: getattr(item.plan, name) for name in names},
+        "status": item.status,
+        "match": match,
+        "created_at": item.created_at,
+        "steps": len(item.plan.choices),
+        "evidence": dict(item.plan.evidence),
+    }
+
+
+@plans_command.command("show", epilog=example("plantune plans show 3"))
+@common_options()
+@click.argument("id", type=ID)
+def show_command(console: Console, place: Path | None, id: int) -> None:
+    """Shows the steps, the evidence and the environment of the plan with this ID."""
+    with database(place) as opened:
+        item = stored_plan(opened, id)
+    plan, here = item.plan, environment_here()
+    match = here.match(item.environment)
+    title = f"plan {id}: {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}, {plan.arch}"
+    console.say(bold(title))
+    console.say(f"{_state(item)}, made {item.created_at}; a match here: {match}")
+    for name, (got, saved) in here.differences(item.environment).items():
+        console.say(f"  {name}: {saved} there, {got} here")
+    console.say("".join(f"  {key} {value}\n" for key, value in plan.evidence.items()).rstrip())
+    rows = [
+        [config_text(c.candidate.family, c.candidate.config), " ".join(c.nodes)]
+        for c in plan.choices
+    ]
+    console.say(table(["candidate", "covers"], rows, "ll"))
+    document = {"environment": item.environment.to_json(), "plan": plan.to_json()}
+    console.emit({**_summary(item, match), **document})
+
+
+@plans_command.command("diff", epilog=example("plantune plans diff 1 3"))
+@common_options()
+@click.argument("first", type=ID)
+@click.argument("second", type=ID)
+def diff_command(console: Console, place: Path | None, first: int, second: int) -> None:
+    """Shows what changed from the plan with the id FIRST to the one with SECOND."""
+    from plantune.report.difference import difference, difference_text
+
+    with database(place) as opened:
+        found = difference(stored_plan(opened, first), stored_plan(opened, second))
+    console.say(difference_text(found))
+    console.emit({"first": first, "second": second, **found.to_json()})
+
+
+@plans_command.command("rm", epilog=example("plantune plans rm 1 2"))
+@common_options()
+@click.argument("ids", metavar="ID...", type=ID, nargs=-1, required=True)
+def rm_command(console: Console, place: Path | None, ids: tuple[int, ...]) -> None:
+    """Removes the plans with these ids. What was measured for them stays."""
+    wanted = tuple(dict.fromkeys(ids))
+    with database(place, read_only=False) as opened:
+        for id in wanted:  # all of them are there, or none is removed
+            stored_plan(opened, id)
+        for id in wanted:
+            opened.remove_plan(id)
+    console.say(f"removed: {', '.join(map(str, wanted))}")
+    console.emit({"removed": list(wanted)})

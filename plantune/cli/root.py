@@ -1,0 +1,134 @@
+"""The `plantune` command itself: its subcommands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from plantune import __version__
+from plantune.cli.console import any_locale, close_quietly, dumps, say, shown_warnings
+from plantune.cli.exit_codes import EXPECTED, FAILED, MEANINGS, USAGE, exit_code
+
+# In the order of a user's way; each is `plantune.cli.<module>:<command>`.
+COMMANDS = {
+    "doctor": "doctor",
+    "search": "search",
+    "export": "exchange",
+    "import": "exchange",
+    "plans": "plans",
+    "explain": "explain",
+    "verify": "verify",
+    "bench": "bench",
+    "profile": "profile",
+    "cache": "cache",
+}
+# Later versions of click raise it with the help as its message; earlier ones show the help.
+NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+EXIT_CODES = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
+
+
+class Root(click.Group):
+    """Imports a command's file when the command is asked for, and turns errors into exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"plantune.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        run = super().main
+        if not standalone_mode:
+            return run(given, prog_name, complete_var, standalone_mode=False, **extra)
+
+        def parsed() -> Any:
+            name = prog_name or "plantune"
+            return run(given, name, complete_var, standalone_mode=False, **extra)
+
+        with any_locale(), shown_warnings():
+            code = _code_of(parsed, _wants_json(given))
+        sys.exit(code)
+
+
+def _wants_json(args: Sequence[str]) -> bool:
+    return any(arg == "--json" or arg.startswith("--json=") for arg in args)
+
+
+def _code_of(command: Callable[[], Any], as_json: bool) -> int:
+    """Runs a command; every expected error becomes one line and its exit code."""
+    try:
+        code = command()
+        return code if isinstance(code, int) else 0
+    except NO_ARGUMENTS as error:
+        error.show()
+        return USAGE
+    except EXPECTED as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            close_quietly()
+            return FAILED
+        return _told(error, as_json)
+    except Exception as error:  # A fault of plantune: the trace is needed, and so is the object.
+        if as_json:
+            _emit_error(type(error).__name__, str(error), FAILED)
+        raise
+
+
+def _told(error: BaseException, as_json: bool) -> int:
+    code, message = exit_code(error), _message(error)
+    say(f"{click.style('error:', fg='red')} {message}")
+    if as_json:
+        return _emit_error(type(error).__name__, message, code)
+    return code
+
+
+def _emit_error(kind: str, message: str, code: int) -> int:
+    try:
+        click.echo(dumps({"error": {"type": kind, "message": message, "exit_code": code}}))
+    except OSError:
+        close_quietly()
+    return code
+
+
+def _message(error: BaseException) -> str:
+    """One line; a usage error also says where help is."""
+    if isinstance(error, click.Abort):
+        return "interrupted"
+    text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+    return " ".join(text.split()) if isinstance(error, click.ClickException) else text
+
+
+@click.group(
+    cls=Root,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=f"Exit codes: {EXIT_CODES}.",
+)
+@click.version_option(__version__, message="plantune %(version)s")
+def main() -> None:
+    """Finds the fastest kernels and fusions for a small network on this machine.
+
+    \b
+    Example:
+      plantune search --batch 8
+      plantune bench --batch 8
+    """

@@ -1,0 +1,234 @@
+"""`plantune search`: finds the fastest plan on this machine and keeps it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from plantune.cli.console import Console, say
+from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
+from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
+from plantune.cli.lookup import database, environment_here, require_device
+from plantune.cli.options import (
+    Key,
+    Seconds,
+    bundled,
+    common_options,
+    example,
+    key_options,
+)
+from plantune.errors import Busy, DatabaseUnavailable
+from plantune.report.progress import ProgressLine
+from plantune.report.tables import counted
+
+if TYPE_CHECKING:
+    from plantune.cli.keeping import KeepingDatabase
+    from plantune.environment import Environment
+    from plantune.plan_db import Lease, PlanDatabase
+    from plantune.search.progress import Progress
+    from plantune.search.search import Result, Search, Settings
+
+BEAT_S = 10.0
+SEED_MAX = (1 << 31) - 2
+
+
+@dataclass(frozen=True)
+class How:
+    """How to search, as the options say it."""
+
+    budget: float
+    resume: bool
+    seed: int
+    dry_run: bool
+    predict: bool
+    storage: str | None
+    wait: bool
+
+    @property
+    def fresh(self) -> bool:
+        return not self.resume
+
+    @property
+    def wait_s(self) -> float:
+        """The other search may have its whole budget, and some time for what it overruns."""
+        return 2 * self.budget + 120 if self.wait else 0.0
+
+
+@click.command(
+    "search",
+    epilog=example(
+        "plantune search --batch 8", "plantune search --model resnet18 --batch 1 --budget 300"
+    ),
+)
+@common_options()
+@key_options
+@click.option(
+    "--budget",
+    type=Seconds(),
+    default=90.0,
+    show_default=True,
+    help="Seconds for the whole search.",
+)
+@click.option(
+    "--resume/--fresh",
+    "resume",
+    default=True,
+    show_default=True,
+    help="Use what earlier searches measured here, or measure everything again.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, SEED_MAX),
+    default=0,
+    show_default=True,
+    help="Of every random draw.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be tried, and how long at most.")
+@click.option(
+    "--predict",
+    is_flag=True,
+    help="Plan for a chip that is not here, without measuring. Waits for CUDA.",
+)
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="Optuna storage of the trials, instead of optuna.db beside --db.",
+)
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    show_default=True,
+    help="Wait for another search of the same plan, or exit 75.",
+)
+@bundled(How, "how")
+def search_command(console: Console, place: Path | None, key: Key, how: How) -> None:
+    """Finds the fastest plan on this machine, proves it and keeps it.
+
+    Ctrl-C keeps the best plan so far (exit 7); the next search goes on from there.
+    """
+    _require_measurable(key, how)
+    if how.dry_run:
+        from plantune.cli.dry_run import show_dry_run
+
+        show_dry_run(console, place, key, how.budget)
+    else:
+        _search(console, place, key, how)
+
+
+def _require_measurable(key: Key, how: How) -> None:
+    if how.predict:
+        raise NoUsableDevice(
+            "--predict compiles for a chip that is not here, which waits for the CUDA kernels: "
+            "this release has none yet; leave it out and use --arch cpu"
+        )
+    require_device(key.arch, "measure")
+
+
+def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
+    from plantune.cli.keeping import KeepingDatabase
+    from plantune.cli.search_report import show_result
+
+    start = time.monotonic()
+    with interrupts() as stop, database(place, read_only=False) as opened:
+        keeping = KeepingDatabase(opened, lambda text: say(f"warning: {text}"))
+        environment = environment_here()
+        threads = counted(environment.threads, "thread")
+        say(f"{key}; {environment.device}, {threads}; {how.budget:g} s")
+        with _lease(opened, key, how) as lease:
+            result = _run(keeping, environment, key, how, _Watch(stop, lease))
+    show_result(console, key, result, keeping, environment, time.monotonic() - start)
+    if keeping.plan_id is None:
+        raise click.exceptions.Exit(FAILED)
+    if not result.complete:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+class _Watch:
+    """What happens at each progress event: the line, the lease's heartbeat, a late interrupt."""
+
+    def __init__(self, stop: Interrupts, lease: Lease | None) -> None:
+        self.line = ProgressLine(sys.stderr)
+        self._stop = stop
+        self._lease = lease
+        self._beaten = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        self._stop.check()
+        self.line(progress)
+        if self._lease is not None and time.monotonic() - self._beaten > BEAT_S:
+            self._beaten = time.monotonic()
+            try:
+                self._lease.beat()
+            except DatabaseUnavailable:
+                self._lease = None  # the search goes on in memory; nobody is kept out any more
+
+
+@contextmanager
+def _lease(opened: PlanDatabase, key: Key, how: How) -> Iterator[Lease | None]:
+    """One search for a key at a time; raises Busy. None where the database cannot be written."""
+    name = str(key)
+    try:
+        try:
+            lease = opened.acquire_lease(name)
+        except Busy as busy:
+            if not how.wait:
+                raise
+            say(f"waiting up to {how.wait_s:.0f} s: {busy}")
+            lease = opened.wait_for_lease(name, how.wait_s)
+    except DatabaseUnavailable:
+        yield None
+        return
+    with lease:
+        yield lease
+
+
+def _run(
+    keeping: KeepingDatabase, environment: Environment, key: Key, how: How, watch: _Watch
+) -> Result:
+    """The search's result, or what it has when it is interrupted."""
+    from plantune.measure.client import Worker
+    from plantune.search.search import Search
+
+    settings = _settings(keeping, how)
+    search = Search(key.problem(), settings, keeping, environment, watch)
+    try:
+        with Worker() as worker:
+            return search.run(worker)
+    except KeyboardInterrupt:
+        watch.line.end()
+        with undisturbed():
+            return _partial(search)
+    finally:
+        watch.line.end()
+
+
+def _partial(search: Search) -> Result:
+    result = search.partial()
+    if result is None:
+        raise click.ClickException("interrupted before anything was measured; nothing was saved")
+    return result
+
+
+def _settings(keeping: KeepingDatabase, how: How) -> Settings:
+    from plantune.search.proposals import Ledger, storage_url
+    from plantune.search.search import Settings
+
+    storage = how.storage
+    if storage is None and keeping.path is not None:
+        storage = storage_url(keeping.path.absolute().with_name("optuna.db"))
+    try:
+        Ledger(storage, how.seed)
+    except Exception as error:  # Whatever Optuna, SQLAlchemy or a driver says of a place.
+        reason = str(error).partition("\n")[0]
+        if how.storage is not None:
+            raise click.BadParameter(f"{storage!r}: {reason}", param_hint="'--storage'") from error
+        say(f"warning: {storage}: Optuna cannot use it, its trials are kept in memory: {reason}")
+        storage = None
+    return Settings(how.budget, how.seed, how.fresh, storage)

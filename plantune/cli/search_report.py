@@ -1,0 +1,86 @@
+"""What a search says at its end: the verdict, the steps, where the plan lies, what to do next."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from plantune.cli.console import STDOUT, Console, bold
+from plantune.cli.keeping import KeepingDatabase
+from plantune.cli.options import Key
+from plantune.environment import Environment
+from plantune.plan import Plan
+from plantune.report.bench import verdict
+from plantune.report.tables import counted
+
+if TYPE_CHECKING:
+    from plantune.search.search import Result
+
+IN_MEMORY = "there is no plan database that can be written"
+
+
+def show_result(
+    console: Console,
+    key: Key,
+    result: Result,
+    keeping: KeepingDatabase,
+    environment: Environment,
+    seconds: float,
+) -> None:
+    """Text and JSON; a plan that could not be kept goes to stdout, so that it is not lost."""
+    for line in _lines(key, result, keeping, seconds):
+        console.say(line)
+    console.emit(_document(key, result, keeping, environment, seconds))
+    if keeping.plan_id is None and console.json != STDOUT:
+        click.echo(result.plan.dumps())
+
+
+def families(plan: Plan) -> dict[str, int]:
+    """How many steps each kernel family runs, the most first."""
+    return dict(Counter(choice.candidate.family for choice in plan.choices).most_common())
+
+
+def families_text(plan: Plan) -> str:
+    named = ", ".join(f"{count} {family}" for family, count in families(plan).items())
+    return f"{counted(len(plan.choices), 'step')}: {named}"
+
+
+def _lines(key: Key, result: Result, keeping: KeepingDatabase, seconds: float) -> list[str]:
+    tried = f"{result.measured} candidates measured, {result.rejected} rejected, {seconds:.0f} s"
+    lines = [] if result.complete else ["interrupted: this is the best plan so far, not yet raced"]
+    if result.race is not None:
+        ours = result.race.timings["plantune"].median_us / 1e3
+        lines.append(bold(f"{ours:.3f} ms a call; {verdict(result.race)}"))
+        lines += [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
+    if result.plan.runner == "eager":
+        lines.append("eager is faster as a whole, so with this plan the network runs eagerly")
+    lines += [families_text(result.plan), tried]
+    if keeping.plan_id is None:
+        lines.append(f"the plan could not be stored: {keeping.fault or IN_MEMORY}")
+        return [*lines, "it follows on stdout; plantune.load_model(plan=...) takes such a file"]
+    lines.append(f"plan {keeping.plan_id} in {keeping.path}")
+    again = "search" if not result.complete else "bench"
+    return [*lines, f"next: plantune {again} {key.arguments()}"]
+
+
+def _document(
+    key: Key, result: Result, keeping: KeepingDatabase, environment: Environment, seconds: float
+) -> dict[str, Any]:
+    kept = keeping.plan_id is not None
+    return {
+        "workload": key.to_json(),
+        "environment": environment.to_json(),
+        "complete": result.complete,
+        "plan_id": keeping.plan_id,
+        "database": str(keeping.path) if kept else None,
+        "why_not_stored": None if kept else str(keeping.fault or IN_MEMORY),
+        "runner": result.plan.runner,
+        "evidence": dict(result.plan.evidence),
+        "families": families(result.plan),
+        "measured": result.measured,
+        "rejected": result.rejected,
+        "seconds": round(seconds, 3),
+        "plan": result.plan.to_json(),
+    }

@@ -1,0 +1,1 @@
+"""What people look at: tables, plots, the progress line, and the data behind them."""

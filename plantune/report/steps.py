@@ -1,0 +1,91 @@
+"""Each step of a plan beside what else was tried for it, and the least it could take here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from plantune.graph.graph import Graph
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.measure import roofline
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.space.search_space import load_search_space
+
+Trials = Mapping[Candidate, Outcome]
+
+
+@dataclass(frozen=True)
+class StepStory:
+    """A step, the candidate that a plan chose, and every outcome that is stored for the step."""
+
+    step: Step
+    chosen: Candidate
+    trials: Trials
+    roofline_us: float
+
+    @property
+    def chosen_us(self) -> float | None:
+        outcome = self.trials.get(self.chosen)
+        return outcome.median_us if isinstance(outcome, Measured) else None
+
+    @property
+    def measured(self) -> list[tuple[Candidate, Measured]]:
+        """The fastest first."""
+        known = [(c, o) for c, o in self.trials.items() if isinstance(o, Measured)]
+        return sorted(known, key=lambda pair: pair[1].median_us)
+
+    @property
+    def rejected(self) -> list[tuple[Candidate, Rejected]]:
+        return [(c, o) for c, o in self.trials.items() if isinstance(o, Rejected)]
+
+    @property
+    def runner_up(self) -> tuple[Candidate, Measured] | None:
+        """The fastest of those that were not chosen."""
+        return next((pair for pair in self.measured if pair[0] != self.chosen), None)
+
+    @property
+    def margin(self) -> float | None:
+        """By which part of the chosen one's time the runner-up is slower; negative if faster."""
+        if self.chosen_us is None or self.runner_up is None:
+            return None
+        return self.runner_up[1].median_us / self.chosen_us - 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step.name,
+            "nodes": [node.name for node in self.step.nodes],
+            "ops": list(self.step.ops),
+            "phase": self.step.phase,
+            "chosen": self.chosen.to_json(),
+            "chosen_us": self.chosen_us,
+            "margin": self.margin,
+            "roofline_us": self.roofline_us,
+            "measured": [{**c.to_json(), "median_us": o.median_us, "low_us": o.low_us,
+                          "high_us": o.high_us, "error": o.error, "bound": o.bound,
+                          "deterministic": o.deterministic} for c, o in self.measured],
+            "rejected": [{**c.to_json(), "stage": o.stage, "reason": o.reason}
+                         for c, o in self.rejected],
+        }  # fmt: skip
+
+
+def step_roofline_us(step: Step) -> float:
+    """What arithmetic and traffic take at this machine's best, as the graph defines them.
+
+    Winograd and Karatsuba tiles need fewer products than that, so they may be below it.
+    """
+    threads = torch.get_num_threads()
+    dtypes = {type_.dtype for _, type_ in step.outputs if type_.is_float} or {"float32"}
+    peak = max(roofline.flops_per_us(dtype, threads) for dtype in dtypes)
+    return max(step.flops / peak, step.traffic_bytes / roofline.bytes_per_us(threads))
+
+
+def plan_steps(plan: Plan, graph: Graph) -> list[tuple[Step, Candidate]]:
+    """The steps that run in each pass, in order; raises InvalidPlan where it does not fit."""
+    steps = check_plan(plan, graph, load_search_space(plan.arch))
+    chosen = candidates_by_step(plan, steps)
+    return [(step, chosen[step.name]) for step in steps if step.phase != "refresh"]

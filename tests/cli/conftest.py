@@ -1,0 +1,172 @@
+"""The command line in this process, on a database of its own, with nothing measured for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from plantune.cli import main
+from plantune.environment import Environment, cpu_environment
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.race import Race, Workload
+from plantune.measure.timing import Timing, ratio_interval
+from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
+from plantune.planning import default_plan, hand_plan
+from plantune.search.problem import Problem
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORK = "se_resnet9_fixup"
+EVIDENCE = Attrs(median_ms=2.0, baseline="eager", baseline_ms=4.0, ratio=0.5)
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test sees the user's own plans."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def run() -> Run:
+    """A command's result: exit_code, stdout, stderr."""
+
+    def invoke(*arguments: object) -> Result:
+        return CliRunner().invoke(main, [str(a) for a in arguments], prog_name="plantune")
+
+    return invoke
+
+
+def object_of(result: Result) -> dict[str, Any]:
+    """The one JSON object on stdout, and nothing else there."""
+    assert result.stdout.count("\n") == 1, result.stdout
+    data = json.loads(result.stdout)
+    assert type(data) is dict
+    return data
+
+
+@pytest.fixture(scope="session")
+def problem() -> Problem:
+    return Problem(NETWORK, 1)
+
+
+@pytest.fixture(scope="session")
+def plan(problem: Problem) -> Plan:
+    """The framework's kernels, as if a search had found nothing better."""
+    made = default_plan(problem.graph, load_search_space("cpu"), network=NETWORK)
+    return changed(made, origin="measured", evidence=EVIDENCE)
+
+
+@pytest.fixture(scope="session")
+def fused_plan(problem: Problem) -> Plan:
+    made = hand_plan(problem.graph, load_search_space("cpu"), network=NETWORK, compiled=False)
+    return changed(made, origin="measured", evidence=EVIDENCE)
+
+
+def changed(plan: Plan, **fields: Any) -> Plan:
+    from dataclasses import replace
+
+    return replace(plan, **fields)
+
+
+@pytest.fixture
+def store(cache: Path) -> Callable[..., int]:
+    """Puts a plan into the user's database and returns its id."""
+
+    def put(plan: Plan, environment: Environment | None = None, *, partial: bool = False) -> int:
+        with PlanDatabase.open() as database:
+            return database.put_plan(plan, environment or cpu_environment(), partial=partial)
+
+    return put
+
+
+def timing(ms: float) -> Timing:
+    return Timing(tuple(1e3 * ms * (1 + 0.001 * (i % 5)) for i in range(20)))
+
+
+def measured(us: float) -> Measured:
+    return Measured(us, us * 0.9, us * 1.1, 20, 1e-7, 1e-6, True)
+
+
+@dataclass
+class FakeWorker:
+    """Answers as a worker would, at once; tests change its fields."""
+
+    times_ms: Mapping[str, float]
+    outcomes: Callable[[Step, Candidate], Outcome]
+    failure: BaseException | None = None
+
+    def __call__(self) -> FakeWorker:
+        return self
+
+    def __enter__(self) -> FakeWorker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def race(
+        self,
+        workload: Workload,
+        plan: Plan,
+        baselines: Sequence[str],
+        effort: object = None,
+        seed: int = 0,
+    ) -> Race:
+        if self.failure is not None:
+            raise self.failure
+        names = ["plantune", *baselines]
+        timings = {name: timing(self.times_ms.get(name, 5.0)) for name in names}
+        best = min(baselines, key=lambda name: timings[name].median_us)
+        return Race(timings, {}, best, ratio_interval(timings["plantune"], timings[best]))
+
+    def check_and_time(
+        self, step: Step, candidate: Candidate, arch: str, effort: object = None
+    ) -> Outcome:
+        return self.outcomes(step, candidate)
+
+    def time_programs(
+        self, graph: object, plans: Sequence[Plan], effort: object = None
+    ) -> list[Timing | Rejected]:
+        return [timing(4.0 / (1 + number)) for number in range(len(plans))]
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    fake = FakeWorker({"plantune": 2.0, "torchscript": 4.0}, lambda step, candidate: measured(10.0))
+    monkeypatch.setattr("plantune.measure.client.Worker", fake)
+    return fake
+
+
+def start(
+    *arguments: object, stderr: int = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[bytes]:
+    """The command line in a process of its own."""
+    command = [sys.executable, "-m", "plantune", *map(os.fsencode, map(str, arguments))]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )

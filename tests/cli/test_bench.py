@@ -1,0 +1,141 @@
+"""bench: the table, the JSON of the design, the plot, and what is refused before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plantune.environment import cpu_environment
+from plantune.errors import WrongResult
+from plantune.plan import Plan
+
+from .conftest import FakeWorker, Run, changed, object_of
+
+PEERS = ["eager", "eager-channels-last", "torchscript", "compile-default"]
+
+
+@pytest.fixture(autouse=True)
+def stored(store: Callable[..., int], plan: Plan, worker: FakeWorker) -> int:
+    return store(plan)
+
+
+def test_the_json_is_that_of_the_design(run: Run) -> None:
+    result = run("bench", "--batch", 1, "--json")
+    assert result.exit_code == 0
+    data = object_of(result)
+    assert list(data) == ["environment", "workload", "rows", "best_baseline", "ratio"]
+    assert data["environment"] == cpu_environment().to_json()
+    assert data["workload"] == {
+        "model": "se_resnet9_fixup",
+        "arch": "cpu",
+        "batch": 1,
+        "mode": "infer",
+        "dtype": "float32",
+        "in_channels": 3,
+    }
+    assert [row["name"] for row in data["rows"]] == ["plantune", *PEERS]
+    for row in data["rows"]:
+        assert list(row) == ["name", "median_ms", "low_ms", "high_ms", "peak_mib"]
+        assert row["low_ms"] <= row["median_ms"] <= row["high_ms"]
+        assert row["peak_mib"] is None
+    assert data["best_baseline"] == "torchscript"
+    assert data["ratio"] == pytest.approx(0.5)
+
+
+def test_the_table_has_the_fastest_first_and_a_verdict(run: Run) -> None:
+    result = run("bench", "--batch", 1)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[2].startswith("plantune ")
+    assert "0.500" in lines[2]
+    assert lines[3].startswith("torchscript ")
+    assert "plantune is faster: 0.500 of torchscript's time (95 % interval" in lines[-1]
+
+
+@pytest.mark.parametrize(("ours", "words"), [(5.0, "plantune is slower"), (4.0, "a tie")])
+def test_the_verdict_is_honest(run: Run, worker: FakeWorker, ours: float, words: str) -> None:
+    worker.times_ms = {"plantune": ours, "torchscript": 4.0}
+    assert words in run("bench", "--batch", 1).stderr
+
+
+def test_peers_limit_the_baselines(run: Run) -> None:
+    data = object_of(run("bench", "--batch", 1, "--peers", "eager, torchscript", "--json"))
+    assert [row["name"] for row in data["rows"]] == ["plantune", "eager", "torchscript"]
+
+
+@pytest.mark.parametrize("peers", ["tensorrt", "eager,cuda-graph", ",", ""])
+def test_an_unknown_peer_is_wrong_usage(run: Run, peers: str) -> None:
+    result = run("bench", "--batch", 1, "--peers", peers)
+    assert result.exit_code == 2
+    assert "eager-channels-last" in result.stderr
+
+
+def test_json_and_output_write_files(run: Run, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    result = run("bench", "--batch", 1, "--json", one, "--output", other)
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert json.loads(one.read_text()) == json.loads(other.read_text())
+    assert json.loads(one.read_text())["best_baseline"] == "torchscript"
+
+
+def test_a_file_that_cannot_be_written_is_told_in_one_line(run: Run, tmp_path: Path) -> None:
+    result = run("bench", "--batch", 1, "--output", tmp_path / "no" / "such.json")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("name", ["bench.png", "bench.svg"])
+def test_the_plot_is_drawn(run: Run, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    result = run("bench", "--batch", 1, "--plot", tmp_path / name)
+    assert result.exit_code == 0
+    assert f"plot: {tmp_path / name}" in result.stderr
+    assert (tmp_path / name).stat().st_size > 5000
+
+
+@pytest.mark.parametrize("name", ["bench.txt", "bench", "no/such/bench.png"])
+def test_a_plot_that_could_not_be_written_is_refused_first(
+    run: Run, worker: FakeWorker, tmp_path: Path, name: str
+) -> None:
+    worker.failure = AssertionError("it must not run")
+    assert run("bench", "--batch", 1, "--plot", tmp_path / name).exit_code == 2
+
+
+def test_without_matplotlib_the_way_to_get_it_is_told(
+    run: Run, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.failure = AssertionError("it must not run")
+    monkeypatch.setattr("plantune.cli.bench.can_plot", lambda: False)
+    result = run("bench", "--batch", 1, "--plot", "x.png")
+    assert result.exit_code == 2
+    assert "pip install 'plantune[plot]'" in result.stderr
+
+
+def test_wrong_numbers_are_5(run: Run, worker: FakeWorker) -> None:
+    worker.failure = WrongResult("plantune gives another output", 1.0, 0.1)
+    assert run("bench", "--batch", 1).exit_code == 5
+
+
+def test_a_plan_for_another_chip_is_refused_with_4(
+    run: Run, store: Callable[..., int], plan: Plan, tmp_path: Path
+) -> None:
+    from plantune.plan_db import PlanDatabase
+
+    path = tmp_path / "foreign.db"
+    there = replace(cpu_environment(), arch="sm90", device="H200")
+    with PlanDatabase.open(path) as database:
+        database.put_plan(changed(plan, arch="sm90"), there)
+    result = run("bench", "--batch", 1, "--db", path, "--json")
+    assert result.exit_code == 4
+    assert "H200" in object_of(result)["error"]["message"]
+
+
+def test_another_arch_needs_its_device(run: Run) -> None:
+    result = run("bench", "--arch", "sm90", "--batch", 1)
+    assert result.exit_code == 6
+    assert "sm90" in result.stderr

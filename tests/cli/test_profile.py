@@ -1,0 +1,65 @@
+"""profile: the framework's time by layer, and what the plan removed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from plantune.environment import cpu_environment
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Outcome, Rejected
+from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
+from plantune.report.steps import plan_steps
+from plantune.search.problem import Problem
+
+from .conftest import FakeWorker, Run, measured, object_of
+
+
+@pytest.fixture(autouse=True)
+def stored(store: Callable[..., int], fused_plan: Plan, worker: FakeWorker) -> int:
+    """10 us for each op of the framework, 4 us for each other step."""
+
+    def outcome(step: Step, candidate: Candidate) -> Outcome:
+        return measured(10.0 if len(step.nodes) == 1 else 4.0)
+
+    worker.outcomes = outcome
+    return store(fused_plan)
+
+
+def test_layers_and_steps_add_up(run: Run, problem: Problem, fused_plan: Plan) -> None:
+    result = run("profile", "--batch", 1, "--json")
+    assert result.exit_code == 0
+    data = object_of(result)
+    assert sum(row["framework_us"] for row in data["layers"]) == data["framework_us"]
+    assert sum(row["framework_us"] for row in data["steps"]) == data["framework_us"]
+    assert sum(row["plan_us"] for row in data["steps"]) == data["plan_us"]
+    fused = [row for row in data["steps"] if len(row["ops"]) > 1]
+    assert fused
+    assert all(row["removed_us"] == 10.0 * len(row["ops"]) - 4.0 for row in fused)
+    assert data["steps"][0]["removed_us"] == max(row["removed_us"] for row in data["steps"])
+    assert (data["framework_whole_us"], data["plan_whole_us"]) == pytest.approx((4008, 2004))
+    assert "layers.0.0.conv1" in result.stderr
+
+
+def test_what_is_stored_is_not_measured_again_but_when_asked(
+    run: Run, problem: Problem, fused_plan: Plan
+) -> None:
+    step, candidate = plan_steps(fused_plan, problem.graph)[0]
+    with PlanDatabase.open() as database:
+        database.put_trial(step.signature, candidate, cpu_environment(), measured(7.0))
+
+    def plan_us(*options: str) -> float:
+        rows = object_of(run("profile", 1, "--json", *options))["steps"]
+        return next(float(row["plan_us"]) for row in rows if row["step"] == step.name)
+
+    assert plan_us() == 7.0
+    assert plan_us("--fresh") == 4.0
+
+
+def test_a_step_without_a_time_is_left_open(run: Run, worker: FakeWorker) -> None:
+    worker.outcomes = lambda step, candidate: Rejected("noisy", "busy")
+    data = object_of(run("profile", 1, "--json"))
+    assert all(row["plan_us"] is None and row["removed_us"] is None for row in data["steps"])

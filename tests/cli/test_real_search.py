@@ -1,0 +1,73 @@
+"""A real search by the command line, short as it is, and one that is stopped half-way."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from plantune.plan_db import PlanDatabase
+
+from .conftest import Run, object_of, start
+
+DEADLINE_S = 240.0
+
+
+def started(path: Path, budget: int) -> Popen[bytes]:
+    """A search that has measured something."""
+    process = start("search", "--batch", 1, "--budget", budget, "--db", path, "--json")
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and _trials(path):
+            return process
+        time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"nothing was measured: {process.communicate()[1].decode()}")
+
+
+def _trials(path: Path) -> int:
+    from sqlite_utils import Database
+
+    database = Database(path)
+    count = database["trials"].count if "trials" in database.table_names() else 0
+    database.close()
+    return int(count)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_a_stopped_search_saves_a_partial_plan(
+    run: Run, tmp_path: Path, number: signal.Signals
+) -> None:
+    path = tmp_path / "plans.db"
+    process = started(path, budget=300)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 7, errors
+    assert b"Traceback" not in errors
+    assert json.loads(output)["complete"] is False
+    with PlanDatabase.open(path) as database:
+        (stored,) = database.plans()
+    assert stored.status == "partial"
+    # Nobody holds the lease any more.
+    with PlanDatabase.open(path) as database:
+        database.acquire_lease("se_resnet9_fixup, batch 1, infer, float32, cpu").release()
+
+
+@pytest.mark.slow
+def test_search_then_bench_explain_verify_and_profile(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plans.db"
+    common = ["--batch", 1, "--db", path, "--json"]
+    found = object_of(run("search", "--budget", 20, *common))
+    assert found["complete"] is True
+    bench = object_of(run("bench", "--budget", 2, "--peers", "eager", *common))
+    assert bench["ratio"] > 0
+    assert any(step["measured"] for step in object_of(run("explain", *common))["steps"])
+    assert object_of(run("verify", "--budget", 1, *common))["ratio"]["ratio"] > 0
+    assert object_of(run("profile", *common))["framework_us"] > 0
+    assert object_of(run("search", "--dry-run", *common))["known"] >= found["measured"]

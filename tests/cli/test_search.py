@@ -1,0 +1,301 @@
+"""search: what it prints and returns, whatever happens to it. Nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plantune.environment import cpu_environment
+from plantune.errors import DatabaseFull, NoViableCandidate
+from plantune.kernels.family import Candidate
+from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
+from plantune.search.progress import Progress
+from plantune.search.search import Result
+
+from .conftest import FakeWorker, Run, measured, object_of
+
+KEY = "se_resnet9_fixup, batch 1, infer, float32, cpu"
+
+
+class FakeSearch:
+    """Measures one candidate in no time; `during` is what else happens then."""
+
+    plan: Plan
+    during: Callable[[], None] = staticmethod(lambda: None)
+    best_so_far = True
+    settings: Any = None
+
+    def __init__(self, problem: Any, settings: Any, database: Any, environment: Any, report: Any):
+        FakeSearch.settings = settings
+        self._database, self._environment, self._report = database, environment, report
+
+    def run(self, worker: FakeWorker) -> Result:
+        self._report(Progress("measuring", "stem: framework", 1, 2, 3000.0, 4000.0, 50.0))
+        candidate: Candidate = self.plan.choices[0].candidate
+        self._database.put_trial("a" * 64, candidate, self._environment, measured(10.0))
+        FakeSearch.during()
+        race = worker.race(None, self.plan, ["torchscript"])  # type: ignore[arg-type]
+        self._database.put_plan(self.plan, self._environment)
+        return Result(self.plan, True, race, 1, 2)
+
+    def partial(self) -> Result | None:
+        if not self.best_so_far:
+            return None
+        self._database.put_plan(self.plan, self._environment, partial=True)
+        return Result(self.plan, False, None, 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker) -> type[FakeSearch]:
+    monkeypatch.setattr("plantune.search.search.Search", FakeSearch)
+    monkeypatch.setattr(FakeSearch, "plan", plan, raising=False)
+    monkeypatch.setattr(FakeSearch, "during", staticmethod(lambda: None))
+    monkeypatch.setattr(FakeSearch, "best_so_far", True)
+    return FakeSearch
+
+
+def test_the_plan_is_kept_and_told(run: Run, cache: Path) -> None:
+    result = run("search", "--batch", 1, "--json")
+    assert result.exit_code == 0
+    data = object_of(result)
+    assert data["complete"] is True
+    assert data["plan_id"] == 1
+    assert data["database"] == str(cache / "plans.db")
+    assert data["workload"]["batch"] == 1
+    assert (data["measured"], data["rejected"]) == (1, 2)
+    assert sum(data["families"].values()) == len(data["plan"]["choices"])
+    for words in (
+        "measuring: 1 measured, 2 rejected, best about 3 ms, framework 4 ms (0.75), 50 s left",
+        "plantune is faster: 0.500 of torchscript's time (95 % interval",
+        f"plan 1 in {cache / 'plans.db'}",
+        "next: plantune bench --batch 1",
+    ):
+        assert words in result.stderr
+
+
+def test_a_plan_that_lost_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker
+) -> None:
+    monkeypatch.setattr(FakeSearch, "plan", replace(plan, runner="eager"))
+    worker.times_ms = {"plantune": 4.5, "torchscript": 4.0}
+    result = run("search", "--batch", 1, "--json")
+    assert result.exit_code == 0
+    assert object_of(result)["runner"] == "eager"
+    assert "plantune is slower" in result.stderr
+    assert "the network runs eagerly" in result.stderr
+    listed = run("plans", "list", "--json")
+    assert object_of(listed)["plans"][0]["runner"] == "eager"
+    assert "runs eagerly" in listed.stderr
+
+
+def test_the_next_command_names_the_same_key(run: Run) -> None:
+    result = run("search", "--batch", 1, "--mode", "train", "--in-channels", 4)
+    assert "next: plantune bench --batch 1 --in-channels 4 --mode train" in result.stderr
+
+
+def test_options_become_settings(run: Run, fake: type[FakeSearch], cache: Path) -> None:
+    run("search", "--batch", 1, "--budget", 7.5, "--seed", 3, "--fresh")
+    settings = fake.settings
+    assert (settings.budget_s, settings.seed, settings.fresh) == (7.5, 3, True)
+    assert settings.storage == f"sqlite:///{cache / 'optuna.db'}"
+    run("search", "--batch", 1, "--resume")
+    assert fake.settings.fresh is False
+
+
+def test_another_storage_can_be_named(run: Run, fake: type[FakeSearch], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'mine.db'}"
+    assert run("search", "--batch", 1, "--storage", url).exit_code == 0
+    assert fake.settings.storage == url
+
+
+@pytest.mark.parametrize("url", ["mine.db", "nosuchdatabase://x", "sqlite:////no/such/folder/x.db"])
+def test_a_storage_that_does_not_open_is_wrong_usage(run: Run, url: str) -> None:
+    result = run("search", "--batch", 1, "--storage", url, "--json")
+    assert result.exit_code == 2
+    assert "--storage" in object_of(result)["error"]["message"]
+
+
+def send(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_keeps_the_best_so_far(
+    run: Run, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(FakeSearch, "during", staticmethod(send(number)))
+    before = signal.getsignal(number)
+    result = run("search", "--batch", 1, "--json")
+    assert result.exit_code == 7
+    assert object_of(result)["complete"] is False
+    assert "next: plantune search --batch 1" in result.stderr
+    assert signal.getsignal(number) is before
+    listed = object_of(run("plans", "list", "--all", "--json"))["plans"]
+    assert [item["status"] for item in listed] == ["partial"]
+
+
+def test_an_interrupt_before_anything_was_measured_saves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeSearch, "during", staticmethod(send(signal.SIGINT)))
+    monkeypatch.setattr(FakeSearch, "best_so_far", False)
+    result = run("search", "--batch", 1, "--json")
+    assert result.exit_code == 1
+    assert "nothing was saved" in object_of(result)["error"]["message"]
+
+
+def fail(error: Exception) -> Callable[..., None]:
+    def raise_it(*_: object, **__: object) -> None:
+        raise error
+
+    return raise_it
+
+
+def test_when_nothing_runs_nothing_is_stored(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSearch, "during", staticmethod(fail(NoViableCandidate("nothing runs"))))
+    result = run("search", "--batch", 1)
+    assert result.exit_code == 1
+    assert "error: nothing runs" in result.stderr
+    assert object_of(run("plans", "list", "--all", "--json"))["plans"] == []
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_full_disk_ends_in_a_printed_plan(
+    run: Run, monkeypatch: pytest.MonkeyPatch, plan: Plan, as_json: bool
+) -> None:
+    full = fail(DatabaseFull("plans.db: disk is full"))
+    memory = PlanDatabase.in_memory
+    monkeypatch.setattr("plantune.cli.keeping.PlanDatabase.in_memory", lambda: Roomy(memory()))
+    monkeypatch.setattr(PlanDatabase, "put_trial", full)
+    monkeypatch.setattr(PlanDatabase, "put_plan", full)
+    result = run("search", "--batch", 1, *(["--json"] if as_json else []))
+    assert result.exit_code == 1
+    assert "warning: plans.db: disk is full. The search goes on in memory." in result.stderr
+    assert "could not be stored" in result.stderr
+    data = object_of(result)
+    assert Plan.loads(json.dumps(data["plan"] if as_json else data)) == plan
+    if as_json:
+        assert data["plan_id"] is None
+        assert "disk is full" in data["why_not_stored"]
+
+
+class Roomy:
+    """The database in memory, which the patches above would fill too."""
+
+    def __init__(self, database: PlanDatabase) -> None:
+        self.database = database
+
+    def put_trial(self, *_: object) -> None:
+        return None
+
+    def put_plan(self, *_: object, partial: bool = False) -> int:
+        return 1
+
+
+def test_a_file_that_was_given_up_at_the_start_is_noticed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, plan: Plan, tmp_path: Path
+) -> None:
+    path = tmp_path / "plans.db"
+    PlanDatabase.open(path).close()
+    memory = PlanDatabase.in_memory()
+    memory.path = path
+    monkeypatch.setattr("plantune.cli.search.database", lambda place, read_only: memory)
+    result = run("search", "--batch", 1, "--db", path)
+    assert result.exit_code == 1
+    assert Plan.loads(result.stdout) == plan
+
+
+def test_a_damaged_optuna_file_does_not_stop_a_search(
+    run: Run, fake: type[FakeSearch], cache: Path
+) -> None:
+    cache.mkdir()
+    (cache / "optuna.db").write_bytes(b"no database at all " * 100)
+    result = run("search", "--batch", 1)
+    assert result.exit_code == 0
+    assert "Optuna cannot use it" in result.stderr
+    assert fake.settings.storage is None
+
+
+def test_where_nothing_can_be_written_the_plan_is_printed(
+    run: Run, tmp_path: Path, plan: Plan
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("search", "--batch", 1, "--db", tmp_path / "file" / "plans.db")
+    assert result.exit_code == 1
+    assert Plan.loads(result.stdout) == plan
+    assert "warning: " in result.stderr
+
+
+def test_a_second_search_for_the_key_is_busy(run: Run) -> None:
+    with PlanDatabase.open() as database, database.acquire_lease(KEY):
+        result = run("search", "--batch", 1, "--no-wait", "--json")
+        assert run("search", "--batch", 2, "--no-wait").exit_code == 0
+    assert result.exit_code == 75
+    assert KEY in object_of(result)["error"]["message"]
+    assert run("search", "--batch", 1, "--no-wait").exit_code == 0
+
+
+def test_a_second_search_waits_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    with PlanDatabase.open() as database:
+        lease = database.acquire_lease(KEY)
+        wait = PlanDatabase.wait_for_lease
+
+        def release_and_wait(self: PlanDatabase, key: str, timeout_s: float) -> Any:
+            waited.append(timeout_s)
+            lease.release()
+            return wait(self, key, timeout_s)
+
+        monkeypatch.setattr(PlanDatabase, "wait_for_lease", release_and_wait)
+        result = run("search", "--batch", 1, "--budget", 30)
+    assert result.exit_code == 0
+    assert waited == [180.0]
+    assert "waiting up to 180 s" in result.stderr
+
+
+def test_another_arch_needs_its_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plantune.cli.lookup.gpus_here", list)
+    result = run("search", "--arch", "sm90", "--batch", 128, "--json")
+    assert result.exit_code == 6
+    message = object_of(result)["error"]["message"]
+    assert "cannot measure for sm90: there is no CUDA GPU here" in message
+    assert "--arch cpu" in message
+
+
+def test_predict_says_that_it_waits_for_cuda(run: Run) -> None:
+    result = run("search", "--arch", "sm90", "--predict")
+    assert result.exit_code == 6
+    assert "waits for the CUDA kernels" in result.stderr
+
+
+def test_a_dry_run_tells_what_would_be_tried(
+    run: Run, store: Callable[..., int], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeSearch, "run", fail(AssertionError("it must not run")))
+    result = run("search", "--batch", 1, "--dry-run", "--budget", 20, "--json")
+    assert result.exit_code == 0
+    data = object_of(result)
+    assert data["candidates"] == sum(data["families"].values()) > data["distinct_steps"]
+    assert data["steps"] >= data["distinct_steps"] > data["ops"] / 2
+    assert (data["known"], data["at_most_s"]) == (0, 20.0)
+    assert "Nothing was measured" in result.stderr
+
+
+def test_a_dry_run_counts_what_is_known(run: Run, problem: Any, plan: Plan) -> None:
+    from plantune.report.steps import plan_steps
+
+    step, candidate = plan_steps(plan, problem.graph)[0]
+    other = replace(cpu_environment(), threads=99)
+    with PlanDatabase.open() as database:
+        database.put_trial(step.signature, candidate, cpu_environment(), measured(1.0))
+        database.put_trial("b" * 64, candidate, cpu_environment(), measured(1.0))
+        database.put_trial(step.signature, candidate, other, measured(1.0))
+    assert object_of(run("search", "--batch", 1, "--dry-run", "--json"))["known"] == 1

@@ -1,0 +1,66 @@
+"""Closed pipes, odd locales, odd paths, colours: in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+from pathlib import Path
+
+import pytest
+
+from .conftest import start
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    with start("plans", "list", "--json") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert process.returncode == 1
+    assert b"Traceback" not in errors
+    assert b"BrokenPipe" not in errors
+
+
+def test_a_closed_stderr_stops_nothing() -> None:
+    with start("plans", "list", "--json") as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read())["plans"] == []
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}]
+)
+def test_odd_locales_and_paths_work_together(tmp_path: Path, locale: dict[str, str]) -> None:
+    folder = tmp_path / "pläne für ünterwegs\n#?%20"
+    folder.mkdir()
+    process = start("plans", "list", "--db", folder / "plans.db", **locale)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert output == b""
+    assert b"no plans" in errors
+
+
+def test_a_path_that_is_no_utf8_works(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff\xfe"
+    os.mkdir(folder)
+    process = start("plans", "list", "--json", "--db", os.fsdecode(folder + b"/plans.db"))
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert json.loads(output)["plans"] == []
+
+
+@pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
+def test_no_color_is_honoured_on_a_terminal(no_color: str, escapes: bool) -> None:
+    ours, theirs = pty.openpty()
+    with start("plans", "show", "1", NO_COLOR=no_color, TERM="xterm", stderr=theirs):
+        pass
+    os.close(theirs)
+    text = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert b"error:" in text
+    assert (b"\x1b[" in text) == escapes

@@ -1,0 +1,84 @@
+"""verify: wrong numbers are 5, whatever else fails is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from plantune.environment import cpu_environment
+from plantune.errors import WrongResult
+from plantune.measure.outcome import Rejected
+from plantune.plan import Plan
+
+from .conftest import FakeWorker, Run, changed, measured, object_of
+
+
+@pytest.fixture(autouse=True)
+def stored(store: Callable[..., int], plan: Plan, worker: FakeWorker) -> int:
+    worker.times_ms = {"plantune": 2.0, "eager": 4.0}
+    return store(plan)
+
+
+def test_a_right_plan_is_told_with_its_speed(run: Run) -> None:
+    result = run("verify", "--batch", 1, "--json")
+    assert result.exit_code == 0
+    data = object_of(result)
+    assert data["ratio"]["ratio"] == pytest.approx(0.5)
+    assert set(data["median_ms"]) == {"plantune", "eager"}
+    assert all(row["error"] <= row["bound"] for row in data["steps"])
+    assert "the whole are right; plantune is faster: 0.500 of eager's time" in result.stderr
+
+
+def test_equal_steps_are_checked_once(run: Run, plan: Plan) -> None:
+    steps = object_of(run("verify", 1, "--json"))["steps"]
+    assert 0 < len(steps) < len(plan.choices)
+
+
+def test_a_wrong_step_is_5(run: Run, worker: FakeWorker) -> None:
+    def outcomes(step: object, candidate: object) -> object:
+        ops = step.ops  # type: ignore[attr-defined]
+        return Rejected("numerics", "7 instead of 8") if ops == ("relu",) else measured(1.0)
+
+    worker.outcomes = outcomes  # type: ignore[assignment]
+    result = run("verify", 1, "--json")
+    assert result.exit_code == 5
+    assert "7 instead of 8" in object_of(result)["error"]["message"]
+
+
+def test_a_wrong_whole_is_5(run: Run, worker: FakeWorker) -> None:
+    worker.failure = WrongResult("plantune gives another output", 1.0, 0.1)
+    assert run("verify", 1).exit_code == 5
+
+
+@pytest.mark.parametrize(("stage", "code"), [("crash", 1), ("build", 1), ("noisy", 0)])
+def test_other_failures_are_1_and_noise_is_none(
+    run: Run, worker: FakeWorker, stage: str, code: int
+) -> None:
+    worker.outcomes = lambda step, candidate: Rejected(stage, "a reason")
+    result = run("verify", 1)
+    assert result.exit_code == code
+    assert "a reason" in result.stderr
+
+
+def test_a_plan_for_another_chip_is_4(run: Run, store: Callable[..., int], plan: Plan) -> None:
+    there = replace(cpu_environment(), arch="sm90", device="H200")
+    id = store(changed(plan, arch="sm90"), there)
+    result = run("verify", id)
+    assert result.exit_code == 4
+    assert "expected cpu, got sm90" in result.stderr
+
+
+def test_a_plan_that_does_not_fit_is_4(run: Run, store: Callable[..., int], plan: Plan) -> None:
+    id = store(changed(plan, choices=plan.choices[1:]))
+    assert run("verify", id).exit_code == 4
+
+
+def test_a_compatible_plan_says_what_differs(
+    run: Run, store: Callable[..., int], plan: Plan
+) -> None:
+    id = store(plan, replace(cpu_environment(), threads=64))
+    result = run("verify", id)
+    assert result.exit_code == 0
+    assert "threads: 64 there" in result.stderr

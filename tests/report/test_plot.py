@@ -1,0 +1,50 @@
+"""The bar plot: one bar a way, ours in its own colour."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plantune.report.plot import bar_plot, can_plot
+
+ROWS = [("plantune", 2.0, 1.9, 2.2), ("eager", 4.0, 3.9, 4.5), ("torchscript", 3.0, 3.0, 3.0)]
+DOCUMENT: dict[str, Any] = {
+    "environment": {"device": "A CPU", "threads": 1, "torch": "2.13.0"},
+    "workload": {"model": "net", "batch": 8, "mode": "infer", "dtype": "float32"},
+    "rows": [{"name": n, "median_ms": m, "low_ms": a, "high_ms": b} for n, m, a, b in ROWS],
+    "best_baseline": "torchscript",
+    "ratio": 0.667,
+}
+
+pytestmark = pytest.mark.skipif(not can_plot(), reason="matplotlib is an optional extra")
+
+
+def test_a_png_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "näme.png"
+    bar_plot(DOCUMENT, path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > height > 300
+
+
+def test_the_drawing_has_names_times_and_where_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    path = tmp_path / "bench.svg"
+    bar_plot(DOCUMENT, path)
+    drawn = path.read_text(encoding="utf-8")
+    for words in ("plantune", "torchscript", "2 ms", "4 ms", "net, batch 8", "1 thread, torch"):
+        assert words in drawn
+    assert drawn.count("#0072b2") == 1
+
+
+def test_a_search_path_without_matplotlib_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not can_plot()

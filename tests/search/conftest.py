@@ -1,0 +1,90 @@
+"""What the tests of the search share: a small network, times that nobody has to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+
+from plantune.graph.extract import extract
+from plantune.graph.graph import Graph
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.values import canonical, digest
+
+
+class Small(nn.Module):
+    """Two convolutions with a scale, a bias and a residual: enough to fuse and to convert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 8, 3, 1, 1, bias=False)
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.conv2 = nn.Conv2d(8, 8, 3, 1, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.conv1(x) + self.bias)
+        return torch.relu(self.conv2(y) + y)
+
+
+@dataclass
+class FakeMeasurer:
+    """Times that follow from the candidate alone; `reject` names families that never work."""
+
+    reject: tuple[str, ...] = ()
+    asked: list[tuple[str, Candidate]] = field(default_factory=list)
+
+    def time_us(self, step: Step, candidate: Candidate) -> float:
+        drawn = digest([step.signature, canonical(candidate.to_json())])
+        return len(step.nodes) * (20.0 + int(drawn[:8], 16) % 50)
+
+    def measure(self, step: Step, candidate: Candidate) -> Outcome:
+        self.asked.append((step.signature, candidate))
+        if candidate.family in self.reject:
+            return Rejected("numerics", "it is wrong")
+        time_us = self.time_us(step, candidate)
+        return Measured(time_us, time_us, time_us, 9, 1e-7, 1e-6, True)
+
+
+@dataclass
+class FakeStore:
+    """Keeps outcomes in memory."""
+
+    rows: dict[str, dict[Candidate, Outcome]] = field(default_factory=dict)
+
+    def known(self, step: Step) -> dict[Candidate, Outcome]:
+        return self.rows.get(step.signature, {})
+
+    def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
+        self.rows.setdefault(step.signature, {})[candidate] = outcome
+
+
+@pytest.fixture
+def space() -> SearchSpace:
+    return load_search_space("cpu")
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return extract(Small().eval(), TensorType((2, 4, 8, 8)))
+
+
+@pytest.fixture
+def measurer() -> FakeMeasurer:
+    return FakeMeasurer()
+
+
+@pytest.fixture
+def broken() -> type[FakeMeasurer]:
+    """The class, for measurers that reject."""
+    return FakeMeasurer
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()

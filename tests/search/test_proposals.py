@@ -1,0 +1,69 @@
+"""Optuna keeps the ledger: what it is told, and what survives a kill."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from plantune.graph.partition import one_by_one
+from plantune.kernels.registry import candidates
+from plantune.measure.outcome import Measured, Rejected
+from plantune.search.proposals import Ledger, storage_url
+
+
+@pytest.fixture
+def step(graph):
+    return next(step for step in one_by_one(graph) if step.ops == ("conv2d",))
+
+
+@pytest.fixture
+def choices(step, space):
+    return candidates(step, space)
+
+
+def measured(time_us):
+    return Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True)
+
+
+def trials_in(url):
+    (name,) = optuna.get_all_study_names(url)
+    return optuna.load_study(study_name=name, storage=url).trials
+
+
+def test_a_time_is_complete_and_a_rejection_a_failure_with_its_reason(tmp_path, step, choices):
+    url = storage_url(tmp_path / "studies.db")
+    ledger = Ledger(url, seed=0)
+    ledger.ask(step, choices[0], choices).tell(measured(12.5))
+    ledger.ask(step, choices[1], choices).tell(Rejected("numerics", "off by one"))
+    good, bad = trials_in(url)
+    assert (good.state, good.value) == (TrialState.COMPLETE, 12.5)
+    assert bad.state == TrialState.FAIL
+    assert bad.user_attrs == {"stage": "numerics", "reason": "off by one"}
+
+
+def test_the_trial_is_of_the_candidate_that_was_asked_for(tmp_path, step, choices):
+    url = storage_url(tmp_path / "studies.db")
+    ledger = Ledger(url, seed=0)
+    for choice in choices:
+        ledger.ask(step, choice, choices).tell(measured(1.0))
+    texts = [trial.params["candidate"] for trial in trials_in(url)]
+    assert len(set(texts)) == len(choices)
+    for text, choice in zip(texts, choices, strict=True):
+        assert choice.family in text
+
+
+def test_what_a_kill_left_running_is_ended_and_asked_again(tmp_path, step, choices):
+    url = storage_url(tmp_path / "studies.db")
+    Ledger(url, seed=0).ask(step, choices[0], choices)
+    assert [trial.state for trial in trials_in(url)] == [TrialState.RUNNING]
+    Ledger(url, seed=0).ask(step, choices[0], choices).tell(measured(2.0))
+    assert [trial.state for trial in trials_in(url)] == [TrialState.FAIL, TrialState.COMPLETE]
+
+
+def test_another_space_is_another_study(tmp_path, step, choices):
+    url = storage_url(tmp_path / "studies.db")
+    ledger = Ledger(url, seed=0)
+    ledger.ask(step, choices[0], choices).tell(measured(1.0))
+    ledger.ask(step, choices[0], choices[:2]).tell(measured(1.0))
+    assert len(optuna.get_all_study_names(url)) == 2

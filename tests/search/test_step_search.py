@@ -1,0 +1,135 @@
+"""What gets measured, in which order, and what is left out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from plantune.measure.outcome import Measured, Rejected
+from plantune.search.budget import Budget
+from plantune.search.options import Costs, Try, options
+from plantune.search.progress import silent
+from plantune.search.step_search import StepSearch
+
+PLENTY = 600.0
+
+
+@pytest.fixture
+def search(graph, space, measurer, store):
+    return StepSearch(graph, space, measurer, store)
+
+
+def best_of_all(search, measurer):
+    """The best cover if every candidate had been measured."""
+    from plantune.search.cover import best_covers
+
+    costs = Costs()
+    for tried in search.all_tries:
+        time_us = measurer.time_us(tried.step, tried.candidate)
+        costs.learn(tried, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
+    return best_covers(search.graph, options(search.all_tries, costs, known_only=True), 1)[0][0]
+
+
+def test_nothing_is_measured_twice(search, measurer):
+    search.run(Budget(PLENTY), silent)
+    assert len(measurer.asked) == len(set(measurer.asked))
+
+
+def test_the_end_holds_measured_steps_only(search):
+    search.run(Budget(PLENTY), silent)
+    _, cover = search.covers(1)[0]
+    assert all(search.costs.knows(Try(o.step, o.candidate)) for o in cover)
+
+
+def test_most_candidates_need_no_measuring(search, measurer):
+    search.run(Budget(PLENTY), silent)
+    assert len(measurer.asked) < len({tried.key for tried in search.all_tries}) / 2
+
+
+def test_the_cover_is_near_the_best_there_is(search, measurer):
+    search.run(Budget(PLENTY), silent)
+    assert search.covers(1)[0][0] <= 1.15 * best_of_all(search, measurer)
+
+
+def test_equal_steps_share_a_measurement(space, measurer, store):
+    import torch
+    from torch import nn
+
+    from plantune.graph.extract import extract
+    from plantune.graph.types import TensorType
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = (nn.Conv2d(4, 4, 3, 1, 1, bias=False) for _ in range(2))
+
+        def forward(self, x):
+            return torch.relu(self.b(torch.relu(self.a(x))))
+
+    graph = extract(Twice().eval(), TensorType((2, 4, 8, 8)))
+    search = StepSearch(graph, space, measurer, store)
+    search.run(Budget(PLENTY), silent)
+    signatures = {step.signature for step in (t.step for t in search.all_tries)}
+    assert {signature for signature, _ in measurer.asked} <= signatures
+    assert len(measurer.asked) == len(set(measurer.asked))
+
+
+def test_a_rejected_candidate_is_in_no_cover(graph, space, broken, store):
+    measurer = broken(reject=("onednn_conv", "winograd", "inductor"))
+    search = StepSearch(graph, space, measurer, store)
+    search.run(Budget(PLENTY), silent)
+    assert any(isinstance(outcome, Rejected) for outcome in search.costs.outcomes.values())
+    _, cover = search.covers(1)[0]
+    assert not {o.candidate.family for o in cover} & set(measurer.reject)
+
+
+def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer, store):
+    StepSearch(graph, space, measurer, store).run(Budget(PLENTY), silent)
+    known = set(measurer.asked)
+    measurer.asked.clear()
+    again = StepSearch(graph, space, measurer, store)
+    again.run(Budget(PLENTY), silent)
+    assert known.isdisjoint(measurer.asked)
+    assert len(measurer.asked) < len(known) / 4
+    assert math.isfinite(again.covers(1)[0][0])
+
+
+def test_without_time_the_guess_decides(search, measurer):
+    search.run(Budget(0.0), silent)
+    assert measurer.asked == []
+    assert math.isfinite(search.covers(1)[0][0])
+
+
+def test_the_framework_is_tried_op_by_op_only(search):
+    fused = [t for t in search.all_tries if t.candidate.family == "framework"]
+    assert fused
+    assert all(len(t.step.nodes) == 1 for t in fused)
+
+
+def test_progress_tells_of_every_measurement(search, measurer):
+    told = []
+    search.run(Budget(PLENTY), told.append)
+    assert len(told) == len(measurer.asked)
+    assert [p.measured for p in told] == list(range(len(told)))
+    assert told[-1].best_us <= told[-1].framework_us
+
+
+class TestCosts:
+    def test_guesses_follow_what_their_family_turned_out(self, search):
+        costs = search.costs
+        one, two = [t for t in search.all_tries if t.candidate.family == "inductor"][:2]
+        guess = costs.of(two)
+        time_us = 3 * one.guess_us
+        costs.learn(one, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
+        assert costs.of(one) == time_us
+        assert costs.of(two) == pytest.approx(3 * guess)
+
+    def test_a_rejected_candidate_costs_infinitely_much(self, search):
+        tried = search.all_tries[0]
+        search.costs.learn(tried, Rejected("build", "no"))
+        assert search.costs.of(tried) == math.inf
+        assert tried.key not in {
+            (o.step.signature, o.candidate)
+            for o in options(search.all_tries, search.costs, known_only=False)
+        }

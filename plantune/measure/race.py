@@ -142,7 +142,11 @@ class _Runners:
             with torch.no_grad():
                 module(x)
 
+        # Between two passes an optimizer changes the weights: preparing from them is in the time.
+        renew = module.refresh if isinstance(module, TunedModule) else list
+
         def train() -> None:
+            renew()
             for parameter in parameters:
                 parameter.grad = None
             module(x).backward(self._dy)

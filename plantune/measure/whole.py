@@ -57,6 +57,7 @@ def _pass(program: Program, values: Values) -> Call:
         return lambda: program.forward(*inputs)
 
     def both() -> None:
+        program.refresh(values)  # as after an optimizer's step
         program.forward(*inputs)
         program.backward(*gradients)
         program.forget()

@@ -59,13 +59,8 @@ def profile_command(
     layers, steps = by_layer(framework), by_step(planned, framework)
     document = _document(chosen, framework, planned, whole)
     _show(console, layers, steps, document)
-    console.emit(
-        {
-            **document,
-            "layers": [{**vars(layer), "ops": list(layer.ops)} for layer in layers],
-            "steps": [step.to_json() for step in steps],
-        }
-    )
+    told = {"layers": [vars(layer) for layer in layers], "steps": [s.to_json() for s in steps]}
+    console.emit({**document, **told})
 
 
 def _framework_plan(chosen: Chosen) -> Plan:

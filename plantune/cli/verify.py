@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from plantune.kernels.family import Candidate
     from plantune.measure.client import Worker
     from plantune.measure.outcome import Outcome
+    from plantune.measure.race import Race
 
 ID = click.IntRange(min=1)
 # Their numbers were right; only their times are worth nothing.
@@ -58,18 +59,18 @@ def verify_command(
         rows = _checked_steps(console, worker, chosen)
         race = worker.race(workload(chosen), chosen.plan, ("eager",), Effort(budget_s=budget))
     console.say(bold(f"{counted(len(rows), 'step')} and the whole are right; {verdict(race)}"))
-    timings = {name: timing.median_us / 1e3 for name, timing in race.timings.items()}
-    ratio = None if race.ratio is None else vars(race.ratio)
-    console.emit(
-        {
-            "plan_id": chosen.id,
-            "match": chosen.match,
-            "steps": rows,
-            "median_ms": timings,
-            "ratio": ratio,
-            "saved": dict(chosen.plan.evidence),
-        }
-    )
+    console.emit(_document(chosen, rows, race))
+
+
+def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[str, Any]:
+    return {
+        "plan_id": chosen.id,
+        "match": chosen.match,
+        "steps": rows,
+        "median_ms": {name: timing.median_us / 1e3 for name, timing in race.timings.items()},
+        "ratio": None if race.ratio is None else vars(race.ratio),
+        "saved": dict(chosen.plan.evidence),
+    }
 
 
 def _say_match(console: Console, chosen: Chosen) -> None:

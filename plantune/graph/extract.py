@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ from plantune.graph.spelling import (
 )
 from plantune.graph.types import TensorType, dtype_name
 
+# Two traces at once would leave the one's hold on nn.Module behind.
+TRACING = threading.Lock()
 # What a reader, or plain Python on sizes, raises where a call does not fit.
 NOT_READ = (
     InvalidGraph,
@@ -68,10 +71,18 @@ class _Proxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Keeps every module that has a spelling of its own whole."""
+    """Keeps every module that has a spelling of its own whole.
+
+    While fx traces, it catches the calls and attributes of all modules of the process; those of
+    other threads go on as if nothing was.
+    """
 
     # As a real tensor a buffer would be computed with, and written to, while tracing.
     proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
 
     @property
     def place(self) -> str:
@@ -84,7 +95,14 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in MODULES or super().is_leaf_module(m, module_qualified_name)
 
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
         if m._forward_hooks or m._forward_pre_hooks:
             raise _unsupported(self.root, self.path_of_module(m), "a module with forward hooks")
         return super().call_module(m, forward, args, kwargs)
@@ -97,6 +115,11 @@ class _Tracer(fx.Tracer):
 
 
 def _traced(module: nn.Module) -> fx.Graph:
+    with TRACING:
+        return _traced_alone(module)
+
+
+def _traced_alone(module: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     tables = [table for child in module.modules() for table in _tables(child)]
     before = [(table, dict(table)) for table in tables]

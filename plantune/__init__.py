@@ -1,9 +1,16 @@
 """plantune finds the fastest kernels and fusions for a small network and runs it from that plan."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from plantune.errors import PlantuneError
-from plantune.plan import Plan
-from plantune.runtime.load import load_model, optimize
-from plantune.runtime.module import TunedModule, UnplannedCall
+
+if TYPE_CHECKING:
+    from plantune.plan import Plan
+    from plantune.runtime.load import load_model, optimize
+    from plantune.runtime.module import TunedModule, UnplannedCall
 
 __version__ = "0.1.0"
 __all__ = [
@@ -15,3 +22,22 @@ __all__ = [
     "load_model",
     "optimize",
 ]
+# What needs torch is imported when it is first asked for, so that the command line answers at once.
+_HOMES = {
+    "Plan": "plantune.plan",
+    "TunedModule": "plantune.runtime.module",
+    "UnplannedCall": "plantune.runtime.module",
+    "load_model": "plantune.runtime.load",
+    "optimize": "plantune.runtime.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

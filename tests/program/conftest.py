@@ -345,7 +345,7 @@ class PoisonedProgram(Program):
 
     def __init__(self, graph: Graph, plan: Plan, space: SearchSpace) -> None:
         self._when = 0
-        self._live = Liveness((), ())
+        self._live = Liveness((), (), ())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program_module, "liveness", self._recorded)
             super().__init__(graph, plan, space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from plantune.graph.builder import GraphBuilder
@@ -32,37 +33,106 @@ def without_dead_nodes(graph: Graph) -> Graph:
 def fold_scales(graph: Graph) -> Graph:
     """Moves a constant channel scale behind a convolution into the convolution's weight.
 
-    conv(x, w) * s becomes conv(x, w * s): the scaled weight is constant, so it is computed when a
-    weight changes and not in every call.
+    conv(x, w) * s becomes conv(x, w * s), and (conv(x, w) + b) * s becomes conv(x, w * s) + b * s:
+    what is scaled then is constant, so it is computed when a weight changes and not in every call.
+    """
+    return _scales_in_weights(_biases_behind_scales(graph))
+
+
+Names = Callable[[str], str]
+Rule = Callable[[GraphBuilder, Node, list[str], Names], tuple[str, ...] | None]
+
+
+def _rebuilt(graph: Graph, rule: Rule) -> Graph:
+    """The graph with each node as `rule` makes it from its new inputs; None keeps the node.
+
+    A rule also gets the new names of the old values. What follows from weights alone goes first, so
+    that a rule may use it anywhere.
     """
     builder = GraphBuilder.extending(replace(graph, nodes=(), outputs=(), updates=()))
-    builder.updates = list(graph.updates)
-    folded = {node.name: scale for node in graph.nodes if (scale := _scale_behind(graph, node))}
     renamed: dict[str, str] = {}
-    # A scale is made after its convolution: what follows from weights alone goes first.
+
+    def now(value: str) -> str:
+        return renamed.get(value, value)
+
     for node in sorted(graph.nodes, key=lambda node: not graph.constants.issuperset(node.outputs)):
-        inputs = [renamed.get(value, value) for value in node.inputs]
-        place = node.name.rpartition("/")[0]
-        if node.name in folded:
-            factor = folded[node.name].inputs[1]
-            inputs[1] = builder.emit(
-                "mul_channel", inputs[1], renamed.get(factor, factor), place=place, axis=0
-            )[0]
-        elif node.name in {scale.name for scale in folded.values()}:
-            renamed[node.name] = inputs[0]
-            continue
-        outputs = builder.emit(node.op, *inputs, place=place, **node.attrs)
+        inputs = [now(value) for value in node.inputs]
+        outputs = rule(builder, node, inputs, now)
+        if outputs is None:
+            outputs = builder.emit(node.op, *inputs, place=_place(node), **node.attrs)
         renamed.update(zip(node.outputs, outputs, strict=True))
-    builder.updates = [(buffer, renamed.get(value, value)) for buffer, value in graph.updates]
-    return builder.build(tuple(renamed.get(value, value) for value in graph.outputs))
+    builder.updates = [(buffer, now(value)) for buffer, value in graph.updates]
+    return builder.build(tuple(now(value) for value in graph.outputs))
+
+
+def _place(node: Node) -> str:
+    return node.name.rpartition("/")[0]
+
+
+def _biases_behind_scales(graph: Graph) -> Graph:
+    """(y + b) * s as y * s + b * s, where y is a convolution and b and s are constant."""
+    swapped = {
+        scale.name: node
+        for node in graph.nodes
+        if node.op == "add_channel"
+        and node.attrs["axis"] == 1
+        and node.inputs[1] in graph.constants
+        and _is_conv(graph, node.inputs[0])
+        and (scale := _scale_behind(graph, node)) is not None
+    }
+
+    def rule(
+        builder: GraphBuilder, node: Node, inputs: list[str], now: Names
+    ) -> tuple[str, ...] | None:
+        if node in swapped.values():
+            return (inputs[0],)
+        if node.name not in swapped:
+            return None
+        (y, scale), place = inputs, _place(node)
+        (y,) = builder.emit("mul_channel", y, scale, place=place, axis=1)
+        bias = now(swapped[node.name].inputs[1])
+        (bias,) = builder.emit("mul", bias, scale, place=place)
+        return builder.emit("add_channel", y, bias, place=place, axis=1)
+
+    return _rebuilt(graph, rule)
+
+
+def _is_conv(graph: Graph, value: str) -> bool:
+    producer = graph.producers.get(value)
+    return producer is not None and producer.op == "conv2d"
+
+
+def _scales_in_weights(graph: Graph) -> Graph:
+    """conv(x, w) * s as conv(x, w * s), where w and s are constant."""
+    scales = {
+        node.name: scale
+        for node in graph.nodes
+        if node.op == "conv2d"
+        and node.inputs[1] in graph.constants
+        and (scale := _scale_behind(graph, node)) is not None
+    }
+
+    def rule(
+        builder: GraphBuilder, node: Node, inputs: list[str], now: Names
+    ) -> tuple[str, ...] | None:
+        if node in scales.values():
+            return (inputs[0],)
+        if node.name in scales:
+            factor = now(scales[node.name].inputs[1])
+            (inputs[1],) = builder.emit(
+                "mul_channel", inputs[1], factor, place=_place(node), axis=0
+            )
+        return None
+
+    return _rebuilt(graph, rule)
 
 
 def _scale_behind(graph: Graph, node: Node) -> Node | None:
-    """The constant channel scale that alone reads this convolution."""
+    """The constant channel scale that alone reads the value of this node."""
     readers = graph.consumers[node.name]
-    if node.op != "conv2d" or len(readers) != 1 or node.name in graph.results:
+    if len(readers) != 1 or node.name in graph.results:
         return None
     (scale,) = readers
-    constant = scale.inputs[-1] in graph.constants and node.inputs[1] in graph.constants
     by_channel = scale.op == "mul_channel" and scale.attrs["axis"] == 1
+    constant = scale.inputs[-1] in graph.constants
     return scale if constant and by_channel and scale.inputs[0] == node.name else None

@@ -1,15 +1,17 @@
 """The ledger of trials, kept by Optuna: one study a step, which `optuna-dashboard` shows.
 
-A small space is asked for in the order of the search; a larger one in the order of TPE.
+The search says which candidate comes next: the spaces of the CPU are small enough for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
+import sqlalchemy
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
@@ -17,8 +19,7 @@ from plantune.measure.outcome import Measured, Outcome
 from plantune.values import canonical, digest
 
 CHOICE = "candidate"
-# A kill leaves a trial running; nothing will ever finish it.
-ORPHANED = "the search that asked for it ended"
+STORAGE_FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
 
 
 def storage_url(path: Path) -> str:
@@ -36,7 +37,20 @@ class Ledger:
         self._studies: dict[str, optuna.Study] = {}
 
     def ask(self, step: Step, candidate: Candidate, choices: Sequence[Candidate]) -> Asked:
-        """Opens a trial for a candidate of a step."""
+        """Opens a trial for a candidate of a step.
+
+        A storage that fails (full disk, damaged file) is given up for one in memory with a warning:
+        the plan database holds every outcome, the ledger is for looking at.
+        """
+        try:
+            return self._ask(step, candidate, choices)
+        except STORAGE_FAULTS as error:
+            warnings.warn(f"Optuna's storage failed, it goes on in memory: {error}", stacklevel=2)
+            self._storage = optuna.storages.InMemoryStorage()
+            self._studies.clear()
+            return self._ask(step, candidate, choices)
+
+    def _ask(self, step: Step, candidate: Candidate, choices: Sequence[Candidate]) -> Asked:
         study = self._study(step, choices)
         text = canonical(candidate.to_json())
         study.enqueue_trial({CHOICE: text})
@@ -67,7 +81,14 @@ class Asked:
         self._trial = trial
 
     def tell(self, outcome: Outcome) -> None:
-        """A rejected candidate is FAIL with its reason, never a large number."""
+        """A rejected candidate is FAIL with its reason, never a large number.
+
+        Where the storage fails, the trial stays open; the next `ask` deals with the storage.
+        """
+        with contextlib.suppress(*STORAGE_FAULTS):
+            self._tell(outcome)
+
+    def _tell(self, outcome: Outcome) -> None:
         if isinstance(outcome, Measured):
             self._study.tell(self._trial, outcome.median_us)
             return
@@ -77,6 +98,7 @@ class Asked:
 
 
 def _end_orphans(study: optuna.Study) -> None:
+    """A kill leaves a trial running, which nothing will ever finish."""
     running = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
     for trial in running:
         with warnings.catch_warnings():

@@ -71,7 +71,15 @@ def scaled_into_a_buffer() -> Graph:
     return b.build(b.emit("relu", y))
 
 
+def scaled_behind_a_bias() -> Graph:
+    b, y = base()
+    b.parameter("bias", TensorType((4,)))
+    (y,) = b.emit("add_channel", y, "bias", axis=1)
+    return b.build(b.emit("relu", b.emit("mul_channel", y, "scale", axis=1)[0]))
+
+
 FOLDED = [
+    (scaled_behind_a_bias, 1),
     (scaled_by_a_parameter, 1),
     (scaled_by_what_follows_from_weights, 1),
     (scaled_twice, 1),

@@ -67,3 +67,15 @@ def test_another_space_is_another_study(tmp_path, step, choices):
     ledger.ask(step, choices[0], choices).tell(measured(1.0))
     ledger.ask(step, choices[0], choices[:2]).tell(measured(1.0))
     assert len(optuna.get_all_study_names(url)) == 2
+
+
+def test_a_storage_that_fails_is_given_up_and_the_search_goes_on(tmp_path, step, choices):
+    """F28: the file is damaged while it is in use."""
+    path = tmp_path / "studies.db"
+    ledger = Ledger(storage_url(path), seed=0)
+    open_trial = ledger.ask(step, choices[0], choices)
+    path.write_bytes(b"no database any more" * 1000)
+    open_trial.tell(measured(1.0))
+    with pytest.warns(UserWarning, match="Optuna's storage failed"):
+        ledger.ask(step, choices[1], choices).tell(measured(1.0))
+    ledger.ask(step, choices[0], choices).tell(measured(1.0))

@@ -301,7 +301,9 @@ def test_the_wall_clock_may_jump(ask, monkeypatch):
 def test_a_program_that_takes_too_long_is_raised(relu):
     """There is no outcome for several plans at once."""
     graph = Graph(relu.inputs, (), (), relu.nodes, ("relu",))
-    with Worker(threads=1, limits=Limits(run_s=0)) as worker:
-        with pytest.raises(MeasureTimeout, match="start took over 0 s; the worker was killed"):
+    with Worker(threads=1, limits=Limits(run_s=0.2)) as worker:
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+        with pytest.raises(MeasureTimeout, match="start took over 0.2 s; the worker was killed"):
             worker.time_programs(graph, [], EFFORT)
         assert worker.pid is None

@@ -304,6 +304,6 @@ def test_a_program_that_takes_too_long_is_raised(relu):
     with Worker(threads=1, limits=Limits(run_s=0.2)) as worker:
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
-        with pytest.raises(MeasureTimeout, match="start took over 0.2 s; the worker was killed"):
+        with pytest.raises(MeasureTimeout, match=r"start took over 0\.2 s; the worker was killed"):
             worker.time_programs(graph, [], EFFORT)
         assert worker.pid is None

@@ -1,0 +1,74 @@
+"""Which convolutions the tiles cover, and that the transforms belong together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plantune.kernels.families import winograd
+from plantune.kernels.families.winograd import WEIGHT_TRANSFORMS
+
+CONFIG = {"layout": "nhwc"}
+SAME = {"padding": (1, 1)}
+
+
+def conv(size=(8, 8), kernel=3, channels=4, groups=1, **changed):
+    attrs = {**SAME, **changed}
+
+    def emit(b):
+        x = b.x(2, channels, *size)
+        w = b.w(8, channels // groups, kernel, kernel)
+        return b.conv(x, w, groups=groups, **attrs)
+
+    return emit
+
+
+@pytest.mark.parametrize("size", [(2, 2), (4, 6), (16, 16)])
+def test_even_images_are_covered(step_of, refusal, size):
+    assert refusal(step_of(conv(size)), "winograd", **CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (conv((5, 8)), "tiles of 2x2 do not cover an image of 5x8"),
+        (conv(kernel=1, padding=(0, 0)), "only 3x3 convolutions"),
+        (conv(padding=(0, 0)), "only 3x3 convolutions"),
+        (conv(stride=(2, 2)), "only 3x3 convolutions"),
+        (conv(dilation=(2, 2)), "only 3x3 convolutions"),
+        (conv(groups=2), "without groups"),
+        (lambda b: b("sigmoid", conv()(b)), "has no place in the epilogue"),
+    ],
+)
+def test_it_says_what_it_does_not_cover(step_of, refusal, emit, reason):
+    assert reason in refusal(step_of(emit), "winograd", **CONFIG)
+
+
+def test_other_dtypes_are_refused(step_of, refusal):
+    reason = refusal(step_of(conv(), "bfloat16"), "winograd", **CONFIG)
+    assert reason == "the transforms are written for float32, got bfloat16"
+
+
+def test_without_a_compiler(step_of, refusal, monkeypatch):
+    monkeypatch.setattr(winograd, "cxx_compiler", lambda: None)
+    assert "needs a C++ compiler" in refusal(step_of(conv()), "winograd", **CONFIG)
+
+
+@pytest.mark.parametrize("algorithm", WEIGHT_TRANSFORMS)
+def test_the_weight_transform_belongs_to_the_other_two(algorithm):
+    """A [(G w) * (B x)] is the convolution of a row: B and A as the header has them."""
+    w = torch.tensor([2.0, -3.0, 5.0], dtype=torch.float64)
+    g = torch.tensor(WEIGHT_TRANSFORMS[algorithm], dtype=torch.float64)
+    if algorithm == "Winograd":
+        x = torch.tensor([1.0, 7.0, -2.0, 4.0], dtype=torch.float64)
+        v = torch.stack([x[0] - x[2], x[1] + x[2], x[2] - x[1], x[1] - x[3]])
+        m = (g @ w) * v
+        y = torch.stack([m[0] + m[1] + m[2], m[1] - m[2] - m[3]])
+        padded = x
+    else:
+        x = torch.tensor([7.0, -2.0], dtype=torch.float64)
+        m = (g @ w) * torch.stack([x[0], x[0] + x[1], x[1]])
+        y = torch.stack([m[1] + m[2], m[1] + m[0]])
+        padded = torch.nn.functional.pad(x, (1, 1))
+    expected = torch.stack([(w * padded[i : i + 3]).sum() for i in range(2)])
+    torch.testing.assert_close(y, expected)

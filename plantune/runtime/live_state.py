@@ -66,8 +66,8 @@ def _place(module: nn.Module, name: str) -> tuple[str, dict[str, Tensor], str]:
 def _samples(tensor: Tensor) -> list[Any]:
     """Up to SAMPLES_PER_TENSOR elements, the first and the last among them, as they lie in memory.
 
-    As integers, so that NaN equals itself. Reading them so takes a tenth of what torch takes for
-    it; they are read only after the address was seen to be the same.
+    As integers, so that NaN equals itself. They are read only after the address was seen to be
+    the same, and not by torch: 10 us a call instead of 39 (se_resnet9_fixup, 2026-11-20).
     """
     if not tensor.numel() or tensor.device.type != "cpu" or not tensor.data_ptr():
         return []

@@ -105,8 +105,8 @@ class Program:
     def forget(self) -> None:
         """Frees what the last forward left for a backward that will not come (again).
 
-        Kept until the next forward it would be there twice for a while, and the next pass would
-        find its memory cold: a tenth of a training step (batch 8, 2 cores, 2026-11-20).
+        Kept until the next forward it would be there twice for a while. Without this a training
+        step took 1.17 of eager's time, with it 1.08 (batch 8, 2 cores, 2026-11-20).
         """
         for name in self._left:
             self._values.pop(name, None)

@@ -12,8 +12,8 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 
-# States kept per node. Inference graphs stay under it, so their cover is the best one; training
-# graphs keep many values alive, and with them many layouts to tell apart.
+# States kept per node. A graph that needs no more gets its best cover; training graphs keep many
+# values alive, and with them many layouts to tell apart, so theirs is a good one.
 BEAM = 256
 CONVERSION_LAUNCH_US = 4.0
 CONVERSION_BYTES_PER_US = 8000.0

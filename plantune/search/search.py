@@ -27,7 +27,7 @@ from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.values import Attrs
 
 COVERS_TO_RANK = 4
-# The race itself, and what torch.compile takes before it (se_resnet9_fixup, 2 cores, 2026-11-20).
+# The race itself, and the time that must be left for torch.compile to join it.
 RACE_S = 8.0
 COMPILING_BASELINE_S = 25.0
 

@@ -57,7 +57,7 @@ def is_gone(pid: int) -> bool:
 def killed_search(path: Path, after_s: float, more_than: int) -> int:
     """Starts a search, waits for a new trial and `after_s`, then kills it without warning.
 
-    Returns how many workers it had then: none while one is replaced.
+    Returns how many workers it had then: none before the first one started.
     """
     process = start("search", "--batch", 1, "--budget", 300, "--db", path, "--json")
     deadline = time.monotonic() + DEADLINE_S

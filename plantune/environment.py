@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plantune.env import cpu_identity, cxx_compiler
-from plantune.errors import InvalidPlan
-from plantune.values import digest
+from plantune.errors import InvalidPlan, UnsupportedDevice
+from plantune.values import Attrs, digest
+
+if TYPE_CHECKING:
+    import torch
 
 # Where these differ, a plan is for another chip: it is refused.
 DEFINING = ("arch",)
@@ -19,7 +22,7 @@ DEFINING = ("arch",)
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and the versions under which a plan was made."""
+    """The machine and the versions under which a plan was made; `gpu` holds what a GPU adds."""
 
     arch: str
     device: str
@@ -29,27 +32,28 @@ class Environment:
     plantune: str
     compiler: str
     system: str
+    gpu: Attrs = field(default_factory=lambda: Attrs({}))
 
     @property
     def key(self) -> str:
         """Equal for environments in which timings can be compared."""
-        return digest(asdict(self))
+        return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """One flat object: what a GPU adds stands beside the rest."""
+        return {**{name: getattr(self, name) for name in ALWAYS}, **self.gpu}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Environment:
         """The environment of `to_json`; raises InvalidPlan for other data."""
-        wanted = {
-            field.name: int if field.name == "threads" else str for field in fields(Environment)
-        }
-        if set(data) != set(wanted):
-            raise InvalidPlan(f"environment: needs the fields {', '.join(wanted)}, got {set(data)}")
-        for name, type_ in wanted.items():
-            if type(data[name]) is not type_:
-                raise InvalidPlan(f"environment.{name}: must be {type_.__name__}")
-        return Environment(**data)
+        known = {**ALWAYS, **GPU}
+        if not set(ALWAYS) <= set(data) <= set(known):
+            raise InvalidPlan(f"environment: needs the fields {', '.join(ALWAYS)}, got {set(data)}")
+        for name, value in data.items():
+            if type(value) is not known[name]:
+                raise InvalidPlan(f"environment.{name}: must be {known[name].__name__}")
+        gpu = Attrs({name: data[name] for name in data if name in GPU})
+        return Environment(**{name: data[name] for name in ALWAYS}, gpu=gpu)
 
     def match(self, other: Environment) -> str:
         """How a plan made in `other` may be used here: exact, compatible or foreign."""
@@ -60,8 +64,50 @@ class Environment:
 
     def differences(self, other: Environment) -> dict[str, tuple[Any, Any]]:
         """The fields that differ: (here, there)."""
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        here, there = self.to_json(), other.to_json()
+        pairs = {name: (here.get(name), there.get(name)) for name in {**here, **there}}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+# The fields that every environment has, and those that only one with a GPU has.
+ALWAYS: Mapping[str, type] = {
+    f.name: int if f.name == "threads" else str for f in fields(Environment) if f.name != "gpu"
+}
+GPU: Mapping[str, type] = {
+    "sm_count": int,
+    "memory_mib": int,
+    "l2_kib": int,
+    "mig": str,
+    "driver": str,
+    "cuda": str,
+    "cudnn": str,
+    "cutlass": str,
+}
+
+
+def arch_of(device: torch.device) -> str:
+    """The arch of a torch device; raises UnsupportedDevice for one that plantune does not know."""
+    import torch
+
+    from plantune.space.arch import ARCH_NAMES
+
+    if device.type == "cpu":
+        return "cpu"
+    if device.type == "cuda" and torch.cuda.is_available():
+        name = "sm{}{}".format(*torch.cuda.get_device_capability(device))
+        if name in ARCH_NAMES:
+            return name
+        raise UnsupportedDevice(f"{device} is {name}; plantune knows {', '.join(ARCH_NAMES)}")
+    raise UnsupportedDevice(f"no plan runs on device {device}: it is no CPU and no usable GPU")
+
+
+def environment_of(device: torch.device) -> Environment:
+    """This process's environment for plans that run on a torch device."""
+    if device.type == "cpu":
+        return cpu_environment()
+    import torch
+
+    return _gpu_environment(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @cache
@@ -78,6 +124,41 @@ def cpu_environment() -> Environment:
         plantune=_own_version(),
         compiler=cxx_compiler() or "none",
         system=f"{platform.system()} {platform.machine()}",
+    )
+
+
+@cache
+def _gpu_environment(index: int) -> Environment:
+    import torch
+
+    from plantune.cuda.driver import driver_version
+    from plantune.cuda.toolchain import all_nvrtc, cutlass_version
+
+    properties = torch.cuda.get_device_properties(index)
+    silicon = {
+        "sm_count": properties.multi_processor_count,
+        "memory_mib": properties.total_memory >> 20,
+        "l2_kib": properties.L2_cache_size >> 10,
+        "mig": "MIG" if "MIG" in properties.name else "none",
+    }
+    return Environment(
+        arch=arch_of(torch.device("cuda", index)),
+        device=properties.name,
+        device_digest=digest([properties.name, silicon])[:16],
+        threads=0,
+        torch=torch.__version__,
+        plantune=_own_version(),
+        compiler=", ".join(map(str, all_nvrtc())) or "none",
+        system=f"{platform.system()} {platform.machine()}",
+        gpu=Attrs(
+            {
+                **silicon,
+                "driver": "{}.{}".format(*driver_version()),
+                "cuda": torch.version.cuda or "none",
+                "cudnn": str(torch.backends.cudnn.version()),
+                "cutlass": cutlass_version(),
+            }
+        ),
     )
 
 

@@ -39,6 +39,14 @@ class BuildError(PlantuneError):
     """A kernel did not compile."""
 
 
+class CudaError(PlantuneError, RuntimeError):
+    """The CUDA driver refused a call."""
+
+
+class CaptureError(PlantuneError):
+    """A pass could not be captured as a CUDA graph."""
+
+
 class InputMismatch(PlantuneError, TypeError):
     """An input's device, dtype or rank is not what the module was made for."""
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from plantune.graph.types import TensorType
 
-# A cache line of every CPU here, and more than any vector load needs.
-ALIGNMENT_BYTES = 64
+# What every vector load, cache line and tensor copy of a GPU asks for at most, and CPUs less.
+ALIGNMENT_BYTES = 256
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from plantune.errors import IllegalCandidate
@@ -12,7 +13,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.partition import fused
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates
+from plantune.kernels.registry import candidates, estimate_us
 from plantune.plan import Choice, Plan
 from plantune.space.search_space import SearchSpace
 
@@ -47,6 +48,26 @@ CPU_PREFERENCES = (
     Preference("framework", {"layout": "nhwc"}),
 )
 COMPILED = ("winograd", "inductor")
+# Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
+CUDA_PREFERENCES = (
+    Preference("stem"),
+    Preference("hopper_conv"),
+    Preference("implicit_gemm_conv"),
+    Preference("pool_conv"),
+    Preference("se_tail"),
+    Preference("pool"),
+    Preference("pointwise", {"layout": "nhwc"}),
+    Preference("view"),
+    Preference("framework", {"layout": "nhwc"}),
+)
+PREFERENCES: Mapping[str, tuple[Preference, ...]] = {
+    "cpu": CPU_PREFERENCES,
+    "cuda": CUDA_PREFERENCES,
+}
+FUSIONS: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("stem", "conv_epilogue", "se_tail", "linear"),
+    "cuda": ("stem", "conv_epilogue", "pool_conv", "se_tail", "pointwise_chain"),
+}
 
 
 def compose(
@@ -78,25 +99,27 @@ def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
 
 
 def hand_plan(graph: Graph, space: SearchSpace, *, network: str, compiled: bool = True) -> Plan:
-    """What one would pick on a CPU without measuring: a search starts from it and must beat it.
+    """What one would pick without measuring: a search starts from it and must beat it.
 
-    `compiled` admits the families that need a C++ compiler and some seconds for each step.
+    `compiled` admits the families of the CPU that need a C++ compiler and seconds for each step.
     """
+    kind = space.arch.kind
     return compose(
         graph,
         space,
         network=network,
-        fusions=fusions_named("stem", "conv_epilogue", "se_tail", "linear"),
-        preferences=[p for p in CPU_PREFERENCES if compiled or p.family not in COMPILED],
+        fusions=fusions_named(*FUSIONS[kind]),
+        preferences=[p for p in PREFERENCES[kind] if compiled or p.family not in COMPILED],
     )
 
 
 def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) -> Candidate | None:
+    """The candidate of the first preference that admits any; of several the quickest by guess."""
     legal = candidates(step, space)
     for preference in preferences:
-        for candidate in legal:
-            if preference.admits(step, candidate):
-                return candidate
+        admitted = [candidate for candidate in legal if preference.admits(step, candidate)]
+        if admitted:
+            return min(admitted, key=partial(estimate_us, step))
     return None
 
 

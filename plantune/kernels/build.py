@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from plantune.graph.step import Step
@@ -10,7 +13,10 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.space.arch import Arch
 
-_built: dict[tuple[str, Candidate, str], Any] = {}
+Key = tuple[str, Candidate, str]
+
+_built: dict[Key, Any] = {}
+_building: dict[Key, threading.Lock] = {}
 _lock = threading.Lock()
 
 
@@ -18,7 +24,25 @@ def build(step: Step, candidate: Candidate, arch: Arch) -> Any:
     """The compiled kernel of a candidate, None where its family compiles nothing."""
     key = (step.signature, candidate, arch.name)
     with _lock:
+        own = _building.setdefault(key, threading.Lock())
+    with own:
         if key not in _built:
             family = family_named(candidate.family)
             _built[key] = family.build(step, candidate.config, arch)
         return _built[key]
+
+
+def build_all(wanted: Iterable[tuple[Step, Candidate]], arch: Arch) -> None:
+    """Builds those that are compiled from a source at once, each by a compiler process of its own.
+
+    Raises what the first failing one raised.
+    """
+    compiled = [(s, c) for s, c in wanted if _source(s, c, arch) is not None]
+    if len(compiled) > 1:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(build, step, candidate, arch) for step, candidate in compiled]:
+                done.result()
+
+
+def _source(step: Step, candidate: Candidate, arch: Arch) -> str | None:
+    return family_named(candidate.family).source(step, candidate.config, arch)

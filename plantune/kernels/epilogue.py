@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -18,6 +18,7 @@ class ConvEpilogue:
     """y = relu(conv(x, w) * scale + bias + residual) + offset, each part optional.
 
     `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
+    `unshifted` is the value before the offset where that leaves the step, too.
     """
 
     conv: Node
@@ -26,15 +27,23 @@ class ConvEpilogue:
     residual: str | None = None
     relu: bool = False
     offset: str | None = None
+    unshifted: str | None = None
 
 
-def conv_epilogue(step: Step) -> ConvEpilogue:
-    """Reads a step as a convolution and its epilogue; raises IllegalCandidate with the reason."""
-    conv, *rest = step.nodes
+def conv_epilogue(step: Step, *, unshifted: bool = False) -> ConvEpilogue:
+    """Reads a step as a convolution and its epilogue; raises IllegalCandidate with the reason.
+
+    `unshifted` admits steps that also hand out the value before the offset.
+    """
+    return epilogue_of(step, step.nodes, unshifted=unshifted)
+
+
+def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -> ConvEpilogue:
+    """Reads these last nodes of a step as a convolution and its epilogue."""
+    conv, *rest = nodes
     if conv.op != "conv2d":
         raise IllegalCandidate(f"the step starts with {conv.op}, not with a convolution")
-    if [name for name, _ in step.outputs] != [step.nodes[-1].name]:
-        raise IllegalCandidate("a value before the end of the step is read outside of it")
+    leaving = {name for name, _ in step.outputs} - {step.nodes[-1].name}
     parts: dict[str, str] = {}
     last = conv.name
     for node in rest:
@@ -44,8 +53,12 @@ def conv_epilogue(step: Step) -> ConvEpilogue:
     for part, operand in (("weight", conv.inputs[1]), *parts.items()):
         if part not in ("residual", "relu") and operand not in step.constants:
             raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
+    offset = parts.get("offset")
+    before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
+    if leaving and not (unshifted and leaving == {before}):
+        raise IllegalCandidate("a value before the end of the step is read outside of it")
     relu = parts.pop("relu", None) is not None
-    return ConvEpilogue(conv, relu=relu, **parts)
+    return ConvEpilogue(conv, relu=relu, unshifted=before if leaving else None, **parts)
 
 
 # Where each part may stand: behind none of these.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from plantune.graph.step import Step
@@ -21,6 +22,7 @@ from plantune.values import Attrs
 
 Values = dict[str, Tensor]
 BYTES_PER_US = 2e4
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class Frame:
 
     `values` holds a tensor per value name. Inputs may be other tensors in each call, so a kernel
     reads them when it is launched; outputs that it does not adopt are there when it is bound and
-    stay. `workspace` has the bytes that the family asked for.
+    stay. `workspace` has the bytes that the family asked for. What a kernel prepares from weights
+    is its own and lies on `device`.
     """
 
     values: Values
     workspace: Tensor | None = None
     built: Any = None
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,14 @@ class KernelFamily(ABC):
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         """Every config of the search space, legal or not."""
         return space.configs(self.name)
+
+    def configs_for(self, step: Step, space: SearchSpace) -> tuple[Attrs, ...]:
+        """Every config to try for a step, legal or not."""
+        return self.configs(space)
+
+    def admits(self, config: Attrs, space: SearchSpace) -> bool:
+        """Whether this is a config of the search space, wherever it comes from."""
+        return config in self.configs(space)
 
     def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
         """Why this config cannot run the step, or None where it can."""

@@ -40,7 +40,7 @@ def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
         family = family_named(candidate.family)
     except IllegalCandidate as error:
         return str(error)
-    if candidate.config not in family.configs(space):
+    if not family.admits(candidate.config, space):
         return f"{dict(candidate.config)} is not in the search space of {space.arch.name}"
     return (
         family.why_not_arch(space.arch)
@@ -55,6 +55,11 @@ def candidates(step: Step, space: SearchSpace) -> tuple[Candidate, ...]:
         Candidate(family.name, config)
         for family in all_families().values()
         if family.why_not_arch(space.arch) is None and family.why_not_step(step) is None
-        for config in family.configs(space)
+        for config in family.configs_for(step, space)
         if family.why_not_config(step, config, space.arch) is None
     )
+
+
+def estimate_us(step: Step, candidate: Candidate) -> float:
+    """A guess at the time of one launch; see KernelFamily.estimate_us."""
+    return family_named(candidate.family).estimate_us(step, candidate.config)

@@ -6,13 +6,13 @@ import warnings
 
 from torch import nn
 
-from plantune.environment import cpu_environment
+from plantune.environment import environment_of
 from plantune.errors import BuildError, InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan
-from plantune.runtime.pool import Pool
+from plantune.runtime.pool import Pool, device_of
 from plantune.space.search_space import SearchSpace
 from plantune.stored_plans import find_stored_plan
 
@@ -41,7 +41,8 @@ def pool_for(
     if given is not None and given.graph == graph.digest:
         return Pool(graph, given, space, module)
     default = default_plan(graph, space, network=name)
-    found = find_stored_plan(ProblemKey.of(default), cpu_environment()) if look else None
+    here = environment_of(device_of(module))
+    found = find_stored_plan(ProblemKey.of(default), here) if look else None
     if found is not None and found.match != "foreign":
         pool = _pool_of_stored(found, graph, space, module)
         if pool is not None:
@@ -65,7 +66,7 @@ def _pool_of_stored(
         )
         return None
     if found.match == "compatible":
-        differences = cpu_environment().differences(found.environment)
+        differences = environment_of(device_of(module)).differences(found.environment)
         told = ", ".join(f"{key} {then!r}, now {now!r}" for key, (now, then) in differences.items())
         warnings.warn(
             f"the plan for {found.plan.network} was measured elsewhere ({told}); "

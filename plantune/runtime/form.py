@@ -2,49 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+Places = list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], Any], Any]]
 
 
 class Form:
     """A module's submodules, their settings (stride, momentum, ...) and its tensors' types, as they
     were when this was made. Where one of them changed, the module needs another layer graph.
+
+    It is asked in every call, so it looks at a whole dict at a time: 12 us instead of 42 for
+    se_resnet9_fixup (2026-11-20).
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = tuple(module.modules())
         self._children = [m._modules for m in self._modules]
-        self._sizes = [len(children) for children in self._children]
-        self._settings = [entry for m in self._modules for entry in _settings(m)]
-        self._tensors = [held for m in self._modules for held in (m._parameters, m._buffers)]
+        self._sizes = [*map(len, self._children)]
+        self._settings = [place for m in self._modules for place in _settings(m)]
+        self._held = [held for m in self._modules for held in (m._parameters, m._buffers) if held]
         self._types = self._types_now()
+        self._seen = self._identities()
+        self._has_parameters = self._has_parameters_now()
         self._hooks = [getattr(m, kind) for m in self._modules for kind in HOOKS]
 
     def changed(self) -> bool:
         """Whether the module is not what it was when this was made."""
-        missing = object()
-        return (
-            any(held.get(key, missing) is not value for held, key, value in self._settings)
-            or [len(children) for children in self._children] != self._sizes
-            or self._types_now() != self._types
-        )
+        try:
+            if any(get(held) != value for held, get, value in self._settings):
+                return True
+        except KeyError:
+            return True
+        return [*map(len, self._children)] != self._sizes or self._tensors_changed()
+
+    def _tensors_changed(self) -> bool:
+        """Other tensors, or other memory in the same ones, may have other types."""
+        identities = self._identities()
+        if identities != self._seen:
+            if self._types_now() != self._types:
+                return True
+            self._seen = identities
+            self._has_parameters = self._has_parameters_now()
+        return False
+
+    def _identities(self) -> tuple[list[int], list[int]]:
+        tensors = self._tensors()
+        return [*map(id, tensors)], [*map(Tensor.data_ptr, tensors)]
+
+    def _tensors(self) -> list[Tensor]:
+        return [t for held in self._held for t in held.values() if t is not None]
 
     def _types_now(self) -> list[object]:
         """Shape and dtype of every tensor, and how many differ: tying weights changes that."""
-        tensors = [t for held in self._tensors for t in held.values() if t is not None]
+        tensors = self._tensors()
         return [*((t.shape, t.dtype) for t in tensors), len({id(t) for t in tensors})]
 
     def training(self) -> tuple[bool, ...]:
         """The mode of each submodule."""
-        return tuple(m.training for m in self._modules)
+        return tuple([m.training for m in self._modules])
+
+    def first_tensor(self) -> Tensor | None:
+        """A parameter or buffer, as it is now: its device and dtype are the module's."""
+        return next((t for held in self._held for t in held.values() if t is not None), None)
 
     def has_parameters(self) -> bool:
         """Whether every parameter is one, and no plain tensor in its place."""
+        return self._has_parameters
+
+    def _has_parameters_now(self) -> bool:
         held = (t for m in self._modules for t in m._parameters.values() if t is not None)
         return all(isinstance(t, nn.Parameter) for t in held)
 
@@ -54,11 +87,12 @@ class Form:
         return bool(everywhere) or any(self._hooks)
 
 
-def _settings(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Where each child and plain attribute is kept, and what it is now; the mode is apart."""
+def _settings(module: nn.Module) -> Places:
+    """Where a module keeps its children and plain attributes, and what they are now.
+
+    The mode is apart.
+    """
     own = vars(module)
-    plain = [key for key, value in own.items() if type(value) in PLAIN and key[0] != "_"]
-    return [
-        *((own, key, own[key]) for key in plain if key != "training"),
-        *((module._modules, key, child) for key, child in module._modules.items()),
-    ]
+    plain = [k for k, v in own.items() if type(v) in PLAIN and k[0] != "_" and k != "training"]
+    kept = [(own, plain), (module._modules, [*module._modules])]
+    return [(held, get, get(held)) for held, keys in kept if keys for get in (itemgetter(*keys),)]

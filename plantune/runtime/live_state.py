@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
 SAMPLES_PER_TENSOR = 6
+_version = attrgetter("_version")
 WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 
 
@@ -33,12 +35,8 @@ class LiveState:
 
     def versions(self) -> tuple[object, ...]:
         """What changes when a tensor is replaced, moved or written in place."""
-        now: list[object] = []
-        for _, owner, key in self._places:
-            tensor = owner[key]
-            version = 0 if tensor.is_inference() else tensor._version
-            now += (id(tensor), tensor.data_ptr(), version)
-        return tuple(now)
+        tensors = [owner[key] for _, owner, key in self._places]
+        return [*map(id, tensors)], [*map(Tensor.data_ptr, tensors)], _versions(tensors)
 
     def changed(self) -> bool:
         """Whether anything changed since the last call of this."""
@@ -53,6 +51,13 @@ class LiveState:
             return False
         self._last = drawn
         return True
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    try:
+        return [*map(_version, tensors)]
+    except RuntimeError:  # Of an inference tensor torch keeps no version.
+        return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def _place(module: nn.Module, name: str) -> tuple[str, dict[str, Tensor], str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from plantune.errors import UnsupportedDevice
+from plantune.environment import arch_of
 from plantune.graph.types import TensorType, dtype_name
 from plantune.models.registry import network
 from plantune.plan import Plan
@@ -18,6 +18,10 @@ from plantune.runtime.module import TunedModule, input_type_of
 
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
 GivenPlan = Plan | str | os.PathLike[str]
+
+
+# What the networks are trained and served in on each kind of processor.
+DEFAULT_DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
 
 
 def load_model(
@@ -34,19 +38,21 @@ def load_model(
 ) -> TunedModule:
     """A known network as an nn.Module that runs from a plan for this batch.
 
-    `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of one. Without
-    it the plan that a search stored is used, else the framework's kernels run. Other batches run
-    through the framework: `fallback` says whether with a warning, silently, or as an error.
+    `device` is the GPU where there is one, else the CPU; `dtype` float16 on the first, float32 on
+    the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
+    one. Without it the plan that a search stored is used, else the framework's kernels run. Other
+    batches run through the framework: `fallback` says whether with a warning, silently, or as an
+    error.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
     spec = network(name)
-    reference = spec.build(in_channels).to(device=_cpu(device), dtype=dtype or torch.float32)
+    place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    dtype = dtype or DEFAULT_DTYPES[place.type]
+    reference = spec.build(in_channels).to(device=place, dtype=dtype)
     if weights is not None:
         reference.load_state_dict(_state_dict(weights), strict=True)
-    input_type = TensorType(
-        spec.input_shape(batch, in_channels), dtype_name(dtype or torch.float32)
-    )
+    input_type = TensorType(spec.input_shape(batch, in_channels), dtype_name(dtype))
     return TunedModule(
         reference,
         input_type,
@@ -71,7 +77,7 @@ def optimize(
     The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
     where it holds an op that plantune does not know.
     """
-    _cpu(example_input.device)
+    _usable(example_input.device)
     return TunedModule(
         copy.deepcopy(module),
         input_type_of(example_input),
@@ -82,11 +88,12 @@ def optimize(
     )
 
 
-def _cpu(device: torch.device | str | None) -> torch.device:
-    found = torch.device(device or "cpu")
-    if found.type != "cpu":
-        raise UnsupportedDevice(f"this release runs plans on the CPU, got device {found}")
-    return found
+def _usable(device: torch.device) -> torch.device:
+    """The device with its number; raises UnsupportedDevice where no plan can run on it."""
+    arch_of(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _plan(plan: GivenPlan | None) -> Plan | None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.errors import InputMismatch, InvalidPlan
+from plantune.environment import arch_of
+from plantune.errors import CaptureError, InputMismatch, InvalidPlan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
@@ -19,8 +20,8 @@ from plantune.plan import MODES, Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form
-from plantune.runtime.pool import Pool
-from plantune.space.search_space import load_search_space
+from plantune.runtime.pool import Pool, device_of
+from plantune.space.search_space import SearchSpace, load_search_space
 
 FALLBACKS = ("warn", "error", "silent")
 
@@ -69,6 +70,7 @@ class TunedModule(nn.Module):
         self._pools: dict[object, Pool] = {}
         self._last_form: Form | None = None
         self._lock = threading.Lock()
+        self._device = device_of(reference)
         if plan is not None:
             self._check_given_plan(self.pool().graph)
 
@@ -79,7 +81,7 @@ class TunedModule(nn.Module):
                 f"the given plan is for graph {self._plan.graph[:12]}, but {self._name} with input "
                 f"{self._input_type.shape} in mode {self._mode} is {graph.digest[:12]}"
             )
-        check_plan(self._plan, graph, load_search_space("cpu"))
+        check_plan(self._plan, graph, self._space())
 
     @property
     def reference(self) -> nn.Module:
@@ -125,11 +127,18 @@ class TunedModule(nn.Module):
                 return self.reference(x)
         x = in_layout(x, self._input_type.layout)
         if not wanted:
-            with pool.lease() as instance:
-                outputs = instance.forward(x.detach())
-            return outputs if len(outputs) > 1 else outputs[0]
+            return self._inferred(pool, x)
         known = dict(self.named_parameters(remove_duplicate=True))
         return run_with_gradients(pool, x, {name: known[name] for name in wanted if name in known})
+
+    def _inferred(self, pool: Pool, x: Tensor) -> Any:
+        """The outputs without gradients; the framework's where the GPU has no room for a graph."""
+        try:
+            with pool.lease() as instance:
+                outputs = instance.forward(x.detach())
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            return self._eagerly(x, f"the plan cannot run: {error}")
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _wanted(self, x: Tensor | None) -> tuple[str, ...]:
         """The parameters, and the input, whose gradients a backward pass will ask for."""
@@ -157,19 +166,23 @@ class TunedModule(nn.Module):
             graph = differentiate(graph, [n for n in wanted if n in graph.types])
         return pool_for(
             graph,
-            load_search_space("cpu"),
+            self._space(),
             self.reference,
             self._name,
             given=self._plan,
             look=self._look,
         )
 
+    def _space(self) -> SearchSpace:
+        return load_search_space(arch_of(self._device))
+
     def _why_not_planned(self, x: Tensor, form: Form) -> str | None:
         """Why this call cannot run from a plan, None where it can. Raises InputMismatch."""
         if not isinstance(x, Tensor):
             raise InputMismatch(f"{self._name}: the input must be a tensor, got {type(x).__name__}")
-        state = next(iter(self.parameters()), x)
-        autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+        first = form.first_tensor()
+        state = x if first is None else first
+        autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
         if x.device != state.device or (x.dtype != state.dtype and not autocast):
             raise InputMismatch(
                 f"{self._name}: needs a {state.dtype} tensor on {state.device}, got {x.dtype} on "
@@ -185,7 +198,7 @@ class TunedModule(nn.Module):
 
     def _why_not_type(self, x: Tensor) -> str | None:
         type_ = self._input_type
-        if x.dtype != type_.torch_dtype or x.device.type != "cpu":
+        if x.dtype != type_.torch_dtype or x.device != self._device:
             return f"the module was moved to {x.dtype} on {x.device}"
         if tuple(x.shape) != type_.shape:
             return f"there is a plan for input {type_.shape}, got {tuple(x.shape)}"

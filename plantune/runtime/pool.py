@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from itertools import chain
 from types import TracebackType
 
 import torch
 from torch import Tensor, nn
 
 from plantune.graph.graph import Graph
+from plantune.kernels.family import CPU
 from plantune.plan import Plan
+from plantune.runtime.captured import program_on
 from plantune.runtime.live_state import LiveState
-from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace
 
 
@@ -19,7 +21,7 @@ class Instance:
     """A program with its view of the module's weights."""
 
     def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> None:
-        self.program = Program(graph, plan, space)
+        self.program = program_on(device_of(module), graph, plan, space)
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(module, names)
@@ -39,6 +41,12 @@ class Instance:
     def invalidate(self) -> None:
         """The next pass prepares from the weights again, changed or not."""
         self._stale = True
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the module lives; all of it does, or the framework would refuse it, too."""
+    state = next(chain(module.parameters(), module.buffers()), None)
+    return CPU if state is None else state.device
 
 
 class Lease:

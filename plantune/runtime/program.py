@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from plantune.graph.graph import Graph
-from plantune.kernels.build import build
-from plantune.kernels.family import Binding, Frame, Values
+from plantune.kernels.build import build, build_all
+from plantune.kernels.family import CPU, Binding, Frame, Values
 from plantune.memory import in_layout
 from plantune.plan import Plan, check_plan
 from plantune.runtime.liveness import liveness
@@ -18,7 +18,6 @@ from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedul
 from plantune.runtime.storage import allocate
 from plantune.space.search_space import SearchSpace
 
-CPU_STREAM = 0
 Call = Callable[[], None]
 
 
@@ -29,12 +28,16 @@ class Program:
     by one or more `backward`; the next `forward` overwrites what they read.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device = CPU
+    ) -> None:
         schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
         live = liveness(schedule)
         self.graph = graph
         self.plan = plan
-        self._values = allocate(schedule, live)
+        self.device = device
+        self.values = allocate(schedule, live, device)
+        build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
         drops = iter(live.drops)
         self._prepare: list[Call] = []
         for launch in schedule.phase("refresh"):
@@ -50,16 +53,16 @@ class Program:
 
     def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
         """What a launch does in each pass; its refresh joins the preparation."""
-        workspace = self._values.get(launch.workspace)
+        workspace = self.values.get(launch.workspace)
         built = build(launch.step, launch.candidate, space.arch)
-        frame = Frame(self._values, workspace, built)
+        frame = Frame(self.values, workspace, built, self.device)
         binding: Binding = launch.family.bind(launch.step, launch.candidate.config, frame)
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
-        calls = [_copy(conversion, self._values) for conversion in launch.conversions]
-        calls.append(lambda: binding.launch(CPU_STREAM))
+        calls = [_copy(conversion, self.values) for conversion in launch.conversions]
+        calls.append(lambda: binding.launch(current_stream(self.device)))
         if drops:
-            calls.append(_drop(drops, self._values))
+            calls.append(_drop(drops, self.values))
         return calls
 
     @torch.no_grad()
@@ -69,7 +72,16 @@ class Program:
         for name, _ in (*self.graph.parameters, *self.graph.buffers):
             tensor = state[name].detach()
             # Steps rely on the layout; a moving buffer is written, so it must be the module's own.
-            self._values[name] = tensor if name in moving else in_layout(tensor, "nchw")
+            self.values[name] = tensor if name in moving else in_layout(tensor, "nchw")
+        self.run_refresh()
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether anything follows from weights alone."""
+        return bool(self._prepare)
+
+    def run_refresh(self) -> None:
+        """Computes what follows from weights alone."""
         for call in self._prepare:
             call()
 
@@ -79,27 +91,35 @@ class Program:
 
         Inputs must have the graph's shapes, dtypes and layouts; they are read, never written.
         """
-        values = self._values
+        values = self.values
         for (name, _), tensor in zip(self.graph.inputs, inputs, strict=True):
             values[name] = tensor
-        for call in self._forward:
-            call()
-        for buffer, value in self.graph.updates:
-            values[buffer].copy_(values[value])
+        self.run_forward()
         outputs = tuple(self._handed_over(name) for name in self.graph.outputs)
         if self.graph.backward_from is None:
             for name, _ in self.graph.inputs:
                 del values[name]
         return outputs
 
+    def run_forward(self) -> None:
+        """The forward pass alone: inputs are placed before, outputs taken afterwards."""
+        for call in self._forward:
+            call()
+        for buffer, value in self.graph.updates:
+            self.values[buffer].copy_(self.values[value])
+
+    def run_backward(self) -> None:
+        """The backward pass alone."""
+        for call in self._backward:
+            call()
+
     @torch.no_grad()
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
         """The gradients by the name of their input or parameter, in memory that is the caller's."""
-        values = self._values
+        values = self.values
         for (name, _), tensor in zip(self.graph.output_gradients, output_gradients, strict=True):
             values[name] = tensor
-        for call in self._backward:
-            call()
+        self.run_backward()
         return {target: self._handed_over(value) for target, value in self.graph.gradients}
 
     def forget(self) -> None:
@@ -109,13 +129,18 @@ class Program:
         step took 1.17 of eager's time, with it 1.08 (batch 8, 2 cores, 2026-11-20).
         """
         for name in self._left:
-            self._values.pop(name, None)
+            self.values.pop(name, None)
 
     def _handed_over(self, name: str) -> Tensor:
         """A result as the caller may keep and change it: a copy, unless nobody else holds it."""
         if name in self._owned:
-            return in_layout(self._values.pop(name), "nchw")
-        return self._values[name].clone(memory_format=torch.contiguous_format)
+            return in_layout(self.values.pop(name), "nchw")
+        return self.values[name].clone(memory_format=torch.contiguous_format)
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of the stream to which kernels go; 0 on the CPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def _copy(conversion: Conversion, values: Values) -> Call:

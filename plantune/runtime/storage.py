@@ -13,20 +13,24 @@ from plantune.runtime.memory_plan import plan_memory
 from plantune.runtime.schedule import Launch, Schedule
 
 
-def allocate(schedule: Schedule, live: Liveness) -> Values:
+def allocate(schedule: Schedule, live: Liveness, device: torch.device) -> Values:
     """A tensor for every value and workspace that is written into memory of the program's own."""
+
+    def fresh(size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
     plan = plan_memory(live.buffers)
-    arena = _bytes(plan.size_bytes)
+    arena = fresh(plan.size_bytes)
     values: Values = {}
     for launch in schedule.launches:
         for name, type_, layout in _written(launch, schedule):
             if name in plan.starts:
                 values[name] = view_bytes(arena, plan.starts[name], type_, layout)
             else:
-                values[name] = view_bytes(_bytes(type_.size_bytes), 0, type_, layout)
+                values[name] = view_bytes(fresh(type_.size_bytes), 0, type_, layout)
         if launch.workspace_bytes:
             start = plan.starts.get(launch.workspace)
-            memory, start = (_bytes(launch.workspace_bytes), 0) if start is None else (arena, start)
+            memory, start = (fresh(launch.workspace_bytes), 0) if start is None else (arena, start)
             values[launch.workspace] = memory[start : start + launch.workspace_bytes]
     return values
 
@@ -43,7 +47,3 @@ def _written(launch: Launch, schedule: Schedule) -> list[tuple[str, TensorType, 
             if name not in elsewhere
         ),
     ]
-
-
-def _bytes(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from plantune.errors import BuildError
-from plantune.kernels.build import build
+from plantune.kernels.build import build, build_all
 from plantune.kernels.family import Binding, Candidate, KernelFamily
 from plantune.values import Attrs
 
@@ -91,3 +91,29 @@ def test_a_failed_build_is_no_kernel(step_of, space, counting):
 def test_a_family_that_compiles_nothing(step_of, space):
     step = step_of(lambda b: relu(b, 2, 3))
     assert build(step, Candidate("framework", Attrs(layout="nchw")), space.arch) is None
+
+
+class TestAll:
+    @pytest.fixture
+    def steps(self, step_of):
+        return [step_of(lambda b, n=n: relu(b, n)) for n in range(1, 5)]
+
+    @pytest.fixture
+    def compiling(self, counting, monkeypatch):
+        monkeypatch.setattr(Counting, "source", lambda self, step, config, arch: "source")
+        return counting
+
+    def test_compilers_run_beside_each_other(self, steps, space, compiling, monkeypatch):
+        meeting = threading.Barrier(len(steps), timeout=10)
+        monkeypatch.setattr(Counting, "build", lambda *_: meeting.wait())
+        monkeypatch.setattr("os.cpu_count", lambda: len(steps))
+        build_all([(step, CANDIDATE) for step in steps], space.arch)
+
+    def test_what_fails_is_raised(self, steps, space, compiling):
+        compiling.fails = True
+        with pytest.raises(BuildError, match="no compiler"):
+            build_all([(step, CANDIDATE) for step in steps], space.arch)
+
+    def test_what_compiles_nothing_is_left_to_its_turn(self, steps, space, counting):
+        build_all([(step, CANDIDATE) for step in steps], space.arch)
+        assert counting.built == []

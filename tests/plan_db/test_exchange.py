@@ -9,7 +9,7 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +343,7 @@ def test_columns_that_contradict_the_plan_are_refused(
 def test_an_environment_that_plantune_would_not_write_is_refused(
     exported: Path, target: PlanDatabase, here: Environment, changes: dict[str, Any], fault: str
 ) -> None:
-    data = {**asdict(here), **changes}
+    data = {**here.to_json(), **changes}
     columns = {name: data[name] for name in ("arch", "device")}
     rewrite(exported, "environments", key=digest(data), json=canonical(data), **columns)
     with closing(sqlite3.connect(exported)) as connection:

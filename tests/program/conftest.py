@@ -365,7 +365,7 @@ class PoisonedProgram(Program):
 
         def spoil() -> None:
             for name in free:
-                value = self._values[name]
+                value = self.values[name]
                 value.fill_(torch.nan if value.is_floating_point() else 0)
 
         return [spoil, *calls]

@@ -12,6 +12,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.memory import aligned
 from plantune.plan import Choice, check_plan
 from plantune.planning import default_plan
 from plantune.runtime import liveness as module
@@ -138,7 +139,7 @@ def test_a_workspace_lives_during_its_launch(space):
     )
     plan = replace(plan, choices=choices)
     live = liveness(make_schedule(graph, plan, check_plan(plan, graph, space)))
-    assert Lifetime("workspace of affine", BYTES, 1, 1) in live.buffers
+    assert Lifetime("workspace of affine", aligned(BYTES), 1, 1) in live.buffers
 
 
 def test_what_backward_reads_lives_to_its_end(lives):

@@ -140,7 +140,7 @@ def test_results_share_no_memory(case_of, space, mode):
         state = case.state()
         program.refresh(state)
         results = call(program, case.x, list(case.output_gradients.values()))
-        held = [t for t in program._values.values() if isinstance(t, torch.Tensor)]
+        held = [t for t in program.values.values() if isinstance(t, torch.Tensor)]
         addresses = Counter(t.untyped_storage().data_ptr() for t in (*results, case.x))
         assert max(addresses.values()) == 1
         assert addresses.keys().isdisjoint(
@@ -327,9 +327,9 @@ def test_buffers_stay_where_they_are(case_of, space):
         program.refresh(case.state())
         seeds = list(case.output_gradients.values())
         call(program, case.x, seeds)
-        places = {name: t.data_ptr() for name, t in program._values.items()}
+        places = {name: t.data_ptr() for name, t in program.values.items()}
         call(program, case.x, seeds)
-        again = {name: t.data_ptr() for name, t in program._values.items()}
+        again = {name: t.data_ptr() for name, t in program.values.items()}
         assert places.keys() == again.keys()
         moved = {name for name, place in places.items() if again[name] != place}
         adopted = {

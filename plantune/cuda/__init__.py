@@ -1,0 +1,1 @@
+"""CUDA C++ kernels without a toolkit: NVRTC compiles them, the driver loads and launches them."""

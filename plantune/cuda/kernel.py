@@ -1,0 +1,84 @@
+"""A kernel of a binary on the current device, ready to launch."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plantune.cuda import driver
+from plantune.cuda.build import Binary
+
+Extent = tuple[int, int, int]
+# More dynamic shared memory than this must be asked for.
+SHARED_BYTES_FREE = 48 << 10
+PORTABLE_CLUSTER = 8
+
+_loaded: dict[tuple[str, int], ctypes.c_void_p] = {}
+_lock = threading.Lock()
+
+
+class Kernel:
+    """`name` of a binary. Its module stays loaded as long as the process lives: graphs hold it."""
+
+    def __init__(self, binary: Binary, name: str = "run") -> None:
+        self._function = driver.function_of(_module(binary), name)
+        self._shared_bytes = SHARED_BYTES_FREE
+        self._large_clusters = False
+
+    def launch(
+        self,
+        stream: int,
+        grid: Extent,
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+        cluster: Extent = (1, 1, 1),
+        programmatic: bool = False,
+    ) -> None:
+        """Launches on a stream. Arguments are tensors (their address) and ctypes values.
+
+        With `programmatic` it may start before the kernel in front of it ended, and must wait with
+        griddepcontrol before it reads what that one wrote.
+        """
+        if shared_bytes > self._shared_bytes:
+            driver.set_attribute(self._function, driver.DYNAMIC_SHARED_BYTES, shared_bytes)
+            self._shared_bytes = shared_bytes
+        if cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER and not self._large_clusters:
+            driver.set_attribute(self._function, driver.NON_PORTABLE_CLUSTER, 1)
+            self._large_clusters = True
+        extent = driver.Extent(grid, block, shared_bytes, cluster, programmatic)
+        driver.launch(self._function, stream, extent, [_value(argument) for argument in arguments])
+
+    @property
+    def written_for(self) -> tuple[int, int]:
+        """The compute capability for which it was compiled, below that of the chip for PTX."""
+        return divmod(driver.attribute(self._function, driver.PTX_VERSION), 10)
+
+    @property
+    def registers(self) -> int:
+        return driver.attribute(self._function, driver.REGISTERS)
+
+    @property
+    def local_bytes(self) -> int:
+        """Memory of a thread outside of registers: its stack and what was spilled."""
+        return driver.attribute(self._function, driver.LOCAL_BYTES)
+
+
+def _module(binary: Binary) -> ctypes.c_void_p:
+    device = torch.cuda.current_device()
+    with _lock:
+        if (binary.key, device) not in _loaded:
+            # Makes the device's context that of this thread.
+            torch.cuda.set_device(device)
+            _loaded[binary.key, device] = driver.load_module(binary.image)
+        return _loaded[binary.key, device]
+
+
+def _value(argument: Any) -> Any:
+    return ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, Tensor) else argument

@@ -1,0 +1,139 @@
+"""The NVRTC libraries and headers that are here, and which of them serves an arch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files, version
+from pathlib import Path
+
+from plantune.env import data_folder
+from plantune.errors import BuildError
+from plantune.space.arch import Arch, Version
+
+# Where the wheels of CUDA 13 and of CUDA 12 keep NVRTC and the headers that kernels include.
+WHEELS = (
+    ("cu13/lib", ("cu13/include", "cu13/include/cccl")),
+    (
+        "cuda_nvrtc/lib",
+        ("cuda_runtime/include", "cuda_nvcc/include", "cuda_cccl/include", "cuda_crt/include"),
+    ),
+)
+INSTALL = "install torch's CUDA build, or nvidia-cuda-nvrtc, -runtime, -cccl and -crt with pip"
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """One NVRTC with the CUDA headers of its release."""
+
+    library: Path
+    version: Version
+    includes: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        return "NVRTC {}.{}".format(*self.version)
+
+
+@cache
+def all_nvrtc() -> tuple[Nvrtc, ...]:
+    """Every NVRTC that is here, the newest first."""
+    found = {nvrtc.version: nvrtc for nvrtc in reversed([*_in_wheels(), *_in_toolkits()])}
+    return tuple(found[key] for key in sorted(found, reverse=True))
+
+
+def nvrtc_for(arch: Arch) -> Nvrtc:
+    """The newest NVRTC that compiles for an arch; raises BuildError saying what is missing."""
+    assert arch.cuda is not None
+    reasons = {nvrtc: arch.cuda.why_not_nvrtc(nvrtc.version) for nvrtc in all_nvrtc()}
+    for nvrtc, reason in reasons.items():
+        if reason is None:
+            return nvrtc
+    if not reasons:
+        raise BuildError(f"no NVRTC was found; {INSTALL}")
+    told = "; ".join(str(reason) for reason in reasons.values())
+    raise BuildError(f"no NVRTC here compiles for {arch.name}: {told}")
+
+
+def include_folders(nvrtc: Nvrtc) -> tuple[Path, ...]:
+    """Where kernels find their headers: plantune's own, CUTLASS's where they are, CUDA's."""
+    cutlass = cutlass_include()
+    return (data_folder("csrc"), *((cutlass,) if cutlass else ()), *nvrtc.includes)
+
+
+@cache
+def cutlass_include() -> Path | None:
+    """The folder of the CUTLASS headers, None where there is none."""
+    spec = importlib.util.find_spec("cutlass_library")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(place) / "source" / "include"
+        if (folder / "cutlass" / "cutlass.h").is_file():
+            return folder
+    return None
+
+
+@cache
+def headers_digest() -> str:
+    """A digest of what kernels include, by contents: plantune's headers and CUTLASS's."""
+    root = data_folder("csrc")
+    total = hashlib.sha256(_cutlass_digest().encode())
+    for path in sorted((root / "cuda").rglob("*.h*")):
+        total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def cutlass_version() -> str:
+    try:
+        return version("nvidia-cutlass")
+    except PackageNotFoundError:
+        return "none"
+
+
+def _cutlass_digest() -> str:
+    """The wheel's own record of its headers' contents; reading all of them takes a second."""
+    try:
+        recorded = files("nvidia-cutlass") or []
+    except PackageNotFoundError:
+        return str(cutlass_include())
+    headers = [f"{p} {p.hash}" for p in recorded if "source/include/" in str(p)]
+    return hashlib.sha256("\n".join(sorted(headers)).encode()).hexdigest()
+
+
+def _in_wheels() -> Iterator[Nvrtc]:
+    """Wheels may be spread over several folders of the module path."""
+    roots = [Path(entry) / "nvidia" for entry in sys.path]
+    for library, includes in WHEELS:
+        folders = tuple(f for root in roots for name in includes if (f := root / name).is_dir())
+        for root in roots:
+            yield from _nvrtc_in(root / library, folders)
+
+
+def _in_toolkits() -> Iterator[Nvrtc]:
+    for name in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if name:
+            include = Path(name) / "include"
+            folders = tuple(f for f in (include, include / "cccl") if f.is_dir())
+            yield from _nvrtc_in(Path(name) / "lib64", folders)
+
+
+def _nvrtc_in(folder: Path, includes: tuple[Path, ...]) -> Iterator[Nvrtc]:
+    """The library in a folder, where it loads and lies beside headers."""
+    for path in sorted(folder.glob("libnvrtc.so.[0-9][0-9]")):
+        found = _version_of(path)
+        if found is not None and any((include / "cuda_fp16.h").is_file() for include in includes):
+            yield Nvrtc(path, found, includes)
+
+
+def _version_of(path: Path) -> Version | None:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    try:
+        library = ctypes.CDLL(str(path))
+        failed = library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    except (OSError, AttributeError):
+        return None
+    return None if failed else (major.value, minor.value)

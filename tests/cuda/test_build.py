@@ -1,0 +1,196 @@
+"""CUDA binaries: compiled by NVRTC without a GPU, cached by content, with what they take."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plantune.cuda import build, toolchain
+from plantune.cuda.build import Binary, Usage, compile_cuda, usage_in
+from plantune.cuda.toolchain import Nvrtc, all_nvrtc, nvrtc_for
+from plantune.errors import BuildError
+from plantune.space.arch import ARCH_NAMES, load_arch
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+SOURCE = """#include <cuda_fp16.h>
+#include "cuda/launch.h"
+extern "C" __global__ void __launch_bounds__(64) run(__half* y, int n) {
+  __shared__ __half kept[32];
+  plantune::wait_for_predecessor();
+  kept[threadIdx.x % 32] = y[n];
+  __syncthreads();
+  y[threadIdx.x] = kept[n % 32];
+}
+"""
+SM90 = load_arch("sm90")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that were really compiled."""
+    seen: list[str] = []
+    compiled = build._compiled
+
+    def spy(source: str, *rest: object) -> Binary:
+        seen.append(source)
+        return compiled(source, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(build, "_compiled", spy)
+    return seen
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_every_arch_is_built_without_a_gpu(arch: str) -> None:
+    binary = compile_cuda(SOURCE, load_arch(arch))
+    assert binary.image.startswith(b"\x7fELF")
+    usage = binary.usage["run"]
+    assert 0 < usage.registers <= 255
+    # Blackwell keeps a kilobyte of each block for itself.
+    assert usage.shared_bytes in (64, 64 + 1024)
+    assert (usage.stack_bytes, usage.spill_bytes) == (0, 0)
+
+
+def test_ptx_runs_on_later_chips_too() -> None:
+    binary = compile_cuda(SOURCE, load_arch("sm80"), kind="PTX")
+    assert b".target sm_80" in binary.image
+    assert binary.usage == {}
+
+
+class TestCache:
+    def test_a_source_is_compiled_once(self, compilations: list[str]) -> None:
+        first, second = compile_cuda(SOURCE, SM90), compile_cuda(SOURCE, SM90)
+        assert first == second
+        assert len(compilations) == 1
+
+    @pytest.mark.parametrize("what", ["source", "arch", "kind", "headers", "nvrtc"])
+    def test_whatever_changes_a_binary_has_a_key_of_its_own(
+        self, what: str, compilations: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = compile_cuda(SOURCE, SM90)
+        if what == "headers":
+            monkeypatch.setattr(build, "headers_digest", lambda: "other")
+        if what == "nvrtc":
+            other = Nvrtc(nvrtc_for(SM90).library, (13, 9), nvrtc_for(SM90).includes)
+            monkeypatch.setattr(build, "nvrtc_for", lambda arch: other)
+        source = SOURCE + "// other\n" if what == "source" else SOURCE
+        arch = load_arch("sm80") if what == "arch" else SM90
+        second = compile_cuda(source, arch, kind="PTX" if what == "kind" else "CUBIN")
+        assert first.key != second.key
+        assert len(compilations) == 2
+
+    def test_headers_count_by_contents(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def digest(folder: str, text: str) -> str:
+            header = tmp_path / folder / "cuda" / "a.h"
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(text)
+            monkeypatch.setattr(toolchain, "data_folder", lambda name: tmp_path / folder)
+            return toolchain.headers_digest.__wrapped__()
+
+        assert digest("here", "int a;") == digest("there", "int a;")
+        assert digest("here", "int a;") != digest("here", "int b;")
+
+    @pytest.mark.parametrize("place", [0, 40, -1])
+    def test_tampered_bytes_are_compiled_anew(
+        self, place: int, compilations: list[str], tmp_path: Path
+    ) -> None:
+        binary = compile_cuda(SOURCE, SM90)
+        (cached,) = tmp_path.glob("cuda/*.bin")
+        content = bytearray(cached.read_bytes())
+        content[place] ^= 1
+        cached.write_bytes(content)
+        assert compile_cuda(SOURCE, SM90).image == binary.image
+        assert len(compilations) == 2
+        assert compile_cuda(SOURCE, SM90).image == binary.image
+        assert len(compilations) == 2
+
+    def test_a_truncated_file_is_compiled_anew(
+        self, compilations: list[str], tmp_path: Path
+    ) -> None:
+        compile_cuda(SOURCE, SM90)
+        (cached,) = tmp_path.glob("cuda/*.bin")
+        cached.write_bytes(cached.read_bytes()[:20])
+        compile_cuda(SOURCE, SM90)
+        assert len(compilations) == 2
+
+
+class TestFailures:
+    def test_the_log_is_in_the_error(self) -> None:
+        with pytest.raises(BuildError, match=r"(?s)sm_90a.*this is no CUDA") as caught:
+            compile_cuda("this is no CUDA\n", SM90)
+        assert "error" in str(caught.value)
+
+    def test_nothing_is_cached(self, tmp_path: Path) -> None:
+        with pytest.raises(BuildError):
+            compile_cuda("#error no\n", SM90)
+        assert not list(tmp_path.glob("cuda/*.bin"))
+
+    def test_a_compiler_that_hangs_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(build, "TIME_LIMIT_S", 0.01)
+        with pytest.raises(BuildError, match=r"took over 0.01 s"):
+            compile_cuda(SOURCE, SM90)
+
+    def test_a_compiler_that_eats_memory_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(build, "MEMORY_LIMIT_BYTES", 120 << 20)
+        with pytest.raises(BuildError):
+            compile_cuda(SOURCE, SM90)
+
+    def test_a_compiler_that_dies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def died(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
+            return subprocess.CompletedProcess([], -11, b"", b"it said this")
+
+        monkeypatch.setattr(subprocess, "run", died)
+        with pytest.raises(BuildError, match=r"(?s)died \(-11\).*it said this"):
+            compile_cuda(SOURCE, SM90)
+
+
+class TestToolchain:
+    def test_volta_takes_an_older_nvrtc(self) -> None:
+        assert nvrtc_for(load_arch("sm70")).version < (13, 0)
+
+    def test_the_newest_that_serves_an_arch_is_taken(self) -> None:
+        assert nvrtc_for(SM90) == all_nvrtc()[0]
+
+    def test_what_is_missing_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, only: Callable[..., None]
+    ) -> None:
+        only()
+        with pytest.raises(BuildError, match=r"no NVRTC was found; install"):
+            nvrtc_for(SM90)
+
+    def test_what_cannot_serve_says_why(self, only: Callable[..., None]) -> None:
+        newest = all_nvrtc()[0]
+        only(newest)
+        with pytest.raises(BuildError, match=r"compiles for sm70: .*older than 13.0, got 13"):
+            nvrtc_for(load_arch("sm70"))
+
+    @pytest.fixture
+    def only(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """As if only these were here."""
+        return lambda *these: monkeypatch.setattr(toolchain, "all_nvrtc", lambda: these)
+
+
+def test_the_assemblers_report_of_several_kernels() -> None:
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'make_params' for 'sm_90a'
+ptxas info    : Function properties for make_params
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 12 registers, used 0 barriers
+ptxas info    : Compiling entry function 'run' for 'sm_90a'
+ptxas info    : Function properties for run
+    24 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 24 bytes cumulative stack size, 1040 bytes smem
+"""
+    assert usage_in(log) == {
+        "make_params": Usage(12, 0, 0, 0),
+        "run": Usage(255, 1040, 24, 16),
+    }

@@ -1,0 +1,239 @@
+"""Tuned modules on a GPU: a captured graph that follows inputs, weights, streams and threads."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+
+import pytest
+import torch
+
+from plantune import load_model, optimize
+from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.runtime.captured import CapturedProgram
+
+pytestmark = pytest.mark.gpu
+HALVES = (torch.float16, torch.bfloat16)
+# Beside twice the framework's own error: some roundings of the largest value.
+ROUNDINGS = 8
+
+
+@pytest.fixture(params=HALVES, ids=str)
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def small(randomise, dtype):
+    return randomise(SEResNet9Fixup(3, base_planes=16)).to("cuda", dtype)
+
+
+@pytest.fixture
+def images(dtype):
+    return torch.randn(2, 3, 64, 64, device="cuda", dtype=dtype)
+
+
+@torch.no_grad()
+def assert_follows(model, x):
+    """The model's output is the reference's, by the bound that every kernel is held to."""
+    exact = copy.deepcopy(model.reference).double()(x.double())
+    theirs = (model.reference(x).double() - exact).norm() / exact.norm()
+    ours = (model(x).double() - exact).norm() / exact.norm()
+    assert ours <= 2 * theirs + ROUNDINGS * torch.finfo(x.dtype).eps, f"{ours:.3g}, {theirs:.3g}"
+
+
+class TestPasses:
+    @pytest.mark.parametrize("channels", [1, 3, 11, 14])
+    @pytest.mark.parametrize("batch", [1, 7, 64])
+    def test_sizes(self, randomise, dtype, channels, batch):
+        module = randomise(SEResNet9Fixup(channels)).to("cuda", dtype)
+        x = torch.randn(batch, channels, 64, 64, device="cuda", dtype=dtype)
+        assert_follows(optimize(module, x), x)
+
+    def test_it_is_captured(self, small, images):
+        model = optimize(small, images)
+        model(images)
+        with model.pool().lease() as instance:
+            assert isinstance(instance.program, CapturedProgram)
+
+    def test_a_thousand_replays_with_other_inputs_and_weights(self, small, images):
+        model = optimize(small, images)
+        parameters = list(model.parameters())
+        for turn in range(1000):
+            images.normal_()
+            if turn % 3 == 0:
+                with torch.no_grad():
+                    parameters[turn % len(parameters)].mul_(1.01)
+            if turn % 50 == 0:
+                assert_follows(model, images)
+            else:
+                model(images)
+
+    def test_gradients(self, small, images):
+        model = optimize(small, images, mode="train")
+        dy = torch.randn_like(small(images)) / 8
+        for _ in range(3):
+            images.normal_()
+            exact = gradients(copy.deepcopy(small).double(), images.double(), dy.double())
+            theirs, ours = gradients(small, images, dy), gradients(model, images, dy)
+            allowed = 2 * max(off(theirs[name], wanted) for name, wanted in exact.items())
+            for name, wanted in exact.items():
+                assert off(ours[name], wanted) <= allowed, name
+
+
+def off(gradient, wanted):
+    return float((gradient.double() - wanted).norm() / wanted.norm())
+
+
+def gradients(module, x, dy):
+    module.zero_grad()
+    module(x).backward(dy)
+    return {name: p.grad.clone() for name, p in module.named_parameters()}
+
+
+class TestCallers:
+    def test_results_are_the_callers(self, small, images):
+        model = optimize(small, images)
+        first = model(images)
+        kept = first.clone()
+        second = model(torch.randn_like(images))
+        assert torch.equal(first, kept)
+        assert first.data_ptr() != second.data_ptr()
+
+    def test_an_input_freed_after_the_call(self, small, images):
+        model = optimize(small, images)
+        expected = model(images)
+        copied = images.clone()
+        result = model(copied)
+        del copied
+        torch.randn(2, 3, 64, 64, device="cuda").fill_(float("nan"))
+        assert torch.equal(result, expected)
+
+    def test_other_streams(self, small, images):
+        model = optimize(small, images)
+        inputs = [torch.randn_like(images) for _ in range(8)]
+        expected = [model(x) for x in inputs]
+        streams = [torch.cuda.Stream() for _ in inputs]
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream())
+        results = []
+        for stream, x in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(model(x))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, expected))
+
+    def test_two_threads(self, small, images):
+        model = optimize(small, images)
+        inputs = [torch.randn_like(images) for _ in range(2)]
+        expected = [model(x) for x in inputs]
+        wrong = []
+
+        def call(index):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(50):
+                    result = model(inputs[index])
+                    torch.cuda.current_stream().synchronize()
+                    if not torch.equal(result, expected[index]):
+                        wrong.append(index)
+
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+    def test_inside_of_a_capture_of_the_callers(self, small, images):
+        model = optimize(small, images)
+        model(images)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = model(images)
+        images.normal_()
+        graph.replay()
+        assert torch.equal(result, model(images))
+
+    def test_a_collection_while_graphs_live(self, small, images):
+        model = optimize(small, images)
+        expected = model(images)
+        other = optimize(small, images)
+        other(images)
+        del other
+        gc.collect()
+        torch.cuda.empty_cache()
+        assert torch.equal(model(images), expected)
+
+
+class TestWeights:
+    def test_loaded(self, small, images):
+        model = optimize(small, images)
+        model(images)
+        other = {name: torch.randn_like(t) * 0.1 for name, t in model.state_dict().items()}
+        model.load_state_dict(other)
+        assert_follows(model, images)
+
+    def test_replaced(self, small, images):
+        model = optimize(small, images)
+        model(images)
+        conv = model.layers[1][0].conv1
+        conv.weight = torch.nn.Parameter(torch.randn_like(conv.weight) * 0.1)
+        assert_follows(model, images)
+
+    def test_in_channels_last(self, small, images):
+        model = optimize(small.to(memory_format=torch.channels_last), images)
+        for _ in range(2):
+            assert_follows(model, images)
+            with torch.no_grad():
+                model.layers[1][0].conv2.weight.mul_(1.5)
+
+    def test_moved_to_the_cpu(self, small, images):
+        model = optimize(small, images, fallback="silent")
+        model(images)
+        model.cpu()
+        x = images.cpu()
+        with torch.no_grad():
+            assert torch.equal(model(x), model.reference(x))
+
+
+class TestLoading:
+    @pytest.mark.filterwarnings("ignore")
+    def test_the_gpu_and_half_precision_are_the_default(self):
+        model = load_model("se_resnet9_fixup", batch=2)
+        weight = next(model.parameters())
+        assert (weight.device.type, weight.dtype) == ("cuda", torch.float16)
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_the_ragged_last_batch(self, images):
+        model = load_model("se_resnet9_fixup", batch=2, dtype=images.dtype, fallback="silent")
+        with torch.no_grad():
+            assert torch.equal(model(images[:1]), model.reference(images[:1]))
+
+    def test_out_of_memory_in_capture_falls_back(self, small, images, monkeypatch):
+        def full(*_, **__):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        model = optimize(small, images)
+        monkeypatch.setattr(CapturedProgram, "forward", full)
+        with torch.no_grad(), pytest.warns(UserWarning, match="out of memory"):
+            assert torch.equal(model(images), model.reference(images))
+        monkeypatch.undo()
+        assert_follows(model, images)
+
+    def test_a_failing_capture_leaves_a_sane_state(self, small, images, monkeypatch):
+        model = optimize(small, images, fallback="silent")
+        replaced = model.pool().lease()
+        program = replaced.instance.program._program
+        run = program.run_forward
+
+        def broken():
+            run()
+            images.sum().item()  # Waits for the GPU, which no capture allows.
+
+        monkeypatch.setattr(program, "run_forward", broken)
+        replaced.release()
+        with torch.no_grad():
+            assert torch.equal(model(images), model.reference(images))
+        monkeypatch.undo()
+        assert_follows(model, images)

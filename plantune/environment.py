@@ -120,10 +120,33 @@ def cpu_environment() -> Environment:
         device=_cpu_name(),
         device_digest=digest(cpu_identity())[:16],
         threads=torch.get_num_threads(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         plantune=_own_version(),
         compiler=cxx_compiler() or "none",
         system=f"{platform.system()} {platform.machine()}",
+    )
+
+
+@cache
+def predicted_environment(arch: str) -> Environment:
+    """The environment of a plan that was made for an arch without measuring; no machine has it."""
+    import torch
+
+    from plantune.cuda.toolchain import cutlass_version, nvrtc_for
+    from plantune.space.arch import load_arch
+
+    target = load_arch(arch)
+    name = f"predicted for {arch}" + (f" ({target.chip.name})" if target.chip else "")
+    return Environment(
+        arch=arch,
+        device=name,
+        device_digest=digest(["predicted", name])[:16],
+        threads=0,
+        torch=str(torch.__version__),
+        plantune=_own_version(),
+        compiler=str(nvrtc_for(target)),
+        system=f"{platform.system()} {platform.machine()}",
+        gpu=Attrs({"cutlass": cutlass_version()}),
     )
 
 
@@ -146,7 +169,7 @@ def _gpu_environment(index: int) -> Environment:
         device=properties.name,
         device_digest=digest([properties.name, silicon])[:16],
         threads=0,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         plantune=_own_version(),
         compiler=", ".join(map(str, all_nvrtc())) or "none",
         system=f"{platform.system()} {platform.machine()}",

@@ -313,7 +313,10 @@ def _found(stored: StoredPlan, problem: ProblemKey, environment: Environment) ->
 
 
 def best(found: Iterable[Found | None]) -> Found | None:
-    """The first of the best matches."""
+    """The first of the best matches; of equal ones a measured plan before a predicted one."""
     order = ("exact", "compatible", "foreign")
-    matches = (item for item in found if item is not None)
-    return min(matches, key=lambda item: order.index(item.match), default=None)
+
+    def place(item: Found) -> tuple[int, bool]:
+        return order.index(item.match), item.plan.origin == "predicted"
+
+    return min((item for item in found if item is not None), key=place, default=None)

@@ -15,33 +15,36 @@ Attr = Scalar | tuple[int, ...]
 class Attrs(Mapping[str, Attr]):
     """A small immutable, hashable mapping: the attributes of an op or the config of a kernel."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_exact", "_hash", "_values")
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         merged = {**(values or {}), **named}
-        self._items = tuple((key, _frozen(key, merged[key])) for key in sorted(merged))
+        self._values = {key: _frozen(key, merged[key]) for key in sorted(merged)}
+        # 1 == 1.0 == True and 0.0 == -0.0 in Python, but they are different attributes.
+        self._exact = tuple((key, type(v), repr(v)) for key, v in self._values.items())
+        self._hash = hash(self._exact)
 
     def __getitem__(self, key: str) -> Any:
-        for name, value in self._items:
-            if name == key:
-                return value
-        raise KeyError(key)
+        return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._items)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._values)
 
     def __hash__(self) -> int:
-        return hash(self._items)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        # 1 == 1.0 == True in Python, but they are three different attributes.
-        return isinstance(other, Attrs) and canonical(dict(self)) == canonical(dict(other))
+        return isinstance(other, Attrs) and self._exact == other._exact
+
+    def __reduce__(self) -> tuple[type[Attrs], tuple[dict[str, Attr]]]:
+        # The hash of a text is another one in each process.
+        return Attrs, (self._values,)
 
     def __repr__(self) -> str:
-        return "Attrs(" + ", ".join(f"{key}={value!r}" for key, value in self._items) + ")"
+        return "Attrs(" + ", ".join(f"{key}={value!r}" for key, value in self._values.items()) + ")"
 
 
 def _frozen(key: str, value: Any) -> Attr:

@@ -4,6 +4,8 @@ import copy
 import hashlib
 import json
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -130,3 +132,12 @@ def test_attrs_can_be_copied(copier: Any) -> None:
 def test_attrs_refuse_what_has_no_exact_text(value: Any, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         Attrs(eps=value)
+
+
+def test_an_unpickled_value_is_found_in_another_process():
+    code = (
+        "import pickle, sys; from plantune.values import Attrs; "
+        "assert {pickle.loads(sys.stdin.buffer.read()): 1}[Attrs(layout='nhwc')] == 1"
+    )
+    value = pickle.dumps(Attrs(layout="nhwc"))
+    subprocess.run([sys.executable, "-c", code], input=value, check=True)

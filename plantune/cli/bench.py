@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console, bold, write_json
-from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device
+from plantune.cli.lookup import (
+    Chosen,
+    chosen_plan,
+    environment_here,
+    require_device,
+    worker_for,
+)
 from plantune.cli.options import (
     FILE,
     Key,
@@ -24,6 +30,11 @@ from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot
 
 if TYPE_CHECKING:
     from plantune.measure.race import Race, Workload
+
+
+SLOW_PEER = "compile-max-autotune"
+# It takes 87 s for a small network on an H200 with 16 cores (2026-11-20).
+PEER_BUILD_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -71,10 +82,12 @@ def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted
     """
     require_device(key.arch, "measure")
     _require_plot(wanted.plot)
-    peers = _peers(wanted.peers)
+    peers = _peers(wanted.peers, key.arch)
     chosen = chosen_plan(place, key)
+    if SLOW_PEER in peers:
+        console.say(f"{SLOW_PEER} compiles for a minute or two; --peers leaves it out")
     race = _race(chosen, peers, wanted)
-    document = bench_document(race, environment_here(), key.to_json())
+    document = bench_document(race, environment_here(key.arch), key.to_json())
     _show(console, chosen, key, race, document)
     if wanted.output is not None:
         write_json(wanted.output, document)
@@ -98,17 +111,18 @@ def _require_plot(path: Path | None) -> None:
         raise click.UsageError(f"--plot needs matplotlib, which is not installed: {HOW_TO_GET}")
 
 
-def _peers(text: str | None) -> tuple[str, ...]:
-    from plantune.measure.race import BASELINES
+def _peers(text: str | None, arch: str) -> tuple[str, ...]:
+    from plantune.measure.race import baselines_for
 
+    known = baselines_for(arch)
     if text is None:
-        return tuple(BASELINES)
+        return known
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in BASELINES]
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
         what = f"no baseline is called {', '.join(unknown)}" if unknown else "names no baseline"
         raise click.BadParameter(
-            f"{what}; known here: {', '.join(BASELINES)}", param_hint="'--peers'"
+            f"{what}; known on {arch}: {', '.join(known)}", param_hint="'--peers'"
         )
     return names
 
@@ -119,16 +133,20 @@ def workload(chosen: Chosen) -> Workload:
 
     problem = chosen.problem
     return Workload(
-        problem.network, problem.batch, problem.in_channels, problem.mode, problem.dtype
+        problem.network,
+        problem.batch,
+        problem.in_channels,
+        problem.mode,
+        problem.dtype,
+        problem.arch,
     )
 
 
 def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
-    from plantune.measure.client import Worker
     from plantune.measure.timing import Effort
 
     effort = Effort(budget_s=wanted.budget)
-    with Worker() as worker:
+    with worker_for(chosen.plan.arch, PEER_BUILD_S) as worker:
         return worker.race(workload(chosen), chosen.plan, peers, effort, wanted.seed)
 
 

@@ -10,7 +10,9 @@ from plantune.cli.console import Console
 from plantune.cli.options import common_options, example
 from plantune.env import cache_folder, database_path
 from plantune.report.tables import bytes_text, counted, table
-from plantune.space.arch import ARCH_NAMES
+
+# Libraries for the CPU, and binaries for GPUs of all archs.
+PLACES = {"cpu": "*.so", "cuda": "*.bin"}
 
 
 @click.group("cache", epilog=example("plantune cache show"))
@@ -26,7 +28,7 @@ def cache_command() -> None:
 def show_command(console: Console, place: Path | None) -> None:
     """Shows what lies in the cache folder: kernels by arch, and the plan database."""
     folder, database = cache_folder(), place or database_path()
-    found = {arch: _kernels(folder, arch) for arch in ARCH_NAMES}
+    found = {place: _kernels(folder, place) for place in PLACES}
     kernels = {arch: files for arch, files in found.items() if files}
     sizes = {arch: sum(map(_size, files)) for arch, files in kernels.items()}
     rows = [[arch, str(len(kernels[arch])), bytes_text(sizes[arch])] for arch in kernels]
@@ -48,7 +50,7 @@ def show_command(console: Console, place: Path | None) -> None:
 def clear_command(console: Console, place: Path | None) -> None:
     """Removes all compiled kernels; they are made again when they are needed."""
     folder = cache_folder()
-    files = [path for arch in ARCH_NAMES for path in _kernels(folder, arch)]
+    files = [path for place in PLACES for path in _kernels(folder, place)]
     freed = sum(map(_size, files))
     for path in files:
         path.unlink(missing_ok=True)
@@ -56,8 +58,8 @@ def clear_command(console: Console, place: Path | None) -> None:
     console.emit({"folder": str(folder), "removed": len(files), "freed_bytes": freed})
 
 
-def _kernels(folder: Path, arch: str) -> list[Path]:
-    return sorted(path for path in (folder / arch).glob("*.so") if path.is_file())
+def _kernels(folder: Path, place: str) -> list[Path]:
+    return sorted(path for path in (folder / place).glob(PLACES[place]) if path.is_file())
 
 
 def _size(path: Path) -> int:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from plantune.cli.lookup import is_passing
 from plantune.env import cache_folder, cxx_compiler, database_path
+from plantune.report.tables import bytes_text
+from plantune.space.arch import ARCH_NAMES, Version
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 PYTHON, TORCH = (3, 11), (2, 9)
@@ -140,10 +141,13 @@ def _package(name: str, how: str) -> Check:
 
 
 def cuda_checks() -> Iterator[Check]:
-    """GPU, driver and NVRTC, each with what is missing. This release uses none of them yet."""
+    """What plans for a GPU need, each with what is missing; the CPU needs none of it."""
     yield _driver()
     yield _gpus()
     yield _nvrtc()
+    yield _cutlass()
+    yield _kernels()
+    yield _package("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend")
 
 
 def _driver() -> Check:
@@ -154,12 +158,32 @@ def _driver() -> Check:
         return Check("CUDA driver", LIMITED, "absent: libcuda.so.1 does not load", how)
     number = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(number))
-    return Check("CUDA driver", OK, f"for CUDA {number.value // 1000}.{number.value % 1000 // 10}")
+    return judged_driver((number.value // 1000, number.value % 1000 // 10), _cuda_of_torch())
+
+
+def judged_driver(known: Version, wanted: Version | None) -> Check:
+    """Whether a driver that knows one CUDA release runs a torch that was built for another."""
+    told = "for CUDA {}.{}".format(*known)
+    if wanted is not None and known[0] < wanted[0]:
+        needs = "{}.{}".format(*wanted)
+        how = f"install a newer driver, or a torch for CUDA {known[0]}"
+        return Check("CUDA driver", LIMITED, f"{told}, too old: this torch needs {needs}", how)
+    return Check("CUDA driver", OK, told)
+
+
+def _cuda_of_torch() -> Version | None:
+    """The CUDA release of torch, None of one for CPUs only."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None
+    major, _, minor = (torch.version.cuda or "").partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
 
 
 def _gpus() -> Check:
     try:
-        from plantune.cli.lookup import gpus_here
+        from plantune.device import gpus_here
 
         found = gpus_here()
     except (ImportError, OSError, RuntimeError) as error:
@@ -167,27 +191,54 @@ def _gpus() -> Check:
     if not found:
         how = "a GPU, its driver and a CUDA wheel of torch; the CPU needs none of them"
         return Check("CUDA GPU", LIMITED, "absent: torch sees none", how)
-    return Check("CUDA GPU", OK, f"{', '.join(found)}; this release runs plans on the CPU only")
+    told = ", ".join(f"{gpu}, {bytes_text(gpu.memory_bytes)}" for gpu in found)
+    unknown = [str(gpu) for gpu in found if gpu.arch not in ARCH_NAMES]
+    if unknown:
+        how = f"plantune knows {', '.join(ARCH_NAMES)}; the others run through the framework"
+        return Check("CUDA GPU", LIMITED, told, how)
+    return Check("CUDA GPU", OK, told)
 
 
 def _nvrtc() -> Check:
-    places: tuple[Callable[[], str | None], ...] = (_nvrtc_of_wheels, _nvrtc_of_system)
-    for place in places:
-        found = place()
-        if found is not None:
-            return Check("NVRTC", OK, found)
-    how = "comes with CUDA wheels of torch: pip install nvidia-cuda-nvrtc"
-    return Check("NVRTC", LIMITED, "absent: no libnvrtc was found", how)
+    from plantune.cuda.toolchain import all_nvrtc
+
+    found = [nvrtc.version for nvrtc in all_nvrtc()]
+    if not found:
+        how = "comes with CUDA wheels of torch: pip install nvidia-cuda-nvrtc"
+        return Check("NVRTC", LIMITED, "absent: no libnvrtc with CUDA's headers was found", how)
+    told, wanted = ", ".join(map("{0[0]}.{0[1]}".format, found)), _cuda_of_torch()
+    if wanted is not None and wanted[0] not in (version[0] for version in found):
+        how = f"install the nvidia-cuda-nvrtc of CUDA {wanted[0]}"
+        needs = f"this torch is for CUDA {wanted[0]}.{wanted[1]}"
+        return Check("NVRTC", LIMITED, f"{told}, which does not match: {needs}", how)
+    return Check("NVRTC", OK, told)
 
 
-def _nvrtc_of_wheels() -> str | None:
-    spec = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    found = [path for folder in folders for path in folder.glob("*/lib/libnvrtc.so.*")]
-    return str(sorted(found)[0]) if found else None
+def _cutlass() -> Check:
+    from plantune.cuda.toolchain import cutlass_include, cutlass_version
+
+    place = cutlass_include()
+    if place is None:
+        how = "pip install nvidia-cutlass; the families that are made of it are left out"
+        return Check("CUTLASS", LIMITED, "absent: its headers were not found", how)
+    return Check("CUTLASS", OK, f"{cutlass_version()} in {place}")
 
 
-def _nvrtc_of_system() -> str | None:
-    from ctypes.util import find_library
+def _kernels() -> Check:
+    """For which GPUs kernels can be compiled here, and why not for the others."""
+    from plantune.cuda.toolchain import nvrtc_for
+    from plantune.errors import BuildError
+    from plantune.space.arch import load_arch
 
-    return find_library("nvrtc")
+    built, reasons = [], {}
+    for name in ARCH_NAMES[1:]:
+        try:
+            nvrtc_for(load_arch(name))
+            built.append(name)
+        except BuildError as error:
+            reasons[name] = str(error)
+    if not built:
+        return Check("CUDA kernels", LIMITED, "can be compiled for no GPU", "see NVRTC")
+    told = f"can be compiled for {', '.join(built)}"
+    how = "; ".join(reasons.values())
+    return Check("CUDA kernels", LIMITED if reasons else OK, told, how)

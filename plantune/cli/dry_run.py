@@ -9,6 +9,7 @@ from typing import Any
 from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
 from plantune.cli.options import Key
+from plantune.environment import Environment
 from plantune.graph.fusions import all_fusions
 from plantune.plan_db import PlanDatabase
 from plantune.report.tables import counted, table
@@ -22,7 +23,7 @@ def show_dry_run(console: Console, place: Path | None, key: Key, budget_s: float
     all_tries = tries(graph, load_search_space(key.arch), all_fusions())
     distinct = {tried.key: tried for tried in all_tries}
     with database(place) as opened:
-        known = _known(opened, list(distinct.values()))
+        known = _known(opened, list(distinct.values()), environment_here(key.arch))
     data = {
         "workload": key.to_json(),
         "ops": len(graph.nodes),
@@ -38,9 +39,8 @@ def show_dry_run(console: Console, place: Path | None, key: Key, budget_s: float
     console.emit(data)
 
 
-def _known(opened: PlanDatabase, distinct: list[Try]) -> set[Any]:
+def _known(opened: PlanDatabase, distinct: list[Try], here: Environment) -> set[Any]:
     """The tries that an earlier search here has measured or rejected."""
-    here = environment_here()
     signatures = {tried.step.signature for tried in distinct}
     return {
         (signature, candidate)

@@ -13,6 +13,7 @@ from plantune.cli.options import Key, common_options, example, key_options
 from plantune.report.tables import config_text, percent, table, us_text
 
 if TYPE_CHECKING:
+    from plantune.plan import Plan
     from plantune.report.steps import StepStory
 
 ID = click.IntRange(min=1)
@@ -44,6 +45,7 @@ def explain_command(
         {
             "plan_id": chosen.id,
             "match": chosen.match,
+            "origin": chosen.plan.origin,
             "runner": chosen.plan.runner,
             "evidence": dict(chosen.plan.evidence),
             "steps": [story.to_json() for story in stories],
@@ -60,7 +62,7 @@ def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
                 step,
                 candidate,
                 opened.trials(step.signature, chosen.environment),
-                step_roofline_us(step),
+                step_roofline_us(step, chosen.plan.arch),
             )
             for step, candidate in plan_steps(chosen.plan, chosen.problem.graph)
         ]
@@ -74,10 +76,12 @@ def _show(console: Console, chosen: Chosen, stories: list[StepStory]) -> None:
     console.say(bold(f"{chosen.label}: {chosen.problem.network}, batch {chosen.problem.batch}"))
     if chosen.plan.runner == "eager":
         console.say("eager was faster than these steps as a whole, so the network runs eagerly")
+    if chosen.plan.origin == "predicted":
+        console.say(f"PREDICTED for {chosen.plan.arch}: nothing was measured for this plan")
     for story in stories:
         console.say()
         console.say(bold(f"{story.step.name}: {' + '.join(story.step.ops)}"))
-        console.say(f"  {_verdict(story)}")
+        console.say(f"  {_verdict(story, chosen.plan)}")
         if story.measured:
             console.say(_indented(_measured_table(story)))
         for candidate, outcome in story.rejected:
@@ -86,8 +90,14 @@ def _show(console: Console, chosen: Chosen, stories: list[StepStory]) -> None:
             console.say(f"  rejected: {name}: {outcome.stage}: {reason}")
 
 
-def _verdict(story: StepStory) -> str:
+def _verdict(story: StepStory, plan: Plan) -> str:
     name = config_text(story.chosen.family, story.chosen.config)
+    if plan.origin == "predicted":
+        from plantune.kernels.registry import estimate_us
+        from plantune.space.arch import load_arch
+
+        guess_us = estimate_us(story.step, story.chosen, load_arch(plan.arch))
+        return f"chosen {name} by a guess of {us_text(guess_us)}"
     if story.chosen_us is None:
         return f"chosen {name}; no time of it is stored here"
     limit = _limit(story.roofline_us, story.chosen_us)
@@ -100,7 +110,9 @@ def _verdict(story: StepStory) -> str:
     return f"chosen {name}, {us_text(story.chosen_us)}; {lead}; {limit}"
 
 
-def _limit(roofline_us: float, us: float) -> str:
+def _limit(roofline_us: float | None, us: float) -> str:
+    if roofline_us is None:
+        return "its roofline is that of another machine"
     if us < roofline_us:  # as Winograd tiles may be, which need fewer products
         return f"faster than its ops as defined could be ({us_text(roofline_us)})"
     return f"{percent(roofline_us / us)} of the roofline, {us_text(roofline_us)}"

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 from plantune.cli.exit_codes import NoUsableDevice
 from plantune.cli.options import Key
-from plantune.errors import DamagedDatabase, ForeignPlan, InvalidPlan, NoPlan, PlantuneError
+from plantune.errors import (
+    DamagedDatabase,
+    ForeignPlan,
+    InvalidPlan,
+    NoPlan,
+    PlantuneError,
+    UnsupportedDevice,
+)
 
 if TYPE_CHECKING:
     from plantune.environment import Environment
+    from plantune.measure.client import Worker
     from plantune.plan import Plan
     from plantune.plan_db import PlanDatabase, StoredPlan
     from plantune.search.problem import Problem
@@ -69,7 +77,7 @@ def is_passing(folder: Path) -> bool:
 def require_match(chosen: Chosen) -> None:
     """Raises ForeignPlan where a plan that was asked for by its id is for another chip."""
     if chosen.match == "foreign":
-        expected, got = environment_here().arch, chosen.environment.arch
+        expected, got = environment_here(chosen.plan.arch).arch, chosen.environment.arch
         text = f"{chosen.label} is for another chip: expected {expected}, got {got}"
         raise ForeignPlan(f"{text} ({chosen.environment.device})", expected, got)
 
@@ -93,7 +101,7 @@ def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
 
 def _by_id(opened: PlanDatabase, key: Key, id: int) -> Chosen:
     stored = stored_plan(opened, id)
-    match = environment_here().match(stored.environment)
+    match = environment_here(stored.plan.arch).match(stored.environment)
     problem = problem_of(stored.plan, key.in_channels)
     return Chosen(stored.plan, stored.environment, match, stored.id, problem)
 
@@ -102,7 +110,7 @@ def _by_key(opened: PlanDatabase, key: Key) -> Chosen:
     from plantune.plan_rows import ProblemKey
     from plantune.stored_plans import find_stored_plan
 
-    problem, here = key.problem(), environment_here()
+    problem, here = key.problem(), environment_here(key.arch)
     wanted = ProblemKey(key.model, problem.graph.digest, key.arch, key.batch, key.dtype, key.mode)
     found = opened.find_plan(wanted, here)
     own = found is not None
@@ -133,35 +141,38 @@ def problem_of(plan: Plan, in_channels: int) -> Problem:
     )
 
 
-def environment_here() -> Environment:
-    from plantune.environment import cpu_environment
+def environment_here(arch: str) -> Environment:
+    """This machine's environment for an arch; for one that is not here that of its best."""
+    from plantune.device import best_arch, device_for
+    from plantune.environment import environment_of
+    from plantune.space.arch import load_arch
 
-    return cpu_environment()
+    try:
+        device = device_for(load_arch(arch))
+    except UnsupportedDevice:
+        device = device_for(load_arch(best_arch()))
+    return environment_of(device.place)
 
 
 def require_device(arch: str, what: str) -> None:
-    """Raises NoUsableDevice where `arch` is not what this release can measure on here."""
-    if arch == "cpu":
-        return
-    here = gpus_here()
-    seen = f"the GPUs here are {', '.join(here)}" if here else "there is no CUDA GPU here"
-    raise NoUsableDevice(
-        f"cannot {what} for {arch}: {seen}, and this release measures on the CPU only; "
-        "use --arch cpu (plantune doctor shows what this machine has)"
-    )
+    """Raises NoUsableDevice where no processor of `arch` is here."""
+    from plantune.device import best_arch, device_for
+    from plantune.space.arch import load_arch
+
+    try:
+        device_for(load_arch(arch))
+    except UnsupportedDevice as error:
+        raise NoUsableDevice(
+            f"cannot {what} for {arch}: {error}; use --arch {best_arch()} "
+            "(plantune doctor shows what this machine has)"
+        ) from error
 
 
-def gpus_here() -> list[str]:
-    """Name and arch of each CUDA GPU that torch sees."""
-    import torch
+def worker_for(arch: str, build_s: float | None = None) -> Worker:
+    """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
+    worker that waits in reserve.
+    """
+    from plantune.measure.client import Limits, Worker
 
-    if not torch.cuda.is_available():
-        return []
-    return [_gpu(index) for index in range(torch.cuda.device_count())]
-
-
-def _gpu(index: int) -> str:
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(index)
-    return f"{torch.cuda.get_device_name(index)} (sm{major}{minor})"
+    limits = Limits() if build_s is None else Limits(build_s=build_s)
+    return Worker(limits=limits, reserve=None if arch == "cpu" else arch)

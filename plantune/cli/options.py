@@ -54,10 +54,12 @@ class Key:
 
     def arguments(self) -> str:
         """The options that give this key; defaults are left out, but for the batch."""
+        arch = key_of(**DEFAULTS, arch=None, dtype=None).arch
+        plain = {**DEFAULTS, "batch": None, "arch": arch, "dtype": _dtype_on(self.arch)}
         named = [
             f"--{field.name.replace('_', '-')} {getattr(self, field.name)}"
             for field in fields(Key)
-            if field.name == "batch" or getattr(self, field.name) != DEFAULTS[field.name]
+            if getattr(self, field.name) != plain[field.name]
         ]
         return " ".join(named)
 
@@ -66,14 +68,28 @@ class Key:
         return f"{self.model}, batch {self.batch}{channels}, {self.mode}, {self.dtype}, {self.arch}"
 
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "model": "se_resnet9_fixup",
-    "arch": "cpu",
     "batch": 8,
     "in_channels": 3,
     "mode": "infer",
-    "dtype": "float32",
 }
+# What follows from the arch, in the words of the help.
+ARCH_DEFAULT = "that of the first GPU here, else cpu"
+DTYPE_DEFAULT = "float16 on a GPU, else float32"
+
+
+def key_of(*, arch: str | None, dtype: str | None, **given: Any) -> Key:
+    """The key that options mean: what they leave open follows from this machine."""
+    if arch is None:
+        from plantune.device import best_arch
+
+        arch = best_arch()
+    return Key(arch=arch, dtype=dtype or _dtype_on(arch), **given)
+
+
+def _dtype_on(arch: str) -> str:
+    return "float32" if arch == "cpu" else "float16"
 
 
 # ParamType is generic in later versions of click only.
@@ -115,14 +131,16 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-def bundled(type_: type[Any], name: str) -> Callable[[F], Command]:
-    """The options that are fields of a dataclass reach a command as one value of it."""
+def bundled(
+    type_: type[Any], name: str, make: Callable[..., Any] | None = None
+) -> Callable[[F], Command]:
+    """The options that are fields of a dataclass reach a command as one value, that of `make`."""
     names = [field.name for field in fields(type_)]
 
     def decorate(function: F) -> Command:
         @functools.wraps(function)
         def command(**given: Any) -> None:
-            given[name] = type_(**{each: given.pop(each) for each in names})
+            given[name] = (make or type_)(**{each: given.pop(each) for each in names})
             function(**given)
 
         return command
@@ -142,7 +160,7 @@ def key_options(command: Command) -> Command:
     options = [
         click.option("--model", type=ModelName(), default=DEFAULTS["model"], **shown,
                      help=f"Reference network: {', '.join(network_names())}."),
-        click.option("--arch", type=click.Choice(ARCH_NAMES), default=DEFAULTS["arch"], **shown,
+        click.option("--arch", type=click.Choice(ARCH_NAMES), show_default=ARCH_DEFAULT,
                      help="Kind of processor."),
         click.option("--batch", type=click.IntRange(1, BATCH_MAX), default=DEFAULTS["batch"],
                      **shown, help="Images in one call."),
@@ -150,10 +168,10 @@ def key_options(command: Command) -> Command:
                      default=DEFAULTS["in_channels"], help="Channels of an image."),
         click.option("--mode", type=click.Choice(("infer", "train")), default=DEFAULTS["mode"],
                      **shown, help="Train is forward and backward."),
-        click.option("--dtype", type=click.Choice(DTYPES), default=DEFAULTS["dtype"], **shown,
+        click.option("--dtype", type=click.Choice(DTYPES), show_default=DTYPE_DEFAULT,
                      help="Of weights and images."),
     ]  # fmt: skip
-    return _applied(options, bundled(Key, "key")(command))
+    return _applied(options, bundled(Key, "key", key_of)(command))
 
 
 def common_options(*, json_file: bool = False) -> Decorator:

@@ -33,7 +33,7 @@ def list_command(console: Console, place: Path | None, model: str | None, every:
         stored = [item for item in opened.plans() if model in (None, item.plan.network)]
         path = opened.path
     stored = stored if every else _newest(stored)
-    matches = [environment_here().match(item.environment) for item in stored]
+    matches = [environment_here(item.plan.arch).match(item.environment) for item in stored]
     rows = [_cells(item, match) for item, match in zip(stored, matches, strict=True)]
     if rows:
         titles = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "here", "status"]
@@ -97,7 +97,7 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
     """Shows the steps, the evidence and the environment of the plan with this ID."""
     with database(place) as opened:
         item = stored_plan(opened, id)
-    plan, here = item.plan, environment_here()
+    plan, here = item.plan, environment_here(item.plan.arch)
     match = here.match(item.environment)
     title = f"plan {id}: {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}, {plan.arch}"
     console.say(bold(title))

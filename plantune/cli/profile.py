@@ -15,6 +15,7 @@ from plantune.cli.lookup import (
     environment_here,
     require_device,
     require_match,
+    worker_for,
 )
 from plantune.cli.options import Key, common_options, example, key_options
 from plantune.report.tables import percent, table, us_text
@@ -48,10 +49,9 @@ def profile_command(
     require_device(key.arch, "measure")
     chosen = chosen_plan(place, key, id)
     require_match(chosen)
-    from plantune.measure.client import Worker
     from plantune.report.layers import by_layer, by_step
 
-    with Worker() as worker, database(place) as opened:
+    with worker_for(chosen.plan.arch) as worker, database(place) as opened:
         stored = None if fresh else opened
         framework = _timed(worker, stored, chosen, _framework_plan(chosen))
         planned = _timed(worker, stored, chosen, chosen.plan)
@@ -79,10 +79,11 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
 
     times: dict[Any, float | None] = {}
     steps = plan_steps(plan, chosen.problem.graph)
+    here = environment_here(plan.arch)
     for step, candidate in steps:
         if (step.signature, candidate) in times:
             continue
-        known = stored.trials(step.signature, environment_here()) if stored is not None else {}
+        known = stored.trials(step.signature, here) if stored is not None else {}
         outcome = known.get(candidate)
         if not isinstance(outcome, Measured):
             effort = Effort(budget_s=STEP_BUDGET_S)

@@ -15,7 +15,7 @@ import click
 from plantune.cli.console import Console, say
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
-from plantune.cli.lookup import database, environment_here, require_device
+from plantune.cli.lookup import database, environment_here, require_device, worker_for
 from plantune.cli.options import (
     Key,
     Seconds,
@@ -24,9 +24,16 @@ from plantune.cli.options import (
     example,
     key_options,
 )
-from plantune.errors import Busy, DatabaseUnavailable
+from plantune.errors import (
+    Busy,
+    DatabaseUnavailable,
+    MeasureTimeout,
+    UnsupportedDevice,
+    WorkerDied,
+    WorkerFailed,
+)
 from plantune.report.progress import ProgressLine
-from plantune.report.tables import counted
+from plantune.report.tables import machine_text
 
 if TYPE_CHECKING:
     from plantune.cli.keeping import KeepingDatabase
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
     from plantune.search.search import Result, Search, Settings
 
 BEAT_S = 10.0
+# What ends a search and leaves what it measured as good as it was.
+STOPPED = (MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed)
 SEED_MAX = (1 << 31) - 2
 
 
@@ -94,7 +103,7 @@ class How:
 @click.option(
     "--predict",
     is_flag=True,
-    help="Plan for a chip that is not here, without measuring. Waits for CUDA.",
+    help="Plan for a GPU that is not here, without measuring.",
 )
 @click.option(
     "--storage",
@@ -118,17 +127,23 @@ def search_command(console: Console, place: Path | None, key: Key, how: How) -> 
         from plantune.cli.dry_run import show_dry_run
 
         show_dry_run(console, place, key, how.budget)
+    elif how.predict:
+        from plantune.cli.predict import predict
+
+        predict(console, place, key, how.budget)
     else:
         _search(console, place, key, how)
 
 
 def _require_measurable(key: Key, how: How) -> None:
+    if how.predict and key.arch == "cpu":
+        raise click.UsageError("--predict is for the arch of a GPU; give --arch sm80, for example")
     if how.predict:
-        raise NoUsableDevice(
-            "--predict compiles for a chip that is not here, which waits for the CUDA kernels: "
-            "this release has none yet; leave it out and use --arch cpu"
-        )
-    require_device(key.arch, "measure")
+        return
+    try:
+        require_device(key.arch, "measure")
+    except NoUsableDevice as error:
+        raise NoUsableDevice(f"{error}; --predict plans for {key.arch} unmeasured") from error
 
 
 def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
@@ -138,9 +153,8 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: say(f"warning: {text}"))
-        environment = environment_here()
-        threads = counted(environment.threads, "thread")
-        say(f"{key}; {environment.device}, {threads}; {how.budget:g} s")
+        environment = environment_here(key.arch)
+        say(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
         with _lease(opened, key, how) as lease:
             result = _run(keeping, environment, key, how, _Watch(stop, lease))
     show_result(console, key, result, keeping, environment, time.monotonic() - start)
@@ -193,18 +207,22 @@ def _run(
     keeping: KeepingDatabase, environment: Environment, key: Key, how: How, watch: _Watch
 ) -> Result:
     """The search's result, or what it has when it is interrupted."""
-    from plantune.measure.client import Worker
     from plantune.search.search import Search
 
     settings = _settings(keeping, how)
     search = Search(key.problem(), settings, keeping, environment, watch)
     try:
-        with Worker() as worker:
+        with worker_for(key.arch) as worker:
             return search.run(worker)
     except KeyboardInterrupt:
         watch.line.end()
         with undisturbed():
             return _partial(search)
+    except STOPPED:
+        with undisturbed():
+            if search.partial() is not None:
+                say("warning: the search ended early; the best plan so far is kept as partial")
+        raise
     finally:
         watch.line.end()
 
@@ -217,18 +235,8 @@ def _partial(search: Search) -> Result:
 
 
 def _settings(keeping: KeepingDatabase, how: How) -> Settings:
-    from plantune.search.proposals import Ledger, storage_url
+    from plantune.cli.storage import storage_for
     from plantune.search.search import Settings
 
-    storage = how.storage
-    if storage is None and keeping.path is not None:
-        storage = storage_url(keeping.path.absolute().with_name("optuna.db"))
-    try:
-        Ledger(storage, how.seed)
-    except Exception as error:  # Whatever Optuna, SQLAlchemy or a driver says of a place.
-        reason = str(error).partition("\n")[0]
-        if how.storage is not None:
-            raise click.BadParameter(f"{storage!r}: {reason}", param_hint="'--storage'") from error
-        say(f"warning: {storage}: Optuna cannot use it, its trials are kept in memory: {reason}")
-        storage = None
+    storage = storage_for(how.storage, keeping.path, how.seed)
     return Settings(how.budget, how.seed, how.fresh, storage)

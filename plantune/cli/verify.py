@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,15 @@ import click
 from plantune.cli.bench import workload
 from plantune.cli.console import Console, bold
 from plantune.cli.exit_codes import VerifyFailed
-from plantune.cli.lookup import Chosen, chosen_plan, require_device, require_match
+from plantune.cli.lookup import (
+    Chosen,
+    chosen_plan,
+    database,
+    environment_here,
+    require_device,
+    require_match,
+    worker_for,
+)
 from plantune.cli.options import Key, Seconds, common_options, example, key_options
 from plantune.errors import WrongResult
 from plantune.report.bench import verdict
@@ -46,20 +55,21 @@ def verify_command(
     """Checks a stored plan's numbers and speed again here.
 
     Each step is checked against float64, then the whole network, which is then raced with eager.
-    The plan is the one for the options, or the one with this ID. Exit 5 if a number is wrong.
+    The plan is the one for the options, or the one with this ID. Exit 5 if a number is wrong. One
+    that was predicted is kept as measured.
     """
     require_device(key.arch, "verify")
     chosen = chosen_plan(place, key, id)
     require_match(chosen)
     _say_match(console, chosen)
-    from plantune.measure.client import Worker
     from plantune.measure.timing import Effort
 
-    with Worker() as worker:
+    with worker_for(chosen.plan.arch) as worker:
         rows = _checked_steps(console, worker, chosen)
         race = worker.race(workload(chosen), chosen.plan, ("eager",), Effort(budget_s=budget))
     console.say(bold(f"{counted(len(rows), 'step')} and the whole are right; {verdict(race)}"))
-    console.emit(_document(chosen, rows, race))
+    measured = _measured(console, place, chosen, race)
+    console.emit({**_document(chosen, rows, race), "measured_plan_id": measured})
 
 
 def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[str, Any]:
@@ -73,11 +83,23 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
     }
 
 
-def _say_match(console: Console, chosen: Chosen) -> None:
-    from plantune.cli.lookup import environment_here
+def _measured(console: Console, place: Path | None, chosen: Chosen, race: Race) -> int | None:
+    """Keeps a plan that was predicted as one that is measured from now on; gives its new id."""
+    if chosen.plan.origin != "predicted":
+        return None
+    from plantune.search.search import judged
 
+    plan = judged(replace(chosen.plan, origin="measured"), race)
+    with database(place, read_only=False) as opened:
+        id = opened.put_plan(plan, environment_here(plan.arch))
+    console.say(f"{chosen.label} was predicted; it is kept as plan {id}, which is measured")
+    return id
+
+
+def _say_match(console: Console, chosen: Chosen) -> None:
     console.say(f"{chosen.label}, made elsewhere" if chosen.match != "exact" else chosen.label)
-    for name, (here, there) in environment_here().differences(chosen.environment).items():
+    differences = environment_here(chosen.plan.arch).differences(chosen.environment)
+    for name, (here, there) in differences.items():
         console.say(f"  {name}: {there} there, {here} here")
 
 

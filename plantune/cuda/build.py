@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from plantune.cuda import nvrtc as child
+from plantune.cuda.blobs import read_blob, write_blob
 from plantune.cuda.toolchain import Nvrtc, headers_digest, include_folders, nvrtc_for
 from plantune.env import cache_folder
 from plantune.errors import BuildError
@@ -99,6 +101,7 @@ def _compiled(source: str, nvrtc: Nvrtc, options: tuple[str, ...], key: str, kin
             "kind": kind,
             "result": str(result),
             "memory_bytes": MEMORY_LIMIT_BYTES,
+            "parent": os.getpid(),
         }
         answer = _asked(request, f"{nvrtc} {' '.join(options)}")
         if not answer["compiled"]:
@@ -137,22 +140,14 @@ def _key(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> str:
 
 def _read(place: Path, key: str) -> Binary | None:
     """The cached binary, None where there is none or its bytes are not those that were written."""
-    try:
-        stored = place.read_bytes()
-    except OSError:
-        return None
-    checksum, content = stored[:32], stored[32:]
-    if hashlib.sha256(content).digest() != checksum:
+    content = read_blob(place)
+    if content is None:
         return None
     log, _, image = content.partition(b"\0")
     return Binary(key, image, log.decode())
 
 
 def _write(place: Path, binary: Binary) -> None:
-    """Writes beside the target and moves it there, so that no one reads half a binary."""
-    content = binary.log.encode() + b"\0" + binary.image
-    place.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=place.parent)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(hashlib.sha256(content).digest() + content)
-    os.replace(name, place)
+    """Keeps the binary; where there is no room, it is compiled again another time."""
+    with suppress(OSError):
+        write_blob(place, binary.log.encode() + b"\0" + binary.image)

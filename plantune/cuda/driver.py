@@ -12,7 +12,7 @@ from typing import Any
 from plantune.errors import CudaError
 
 REGISTERS, LOCAL_BYTES, DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTER = 4, 3, 8, 14
-PTX_VERSION = 5
+STATIC_SHARED_BYTES, PTX_VERSION = 1, 5
 CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 TENSOR_MAP_DTYPES = {
@@ -59,7 +59,10 @@ def _cuda() -> Any:
 
 def _call(name: str, *arguments: Any) -> None:
     library = _cuda()
-    _check(name, getattr(library, name)(*arguments), library)
+    function = getattr(library, name, None)
+    if function is None:
+        raise CudaError(f"the CUDA driver has no {name}: it is too old; install a newer one")
+    _check(name, function(*arguments), library)
 
 
 def _check(name: str, code: int, library: Any) -> None:

@@ -13,12 +13,14 @@ from torch import Tensor
 from plantune.cuda import driver
 from plantune.cuda.build import Binary
 
-Extent = tuple[int, int, int]
-# More dynamic shared memory than this must be asked for.
+Dimensions = tuple[int, int, int]
+# More shared memory than this, with what the kernel declares, must be asked for.
 SHARED_BYTES_FREE = 48 << 10
 PORTABLE_CLUSTER = 8
 
 _loaded: dict[tuple[str, int], ctypes.c_void_p] = {}
+# What was asked for each function: instances of one kernel share it, and none may ask for less.
+_granted: dict[int, int] = {}
 _lock = threading.Lock()
 
 
@@ -27,18 +29,19 @@ class Kernel:
 
     def __init__(self, binary: Binary, name: str = "run") -> None:
         self._function = driver.function_of(_module(binary), name)
-        self._shared_bytes = SHARED_BYTES_FREE
+        declared = driver.attribute(self._function, driver.STATIC_SHARED_BYTES)
+        self._free_bytes = SHARED_BYTES_FREE - declared
         self._large_clusters = False
 
     def launch(
         self,
         stream: int,
-        grid: Extent,
+        grid: Dimensions,
         block: int,
         arguments: Sequence[Any],
         *,
         shared_bytes: int = 0,
-        cluster: Extent = (1, 1, 1),
+        cluster: Dimensions = (1, 1, 1),
         programmatic: bool = False,
     ) -> None:
         """Launches on a stream. Arguments are tensors (their address) and ctypes values.
@@ -46,14 +49,19 @@ class Kernel:
         With `programmatic` it may start before the kernel in front of it ended, and must wait with
         griddepcontrol before it reads what that one wrote.
         """
-        if shared_bytes > self._shared_bytes:
-            driver.set_attribute(self._function, driver.DYNAMIC_SHARED_BYTES, shared_bytes)
-            self._shared_bytes = shared_bytes
+        self._ask_for(shared_bytes)
         if cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER and not self._large_clusters:
             driver.set_attribute(self._function, driver.NON_PORTABLE_CLUSTER, 1)
             self._large_clusters = True
         extent = driver.Extent(grid, block, shared_bytes, cluster, programmatic)
         driver.launch(self._function, stream, extent, [_value(argument) for argument in arguments])
+
+    def _ask_for(self, shared_bytes: int) -> None:
+        handle = self._function.value or 0
+        with _lock:
+            if shared_bytes > _granted.get(handle, self._free_bytes):
+                driver.set_attribute(self._function, driver.DYNAMIC_SHARED_BYTES, shared_bytes)
+                _granted[handle] = shared_bytes
 
     @property
     def written_for(self) -> tuple[int, int]:

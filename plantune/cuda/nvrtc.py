@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Compilation:
@@ -45,8 +49,16 @@ class Compilation:
         return memory.raw
 
 
+def die_with_parent(parent: int) -> None:
+    """Nobody limits the time of a compilation whose parent was killed."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # It was killed before that.
+        sys.exit("the process that asked for this compilation is gone")
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Compiles into the file that the request names; the log comes back."""
+    die_with_parent(request["parent"])
     limit = request["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

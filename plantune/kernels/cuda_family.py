@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.cuda.build import Binary, compile_cuda
+from plantune.cuda.build import Binary, Usage, compile_cuda
 from plantune.errors import BuildError
 from plantune.graph.step import Step
 from plantune.kernels.family import KernelFamily
 from plantune.space.arch import Arch
 from plantune.values import Attrs
+
+COUNTS_RESERVED_FROM = (10, 0)
 
 
 class CudaFamily(KernelFamily):
@@ -29,6 +31,10 @@ class CudaFamily(KernelFamily):
         """Dynamic shared memory of one block."""
         return 0
 
+    def block_bytes(self, step: Step, config: Attrs, arch: Arch) -> int:
+        """Dynamic shared memory of one block, for families that take other amounts elsewhere."""
+        return self.shared_bytes(step, config)
+
     def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
         assert arch.cuda is not None
         wanted, most = self.shared_bytes(step, config), arch.cuda.shared_memory_per_block_bytes
@@ -40,20 +46,58 @@ class CudaFamily(KernelFamily):
         source = self.source(step, config, arch)
         assert source is not None
         binary = compile_cuda(source, arch)
-        reason = why_not_fits(binary, arch, self.threads(step, config))
+        shared_bytes = self.block_bytes(step, config, arch)
+        reason = why_not_fits(binary, arch, self.threads(step, config), shared_bytes)
         if reason is not None:
             raise BuildError(reason)
         return binary
 
+    def build_portable(self, step: Step, config: Attrs, arch: Arch) -> Binary:
+        """PTX, which the driver of a later chip compiles when it is loaded."""
+        reason = why_not_portable(arch)
+        if reason is not None:
+            raise BuildError(reason)
+        source = self.source(step, config, arch)
+        assert source is not None
+        return compile_cuda(source, arch, kind="PTX")
 
-def why_not_fits(binary: Binary, arch: Arch, threads: int) -> str | None:
+
+def why_not_portable(arch: Arch) -> str | None:
+    """Why no later chip runs what is compiled for an arch, or None where later ones do."""
+    assert arch.cuda is not None
+    if arch.cuda.nvrtc_arch[-1].isdigit():
+        return None
+    return f"what is compiled for {arch.cuda.nvrtc_arch} runs on no other chip"
+
+
+def why_not_fits(
+    binary: Binary, arch: Arch, threads: int, dynamic_shared_bytes: int = 0
+) -> str | None:
     """Why a block of so many threads of the kernel `run` cannot be launched, or None if it can."""
     assert arch.cuda is not None
     used = binary.usage["run"]
+    if threads > arch.cuda.threads_per_block_max:
+        return f"a block of {threads} threads, {arch.name} has no more than " + str(
+            arch.cuda.threads_per_block_max
+        )
     # Registers are given to warps in portions of 256, 8 to a thread.
     registers = -(-used.registers // 8) * 8 * threads
     if registers > arch.cuda.registers_per_sm:
         return f"{threads} threads take {registers} registers, {arch.name} has no more than " + str(
             arch.cuda.registers_per_sm
         )
+    shared = block_shared_bytes(used, arch) + dynamic_shared_bytes
+    most = arch.cuda.shared_memory_per_block_bytes
+    if shared > most:
+        return f"a block takes {shared} bytes of shared memory, {arch.name} has no more than {most}"
     return None
+
+
+def block_shared_bytes(used: Usage, arch: Arch) -> int:
+    """The shared memory that a kernel declares: for Blackwell the assembler also counts what the
+    hardware keeps of each block.
+    """
+    assert arch.cuda is not None
+    counted = arch.cuda.compute_capability >= COUNTS_RESERVED_FROM
+    reserved = arch.cuda.shared_memory_reserved_per_block_bytes if counted else 0
+    return max(used.shared_bytes - reserved, 0)

@@ -24,7 +24,10 @@ def load_library(source: str) -> ctypes.CDLL:
         raise BuildError("no C++ compiler was found; install g++ or clang++, or set CXX")
     library = cache_folder() / "cpu" / f"{_key(source, compiler)}.so"
     if not library.exists():
-        _compile(source, compiler, library)
+        try:
+            _compile(source, compiler, library)
+        except OSError as error:
+            raise BuildError(f"{library} cannot be made: {error}") from error
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:

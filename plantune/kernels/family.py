@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from plantune.graph.step import Step
+from plantune.kernels.chips import slowdown
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs
 
 Values = dict[str, Tensor]
-BYTES_PER_US = 2e4
 CPU = torch.device("cpu")
 
 
@@ -77,6 +77,7 @@ class KernelFamily(ABC):
     # What a guess at its time rests on: see `estimate_us`.
     launch_us: ClassVar[float] = 5.0
     flops_per_us: ClassVar[float] = 1.5e5
+    bytes_per_us: ClassVar[float] = 2e4
 
     def why_not_arch(self, arch: Arch) -> str | None:
         """Why nothing of this family runs on `arch`, or None where it does."""
@@ -134,6 +135,10 @@ class KernelFamily(ABC):
         """The compiled kernel, to be shared by equal steps; raises BuildError."""
         return None
 
+    def build_portable(self, step: Step, config: Attrs, arch: Arch) -> Any:
+        """The kernel for `arch` such that later chips run it, too, to check its numbers there."""
+        return self.build(step, config, arch)
+
     @abstractmethod
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         """The kernel tied to its memory."""
@@ -152,7 +157,20 @@ class KernelFamily(ABC):
         Only the order within a network matters: measured times replace guesses as they come.
         """
         arithmetic = self.flops(step) / self.flops_per_us
-        return self.launch_us + arithmetic + self.traffic_bytes(step) / BYTES_PER_US
+        return self.launch_us + arithmetic + self.traffic_bytes(step) / self.bytes_per_us
+
+    def estimate_us_on(self, step: Step, config: Attrs, arch: Arch) -> float:
+        """The same guess for the chip of an arch, by its datasheet and that of the measured chip.
+
+        Plans for chips that are not here rest on it.
+        """
+        guess = self.estimate_us(step, config)
+        if arch.chip is None:
+            return guess
+        work = max(guess - self.launch_us, 0.0)
+        dtypes = (type_.dtype for _, type_ in step.outputs)
+        factor = slowdown(self.flops(step), self.traffic_bytes(step), dtypes, arch)
+        return guess - work + work * factor
 
     def reference(self, step: Step, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the step's values should be, in the precision of `inputs`."""

@@ -15,6 +15,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels import families
 from plantune.kernels.family import Candidate, KernelFamily
+from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
 
@@ -60,6 +61,9 @@ def candidates(step: Step, space: SearchSpace) -> tuple[Candidate, ...]:
     )
 
 
-def estimate_us(step: Step, candidate: Candidate) -> float:
-    """A guess at the time of one launch; see KernelFamily.estimate_us."""
-    return family_named(candidate.family).estimate_us(step, candidate.config)
+def estimate_us(step: Step, candidate: Candidate, arch: Arch | None = None) -> float:
+    """A guess at the time of one launch, on the chip of `arch` if one is given."""
+    family = family_named(candidate.family)
+    if arch is None:
+        return family.estimate_us(step, candidate.config)
+    return family.estimate_us_on(step, candidate.config, arch)

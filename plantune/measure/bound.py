@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from plantune.device import Call, device_for
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.build import build
@@ -14,7 +18,10 @@ from plantune.measure.inputs import draw_inputs
 from plantune.memory import view_bytes
 from plantune.space.arch import Arch
 
-CPU_STREAM = 0
+# A replayed graph takes some 2 us to start; one this long hides it.
+GRAPH_US = 150.0
+FEW_LAUNCHES, MOST_LAUNCHES = 4, 100
+WARM_UP_LAUNCHES = 2
 
 
 class BoundStep:
@@ -25,34 +32,58 @@ class BoundStep:
     """
 
     def __init__(self, step: Step, candidate: Candidate, arch: Arch, seed: int = 0) -> None:
+        self._device = device = device_for(arch)
         family, config = family_named(candidate.family), candidate.config
         layouts = family.layouts(step, config)
         elsewhere = {*family.aliases(step, config), *family.adopts(step, config)}
         made = [layouts.get(name, "nchw") for name, t in step.outputs if len(t.shape) == 4]
         self._made_anew = tuple(elsewhere)
         self._values: Values = {
-            name: _empty(type_, layouts.get(name, "nchw"))
+            name: self._empty(type_, layouts.get(name, "nchw"))
             for name, type_ in step.outputs
             if name not in elsewhere
         }
-        for name, data in draw_inputs(step, torch.Generator().manual_seed(seed)).items():
+        for name, data in draw_inputs(step, device.generator(seed)).items():
             image = len(step.types[name].shape) == 4 and name not in step.constants
             layout = layouts.get(name, made[0] if image and made else "nchw")
-            self._values[name] = _empty(step.types[name], layout).copy_(data)
+            self._values[name] = self._empty(step.types[name], layout).copy_(data)
         size = family.workspace_bytes(step, config)
-        workspace = torch.empty(size, dtype=torch.uint8) if size else None
-        frame = Frame(self._values, workspace, build(step, candidate, arch))
+        workspace = self._bytes(size) if size else None
+        frame = Frame(self._values, workspace, build(step, candidate, arch), device.place)
         binding = family.bind(step, config, frame)
         if binding.refresh is not None:
             binding.refresh()
-        self._launch = binding.launch
+        self._binding = binding  # whole: what one part prepares, the other may use
 
     def launch(self) -> None:
         """Runs the step once; what it made in fresh memory is dropped, as in a program."""
-        self._launch(CPU_STREAM)
+        self._binding.launch(self._device.stream)
         for name in self._made_anew:
             del self._values[name]
 
+    def repeated(self, time_us: Callable[[Call], float]) -> tuple[Call, int]:
+        """A call for the clock and how many launches it makes; `time_us` times a call.
 
-def _empty(type_: TensorType, layout: str) -> Tensor:
-    return view_bytes(torch.empty(type_.size_bytes, dtype=torch.uint8), 0, type_, layout)
+        Where the device has graphs it replays one with launches behind each other.
+        """
+        if not self._device.captures:
+            return self.launch, 1
+        for _ in range(WARM_UP_LAUNCHES):  # libraries choose algorithms and take memory
+            self.launch()
+        few = self._graph(FEW_LAUNCHES)
+        once_us = time_us(few) / FEW_LAUNCHES
+        count = min(math.ceil(GRAPH_US / max(once_us, 0.1)), MOST_LAUNCHES)
+        return (few, FEW_LAUNCHES) if count <= FEW_LAUNCHES else (self._graph(count), count)
+
+    def _graph(self, launches: int) -> Call:
+        def all_launches() -> None:
+            for _ in range(launches):
+                self.launch()
+
+        return self._device.captured(all_launches)
+
+    def _empty(self, type_: TensorType, layout: str) -> Tensor:
+        return view_bytes(self._bytes(type_.size_bytes), 0, type_, layout)
+
+    def _bytes(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device.place)

@@ -9,19 +9,24 @@ from types import TracebackType
 
 import torch
 
-from plantune.errors import MeasureTimeout, WorkerDied
+from plantune.device import first_line
+from plantune.errors import MeasureTimeout, PlantuneError, UnsupportedDevice, WorkerDied
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.child import Child
 from plantune.measure.outcome import Outcome, Rejected, outcome_from_json
 from plantune.measure.protocol import Message
-from plantune.measure.race import BASELINES, Race, Workload
+from plantune.measure.race import Race, Workload, baselines_for
+from plantune.measure.reserve import WARM_UP_S, Reserve
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan
+from plantune.space.arch import load_arch
 
 # After these a worker may hold less memory than it should, or other numbers in it.
-SPOILING_STAGES = ("memory", "numerics")
+SPOILING_STAGES = ("memory", "numerics", "crash")
+# What ends a worker may have ended the GPU: a bus that it fell off, memory that does not correct.
+DEADLY_STAGES = ("crash", "timeout")
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class Limits:
     """What a worker may take, by this process's monotonic clock.
 
     `start_s` is on no candidate's clock. `build_s` is for one kernel or program, `run_s` for
-    checking one and for calls that take long. Memory is on top of what the worker itself has.
+    checking one and for calls that take long. Memory is on top of what the worker itself has, and
+    limited on the CPU only: kernels of GPUs are compiled in processes with a limit of their own.
     """
 
     start_s: float = 120.0
@@ -37,13 +43,18 @@ class Limits:
     run_s: float = 60.0
     memory_bytes: int = 4 << 30
 
+    def memory_on(self, arch: str) -> int | None:
+        """What work for an arch may allocate; None where that is not limited."""
+        return self.memory_bytes if load_arch(arch).kind == "cpu" else None
+
 
 class Worker:
     """A replaceable child process that checks and times.
 
     A candidate that hangs or crashes costs its own process alone; the next request gets a fresh
     one. One request runs at a time: threads wait for each other. `environment` is added to what the
-    child inherits from this process's.
+    child inherits from this process's. With `reserve`, the name of an arch, another process waits
+    ready for it: on a GPU many faults end one, and a new one takes 3 s.
     """
 
     def __init__(
@@ -52,15 +63,20 @@ class Worker:
         threads: int | None = None,
         limits: Limits | None = None,
         environment: Mapping[str, str] | None = None,
+        reserve: str | None = None,
     ) -> None:
         self.threads = threads or torch.get_num_threads()
         self.limits = limits or Limits()
         self.environment = environment or {}
         self._lock = threading.Lock()
         self._child: Child | None = None
+        self._reserve = None if reserve is None else Reserve(self._new_child, reserve)
 
     def __enter__(self) -> Worker:
-        self.start()
+        if self._reserve is None:
+            self.start()
+        else:
+            self._reserve.fill()  # the first request takes it; until then both have time
         return self
 
     def __exit__(
@@ -80,6 +96,8 @@ class Worker:
         """Ends the process, if there is one."""
         with self._lock:
             self._drop()
+            if self._reserve is not None:
+                self._reserve.close()
 
     @property
     def pid(self) -> int | None:
@@ -98,7 +116,8 @@ class Worker:
         """Builds a candidate, checks it with each seed, then times it.
 
         Raises IllegalCandidate where it cannot run the step, WorkerFailed for what is no fault of a
-        candidate, and WorkerDied where no worker can be started.
+        candidate, WorkerDied where no worker can be started, and UnsupportedDevice where the GPU
+        was lost.
         """
         effort = effort or Effort()
         request = {
@@ -108,12 +127,40 @@ class Worker:
             "arch": arch,
             "effort": effort.to_json(),
             "seeds": list(seeds),
+            "memory_bytes": self.limits.memory_on(arch),
         }
         with self._lock:
             outcome = self._outcome(self._ready(), request, effort)
             if isinstance(outcome, Rejected) and outcome.stage in SPOILING_STAGES:
                 self._drop()
+            if isinstance(outcome, Rejected) and outcome.stage in DEADLY_STAGES:
+                self._prove(arch)
         return outcome
+
+    def check_elsewhere(
+        self, step: Step, candidate: Candidate, arch: str, seeds: tuple[int, ...] = (0, 1)
+    ) -> Rejected | None:
+        """Checks the numbers of a candidate for an arch that is not here on a later GPU, through
+        PTX; None where they are right.
+        """
+        request = {
+            "do": "check_elsewhere",
+            "step": step.to_json(),
+            "candidate": candidate.to_json(),
+            "arch": arch,
+            "seeds": list(seeds),
+            "memory_bytes": self.limits.memory_on(arch),
+        }
+        with self._lock:
+            try:
+                found = self._ask(self._ready(), request, Effort())["outcome"]
+            except MeasureTimeout as error:
+                return Rejected("timeout", str(error))
+            except WorkerDied as error:
+                return Rejected("crash", str(error))
+            if found is not None and found["stage"] in SPOILING_STAGES:
+                self._drop()
+        return None if found is None else Rejected(found["stage"], found["reason"])
 
     def _outcome(self, child: Child, request: Message, effort: Effort) -> Outcome:
         try:
@@ -137,26 +184,30 @@ class Worker:
             "plans": [plan.to_json() for plan in plans],
             "effort": effort.to_json(),
             "seed": seed,
+            "memory_bytes": self.limits.memory_on(plans[0].arch) if plans else None,
         }
         with self._lock:
-            answer = self._ask(self._ready(), request, effort, len(plans))
+            answer = self._ask_for_all(request, effort, len(plans), plans[0].arch if plans else "")
         return [_timing(row) for row in answer["rows"]]
 
     def race(
         self,
         workload: Workload,
         plan: Plan | None,
-        baselines: Sequence[str] = tuple(BASELINES),
+        baselines: Sequence[str] | None = None,
         effort: Effort | None = None,
         seed: int = 0,
     ) -> Race:
         """Times a plan against the framework's ways to run a reference network, in turns.
 
-        Raises WrongResult where the plan's output is not the network's.
+        Without `baselines` all of the arch take part. Raises WrongResult where the plan's output is
+        not the network's.
         """
-        unknown = [name for name in baselines if name not in BASELINES]
+        known = baselines_for(workload.arch)
+        baselines = known if baselines is None else baselines
+        unknown = [name for name in baselines if name not in known]
         if unknown:
-            raise ValueError(f"no baseline is called {unknown}; known: {', '.join(BASELINES)}")
+            raise ValueError(f"no baseline is called {unknown}; known: {', '.join(known)}")
         effort = effort or Effort(budget_s=5.0)
         request = {
             "do": "race",
@@ -165,17 +216,24 @@ class Worker:
             "baselines": list(baselines),
             "effort": effort.to_json(),
             "seed": seed,
+            "memory_bytes": self.limits.memory_on(workload.arch),
         }
         with self._lock:
-            answer = self._ask(self._ready(), request, effort, len(baselines) + 1)
+            answer = self._ask_for_all(request, effort, len(baselines) + 1, workload.arch)
         return Race.from_json(answer)
 
     def _ready(self) -> Child:
         if self._child is not None and not self._child.alive:
             self._drop()
         if self._child is None:
-            self._child = Child(self.threads, self.limits.start_s, self.environment)
+            held = None if self._reserve is None else self._reserve.take()
+            self._child = held or self._new_child()
+            if self._reserve is not None:
+                self._reserve.fill()
         return self._child
+
+    def _new_child(self) -> Child:
+        return Child(self.threads, self.limits.start_s, self.environment)
 
     def _ask(self, child: Child, request: Message, effort: Effort, ways: int = 1) -> Message:
         """The child's answer; after any error, an interrupt too, the child is not used again."""
@@ -187,10 +245,37 @@ class Worker:
             "time": limits.run_s * ways + effort.most_s(ways),
         }
         try:
-            return child.ask({**request, "memory_bytes": limits.memory_bytes}, limits_s)
+            return child.ask(request, limits_s)
         except BaseException:
             self._drop()
             raise
+
+    def _ask_for_all(self, request: Message, effort: Effort, ways: int, arch: str) -> Message:
+        """The answer for several ways at once, one of which may take the others along."""
+        try:
+            return self._ask(self._ready(), request, effort, ways)
+        except (MeasureTimeout, WorkerDied):
+            if arch:
+                self._prove(arch)
+            raise
+
+    def _prove(self, arch: str) -> None:
+        """Shows by a fresh process that what took the last one along left the GPU intact.
+
+        Raises UnsupportedDevice where it did not: then candidates are not to blame.
+        """
+        if load_arch(arch).kind == "cpu":
+            return
+        child = self._ready()
+        try:
+            child.ask({"do": "warm_up", "arch": arch}, {"start": WARM_UP_S})
+        except BaseException as error:
+            self._drop()
+            if not isinstance(error, PlantuneError):
+                raise
+            raise UnsupportedDevice(
+                f"the GPU for {arch} does not answer any more ({first_line(error)}); see nvidia-smi"
+            ) from error
 
     def _drop(self) -> None:
         child, self._child = self._child, None

@@ -14,7 +14,10 @@ from plantune.kernels.family import Values
 
 
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
-    """Random numbers for each input of a step, in the domain that its readers name."""
+    """Random numbers for each input of a step, in the domain that its readers name.
+
+    They lie where `random` draws them.
+    """
     return {
         name: _drawn(type_, _domain(step, name), name in step.constants, random)
         for name, type_ in step.inputs
@@ -32,13 +35,13 @@ def _domain(step: Step, name: str) -> Domain:
 
 
 def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Generator) -> Tensor:
-    shape, dtype = type_.shape, type_.torch_dtype
+    shape, dtype, place = type_.shape, type_.torch_dtype, random.device
     if not type_.is_float:
         below = domain.below if domain.kind == "index" else 100
-        return torch.randint(below, shape, generator=random, dtype=dtype)
+        return torch.randint(below, shape, generator=random, dtype=dtype, device=place)
     # Off centre, so that sums do not cancel to what rounding left.
-    normal = torch.randn(shape, generator=random, dtype=torch.float64) + 0.5
-    uniform = torch.rand(shape, generator=random, dtype=torch.float64)
+    normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place) + 0.5
+    uniform = torch.rand(shape, generator=random, dtype=torch.float64, device=place)
     if domain.kind == "positive":
         normal = uniform + 0.5
     elif type_.numel == 1:

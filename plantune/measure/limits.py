@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plantune.errors import BuildError, PlantuneError, WrongResult
+import torch
+
+from plantune.device import first_line
+from plantune.errors import BuildError, CaptureError, CudaError, PlantuneError, WrongResult
 from plantune.measure.outcome import Rejected
 
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 # How torch and C++ say that memory ran out; Python says MemoryError.
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
+# What a kernel did on a GPU, which tells of it with a later call; nothing works there any more.
+GPU_FAULTS = (torch.AcceleratorError, CudaError, CaptureError)
 REASON_LENGTH = 4000
 
 
@@ -36,11 +41,15 @@ def leave_no_core() -> None:
 
 
 @contextmanager
-def memory_limit(allowed_bytes: int) -> Iterator[None]:
+def memory_limit(allowed_bytes: int | None) -> Iterator[None]:
     """Allocations fail when this process, or a compiler that it starts, takes this much more.
 
-    Counted is memory that can be written: torch maps gigabytes of code that cost nothing.
+    Counted is memory that can be written: torch maps gigabytes of code that cost nothing. None is
+    no limit, for work on a GPU: there CUDA's own tables grow with what the GPU holds.
     """
+    if allowed_bytes is None:
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _data_bytes() + allowed_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
@@ -62,9 +71,13 @@ def rejection(error: Exception) -> Rejected | None:
         return Rejected("build", str(error)[:REASON_LENGTH])
     if isinstance(error, WrongResult):
         return Rejected("numerics", str(error)[:REASON_LENGTH])
+    if isinstance(error, GPU_FAULTS):
+        return Rejected("crash", first_line(error)[:REASON_LENGTH])
     if isinstance(error, PlantuneError):
         return None
     text = str(error)
-    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY):
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        words in text for words in OUT_OF_MEMORY
+    ):
         return Rejected("memory", text[:REASON_LENGTH] or "MemoryError")
     return None

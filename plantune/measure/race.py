@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plantune.errors import WrongResult
+from plantune.device import device_for, first_line
+from plantune.errors import WorkerDied, WrongResult
 from plantune.graph.types import DTYPES, TensorType
+from plantune.measure.gpu_watch import call_watch
+from plantune.measure.limits import GPU_FAULTS
 from plantune.measure.numerics import TOLERANCES
 from plantune.measure.timing import (
     Call,
@@ -25,8 +29,11 @@ from plantune.measure.timing import (
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.runtime.module import TunedModule
+from plantune.space.arch import load_arch
 
 PLANTUNE = "plantune"
+# torch.compile records its graphs in the second and third call.
+FIRST_CALLS = 3
 Say = Callable[[str], None]
 
 
@@ -39,6 +46,7 @@ class Workload:
     in_channels: int = 3
     mode: str = "infer"
     dtype: str = "float32"
+    arch: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,8 +79,25 @@ class Race:
         return Race(timings, data["failures"], data["best_baseline"], ratio)
 
 
-def _channels_last(module: nn.Module, x: Tensor) -> nn.Module:
-    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+Make = Callable[[nn.Module, Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One of the framework's ways: what it makes of a module, and in which layout of images.
+
+    With `benchmark` cuDNN times its algorithms and takes the best. With `captured` whole calls are
+    replayed from a graph, on the memory of the first: a caller would have to copy images there.
+    """
+
+    make: Make
+    channels_last: bool = False
+    benchmark: bool = False
+    captured: bool = False
+
+
+def _as_it_is(module: nn.Module, x: Tensor) -> Any:
+    return module
 
 
 def _torchscript(module: nn.Module, x: Tensor) -> Any:
@@ -82,16 +107,38 @@ def _torchscript(module: nn.Module, x: Tensor) -> Any:
         return traced if module.training else torch.jit.freeze(traced)
 
 
-def _compiled(module: nn.Module, x: Tensor) -> Any:
+def _frozen(module: nn.Module, x: Tensor) -> Any:
     return torch.compile(module, options=None if module.training else {"freezing": True})
 
 
-BASELINES: Mapping[str, Callable[[nn.Module, Tensor], Any]] = {
-    "eager": lambda module, x: module,
-    "eager-channels-last": _channels_last,
-    "torchscript": _torchscript,
-    "compile-default": _compiled,
+def _compiled(mode: str) -> Make:
+    return lambda module, x: torch.compile(module, mode=mode)
+
+
+EAGER = Baseline(_as_it_is)
+# The strongest way of each kind that is known, by the kind of arch.
+BASELINES: Mapping[str, Mapping[str, Baseline]] = {
+    "cpu": {
+        "eager": EAGER,
+        "eager-channels-last": Baseline(_as_it_is, channels_last=True),
+        "torchscript": Baseline(_torchscript),
+        "compile-default": Baseline(_frozen),
+    },
+    "cuda": {
+        "eager": EAGER,
+        "eager-channels-last": Baseline(_as_it_is, channels_last=True, benchmark=True),
+        "torchscript": Baseline(_torchscript),
+        "cuda-graph": Baseline(_as_it_is, channels_last=True, benchmark=True, captured=True),
+        "compile-default": Baseline(_compiled("default"), channels_last=True, benchmark=True),
+        "compile-reduce-overhead": Baseline(_compiled("reduce-overhead"), channels_last=True),
+        "compile-max-autotune": Baseline(_compiled("max-autotune"), channels_last=True),
+    },
 }
+
+
+def baselines_for(arch: str) -> tuple[str, ...]:
+    """The names of the framework's ways on an arch."""
+    return tuple(BASELINES[load_arch(arch).kind])
 
 
 class _Runners:
@@ -103,13 +150,15 @@ class _Runners:
         self.shape = spec.input_shape(workload.batch, workload.in_channels)
         self.workload = workload
         self._train = workload.mode == "train"
+        arch = load_arch(workload.arch)
+        self._baselines, self.device = BASELINES[arch.kind], device_for(arch)
         module = spec.build(workload.in_channels).train(self._train)
-        self._module = _randomised(module).to(dtype)
-        self._x = torch.randn(self.shape, dtype=dtype)
+        self._module = _randomised(module).to(self.device.place, dtype)
+        self._x = torch.randn(self.shape, dtype=dtype).to(self.device.place)
         self._exact = self._output(copy.deepcopy(self._module).double(), self._x.double())
         eager = self._output(copy.deepcopy(self._module), self._x)
         self._bound = 2 * self._error(eager) + 4 * TOLERANCES[workload.dtype]
-        self._dy = torch.randn(eager.shape, dtype=dtype)
+        self._dy = torch.randn(eager.shape, dtype=dtype).to(self.device.place)
 
     def plan(self, plan: Plan) -> Call:
         """The plan as a user runs it; raises WrongResult where its output is not the network's."""
@@ -125,11 +174,20 @@ class _Runners:
 
     def baseline(self, name: str) -> Call:
         """One of the framework's ways; raises whatever the framework does where it fails."""
-        x = self._x
-        if name == "eager-channels-last":
+        way, module, x = self._baselines[name], copy.deepcopy(self._module), self._x
+        if way.channels_last:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             x = x.contiguous(memory_format=torch.channels_last)
-        with torch.set_grad_enabled(self._train):
-            return self._proved(BASELINES[name](copy.deepcopy(self._module), x), name, x)
+        with torch.set_grad_enabled(self._train), _benchmarking(way.benchmark):
+            call = self._proved(way.make(module, x), name, x)
+            if way.captured:
+                return self._captured(call)
+        return _benchmarked(call) if way.benchmark else call
+
+    def _captured(self, call: Call) -> Call:
+        with self.device.own_stream():
+            call()
+            return self.device.captured(call)
 
     def _proved(self, module: Any, name: str, x: Tensor) -> Call:
         error = self._error(self._output(module, x))
@@ -152,7 +210,8 @@ class _Runners:
             module(x).backward(self._dy)
 
         call = train if self._train else infer
-        call()  # What is compiled at the first backward pass counts as building.
+        for _ in range(FIRST_CALLS if self.device.captures else 1):
+            call()  # What is compiled or captured in the first passes counts as building.
         return call
 
     def _output(self, module: Any, x: Tensor) -> Tensor:
@@ -178,17 +237,57 @@ def race(
     """
     say("build")
     runners = _Runners(workload, seed)
-    calls = {} if plan is None else {PLANTUNE: runners.plan(plan)}
+    calls = {}
+    if plan is not None:
+        with _blaming(PLANTUNE):
+            calls[PLANTUNE] = runners.plan(plan)
+            runners.device.give_back_memory()  # as eager's algorithms do when they are compared
+            calls[PLANTUNE]()
+            runners.device.synchronize()
     failures: dict[str, str] = {}
     for name in baselines:
         say("build")
         try:
             calls[name] = runners.baseline(name)
         except Exception as error:  # It may fail in any way that torch knows.
+            if not runners.device.works():
+                raise WorkerDied(f"{name}: {first_line(error)}") from error
             failures[name] = f"{type(error).__name__}: {error}"[:1000]
     say("time")
-    timed = time_interleaved(list(calls.values()), effort) if calls else []
+    watch = call_watch(runners.device)
+    with _blaming(" and ".join(calls)):
+        timed = time_interleaved(list(calls.values()), effort, watch) if calls else []
     return _judged(dict(zip(calls, timed, strict=True)), failures, seed)
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """What a GPU says of a fault names no kernel."""
+    try:
+        yield
+    except GPU_FAULTS as error:
+        raise WorkerDied(f"{name}: {first_line(error)}") from error
+
+
+@contextmanager
+def _benchmarking(wanted: bool) -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def _benchmarked(call: Call) -> Call:
+    """The call as in a process where cuDNN times its algorithms; the others are not."""
+
+    def run() -> None:
+        torch.backends.cudnn.benchmark = True
+        call()
+        torch.backends.cudnn.benchmark = False
+
+    return run
 
 
 def _judged(timings: dict[str, Timing], failures: dict[str, str], seed: int) -> Race:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
+from plantune.device import Device
 from plantune.graph.step import Step
 from plantune.graph.types import DTYPES
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
+from plantune.measure.gpu_watch import kernel_watch
 
 # Winograd and Karatsuba make down to a quarter of the products that a step counts, and the
 # product that is measured here may reach but half of the peak.
@@ -19,11 +23,25 @@ FEWER_FLOPS = 8
 # Results may stay in a nearer cache than what is measured here fills.
 NEARER_CACHE = 4
 MEASURE_S = 0.05
-GEMM_SIZE = 512
-FILL_BYTES = 1 << 18
 
 
-def least_us(step: Step, candidate: Candidate) -> float:
+@dataclass(frozen=True)
+class Yardstick:
+    """What is measured on a kind of processor: a product that keeps it busy, and a buffer that its
+    caches hold. Of the dtypes, `fastest` is always one: a kernel may convert.
+    """
+
+    product_size: int
+    fill_bytes: int
+    fastest: str
+    calls: int = 1
+
+
+CPU = Yardstick(512, 1 << 18, "float32")
+GPU = Yardstick(4096, 32 << 20, "float16", calls=10)
+
+
+def least_us(step: Step, candidate: Candidate, device: Device) -> float:
     """No launch of this candidate can be shorter, however good it is.
 
     Only outputs count as moved: of an input a step may need a part, or have prepared it.
@@ -33,37 +51,63 @@ def least_us(step: Step, candidate: Candidate) -> float:
     made = [type_ for name, type_ in step.outputs if name not in views]
     if not made:
         return 0.0
-    # The peak of float32 where that is higher: a kernel may convert.
-    dtypes = {"float32", *(type_.dtype for type_ in made if type_.is_float)}
-    peak = max(flops_per_us(dtype, torch.get_num_threads()) for dtype in dtypes)
-    written = sum(type_.size_bytes for type_ in made) / bytes_per_us(torch.get_num_threads())
-    return max(step.flops / peak / FEWER_FLOPS, written / NEARER_CACHE)
+    written = sum(type_.size_bytes for type_ in made) / bytes_per_us(device)
+    return max(step.flops / peak(step, device) / FEWER_FLOPS, written / NEARER_CACHE)
 
 
-@cache
-def flops_per_us(dtype: str, threads: int) -> float:
+def peak(step: Step, device: Device) -> float:
+    """What the machine reaches in products of the step's dtypes, per microsecond."""
+    own = {type_.dtype for _, type_ in step.outputs if type_.is_float}
+    return max(flops_per_us(dtype, device) for dtype in (_yardstick(device).fastest, *own))
+
+
+def flops_per_us(dtype: str, device: Device) -> float:
     """What this machine reaches in a product of two square matrices."""
-    a, b, c = (torch.ones(GEMM_SIZE, GEMM_SIZE, dtype=DTYPES[dtype]) for _ in range(3))
-    return 2 * GEMM_SIZE**3 / _best_us(lambda: torch.mm(a, b, out=c))
+    return _flops_per_us(dtype, device, torch.get_num_threads())
 
 
-@cache
-def bytes_per_us(threads: int) -> float:
+def bytes_per_us(device: Device) -> float:
     """How fast this machine fills a buffer that its caches hold, by all threads."""
-    each = torch.empty(FILL_BYTES, dtype=torch.uint8)
-    return threads * FILL_BYTES / _best_us(lambda: each.fill_(1))
+    return _bytes_per_us(device, torch.get_num_threads())
 
 
 def forget() -> None:
     """The peaks are measured again: something else may have run here the first time."""
-    flops_per_us.cache_clear()
-    bytes_per_us.cache_clear()
+    _flops_per_us.cache_clear()
+    _bytes_per_us.cache_clear()
 
 
-def _best_us(call: Callable[[], object]) -> float:
-    best, end = float("inf"), time.perf_counter() + MEASURE_S
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        best = min(best, (time.perf_counter() - start) * 1e6)
+def _yardstick(device: Device) -> Yardstick:
+    return GPU if device.captures else CPU
+
+
+@cache
+def _flops_per_us(dtype: str, device: Device, threads: int) -> float:
+    size = _yardstick(device).product_size
+    a, b, c = (torch.ones(size, size, dtype=DTYPES[dtype], device=device.place) for _ in range(3))
+    return 2 * size**3 / _best_us(lambda: torch.mm(a, b, out=c), device)
+
+
+@cache
+def _bytes_per_us(device: Device, threads: int) -> float:
+    size = _yardstick(device).fill_bytes
+    each = torch.empty(size, dtype=torch.uint8, device=device.place)
+    fillers = 1 if device.captures else threads
+    return fillers * size / _best_us(lambda: each.fill_(1), device)
+
+
+def _best_us(call: Callable[[], object], device: Device) -> float:
+    calls = _yardstick(device).calls
+
+    def batch() -> None:
+        for _ in range(calls):
+            call()
+
+    best = math.inf
+    with device.own_stream():
+        batch()
+        repeated, watch = device.captured(batch), kernel_watch(device)
+        end = time.perf_counter() + MEASURE_S
+        while time.perf_counter() < end:
+            best = min(best, watch.batch_us(repeated, 1) / calls)
     return best

@@ -1,8 +1,8 @@
-"""How long calls take on the CPU: warm, in batches that the clock can see, by the monotonic clock.
+"""How long calls take: warm, in batches that the clock can see, in turns, by the monotonic clock.
 
-Times are in microseconds per call. Samples in which this process waited for a core are discarded. A
-wide spread says that the machine was throttled or shared in another way: such a run is repeated,
-and what stays wide is marked noisy.
+Times are in microseconds per call. Caches hold what the call before left in them. Samples in which
+this process waited for a core, or a GPU was throttled, are discarded. A wide spread says that the
+machine was disturbed in another way: such a run is repeated, and what stays wide is marked noisy.
 """
 
 from __future__ import annotations
@@ -94,6 +94,10 @@ class Timing:
     def noisy(self) -> bool:
         return self.shared or self.spread > NOISY_SPREAD
 
+    def per(self, launches: int) -> Timing:
+        """The time of each of so many launches in a call."""
+        return Timing(tuple(us / launches for us in self.samples_us), self.shared)
+
     def settled(self, tolerance: float) -> bool:
         """Whether the median is known this well."""
         enough = self.samples >= 2 * LEAST_SAMPLES
@@ -123,6 +127,30 @@ class Sample:
     waited: float
 
 
+class Watch:
+    """The clock for calls that are done when they return."""
+
+    least_batch_s = LEAST_BATCH_S
+
+    def batch_us(self, call: Call, count: int) -> float:
+        """The time of one call in a batch of `count`."""
+        repeats = range(count)
+        start = time.perf_counter_ns()
+        for _ in repeats:
+            call()
+        return (time.perf_counter_ns() - start) / count / 1e3
+
+    def sample(self, call: Call, count: int) -> Sample:
+        """The time, and what disturbed it."""
+        waited = waited_ns()
+        time_us = self.batch_us(call, count)
+        waited_us = (waited_ns() - waited) / 1e3
+        return Sample(time_us, waited_us / max(time_us * count, 1e-3))
+
+
+HOST = Watch()
+
+
 @dataclass(frozen=True)
 class Interval:
     """A ratio of two medians, and where it lies with the stated confidence."""
@@ -133,12 +161,12 @@ class Interval:
     confidence: float = 0.95
 
 
-def time_call(call: Call, effort: Effort) -> Timing:
+def time_call(call: Call, effort: Effort, watch: Watch = HOST) -> Timing:
     """Times one callable."""
-    return time_interleaved([call], effort)[0]
+    return time_interleaved([call], effort, watch)[0]
 
 
-def time_interleaved(calls: Sequence[Call], effort: Effort) -> list[Timing]:
+def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST) -> list[Timing]:
     """Times callables in turns, so that a drift of the machine meets all of them.
 
     Sample number i of each is from the same round. The order changes from round to round, and each
@@ -147,11 +175,12 @@ def time_interleaved(calls: Sequence[Call], effort: Effort) -> list[Timing]:
     rounds: list[list[Sample]] = []
     with _no_collection():
         turn_s = effort.budget_s / MOST_SAMPLES / len(calls)
-        counts = [_warm_up(call, effort, turn_s) for call in calls]
+        batch_s = max(turn_s, watch.least_batch_s)
+        counts = [_warm_up(call, effort, batch_s, watch) for call in calls]
         for _ in range(1 + effort.retries):
             end = time.perf_counter_ns() + effort.budget_s * 1e9
             while len(rounds) < LEAST_SAMPLES or time.perf_counter_ns() < end:
-                rounds.append(_round(calls, counts, len(rounds)))
+                rounds.append(_round(calls, counts, len(rounds), watch))
                 timings = _timings(rounds)
                 if all(_is_done(timing, effort) for timing in timings):
                     return timings
@@ -160,14 +189,14 @@ def time_interleaved(calls: Sequence[Call], effort: Effort) -> list[Timing]:
     return timings
 
 
-def _round(calls: Sequence[Call], counts: Sequence[int], number: int) -> list[Sample]:
+def _round(calls: Sequence[Call], counts: Sequence[int], number: int, watch: Watch) -> list[Sample]:
     """A sample of each callable; each round starts with another one, every second runs back."""
     places = [(place + number) % len(calls) for place in range(len(calls))]
     turns = {}
     for place in places if number % 2 else reversed(places):
         if len(calls) > 1:
             calls[place]()
-        turns[place] = _sample(calls[place], counts[place])
+        turns[place] = watch.sample(calls[place], counts[place])
     return [turns[place] for place in range(len(calls))]
 
 
@@ -191,15 +220,17 @@ def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
     return [Timing(tuple(sample.us for sample in column), shared=not calm) for column in columns]
 
 
-def ratio_interval(ours: Timing, theirs: Timing, seed: int = 0) -> Interval:
+def ratio_interval(
+    ours: Timing, theirs: Timing, seed: int = 0, resamples: int = RESAMPLES
+) -> Interval:
     """The ratio of two medians from one interleaved run, with its bootstrap interval.
 
     Rounds are drawn again, not samples: what disturbed one round disturbed both.
     """
     pairs = list(zip(ours.samples_us, theirs.samples_us, strict=True))
     draw = random.Random(seed)
-    ratios = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    tail = round(RESAMPLES * (1 - Interval.confidence) / 2)
+    ratios = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(resamples))
+    tail = round(resamples * (1 - Interval.confidence) / 2)
     return Interval(_ratio(pairs), ratios[tail], ratios[-1 - tail])
 
 
@@ -207,37 +238,17 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
 
 
-def _warm_up(call: Call, effort: Effort, batch_s: float) -> int:
+def _warm_up(call: Call, effort: Effort, batch_s: float, watch: Watch) -> int:
     """Calls until the time to warm up is over; returns how many calls make a batch."""
     end = time.perf_counter_ns() + effort.warm_up_s * 1e9
-    batch_us = max(batch_s, LEAST_BATCH_S) * 1e6
+    batch_us = batch_s * 1e6
     count = 1
-    while (took := _batch_us(call, count) * count) < batch_us or time.perf_counter_ns() < end:
+    while (took := watch.batch_us(call, count) * count) < batch_us or time.perf_counter_ns() < end:
         if took < batch_us / 2:
             count *= 2
         elif time.perf_counter_ns() >= end:
             break
     return count
-
-
-def _batch_us(call: Call, count: int) -> float:
-    """The time of one call in a batch of `count`."""
-    repeats = range(count)
-    start = time.perf_counter_ns()
-    for _ in repeats:
-        call()
-    return (time.perf_counter_ns() - start) / count / 1e3
-
-
-def _sample(call: Call, count: int) -> Sample:
-    waited = waited_ns()
-    time_us = _batch_us(call, count)
-    waited_us = (waited_ns() - waited) / 1e3
-    return Sample(time_us, waited_us / max(time_us * count, 1e-3))
-
-
-def _end(effort: Effort) -> float:
-    return time.perf_counter_ns() + effort.budget_s * 1e9
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from plantune.errors import WrongResult
+from plantune.device import Call, Device, device_for, first_line
+from plantune.errors import CaptureError, CudaError, WrongResult
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Frame, Values
@@ -15,8 +16,8 @@ from plantune.kernels.registry import family_named
 from plantune.memory import MEMORY_FORMATS, view_bytes
 from plantune.space.arch import Arch
 
-CPU_STREAM = 0
-GUARD_BYTES = 256
+# As wide as some rows of a large tile: a kernel that ignores where an image ends writes there.
+GUARD_BYTES = 1 << 15
 # As a float 0xA5.. is a small number and 0xFF.. is NaN. The first shows most writes beyond a
 # buffer, the second most reads.
 NUMBERS, NANS = 0xA5, 0xFF
@@ -25,10 +26,10 @@ NUMBERS, NANS = 0xA5, 0xFF
 class Buffer:
     """Bytes between two guard bands; `offset` puts them off the alignment."""
 
-    def __init__(self, size_bytes: int, offset: int = 0) -> None:
+    def __init__(self, size_bytes: int, place: torch.device, offset: int = 0) -> None:
         self.start = GUARD_BYTES + offset
         self.end = self.start + size_bytes
-        self.memory = torch.empty(self.end + GUARD_BYTES, dtype=torch.uint8)
+        self.memory = torch.empty(self.end + GUARD_BYTES, dtype=torch.uint8, device=place)
         self.content = self.memory[self.start : self.end]
 
     @property
@@ -41,39 +42,53 @@ class Buffer:
 
     def is_surrounded(self, pattern: int) -> bool:
         before, behind = self.memory[: self.start], self.memory[self.end :]
-        return bool((before == pattern).all() and (behind == pattern).all())
+        return bool((before == pattern).all() & (behind == pattern).all())
 
 
 class Trial:
     """Runs a candidate as a program would: bound before any input is there, inputs that may be
     other tensors in each run. Outputs and workspace are aligned, as a program's are.
+
+    After `capture`, what was captured is replayed instead, on the same tensors. With a `device` of
+    a later arch the kernel is built such that this one runs it.
     """
 
-    def __init__(self, step: Step, candidate: Candidate, arch: Arch) -> None:
+    def __init__(
+        self, step: Step, candidate: Candidate, arch: Arch, device: Device | None = None
+    ) -> None:
         family, config = family_named(candidate.family), candidate.config
-        self.step, self.candidate = step, candidate
+        self.step, self.candidate, self.device = step, candidate, device or device_for(arch)
         self._layouts = family.layouts(step, config)
         self._aliases, self._adopts = family.aliases(step, config), family.adopts(step, config)
         self._values: Values = {}
         self._inputs: dict[str, Buffer] = {}
         self._outputs: dict[str, Buffer] = {}
         self._kept: list[Tensor] = []
+        self._replays = False
         self._run = "binding"
         for name, type_ in step.outputs:
             if name not in self._aliases and name not in self._adopts:
-                buffer = self._outputs[name] = Buffer(type_.size_bytes)
+                buffer = self._outputs[name] = Buffer(type_.size_bytes, self.device.place)
                 layout = self._layouts.get(name, "nchw")
                 self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout)
-        self._workspace = Buffer(family.workspace_bytes(step, config))
-        frame = Frame(self._values, self._workspace.content, build(step, candidate, arch))
-        self._binding = family.bind(step, config, frame)
+        self._workspace = Buffer(family.workspace_bytes(step, config), self.device.place)
+        if device is None:
+            built = build(step, candidate, arch)
+        else:
+            built = family.build_portable(step, config, arch)
+        frame = Frame(self._values, self._workspace.content, built, self.device.place)
+        # A captured graph reads what the kernel prepared, so the binding stays.
+        binding = self._binding = family.bind(step, config, frame)
+        self._refresh: Call | None = binding.refresh
+        device = self.device  # not self: a cycle would hold the memory until a collection
+        self._launch: Call = lambda: binding.launch(device.stream)
 
     def put_constants(self, data: Values, *, awkward: bool = False) -> None:
         """Places the constant inputs, and refreshes what the kernel made of them."""
         for name in self.step.constants:
             self._put(name, data[name], awkward)
-        if self._binding.refresh is not None:
-            self._binding.refresh()
+        if self._refresh is not None:
+            self._refresh()
 
     def put_data(self, data: Values, *, awkward: bool = False) -> None:
         """Places all other inputs.
@@ -86,30 +101,57 @@ class Trial:
                 self._put(name, data[name], awkward)
 
     def _put(self, name: str, tensor: Tensor, awkward: bool) -> None:
+        if self._replays:
+            self._values[name].copy_(tensor)
+            return
         type_ = self.step.types[name]
         free = "nhwc" if awkward and len(type_.shape) == 4 else "nchw"
-        buffer = Buffer(type_.size_bytes, tensor.dtype.itemsize if awkward else 0)
+        offset = tensor.dtype.itemsize if awkward else 0
+        buffer = Buffer(type_.size_bytes, self.device.place, offset)
         layout = self._layouts.get(name, free)
         self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout).copy_(tensor)
         self._inputs[name] = buffer
 
+    def capture(self) -> None:
+        """Captures refresh and launch, as they are deployed where the device has graphs.
+
+        A kernel that does not go to the stream that it is given is in no graph.
+        """
+        self._run = "capture"
+        self._prepare(NUMBERS, fresh_workspace=True)
+        try:
+            if self._refresh is not None:
+                self._refresh = self.device.captured(self._refresh)
+            self._launch = self.device.captured(self._launch)
+        except CaptureError as error:
+            raise self.wrong(str(error)) from error
+        self._replays = True
+        # A graph lives long: what it uses must not be memory that a kernel let go.
+        self.device.give_back_memory()
+
     def run(self, what: str, pattern: int, *, fresh_workspace: bool = True) -> Values:
         """The outputs of one launch; `pattern` surrounds all buffers.
 
-        Raises WrongResult where the kernel touched what is not its own.
+        Raises WrongResult where the kernel touched what is not its own, CudaError where the GPU
+        refused to go on.
         """
         self._run = what
         self._prepare(pattern, fresh_workspace)
         before = {name: buffer.content.clone() for name, buffer in self._inputs.items()}
-        self._binding.launch(CPU_STREAM)
+        try:
+            self._launch()
+            self.device.synchronize()
+        except torch.AcceleratorError as error:
+            raise CudaError(f"{what}: {first_line(error)}") from error
         for name, buffer in self._buffers():
             if not buffer.is_surrounded(pattern):
                 raise self.wrong(f"it wrote outside of {name!r}")
         for name, content in before.items():
             if not torch.equal(self._inputs[name].content, content):
                 raise self.wrong(f"it wrote to its input {name!r}")
-        self._check_outputs()
-        self._kept += [self._values[name] for name in self._adopts]
+        if not self._replays:
+            self._check_outputs()
+            self._kept += [self._values[name] for name in self._adopts]
         return {name: self._values[name].clone() for name, _ in self.step.outputs}
 
     def _prepare(self, pattern: int, fresh_workspace: bool) -> None:
@@ -120,7 +162,11 @@ class Trial:
         if fresh_workspace:
             self._workspace.content.fill_(NANS)
         for name in (*self._adopts, *self._aliases):
-            self._values.pop(name, None)
+            if not self._replays:
+                self._values.pop(name, None)
+            elif name in self._adopts:
+                value = self._values[name]
+                value.fill_(torch.nan if value.is_floating_point() else NANS)
 
     def _buffers(self) -> Iterator[tuple[str, Buffer]]:
         yield from self._inputs.items()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
+from plantune.device import CPU, Device, device_for
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
+from plantune.measure.gpu_watch import call_watch
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.limits import rejection
 from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Call, Effort, Timing, time_interleaved
 from plantune.memory import in_layout
 from plantune.plan import Plan
+from plantune.runtime.captured import CapturedProgram, program_on
 from plantune.runtime.program import Program
 from plantune.space.search_space import load_search_space
 
@@ -30,24 +32,32 @@ def time_programs(
     All run on the same random weights and inputs. A plan that does not build is rejected and the
     others are timed.
     """
-    values = draw_values(graph, seed)
+    if not plans:
+        return []
+    space = load_search_space(plans[0].arch)
+    device = device_for(space.arch)
+    values = draw_values(graph, seed, device)
     prepared: list[Call | Rejected] = []
     for plan in plans:
         say("build")
         try:
-            prepared.append(_pass(Program(graph, plan, load_search_space(plan.arch)), values))
+            call = _pass(program_on(device.place, graph, plan, space), values)
+            call()  # What does not run at all is not timed.
+            device.synchronize()
+            prepared.append(call)
         except Exception as error:
             rejected = rejection(error)
-            if rejected is None:
+            if rejected is None or not device.works():
                 raise
             prepared.append(rejected)
+    device.give_back_memory()  # as other work in a process may at any time
     say("time")
     calls = [call for call in prepared if not isinstance(call, Rejected)]
-    timings = iter(time_interleaved(calls, effort) if calls else ())
+    timings = iter(time_interleaved(calls, effort, call_watch(device)) if calls else ())
     return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
 
 
-def _pass(program: Program, values: Values) -> Call:
+def _pass(program: Program | CapturedProgram, values: Values) -> Call:
     """A program with its weights prepared, as a call."""
     graph = program.graph
     program.refresh(values)
@@ -65,12 +75,12 @@ def _pass(program: Program, values: Values) -> Call:
     return both
 
 
-def draw_values(graph: Graph, seed: int) -> dict[str, Tensor]:
+def draw_values(graph: Graph, seed: int, device: Device = CPU) -> dict[str, Tensor]:
     """Random weights, inputs and gradients of outputs for a graph, in the layouts of its edge."""
     sources = tuple(graph.sources)
     outputs = tuple((name, graph.types[name]) for name in graph.outputs)
     whole = Step(graph.nodes, sources, outputs, graph.constants, "forward")
-    drawn = draw_inputs(whole, torch.Generator().manual_seed(seed))
+    drawn = draw_inputs(whole, device.generator(seed))
     return {
         name: in_layout(drawn[name], type_.layout) if len(type_.shape) == 4 else drawn[name]
         for name, type_ in sources

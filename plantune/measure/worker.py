@@ -6,6 +6,7 @@ expected failure of a candidate is its outcome; anything else goes back as an er
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,15 +14,24 @@ from typing import Any
 
 import torch
 
-from plantune.errors import IllegalCandidate, PlantuneError, ProtocolError
+from plantune.device import Device, device_for, first_line, later_gpu
+from plantune.errors import (
+    IllegalCandidate,
+    PlantuneError,
+    ProtocolError,
+    UnsupportedDevice,
+    WorkerDied,
+)
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import family_named, why_not
 from plantune.measure import roofline
 from plantune.measure.bound import BoundStep
+from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.limits import (
+    GPU_FAULTS,
     die_with_parent,
     leave_interrupts_to_parent,
     leave_no_core,
@@ -35,6 +45,7 @@ from plantune.measure.race import Workload, race
 from plantune.measure.timing import Effort, Timing, time_call
 from plantune.measure.whole import time_programs
 from plantune.plan import plan_from_json
+from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 
 Say = Callable[[str], None]
@@ -55,8 +66,30 @@ def _check_and_time(request: Message, say: Say) -> Message:
         rejected = rejection(error)
         if rejected is None:
             raise
-        outcome = rejected
+        refused = rejected.stage == "crash" and device_for(space.arch).works()
+        outcome = Rejected("build", rejected.reason) if refused else rejected
     return {"outcome": outcome_to_json(outcome)}
+
+
+def _check_elsewhere(request: Message, say: Say) -> Message:
+    """Checks a candidate of an arch that is not here on a later GPU; see `Worker`."""
+    step, candidate = Step.from_json(request["step"]), Candidate.from_json(request["candidate"])
+    space = load_search_space(request["arch"])
+    device = later_gpu(space.arch)
+    if device is None:
+        raise UnsupportedDevice(f"no GPU here is later than {space.arch.name}")
+    try:
+        say("build")
+        family_named(candidate.family).build_portable(step, candidate.config, space.arch)
+        say("check")
+        for seed in request["seeds"]:
+            check(step, candidate, space, seed, device)
+    except Exception as error:
+        rejected = rejection(error)
+        if rejected is None:
+            raise
+        return {"outcome": outcome_to_json(rejected)}
+    return {"outcome": None}
 
 
 def _outcome(
@@ -67,9 +100,10 @@ def _outcome(
     say("check")
     reports = [check(step, candidate, space, seed) for seed in request["seeds"]]
     say("time")
-    with torch.no_grad():
+    device = device_for(space.arch)
+    with device.own_stream(), torch.no_grad():
         bound = BoundStep(step, candidate, space.arch, request["seeds"][0])
-        timing = _possible(bound, step, candidate, Effort(**request["effort"]))
+        timing = _possible(bound, step, candidate, Effort(**request["effort"]), device)
     if isinstance(timing, Rejected):
         return timing
     worst = max(reports, key=lambda report: report.error / max(report.bound, sys.float_info.min))
@@ -85,13 +119,15 @@ def _outcome(
 
 
 def _possible(
-    bound: BoundStep, step: Step, candidate: Candidate, effort: Effort
+    bound: BoundStep, step: Step, candidate: Candidate, effort: Effort, device: Device
 ) -> Timing | Rejected:
     """The kernel's time, unless no kernel can be that fast or nothing can be said of it."""
+    watch = kernel_watch(device)
+    call, launches = bound.repeated(lambda call: watch.batch_us(call, 1))
     least = 0.0
     for _ in range(2):
-        timing = time_call(bound.launch, effort)
-        least = roofline.least_us(step, candidate)
+        timing = time_call(call, effort, watch).per(launches)
+        least = roofline.least_us(step, candidate, device)
         if timing.median_us >= least:
             break
         roofline.forget()
@@ -99,7 +135,9 @@ def _possible(
         text = f"{timing.median_us:.3g} us is less than any kernel can take here, {least:.3g} us"
         return Rejected("roofline", text)
     if timing.shared:
-        return Rejected("noisy", "other processes kept the cores busy; measure on an idle machine")
+        return Rejected(
+            "noisy", "other work or heat slowed the machine down; measure on an idle one"
+        )
     if timing.spread > HOPELESS_SPREAD:
         return Rejected("noisy", f"quartiles {timing.low_us:.3g} and {timing.high_us:.3g} us")
     return timing
@@ -123,15 +161,21 @@ def _race(request: Message, say: Say) -> Message:
     return race(workload, plan, request["baselines"], effort, request["seed"], say).to_json()
 
 
-def _ping(request: Message, say: Say) -> Message:
+def _warm_up(request: Message, say: Say) -> Message:
+    """Loads what the first candidate would wait for: the driver's context, cuDNN."""
+    device = device_for(load_arch(request["arch"]))
+    image = torch.ones(1, 8, 8, 8, device=device.place)
+    torch.conv2d(image, image)
+    device.synchronize()
     return {}
 
 
 HANDLERS: Mapping[str, Callable[[Message, Say], Message]] = {
     "check_and_time": _check_and_time,
+    "check_elsewhere": _check_elsewhere,
     "time_programs": _time_programs,
     "race": _race,
-    "ping": _ping,
+    "warm_up": _warm_up,
 }
 
 
@@ -153,8 +197,10 @@ def serve(channel: Channel) -> None:
 
 def _answer(request: Message, say: Say) -> Message:
     try:
-        with memory_limit(request["memory_bytes"]):
+        with memory_limit(request.get("memory_bytes")):
             return {"answer": HANDLERS[request["do"]](request, say)}
+    except GPU_FAULTS as error:  # This process is of no more use.
+        return {"error": _described(WorkerDied(first_line(error)))}
     except Exception as error:  # The parent raises it.
         return {"error": _described(error)}
 
@@ -174,6 +220,8 @@ def main() -> None:
     leave_no_core()
     incoming, outgoing, threads = map(int, sys.argv[1:])
     torch.set_num_threads(threads)
+    gc.collect()
+    gc.freeze()  # what was imported stays: looking at it again would take 0.05 s at each timing
     try:
         serve(Channel(incoming, outgoing))
     except BrokenPipeError:

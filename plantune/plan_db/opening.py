@@ -178,7 +178,7 @@ def _prepare_for_writers(path: Path, db: Database, timeout_s: float) -> None:
 
 
 def _back_up(path: Path, connection: sqlite3.Connection, version: int) -> None:
-    copy = _dated(path, f"schema-{version}")
+    copy = dated(path, f"schema-{version}")
     with closing(sqlite3.connect(copy)) as target:
         connection.backup(target)
     _warn(f"{path}: its schema {version} was brought up to {SCHEMA_VERSION}; {copy} is as before.")
@@ -192,7 +192,7 @@ def _set_aside_if_damaged(path: Path, timeout_s: float) -> None:
         fault = _why_damaged(path, timeout_s)  # another process may have been first
         if fault is None:
             return
-        aside = _dated(path, "damaged")
+        aside = dated(path, "damaged")
         for ending in ("-wal", "-shm", "-journal", ""):
             if os.path.exists(f"{path}{ending}"):
                 os.rename(f"{path}{ending}", f"{aside}{ending}")
@@ -216,7 +216,7 @@ def _folder_lock(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _dated(path: Path, word: str) -> Path:
+def dated(path: Path, word: str) -> Path:
     """A name beside `path` that no file has."""
     base = path.with_name(f"{path.name}.{word}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
     number, name = 1, base

@@ -10,10 +10,9 @@ from plantune.environment import Environment
 from plantune.errors import InvalidPlan
 from plantune.graph.types import DTYPES
 from plantune.plan import Choice, Plan
-from plantune.plan_rows import StoredPlan
+from plantune.plan_rows import EVIDENCE, StoredPlan
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import load_search_space
-from plantune.values import canonical
 
 BATCH_MAX = 1 << 24
 NAME_LENGTH, TEXT_LENGTH, NODE_LENGTH = 100, 300, 500
@@ -30,8 +29,16 @@ def check_stored_plan(stored: StoredPlan) -> None:
     for key, value in stored.plan.evidence.items():
         _require(_is_name(key), "evidence", key, "names of values")
         _require(_is_plain(value), f"evidence.{key}", value, "a number or a short printable text")
+    _check_prediction(stored.plan)
     _check_environment(stored.environment, stored.plan.arch)
     _require(_matches(_TIME, stored.created_at), "created_at", stored.created_at, "a time in UTC")
+
+
+def _check_prediction(plan: Plan) -> None:
+    """Nothing predicted may look as if it was measured."""
+    measured = [key for key in plan.evidence if key in EVIDENCE]
+    if plan.origin == "predicted":
+        _require(not measured, "evidence", measured, "no times, for nothing was measured")
 
 
 def _check_problem(plan: Plan) -> None:
@@ -56,21 +63,15 @@ def _check_choices(plan: Plan) -> None:
 
 
 def _check_candidate(choice: Choice, where: str, arch: str) -> None:
-    known = _configs(arch)
+    space = _search_space(arch)
     family, config = choice.candidate.family, choice.candidate.config
-    _require(family in known, f"{where}.family", family, f"one of {', '.join(known)}")
-    listed = canonical(dict(config)) in known[family]
-    _require(listed, f"{where}.config", dict(config), f"in the search space of {arch}")
+    known = ", ".join(space.families)
+    _require(family in space.families, f"{where}.family", family, f"one of {known}")
+    admitted = space.admits(family, config)
+    _require(admitted, f"{where}.config", dict(config), f"in the search space of {arch}")
 
 
-@cache
-def _configs(arch: str) -> dict[str, frozenset[str]]:
-    """The configs of each family of an arch, as canonical JSON: there 1, 1.0 and true differ."""
-    space = load_search_space(arch)
-    return {
-        family: frozenset(canonical(dict(config)) for config in space.configs(family))
-        for family in space.families
-    }
+_search_space = cache(load_search_space)
 
 
 def _check_environment(environment: Environment, arch: str) -> None:

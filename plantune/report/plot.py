@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plantune.report.tables import counted
+from plantune.report.tables import machine_text
 
 FORMATS = (".png", ".svg", ".pdf")
 OURS, OTHERS = "#0072b2", "#b0b0b0"
@@ -46,5 +46,5 @@ def bar_plot(document: Mapping[str, Any], path: Path) -> None:
 def _title(document: Mapping[str, Any]) -> str:
     work, here = document["workload"], document["environment"]
     what = f"{work['model']}, batch {work['batch']}, {work['mode']}, {work['dtype']}"
-    where = f"{here['device']}, {counted(here['threads'], 'thread')}, torch {here['torch']}"
+    where = f"{machine_text(here)}, torch {here['torch']}"
     return f"{what}\n{where}"

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from plantune.device import device_for
+from plantune.errors import UnsupportedDevice
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 Trials = Mapping[Candidate, Outcome]
@@ -26,7 +27,7 @@ class StepStory:
     step: Step
     chosen: Candidate
     trials: Trials
-    roofline_us: float
+    roofline_us: float | None
 
     @property
     def chosen_us(self) -> float | None:
@@ -73,15 +74,18 @@ class StepStory:
         }  # fmt: skip
 
 
-def step_roofline_us(step: Step) -> float:
-    """What arithmetic and traffic take at this machine's best, as the graph defines them.
+def step_roofline_us(step: Step, arch: str) -> float | None:
+    """What arithmetic and traffic take at this machine's best, as the graph defines them; None for
+    an arch that is not here.
 
     Winograd and Karatsuba tiles need fewer products than that, so they may be below it.
     """
-    threads = torch.get_num_threads()
-    dtypes = {type_.dtype for _, type_ in step.outputs if type_.is_float} or {"float32"}
-    peak = max(roofline.flops_per_us(dtype, threads) for dtype in dtypes)
-    return max(step.flops / peak, step.traffic_bytes / roofline.bytes_per_us(threads))
+    try:
+        device = device_for(load_arch(arch))
+    except UnsupportedDevice:
+        return None
+    peak = roofline.peak(step, device)
+    return max(step.flops / peak, step.traffic_bytes / roofline.bytes_per_us(device))
 
 
 def plan_steps(plan: Plan, graph: Graph) -> list[tuple[Step, Candidate]]:

@@ -55,5 +55,15 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def machine_text(environment: Mapping[str, Any]) -> str:
+    """The processor of an environment, and how many threads where that matters."""
+    threads = environment["threads"]
+    return (
+        f"{environment['device']}, {counted(threads, 'thread')}"
+        if threads
+        else (str(environment["device"]))
+    )
+
+
 def counted(count: int, thing: str, many: str | None = None) -> str:
     return f"{count} {thing if count == 1 else many or thing + 's'}"

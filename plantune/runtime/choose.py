@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+import torch
 from torch import nn
 
 from plantune.environment import environment_of
-from plantune.errors import BuildError, InvalidPlan
+from plantune.errors import BuildError, CudaError, IllegalCandidate, InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
@@ -15,6 +16,9 @@ from plantune.planning import default_plan
 from plantune.runtime.pool import Pool, device_of
 from plantune.space.search_space import SearchSpace
 from plantune.stored_plans import find_stored_plan
+
+# What a plan may raise that is none for this machine as it is now: other libraries, less memory.
+CANNOT_RUN = (InvalidPlan, IllegalCandidate, BuildError, CudaError, torch.OutOfMemoryError)
 
 
 class NoStoredPlan(UserWarning):
@@ -43,7 +47,14 @@ def pool_for(
     default = default_plan(graph, space, network=name)
     here = environment_of(device_of(module))
     found = find_stored_plan(ProblemKey.of(default), here) if look else None
-    if found is not None and found.match != "foreign":
+    if found is not None and found.match == "foreign":
+        warnings.warn(
+            f"the stored plan {found.id} is for another chip: expected {here.arch}, got "
+            f"{found.environment.arch} ({found.environment.device}); the framework's kernels run",
+            NoStoredPlan,
+            stacklevel=2,
+        )
+    elif found is not None:
         pool = _pool_of_stored(found, graph, space, module)
         if pool is not None:
             return pool
@@ -58,14 +69,21 @@ def _pool_of_stored(
         check_plan(found.plan, graph, space)
         pool = Pool(graph, found.plan, space, module)
         pool.lease().release()
-    except (InvalidPlan, BuildError) as error:
+    except CANNOT_RUN as error:
         warnings.warn(
             f"the stored plan {found.id} cannot run here, the framework's kernels do: {error}",
             NoStoredPlan,
             stacklevel=2,
         )
         return None
-    if found.match == "compatible":
+    if found.plan.origin == "predicted":
+        warnings.warn(
+            f"the plan for {found.plan.network} was predicted for {found.plan.arch}, nothing of it "
+            "was measured; `plantune verify` or `plantune search` measures it here",
+            OtherMachine,
+            stacklevel=2,
+        )
+    elif found.match == "compatible":
         differences = environment_of(device_of(module)).differences(found.environment)
         told = ", ".join(f"{key} {then!r}, now {now!r}" for key, (now, then) in differences.items())
         warnings.warn(

@@ -120,24 +120,31 @@ class TunedModule(nn.Module):
         if reason is not None:
             return self._eagerly(x, reason)
         gradients = self._mode == "train" and torch.is_grad_enabled()
-        wanted = self._wanted(x) if gradients else None
+        wanted = self._wanted(x) if gradients else ()
         pool = self._pool(form, wanted or None)
         if pool.plan.runner == "eager":
             with torch.set_grad_enabled(gradients):
                 return self.reference(x)
+        if torch.are_deterministic_algorithms_enabled() and not _is_deterministic(pool.plan):
+            return self._eagerly(x, "the plan is not known to be deterministic, as is asked for")
         x = in_layout(x, self._input_type.layout)
-        if not wanted:
-            return self._inferred(pool, x)
-        known = dict(self.named_parameters(remove_duplicate=True))
-        return run_with_gradients(pool, x, {name: known[name] for name in wanted if name in known})
-
-    def _inferred(self, pool: Pool, x: Tensor) -> Any:
-        """The outputs without gradients; the framework's where the GPU has no room for a graph."""
         try:
-            with pool.lease() as instance:
-                outputs = instance.forward(x.detach())
-        except (CaptureError, torch.OutOfMemoryError) as error:
-            return self._eagerly(x, f"the plan cannot run: {error}")
+            return self._planned(pool, x, wanted)
+        except torch.OutOfMemoryError:
+            reason = "the plan cannot run: out of memory"
+        except CaptureError as error:
+            reason = f"the plan cannot run: {error}"
+        # Behind the handlers: an error keeps the memory of the pass that it ended.
+        return self._eagerly(x, reason)
+
+    def _planned(self, pool: Pool, x: Tensor, wanted: tuple[str, ...]) -> Any:
+        """The plan's outputs, with the gradients that are wanted."""
+        if wanted:
+            known = dict(self.named_parameters(remove_duplicate=True))
+            parameters: dict[str, Tensor] = {n: known[n] for n in wanted if n in known}
+            return run_with_gradients(pool, x, parameters)
+        with pool.lease() as instance:
+            outputs = instance.forward(x.detach())
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _wanted(self, x: Tensor | None) -> tuple[str, ...]:
@@ -228,6 +235,11 @@ class TunedModule(nn.Module):
 
     def extra_repr(self) -> str:
         return f"plantune {self._mode} plan for {self._input_type.shape}"
+
+
+def _is_deterministic(plan: Plan) -> bool:
+    """Whether a search saw that each of its kernels gives the same bits again."""
+    return bool(plan.evidence.get("deterministic"))
 
 
 def input_type_of(example: Tensor) -> TensorType:

@@ -13,10 +13,9 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 
 # States kept per node. A graph that needs no more gets its best cover; training graphs keep many
-# values alive, and with them many layouts to tell apart, so theirs is a good one.
-BEAM = 256
-CONVERSION_LAUNCH_US = 4.0
-CONVERSION_BYTES_PER_US = 8000.0
+# values alive, and with them many layouts to tell apart, so theirs is a good one. A narrow beam
+# does for what to measure next.
+BEAM, NARROW_BEAM = 256, 32
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,19 @@ class Option:
 Cover = tuple[Option, ...]
 
 
-def conversion_us(type_: TensorType) -> float:
+@dataclass(frozen=True)
+class Conversion:
     """What it costs to bring a value into another layout, roughly."""
-    return CONVERSION_LAUNCH_US + 2 * type_.size_bytes / CONVERSION_BYTES_PER_US
+
+    launch_us: float
+    bytes_per_us: float
+
+    def time_us(self, type_: TensorType) -> float:
+        return self.launch_us + 2 * type_.size_bytes / self.bytes_per_us
+
+
+# By the kind of arch: two cores with AVX-512; an H200, 2026-11-20.
+CONVERSIONS = {"cpu": Conversion(4.0, 8e3), "cuda": Conversion(2.5, 2e6)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,13 @@ class _State:
 _Slot = tuple[frozenset[str], tuple[tuple[str, str], ...], int]
 
 
-def best_covers(graph: Graph, options: Iterable[Option], wanted: int) -> list[tuple[float, Cover]]:
+def best_covers(
+    graph: Graph,
+    options: Iterable[Option],
+    wanted: int,
+    conversion: Conversion = CONVERSIONS["cpu"],
+    beam: int = BEAM,
+) -> list[tuple[float, Cover]]:
     """Up to `wanted` covers with their summed cost, the cheapest first.
 
     Every node is covered by exactly one option, groups that would wait for each other are left out.
@@ -63,9 +78,10 @@ def best_covers(graph: Graph, options: Iterable[Option], wanted: int) -> list[tu
     for place, node in enumerate(graph.nodes):
         grown: dict[_Slot, _State] = {}
         for state in states:
-            for following in _grown(graph, state, node.name, starts.get(node.name, ())):
+            here = starts.get(node.name, ())
+            for following in _grown(graph, state, node.name, here, conversion):
                 _keep(grown, _forget(following, place, last_use), wanted)
-        states = sorted(grown.values(), key=lambda state: state.cost_us)[: BEAM * wanted]
+        states = sorted(grown.values(), key=lambda state: state.cost_us)[: beam * wanted]
     return _runnable(graph, states, wanted)
 
 
@@ -83,7 +99,9 @@ def _cheapest_by_first_node(options: Iterable[Option]) -> dict[str, list[Option]
     return starts
 
 
-def _grown(graph: Graph, state: _State, node: str, options: Sequence[Option]) -> Iterable[_State]:
+def _grown(
+    graph: Graph, state: _State, node: str, options: Sequence[Option], conversion: Conversion
+) -> Iterable[_State]:
     """The state after `node`: it is covered already, constant, or starts one of the options."""
     if node in state.ahead:
         yield _State(state.cost_us, state.ahead - {node}, state.layouts, state.chosen)
@@ -100,7 +118,7 @@ def _grown(graph: Graph, state: _State, node: str, options: Sequence[Option]) ->
         after = dict(layouts)
         for name, layout in option.demands.items():
             if layouts.get(name, layout) != layout:
-                cost += conversion_us(graph.types[name])
+                cost += conversion.time_us(graph.types[name])
         after.update(option.makes)
         yield _State(
             cost, state.ahead | later, tuple(sorted(after.items())), (*state.chosen, option)

@@ -1,14 +1,14 @@
-"""The ledger of trials, kept by Optuna: one study a step, which `optuna-dashboard` shows.
-
-The search says which candidate comes next: the spaces of the CPU are small enough for it.
+"""What Optuna does: it keeps the ledger of trials, one study a step, which `optuna-dashboard`
+shows, and its TPE proposes configs where a space is too large to try them in order.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import optuna
 import sqlalchemy
@@ -23,8 +23,8 @@ STORAGE_FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlch
 
 
 def storage_url(path: Path) -> str:
-    """Optuna's storage in a file of plantune's own."""
-    return f"sqlite:///{path}"
+    """Optuna's storage in a file of plantune's own, whatever its path holds."""
+    return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
 
 
 class Ledger:
@@ -95,6 +95,68 @@ class Asked:
         self._trial.set_user_attr("stage", outcome.stage)
         self._trial.set_user_attr("reason", outcome.reason[:500])
         self._study.tell(self._trial, state=optuna.trial.TrialState.FAIL)
+
+
+class TpeProposer:
+    """Draws configs by TPE from what was tried so far; each draw starts from the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._seed = seed
+
+    def propose(
+        self, tried: Mapping[Candidate, float | None], left: Sequence[Candidate], wanted: int
+    ) -> list[Candidate]:
+        """Some of those that are left, all different; fewer where draws repeat themselves."""
+        axes = _axes([*tried, *left])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna calls some of these options experimental
+            sampler = optuna.samplers.TPESampler(
+                seed=self._seed + len(tried),
+                n_startup_trials=0,
+                multivariate=True,
+                constant_liar=True,
+            )
+        study = optuna.create_study(sampler=sampler)
+        for candidate, time in tried.items():
+            study.add_trial(_finished(candidate, time, axes))
+        by_params = {_params(candidate): candidate for candidate in left}
+        found: dict[Candidate, None] = {}
+        for _ in range(DRAWS * wanted):
+            drawn = study.ask(axes)
+            match = by_params.get(canonical(drawn.params))
+            if match is not None:
+                found[match] = None
+            if len(found) == wanted:
+                break
+        return list(found)
+
+
+DRAWS = 4
+
+
+def _axes(candidates: Sequence[Candidate]) -> dict[str, optuna.distributions.BaseDistribution]:
+    """Each axis of the configs with the values that occur."""
+    values: dict[str, dict[Any, None]] = {}
+    for candidate in candidates:
+        for name, value in candidate.config.items():
+            values.setdefault(name, {})[value] = None
+    categorical = optuna.distributions.CategoricalDistribution
+    return {name: categorical(tuple(found)) for name, found in values.items()}
+
+
+def _params(candidate: Candidate) -> str:
+    return canonical(dict(candidate.config))
+
+
+def _finished(
+    candidate: Candidate,
+    time: float | None,
+    axes: dict[str, optuna.distributions.BaseDistribution],
+) -> optuna.trial.FrozenTrial:
+    state = optuna.trial.TrialState.FAIL if time is None else optuna.trial.TrialState.COMPLETE
+    params = {name: candidate.config[name] for name in axes}
+    return optuna.trial.create_trial(params=params, distributions=axes, value=time, state=state)
 
 
 def _end_orphans(study: optuna.Study) -> None:

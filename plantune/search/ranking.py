@@ -10,13 +10,17 @@ from plantune.graph.partition import partition_into
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
-from plantune.measure.outcome import Rejected
-from plantune.measure.timing import Timing
-from plantune.plan import Choice, Plan, check_plan
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.timing import Timing, ratio_interval
+from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.planning import FALLBACK, default_plan
 from plantune.search.cover import Cover
 from plantune.search.problem import Problem
 from plantune.space.search_space import SearchSpace
+
+# What differs by less is not worth a more complicated plan.
+TIE = 0.01
+TIE_RESAMPLES = 200
 
 
 def plan_of(cover: Cover, problem: Problem, space: SearchSpace) -> Plan:
@@ -56,8 +60,8 @@ def distinct(plans: Iterable[Plan]) -> list[Plan]:
 def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int | None:
     """The index of the plan to keep, None where none ran.
 
-    A plan wins by more than the spread of both; within it the simpler one is kept: the one with
-    fewer compiled kernels, then fewer steps.
+    Of those that tie with the fastest the simplest is kept: the one with fewer compiled kernels,
+    then fewer steps.
     """
     times = {i: timing for i, timing in enumerate(timings) if isinstance(timing, Timing)}
     if not times:
@@ -68,15 +72,32 @@ def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int 
 
 
 def is_tie(one: Timing, other: Timing) -> bool:
-    """Whether the medians differ by less than half of the wider of the two spreads."""
-    spread = max(one.high_us - one.low_us, other.high_us - other.low_us)
-    return abs(one.median_us - other.median_us) <= spread / 2
+    """Whether two that were timed in turns differ by no more than TIE, or not surely.
+
+    The spread of each alone would say less: a machine whose clock has two speeds moves both.
+    """
+    interval = ratio_interval(one, other, resamples=TIE_RESAMPLES)
+    return interval.low <= 1 + TIE and interval.high >= 1 - TIE
 
 
 def complexity(plan: Plan) -> tuple[int, int]:
     """How many choices compile something, and how many choices there are."""
     compiled = sum(family_named(c.candidate.family).build_s > 0 for c in plan.choices)
     return (compiled, len(plan.choices))
+
+
+def is_deterministic(
+    plan: Plan,
+    graph: Graph,
+    space: SearchSpace,
+    outcomes: Mapping[tuple[str, Candidate], Outcome],
+) -> bool:
+    """Whether each kernel of a pass gave the same bits whenever it was checked."""
+    steps = check_plan(plan, graph, space)
+    chosen = candidates_by_step(plan, steps)
+    launched = [step for step in steps if step.phase != "refresh"]
+    found = [outcomes.get((step.signature, chosen[step.name])) for step in launched]
+    return all(isinstance(outcome, Measured) and outcome.deterministic for outcome in found)
 
 
 def swapped(plan: Plan, graph: Graph, space: SearchSpace, swaps: Mapping[str, Candidate]) -> Plan:

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plantune.environment import Environment
-from plantune.errors import NoViableCandidate
+from plantune.errors import MeasureTimeout, NoViableCandidate, WorkerDied, WrongResult
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.measure.race import BASELINES, PLANTUNE, Race, Workload
+from plantune.measure.race import PLANTUNE, Race, Workload, baselines_for
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.planning import default_plan, hand_plan
 from plantune.search.budget import Budget
+from plantune.search.builds import builds_for
+from plantune.search.finalists import improved, swaps
 from plantune.search.problem import Problem
 from plantune.search.progress import Report, silent
-from plantune.search.proposals import Ledger
-from plantune.search.ranking import distinct, fastest, plan_of
+from plantune.search.proposals import Ledger, TpeProposer
+from plantune.search.ranking import distinct, fastest, is_deterministic, plan_of
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.values import Attrs
 
 COVERS_TO_RANK = 4
-# The race itself, and the time that must be left for torch.compile to join it.
+SWAPS_AT_ONCE = 7
+REFINING_S = 1.0
 RACE_S = 8.0
-COMPILING_BASELINE_S = 25.0
+MOST_RACES = 3
+# The time that must be left for a way of torch.compile to join the race; others join always.
+COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
+NEVER_S = float("inf")
+# The GPU's own clock knows a kernel's time after some milliseconds; the CPU's is shared.
+EFFORTS = {"cpu": Effort(), "cuda": Effort(budget_s=0.06, warm_up_s=0.005)}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search: seconds in all, the seed of every draw, and what the winner races against."""
+    """How to search: seconds in all, the seed of every draw, and what the winner races against:
+    all ways of the arch for which there is time, where `baselines` names none.
+    """
 
     budget_s: float = 90.0
     seed: int = 0
     fresh: bool = False
     storage: str | None = None
-    baselines: tuple[str, ...] = tuple(BASELINES)
+    baselines: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,11 +73,15 @@ class _Measurer:
         self._ledger = ledger
         self._space = space
         self._seeds = (2 * seed, 2 * seed + 1)
+        self._choices: dict[str, tuple[Candidate, ...]] = {}
 
     def measure(self, step: Step, candidate: Candidate) -> Outcome:
-        asked = self._ledger.ask(step, candidate, candidates(step, self._space))
+        if step.signature not in self._choices:
+            self._choices[step.signature] = candidates(step, self._space)
+        asked = self._ledger.ask(step, candidate, self._choices[step.signature])
+        arch = self._space.arch
         outcome = self._worker.check_and_time(
-            step, candidate, self._space.arch.name, seeds=self._seeds
+            step, candidate, arch.name, EFFORTS[arch.kind], seeds=self._seeds
         )
         asked.tell(outcome)
         return outcome
@@ -120,14 +135,27 @@ class Search:
         ledger = Ledger(self.settings.storage, self.settings.seed)
         measurer = _Measurer(worker, ledger, self.space, self.settings.seed)
         store = _Store(self._database, self._environment, self.settings.fresh)
-        steps = StepSearch(self.problem.graph, self.space, measurer, store)
+        builds = builds_for(self.space.arch)
+        steps = StepSearch(
+            self.problem.graph,
+            self.space,
+            measurer,
+            store,
+            builds=builds,
+            proposer=TpeProposer(self.settings.seed),
+        )
         self._steps = steps
-        steps.run(budget, self._report)
-        plan = self._rank(worker, steps, budget)
-        self._best = plan
+        try:
+            steps.run(budget, self._report)
+        finally:
+            builds.close()
+        plans = self._rank(worker, steps, budget)
+        self._best = plans[0]
         self._tell(steps, budget, "racing")
-        race = self._race(worker, plan, budget)
+        plan, race = self._raced(worker, plans, budget)
         plan = judged(plan, race)
+        same = is_deterministic(plan, self.problem.graph, self.space, steps.costs.outcomes)
+        plan = replace(plan, evidence=Attrs({**plan.evidence, "deterministic": int(same)}))
         self._database.put_plan(plan, self._environment)
         return self._result(plan, complete=True, race=race)
 
@@ -140,22 +168,79 @@ class Search:
         self._database.put_plan(plan, self._environment, partial=True)
         return self._result(plan, complete=False, race=None)
 
-    def _rank(self, worker: Worker, steps: StepSearch, budget: Budget) -> Plan:
-        """Times the best covers, the plan picked by hand and the default one as wholes."""
+    def _rank(self, worker: Worker, steps: StepSearch, budget: Budget) -> list[Plan]:
+        """The best covers, the plan picked by hand and the default one, timed as wholes: the winner
+        with what is left to improve in it, then those that ran, the fastest first.
+        """
         plans = self._contenders(steps)
         self._tell(steps, budget, "ranking")
         effort = Effort(budget_s=max(budget.left_for("ranking") / 2, 1.0))
-        timings = worker.time_programs(self.problem.graph, plans, effort, seed=self.settings.seed)
+        timings = self._timed(worker, plans, effort)
         winner = fastest(plans, timings)
         if winner is None:
             raise NoViableCandidate(_why_none(self.problem, timings))
-        return replace(plans[winner], origin="measured")
+        timed = sorted(
+            (timing.median_us, i) for i, timing in enumerate(timings) if isinstance(timing, Timing)
+        )
+        best, *others = [
+            replace(plans[i], origin="measured")
+            for i in (winner, *(i for _, i in timed if i != winner))
+        ]
+        return [self._refined(worker, steps, best, budget), best, *others]
+
+    def _refined(self, worker: Worker, steps: StepSearch, plan: Plan, budget: Budget) -> Plan:
+        """The plan with the runners-up of its steps where they are faster in the whole."""
+        graph = self.problem.graph
+        left = swaps(plan, graph, self.space, steps.costs.outcomes)
+        effort = Effort(budget_s=REFINING_S)
+
+        def time_plans(plans: Sequence[Plan]) -> Sequence[Timing | Rejected]:
+            return self._timed(worker, plans, effort)
+
+        while left and budget.left_for("ranking") > REFINING_S:
+            self._tell(steps, budget, "ranking")
+            now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
+            plan = improved(plan, graph, self.space, now, time_plans)
+        return plan
+
+    def _timed(
+        self, worker: Worker, plans: Sequence[Plan], effort: Effort
+    ) -> list[Timing | Rejected]:
+        """All plans in turns; where one takes the worker along, those that run alone."""
+        graph, seed = self.problem.graph, self.settings.seed
+        try:
+            return worker.time_programs(graph, plans, effort, seed=seed)
+        except (MeasureTimeout, WorkerDied) as error:
+            if len(plans) == 1:
+                return [Rejected("crash", str(error))]
+        alone = [self._timed(worker, [plan], Effort(budget_s=0.2))[0] for plan in plans]
+        sound = [plan for plan, found in zip(plans, alone, strict=True) if _runs(found)]
+        timings = iter(worker.time_programs(graph, sound, effort, seed=seed) if sound else ())
+        return [next(timings) if _runs(found) else found for found in alone]
+
+    def _raced(self, worker: Worker, plans: Sequence[Plan], budget: Budget) -> tuple[Plan, Race]:
+        """The first plan that gets through its race: of the best ones, then of the slowest, mostly
+        the framework's own kernels.
+
+        What fails there was right and ran in every measurement before, so it is told.
+        """
+        contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
+        for place, plan in enumerate(contenders, 1):
+            try:
+                return plan, self._race(worker, plan, budget)
+            except (MeasureTimeout, WorkerDied, WrongResult) as error:
+                if place == len(contenders):
+                    raise
+                warnings.warn(f"a plan was given up in its race: {error}", stacklevel=2)
+        raise AssertionError("there is always a plan")
 
     def _race(self, worker: Worker, plan: Plan, budget: Budget) -> Race:
         """The plan against the framework's ways; those that compile for long need the time."""
         baselines = self.settings.baselines
-        if budget.left_s < COMPILING_BASELINE_S:
-            baselines = tuple(name for name in baselines if not name.startswith("compile"))
+        if baselines is None:
+            baselines = tuple(
+                name for name in baselines_for(plan.arch) if _seconds_of(name) <= budget.left_s
+            )
         effort = Effort(budget_s=min(max(budget.left_s / 4, 2.0), RACE_S))
         return worker.race(self._workload(), plan, baselines, effort, self.settings.seed)
 
@@ -170,7 +255,12 @@ class Search:
     def _workload(self) -> Workload:
         problem = self.problem
         return Workload(
-            problem.network, problem.batch, problem.in_channels, problem.mode, problem.dtype
+            problem.network,
+            problem.batch,
+            problem.in_channels,
+            problem.mode,
+            problem.dtype,
+            problem.arch,
         )
 
     def _tell(self, steps: StepSearch, budget: Budget, phase: str) -> None:
@@ -180,6 +270,15 @@ class Search:
         outcomes = self._steps.costs.outcomes.values() if self._steps else ()
         measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
         return Result(plan, complete, race, measured, len(outcomes) - measured)
+
+
+def _runs(found: Timing | Rejected) -> bool:
+    return isinstance(found, Timing)
+
+
+def _seconds_of(baseline: str) -> float:
+    """What must be left for a baseline: those that compile for minutes are for `bench`."""
+    return COMPILING_S.get(baseline, NEVER_S) if baseline.startswith("compile") else 0.0
 
 
 def judged(plan: Plan, race: Race) -> Plan:

@@ -66,11 +66,27 @@ class CudaFacts:
 
 
 @dataclass(frozen=True)
+class Chip:
+    """The chip that guesses for an arch are made for, as its datasheet describes it.
+
+    Products of 16-bit values are those of tensor cores, dense, with sums in float32; products of
+    float32 are those outside of tensor cores.
+    """
+
+    name: str
+    multiprocessors: int
+    fp16_tflops: float
+    fp32_tflops: float
+    memory_gb_per_s: float
+
+
+@dataclass(frozen=True)
 class Arch:
-    """One kind of processor that a plan is made for; `cuda` is None on the CPU."""
+    """One kind of processor that a plan is made for; `cuda` and `chip` are None on the CPU."""
 
     name: str
     cuda: CudaFacts | None = None
+    chip: Chip | None = None
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
@@ -89,6 +105,7 @@ class SpaceFile:
     path: Path
     facts: Mapping[str, Any]
     families: Mapping[str, Any]
+    chip: Mapping[str, Any] | None = None
 
 
 def load_space_file(arch_name: str) -> SpaceFile:
@@ -109,11 +126,11 @@ def parse_space_file(text: str, path: Path) -> SpaceFile:
         raise InvalidSearchSpace(
             f"{path}: got text that is not TOML, correct it: {error}"
         ) from error
-    require_keys(f"{path}: top level", document, ("arch", "facts", "families"))
+    require_keys(f"{path}: top level", document, ("arch", "facts", "families"), ("chip",))
     require(f"{path}: arch", document["arch"], one_of(path.stem))
-    for name in ("facts", "families"):
-        require(f"{path}: [{name}]", document[name], TABLE)
-    return SpaceFile(path, document["facts"], document["families"])
+    for name in ("facts", "families", "chip"):
+        require(f"{path}: [{name}]", document.get(name, {}), TABLE)
+    return SpaceFile(path, document["facts"], document["families"], document.get("chip"))
 
 
 def parse_arch(file: SpaceFile) -> Arch:
@@ -130,7 +147,16 @@ def parse_arch(file: SpaceFile) -> Arch:
     facts = {key: value for key, value in file.facts.items() if key != "kind"}
     cuda = CudaFacts(**{key: _fact(f"{place} {key}", key, facts[key]) for key in facts})
     _require_agreement(place, name, cuda)
-    return Arch(name, cuda)
+    return Arch(name, cuda, _chip(f"{file.path}: [chip]", file.chip))
+
+
+def _chip(place: str, table: Mapping[str, Any] | None) -> Chip | None:
+    if table is None:
+        return None
+    require_keys(place, table, tuple(_CHIP_RULES))
+    for key, rule in _CHIP_RULES.items():
+        require(f"{place} {key}", table[key], rule)
+    return Chip(**table)
 
 
 def _fact(place: str, key: str, value: Any) -> Any:
@@ -185,11 +211,19 @@ def whole_number(low: int, high: int, multiple_of: int = 1) -> Rule:
     )
 
 
-def one_of(*words: str | int) -> Rule:
+def one_of(*words: str | float) -> Rule:
     """One of a few values; 1 and true are two different ones."""
     return Rule(
         " or ".join(repr(word) for word in words),
         lambda value: any(type(value) is type(word) and value == word for word in words),
+    )
+
+
+def quantity(low: float, high: float) -> Rule:
+    """A number in a range, both ends included; a bool is none, and neither is NaN."""
+    return Rule(
+        f"a number from {low:g} to {high:g}",
+        lambda value: type(value) in (int, float) and low <= value <= high,
     )
 
 
@@ -260,4 +294,11 @@ _FACT_RULES: Mapping[str, Rule] = {
 _LIST_RULES: Mapping[str, Rule] = {
     "mma_shapes_fp16": pattern(r"m\d+n\d+k\d+", "m16n8k16"),
     "features": one_of(*FEATURES),
+}
+_CHIP_RULES: Mapping[str, Rule] = {
+    "name": pattern(r"[A-Za-z0-9][A-Za-z0-9 ()_-]{0,39}", "A100"),
+    "multiprocessors": whole_number(1, 1024),
+    "fp16_tflops": quantity(1, 1e5),
+    "fp32_tflops": quantity(1, 1e4),
+    "memory_gb_per_s": quantity(10, 1e5),
 }

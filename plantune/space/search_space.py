@@ -43,8 +43,23 @@ AXES: Mapping[str, Rule] = {
     "warp_n": whole_number(8, 256, multiple_of=8),
     "stages": whole_number(1, 16),
     "split_k": whole_number(1, 64),
+    # Who adds the parts of a split K: the block that finishes a tile, or a second kernel.
+    "split_mode": one_of("serial", "parallel"),
+    # How products are made: by matrix instructions of a 16-bit type, of tf32, or one by one.
+    "math": one_of("mma", "tf32", "simt"),
     "swizzle": one_of(1, 2, 4, 8, 16),
+    "reuse": one_of(False, True),
+    "blocks_per_sm": whole_number(1, 32),
+    # Of one block: its threads, and how many images, rows, or vectors for each thread, it takes.
+    "threads": whole_number(32, 1024, multiple_of=32),
+    "images": whole_number(1, 64),
+    "rows": whole_number(1, 64),
+    "vectors": whole_number(1, 16),
+    # An execution plan of cuDNN: its engine, and the values of its knobs.
+    "plan": pattern(r"eng[0-9]{1,4}(_k[0-9]{1,3}=-?[0-9]{1,9}){0,64}", "eng58_k2=12_k13=1"),
 }
+# Axes whose values a family finds on the machine: an empty list leaves them open.
+FOUND_HERE = frozenset(("plan",))
 # A tile is divided among warps without a rest, so each value on the left by each on the right.
 _DIVIDED_BY = (("tile_m", "warp_m"), ("tile_n", "warp_n"))
 _FAMILY_NAME = pattern(r"[a-z][a-z0-9_]*", "implicit_gemm_conv")
@@ -65,6 +80,17 @@ class SearchSpace:
         choices = itertools.product(*axes.values())
         return tuple(Attrs(dict(zip(axes, choice, strict=True))) for choice in choices)
 
+    def admits(self, family: str, config: Attrs) -> bool:
+        """Whether a config has the family's axes, with values that are listed, or that have the
+        right form where the axis is open.
+        """
+        axes = self.families.get(family)
+        return (
+            axes is not None
+            and set(config) == set(axes)
+            and all(_rule(axis, axes[axis]).accepts(value) for axis, value in config.items())
+        )
+
     @property
     def digest(self) -> str:
         """The sha256 of the arch's facts and the families' axes; the order of keys is no part."""
@@ -73,6 +99,10 @@ class SearchSpace:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _rule(axis: str, values: tuple[Scalar, ...]) -> Rule:
+    return one_of(*values) if values else AXES[axis]
 
 
 def load_search_space(arch_name: str) -> SearchSpace:
@@ -94,7 +124,8 @@ def _axes(place: str, family: str, table: Any) -> Axes:
     require(place, table, TABLE)
     require_keys(place, table, required=(), optional=tuple(AXES))
     axes = {
-        axis: require_list(f"{place} {axis}", values, AXES[axis]) for axis, values in table.items()
+        axis: require_list(f"{place} {axis}", values, AXES[axis], may_be_empty=axis in FOUND_HERE)
+        for axis, values in table.items()
     }
     for tile, warp in _DIVIDED_BY:
         _require_division(place, axes, tile, warp)

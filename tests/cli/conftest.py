@@ -112,7 +112,7 @@ class FakeWorker:
     outcomes: Callable[[Step, Candidate], Outcome]
     failure: BaseException | None = None
 
-    def __call__(self) -> FakeWorker:
+    def __call__(self, *, limits: object = None, reserve: str | None = None) -> FakeWorker:
         return self
 
     def __enter__(self) -> FakeWorker:

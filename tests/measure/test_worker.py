@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from plantune.device import CPU
 from plantune.errors import (
     BuildError,
+    CaptureError,
+    CudaError,
     IllegalCandidate,
     InvalidPlan,
     UnknownNetwork,
@@ -166,7 +169,8 @@ def test_a_baseline_that_fails_says_why(monkeypatch):
     def fails(module, x):
         raise RuntimeError("no compiler was found")
 
-    monkeypatch.setattr(race, "BASELINES", {**race.BASELINES, "torchscript": fails})
+    cpu = {**race.BASELINES["cpu"], "torchscript": race.Baseline(fails)}
+    monkeypatch.setattr(race, "BASELINES", {"cpu": cpu})
     stages = []
     found = race.race(
         Workload(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, stages.append
@@ -211,6 +215,10 @@ def test_what_cannot_race_is_said(worker):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "memory"),
         (RuntimeError("std::bad_alloc"), "memory"),
         (OSError(12, "Cannot allocate memory"), "memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "memory"),
+        (torch.AcceleratorError("CUDA error: misaligned address\nadvice"), "crash"),
+        (CudaError("cuLaunchKernelEx failed with 700"), "crash"),
+        (CaptureError("no graph can be captured"), "crash"),
         (RuntimeError("shapes do not match"), None),
         (KeyError("x"), None),
         (IllegalCandidate("no"), None),
@@ -236,12 +244,13 @@ def test_work_takes_time_and_a_view_none(step_of, space):
         )
     )
     for candidate in candidates(product, space):
-        assert roofline.least_us(product, candidate) > 1
+        assert roofline.least_us(product, candidate, CPU) > 1
     reshape = step_of(
         lambda b: b.emit("reshape", b.input("x", TensorType((1024, 1024))), shape=(1 << 20,))
     )
-    assert roofline.least_us(reshape, Candidate("view", Attrs())) == 0
-    assert roofline.least_us(reshape, Candidate("framework", Attrs(layout="nchw"))) > 0
+    framework = Candidate("framework", Attrs(layout="nchw"))
+    assert roofline.least_us(reshape, Candidate("view", Attrs()), CPU) == 0
+    assert roofline.least_us(reshape, framework, CPU) > 0
 
 
 def test_kernels_are_timed_on_memory_as_a_program_gives_it(space):

@@ -470,8 +470,9 @@ def test_a_config_of_another_arch_is_refused(
     database: PlanDatabase, tmp_path: Path, here: Environment, make_plan: MakePlan
 ) -> None:
     gpu = Attrs(
-        tile_m=128, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=3, split_k=1, swizzle=1
-    )
+        tile_m=128, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=3, split_k=1, swizzle=1,
+        split_mode="serial", math="mma",
+    )  # fmt: skip
     choice = Choice(("conv/conv2d",), Candidate("implicit_gemm_conv", gpu))
     there = replace(here, arch="sm90")
     database.put_plan(make_plan(arch="sm90", choices=(choice,)), there)

@@ -10,13 +10,20 @@ import pytest
 import torch
 
 from plantune import load_model, optimize
+from plantune.environment import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.runtime.captured import CapturedProgram
+from plantune.planning import hand_plan
+from plantune.runtime.captured import DIRECT_AFTER, CapturedProgram
+from plantune.space.search_space import load_search_space
 
 pytestmark = pytest.mark.gpu
 HALVES = (torch.float16, torch.bfloat16)
 # Beside twice the framework's own error: some roundings of the largest value.
 ROUNDINGS = 8
+
+
+def here():
+    return arch_of(torch.device("cuda"))
 
 
 @pytest.fixture(params=HALVES, ids=str)
@@ -164,6 +171,56 @@ class TestCallers:
         gc.collect()
         torch.cuda.empty_cache()
         assert torch.equal(model(images), expected)
+
+
+class TestSameAddress:
+    """From some repetition on, a graph reads the caller's input where it lies."""
+
+    @pytest.mark.parametrize("plan", ["default", "hand"])
+    def test_new_contents_count(self, small, images, plan):
+        model = optimize(small, images)
+        if plan == "hand":
+            by_hand = hand_plan(model.pool().graph, load_search_space(here()), network="test")
+            model = optimize(small, images, plan=by_hand)
+        for _ in range(2 * DIRECT_AFTER):
+            images.normal_()
+            assert_follows(model, images)
+            kept = model(images)
+            expected = kept.clone()
+            model(torch.randn_like(images))
+            assert torch.equal(kept, expected)
+            for _ in range(3):
+                model(images)
+
+    def test_addresses_in_turns(self, small, images):
+        model = optimize(small, images)
+        inputs = [torch.randn_like(images) for _ in range(6)]
+        expected = [model(x) for x in inputs]
+        for x, result in zip(inputs, expected, strict=True):
+            for _ in range(DIRECT_AFTER + 3):
+                assert torch.equal(model(x), result)
+        assert all(torch.equal(model(x), y) for x, y in zip(inputs, expected, strict=True))
+
+    def test_memory_that_another_layout_has_now(self, small):
+        memory = torch.randn(2 * 3 * 64 * 64, device="cuda").to(next(small.parameters()).dtype)
+        rows = memory.view(2, 3, 64, 64)
+        channels_last = memory.view(2, 64, 64, 3).permute(0, 3, 1, 2)
+        model = optimize(small, rows)
+        for x in (rows, channels_last) * 2:
+            for _ in range(DIRECT_AFTER + 3):
+                model(x)
+            assert_follows(model, x)
+
+    def test_changed_weights_count(self, small, images):
+        model = optimize(small, images)
+        for _ in range(DIRECT_AFTER + 3):
+            model(images)
+        with torch.no_grad():
+            model.layers[1][0].conv1.weight.mul_(1.5)
+        assert_follows(model, images)
+        conv = model.layers[1][0].conv1
+        conv.weight = torch.nn.Parameter(torch.randn_like(conv.weight) * 0.1)
+        assert_follows(model, images)
 
 
 class TestWeights:

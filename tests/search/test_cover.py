@@ -12,7 +12,7 @@ from plantune.errors import InvalidGraph
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
 from plantune.kernels.family import Candidate
-from plantune.search.cover import Option, best_covers, conversion_us
+from plantune.search.cover import CONVERSIONS, Option, best_covers
 from plantune.values import Attrs
 
 
@@ -40,7 +40,7 @@ def cost_of(graph, cover):
         total += option.cost_us
         for name, layout in option.demands.items():
             if layouts.get(name, layout) != layout:
-                total += conversion_us(graph.types[name])
+                total += CONVERSIONS["cpu"].time_us(graph.types[name])
         layouts.update(option.makes)
     return total
 
@@ -96,7 +96,7 @@ def test_a_conversion_has_its_price(graph):
     steps = [step for step in alternatives(graph, all_fusions()) if len(step.nodes) == 1]
     options = [option(step, 10.0, "nchw") for step in steps]
     conv2 = next(step for step in steps if step.name == "conv2/conv2d")
-    price = conversion_us(graph.types["conv2/conv2d"])
+    price = CONVERSIONS["cpu"].time_us(graph.types["conv2/conv2d"])
     saved = [option(conv2, 10.0 - price / 2, "nhwc")]
     assert {o.candidate.config["layout"] for o in best_covers(graph, options + saved, 1)[0][1]} == {
         "nchw"

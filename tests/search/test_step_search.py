@@ -8,9 +8,10 @@ import pytest
 
 from plantune.measure.outcome import Measured, Rejected
 from plantune.search.budget import Budget
+from plantune.search.fields import MOST_FAULTS
 from plantune.search.options import Costs, Try, options
 from plantune.search.progress import silent
-from plantune.search.step_search import StepSearch
+from plantune.search.step_search import TRIES_PER_COVER, StepSearch
 
 PLENTY = 600.0
 
@@ -82,6 +83,13 @@ def test_a_rejected_candidate_is_in_no_cover(graph, space, broken, store):
     assert any(isinstance(outcome, Rejected) for outcome in search.costs.outcomes.values())
     _, cover = search.covers(1)[0]
     assert not {o.candidate.family for o in cover} & set(measurer.reject)
+
+
+def test_a_family_that_is_always_wrong_is_left_alone(graph, space, broken, store):
+    measurer = broken(reject=("onednn_conv",))
+    StepSearch(graph, space, measurer, store).run(Budget(PLENTY), silent)
+    asked = [candidate.family for _, candidate in measurer.asked]
+    assert 0 < asked.count("onednn_conv") < MOST_FAULTS + 2 * TRIES_PER_COVER
 
 
 def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer, store):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plantune.errors import InvalidSearchSpace
+from plantune.kernels.registry import family_named
 from plantune.space.arch import ARCH_NAMES, parse_space_file
 from plantune.space.search_space import (
     AXES,
@@ -49,13 +50,37 @@ def test_the_loader_knows_no_family_names() -> None:
     assert space.configs("of_tomorrow") == (Attrs(stages=2),)
 
 
+def test_listed_values_are_admitted_and_no_other() -> None:
+    space = space_from("stages = [2, 3]\nprepack = [true]")
+    assert all(space.admits("conv", config) for config in space.configs("conv"))
+    assert not space.admits("gemm", Attrs(stages=2, prepack=True))
+    for wrong in ({"stages": 4}, {"stages": 2.0}, {"prepack": 1}, {"stages": "2"}, {"swizzle": 1}):
+        assert not space.admits("conv", Attrs({"stages": 2, "prepack": True, **wrong})), wrong
+    assert not space.admits("conv", Attrs(stages=2))
+
+
+def test_an_open_axis_lists_nothing_and_admits_what_has_its_form() -> None:
+    space = space_from("plan = []\nprepack = [true]")
+    assert space.configs("conv") == ()
+    assert space.admits("conv", Attrs(plan="eng3_k1=2", prepack=True))
+    assert not space.admits("conv", Attrs(plan="eng3_k1=2", prepack=False))
+    assert not space.admits("conv", Attrs(plan="the first", prepack=True))
+
+
+def test_an_axis_that_may_be_open_may_be_narrowed() -> None:
+    space = space_from('plan = ["eng1", "eng2_k3=4"]')
+    assert space.configs("conv") == (Attrs(plan="eng1"), Attrs(plan="eng2_k3=4"))
+    assert space.admits("conv", Attrs(plan="eng1"))
+    assert not space.admits("conv", Attrs(plan="eng3"))
+
+
 @pytest.mark.parametrize("arch", ARCH_NAMES)
 def test_every_shipped_config_is_listed_once(arch: str) -> None:
     space = load_search_space(arch)
     assert space.arch.name == arch
     for family in space.families:
         configs = space.configs(family)
-        assert len(configs) >= 1
+        assert len(configs) >= 1 or () in space.families[family].values()
         assert len(set(configs)) == len(configs)
 
 
@@ -80,7 +105,8 @@ def test_every_cuda_arch_tries_the_framework_and_the_implicit_gemm(arch: str) ->
     assert space.configs("framework") == (Attrs(layout="nchw"), Attrs(layout="nhwc"))
     assert space.configs("view") == (Attrs(),)
     assert set(space.families["implicit_gemm_conv"]) == {
-        "tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "split_k", "swizzle",
+        "tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "stages", "split_k", "split_mode",
+        "swizzle", "math",
     }  # fmt: skip
 
 
@@ -96,8 +122,8 @@ def test_pipelines_are_deeper_than_two_stages_only_with_cp_async(arch: str) -> N
 def test_the_k_of_a_tile_is_made_of_whole_matrix_instructions(arch: str) -> None:
     space = load_search_space(arch)
     assert space.arch.cuda is not None
-    for config in space.configs("implicit_gemm_conv"):
-        for shape in space.arch.cuda.mma_shapes_fp16:
+    for config in family_named("implicit_gemm_conv").configs(space):
+        for shape in space.arch.cuda.mma_shapes_fp16 if config["math"] == "mma" else ():
             assert config["tile_k"] % shape.k == 0
             assert config["warp_m"] % shape.m == 0
             assert config["warp_n"] % shape.n == 0
@@ -172,7 +198,7 @@ def test_a_broken_family_is_refused_with_place_value_and_remedy(axes: str, messa
 
 
 def test_every_axis_word_accepts_something_and_no_null() -> None:
-    samples = ("nchw", "nhwc", True, False, *range(1, 513))
+    samples = ("nchw", "nhwc", "eng0", "serial", "mma", True, False, *range(1, 513))
     for axis, rule in AXES.items():
         assert any(rule.accepts(sample) for sample in samples), axis
         assert not rule.accepts(None), axis

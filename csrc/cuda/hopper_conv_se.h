@@ -1,0 +1,162 @@
+// Convolution with squeeze-and-excite behind it, of images that a block has whole:
+//
+//   v = conv(x, w) * scale + bias        gate = sigmoid(W2 relu(W1 mean(v) + b1) + b2)
+//   y = relu(v * gate + residual) + offset
+//
+// The convolution is HopperConv's, with its layouts, options and roles; v stays in registers. The
+// layers are floats: W1 (kHidden, C), W2 by columns (kHidden, C), b1, b2. It writes `=`, all
+// arithmetic is float, what leaves is rounded once, and sums have a fixed order.
+
+#pragma once
+
+#include "cuda/hopper_conv.h"
+
+namespace plantune {
+
+struct ConvSeScalars : ConvScalars {
+  const float* layers;
+};
+
+template <class C>
+class HopperConvSe : public HopperConv<C> {
+  using Base = HopperConv<C>;
+
+ protected:
+  using Base::kConsumers;
+
+  static constexpr int kImages = C::kBoxN, kChannels = C::kTileN, kHidden = C::kHidden;
+  static constexpr int kWarps = kConsumers / 32, kWarpsOfImage = kWarps / kImages;
+
+  struct Layers {
+    float weight1[kHidden][kChannels], weight2[kHidden][kChannels];
+    float bias1[kHidden], bias2[kChannels];
+  };
+
+  struct Shared {
+    alignas(16) Layers layers;
+    float sums[kWarps][kChannels], means[kImages][kChannels];
+    float hidden[kImages][kHidden], gates[kImages][kChannels];
+  };
+
+  static constexpr int kLayersStart = ceil_div(Base::kEnd, 16) * 16;
+  static constexpr int kEnd = kLayersStart + int(sizeof(Shared));
+
+  static_assert(C::kSplitK == 1 && C::kTileN == C::kO, "a block has all channels of its pixels");
+  static_assert(C::kBoxW == C::kQ && C::kBoxH == C::kP, "a block has whole images");
+  static_assert(C::kTileM == kImages * C::kP * C::kQ && C::kTileM / kImages % 64 == 0,
+                "a warpgroup has pixels of one image");
+  static_assert(kHidden % 4 == 0, "the layers are copied by 16 bytes");
+
+ public:
+  static constexpr int kSharedBytes = Base::shared_bytes(kEnd);
+
+  static __device__ __forceinline__ void run(const ConvMaps& maps, const ConvSeScalars& scalars) {
+    Base::template run_as<HopperConvSe>(maps, scalars);
+  }
+
+  __device__ __forceinline__ HopperConvSe(const ConvMaps& maps, const ConvSeScalars& scalars,
+                                          uint32_t base)
+      : Base(maps, scalars, base), layers_(scalars.layers) {}
+
+  __device__ __forceinline__ void consume() const {
+    load_layers();
+    this->load_scales();
+    const float offset = C::kOffset ? __ldg(this->scalars_.offset) : 0.f;
+    float sums[kChannels / 2];
+    this->multiply(sums);
+    this->scale_sums(sums);
+    gate(sums);
+    this->finish(sums, offset);
+    this->store_tile();
+  }
+
+ protected:
+  const float* layers_;
+
+  __device__ __forceinline__ Shared& shared() const {
+    extern __shared__ uint8_t memory[];
+    const uint32_t start = this->base_ - shared_address(memory) + kLayersStart;
+    return *reinterpret_cast<Shared*>(memory + start);
+  }
+
+  /// What is loaded here is read behind later barriers only.
+  __device__ __forceinline__ void load_layers() const {
+    const float4* from = reinterpret_cast<const float4*>(layers_);
+    float4* to = reinterpret_cast<float4*>(&shared().layers);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < int(sizeof(Layers) / 16); i += kConsumers) {
+      to[i] = __ldg(from + i);
+    }
+  }
+
+  /// Multiplies the sums by what the layers make of their means.
+  __device__ __forceinline__ void gate(float (&sums)[kChannels / 2]) const {
+    Shared& s = shared();
+    average(sums, s);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int i = warp; i < kImages * kHidden; i += kWarps) {
+      const int image = i / kHidden, row = i % kHidden;
+      float sum = 0.f;
+#pragma unroll
+      for (int k = lane; k < kChannels; k += 32) {
+        sum += s.layers.weight1[row][k] * s.means[image][k];
+      }
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+      if (lane == 0) s.hidden[image][row] = relu(sum + s.layers.bias1[row]);
+    }
+    sync_first<kConsumers>();
+    for (int i = threadIdx.x; i < kImages * kChannels; i += kConsumers) {
+      const int image = i / kChannels, channel = i % kChannels;
+      float sum = s.layers.bias2[channel];
+#pragma unroll
+      for (int k = 0; k < kHidden; ++k) sum += s.layers.weight2[k][channel] * s.hidden[image][k];
+      s.gates[image][channel] = sigmoid(sum);
+    }
+    sync_first<kConsumers>();
+    const float* gates = s.gates[warp / kWarpsOfImage] + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kChannels / 2; ++i) sums[i] *= gates[i / 4 * 8 + i % 2];
+  }
+
+ private:
+  /// The mean of each channel of each image.
+  __device__ __forceinline__ void average(const float (&v)[kChannels / 2], Shared& s) const {
+    constexpr int kSums = kChannels / 4;  // of a thread: two rows each
+    float sums[kSums];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = v[i / 2 * 4 + i % 2] + v[i / 2 * 4 + i % 2 + 2];
+    // Of two lanes that have other rows of the same channels each goes on with half of them.
+    int first = 0;
+#pragma unroll
+    for (int step = 0; step < 3; ++step) {
+      const int distance = 4 << step, half = kSums >> (step + 1);
+      const bool upper = threadIdx.x & distance;
+      if (upper) first += half;
+#pragma unroll
+      for (int i = 0; i < kSums / 2; ++i) {
+        if (i >= half) continue;
+        const float given = upper ? sums[i] : sums[i + half];
+        const float kept = upper ? sums[i + half] : sums[i];
+        sums[i] = kept + __shfl_xor_sync(~0u, given, distance);
+      }
+    }
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < kSums / 8; ++i) {
+      const int of = first + i;
+      s.sums[warp][of / 2 * 8 + threadIdx.x % 4 * 2 + of % 2] = sums[i];
+    }
+    sync_first<kConsumers>();
+    for (int i = threadIdx.x; i < kImages * kChannels; i += kConsumers) {
+      const int image = i / kChannels, channel = i % kChannels;
+      float total = 0.f;
+#pragma unroll
+      for (int k = 0; k < kWarpsOfImage; ++k) total += s.sums[image * kWarpsOfImage + k][channel];
+      s.means[image][channel] = total * (1.f / (C::kP * C::kQ));
+    }
+    sync_first<kConsumers>();
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,95 @@
+// Linear layers of few rows, as dot products of a warp: y = activation(a * b transposed + bias).
+//
+//   a     (m, kDepth) row-major              b  (n, kDepth) row-major
+//   bias  (n), zero where it is null         y  (m, n) row-major, =
+//
+// A warp makes kRows by kColumns elements of y, its lanes share the inner axis. Each matrix is read
+// once by each warp that needs it: for batches up to a few tens, where weights are what is moved.
+// Arithmetic is float, results are rounded once. Deterministic: sums have a fixed order.
+
+#pragma once
+
+#include "cuda/arithmetic.h"
+#include "cuda/launch.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+enum class Activation { kNone, kRelu, kSigmoid };
+
+template <typename T_, int kRows, int kColumns, int kDepth, int kWidth, int kThreads,
+          Activation kActivation>
+struct Linear {
+  using T = T_;
+  using Word = Vector<T, kWidth>;
+  static constexpr int kWords = kDepth / kWidth;
+  static constexpr int kWarps = kThreads / 32;
+
+  static_assert(kDepth % kWidth == 0, "a row is made of whole vectors");
+  static_assert(kThreads % 32 == 0, "a block is made of whole warps");
+
+  struct Arguments {
+    const T *a, *b, *bias;
+    T* y;
+    long long m, n;
+  };
+
+  /// Rows behind the last are read as the last; nobody stores what comes of it.
+  static __device__ __forceinline__ long long row_of(long long row, long long count) {
+    return (row < count ? row : count - 1) * kDepth;
+  }
+
+  static __device__ __forceinline__ float activated(float x) {
+    if constexpr (kActivation == Activation::kRelu) return relu(x);
+    if constexpr (kActivation == Activation::kSigmoid) return sigmoid(x);
+    return x;
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& args) {
+    release_successor();
+    wait_for_predecessor();
+    const int lane = threadIdx.x % 32;
+    const long long column = (blockIdx.x * (long long)(kWarps) + threadIdx.x / 32) * kColumns;
+    const long long row = blockIdx.y * (long long)(kRows);
+    if (column >= args.n) return;
+
+    float sums[kRows][kColumns] = {};
+#pragma unroll 4
+    for (int word = lane; word < kWords; word += 32) {
+      Word a[kRows], b[kColumns];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        b[j].template load<kAligned>(args.b + row_of(column + j, args.n) + word * kWidth);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        a[i].template load<kAligned>(args.a + row_of(row + i, args.m) + word * kWidth);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+          for (int k = 0; k < kWidth; ++k) sums[i][j] += a[i][k] * b[j][k];
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+        for (int apart = 1; apart < 32; apart *= 2) {
+          sums[i][j] += __shfl_xor_sync(0xffffffffu, sums[i][j], apart);
+        }
+        const bool mine = lane == (i * kColumns + j) % 32;
+        if (!mine || row + i >= args.m || column + j >= args.n) continue;
+        const float bias = args.bias == nullptr ? 0.f : to_float(args.bias[column + j]);
+        args.y[(row + i) * args.n + column + j] = from_float<T>(activated(sums[i][j] + bias));
+      }
+    }
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,180 @@
+// A small constant matrix times a few vectors, by the tensor cores of one block: 16-bit elements,
+// from Ampere on.
+//
+// weight is packed in tiles of 16x16, padded with zeros, rows of tiles one behind the other; in a
+// tile lane 4 * g + t brings elements (g + 8 * (r % 2), 2 * t + 8 * (r / 2) + e) for r < 4, e < 2.
+//
+// A vector is the sum of two of 16 bits, the second one what the first leaves: neighbour columns of
+// one product, which has eight. Sums are float, in a fixed order: deterministic.
+
+#pragma once
+
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// d (16, 8) += a (16, 16) * b (16, 8).
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint4& a, unsigned b0, unsigned b1,
+                                            __half) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+#endif
+}
+
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint4& a, unsigned b0, unsigned b1,
+                                            __nv_bfloat16) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+#endif
+}
+
+/// A finite number within the finite ones of a type.
+__device__ __forceinline__ float bounded(float value, __half) {
+  return fminf(fmaxf(value, -65504.f), 65504.f);
+}
+__device__ __forceinline__ float bounded(float value, __nv_bfloat16) { return value; }
+
+template <typename T, int kRows, int kColumns, int kImages, int kThreads>
+struct SmallMatrixMma {
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kTiles = ceil_div(kRows, 16);
+  static constexpr int kSteps = ceil_div(kColumns, 16);
+  // Warps that share a row of tiles, each with its part of the columns.
+  static constexpr int kSplit =
+      kTiles >= kWarps ? 1 : power_below(smaller(kSteps, kWarps / kTiles));
+  static constexpr int kStepsOfWarp = ceil_div(kSteps, kSplit);
+  static constexpr int kRounds = ceil_div(kTiles * kSplit, kWarps);
+  static constexpr int kResults = kRows * kImages;
+  // 32 KiB in the registers of a block.
+  static constexpr bool kKept = kRounds * kStepsOfWarp * kThreads <= 2048;
+  static constexpr int kBiases = kSplit > 1 ? ceil_div(kResults, kThreads) : 2 * kRounds;
+  // Elements of a vector in shared memory: eight of them begin four banks apart.
+  static constexpr int kStride = 16 * kSteps + 2 * ((36 - 8 * kSteps % 32) % 32);
+
+  static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
+  static_assert(kImages <= 4, "a product has eight columns, two for each image");
+
+  struct Vectors {
+    alignas(16) T parts[2 * kImages][kStride];
+
+    /// Zeros behind the first columns: they meet zeros of the matrix, but must be finite.
+    __device__ __forceinline__ void clear_from(int column) {
+      const int most = kStride - column;
+#pragma unroll 1
+      for (int i = threadIdx.x; i < kImages * most; i += kThreads) {
+        put(i / most, column + i % most, 0.f);
+      }
+    }
+
+    __device__ __forceinline__ void put(int image, int column, float value) {
+      const bool finite = fabsf(value) < __int_as_float(0x7f800000);
+      const T high = from_float<T>(finite ? bounded(value, T()) : value);
+      const float rest = finite ? bounded(value - to_float(high), T()) : 0.f;
+      parts[2 * image][column] = high;
+      parts[2 * image + 1][column] = from_float<T>(rest);
+    }
+
+    /// Elements 2 * word and the next of the product's column.
+    __device__ __forceinline__ unsigned get(int column, int word) const {
+      if (column >= 2 * kImages) return 0;
+      return reinterpret_cast<const unsigned*>(parts[column])[word];
+    }
+  };
+
+  struct Scratch {
+    alignas(16) float sums[kSplit][kImages][16 * kTiles];
+  };
+
+  const uint4* weight;
+  uint4 kept[kKept ? kRounds : 1][kStepsOfWarp];
+  float bias[kBiases];
+
+  __device__ __forceinline__ SmallMatrixMma(const T* weight, const T* biases)
+      : weight(reinterpret_cast<const uint4*>(weight)) {
+    if constexpr (kKept) {
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) load(round, round);
+    }
+#pragma unroll
+    for (int i = 0; i < kBiases; ++i) {
+      const int result = threadIdx.x + i * kThreads;
+      const int row = kSplit > 1 ? result % kRows : row_of(i / 2, i % 2);
+      const bool there = kSplit > 1 ? result < kResults : row < kRows;
+      bias[i] = biases != nullptr && there ? to_float(biases[row]) : 0.f;
+    }
+  }
+
+  /// The warp's place among those that work on all tiles.
+  static __device__ __forceinline__ int job_of(int round) {
+    return threadIdx.x / 32 + round * kWarps;
+  }
+
+  static __device__ __forceinline__ int row_of(int round, int half) {
+    return job_of(round) / kSplit * 16 + threadIdx.x % 32 / 4 + 8 * half;
+  }
+
+  __device__ __forceinline__ void load(int round, int slot) {
+    const int tile = job_of(round) / kSplit, first = job_of(round) % kSplit * kStepsOfWarp;
+#pragma unroll
+    for (int i = 0; i < kStepsOfWarp; ++i) {
+      if (tile >= kTiles || first + i >= kSteps) continue;
+      Vector<T> word;
+      const int at = (tile * kSteps + first + i) * 32 + threadIdx.x % 32;
+      word.template load<true>(reinterpret_cast<const T*>(weight + at));
+      kept[slot][i] = reinterpret_cast<const uint4&>(word);
+    }
+  }
+
+  /// Calls `take(image, row, value)` once for each, by some thread; all threads come here together.
+  template <typename Take>
+  __device__ __forceinline__ void multiply(const Vectors& vectors, Scratch& scratch, Take take) {
+    const int group = threadIdx.x % 32 / 4, image = threadIdx.x % 4;
+#pragma unroll(kKept ? kRounds : 1)
+    for (int round = 0; round < kRounds; ++round) {
+      const int slot = kKept ? round : 0, part = job_of(round) % kSplit;
+      if (job_of(round) >= kTiles * kSplit) continue;
+      if constexpr (!kKept) load(round, slot);
+      float sums[2][4] = {};  // two, so that products wait less for each other
+#pragma unroll
+      for (int i = 0; i < kStepsOfWarp; ++i) {
+        const int step = part * kStepsOfWarp + i;
+        if (step >= kSteps) continue;
+        const unsigned b0 = vectors.get(group, step * 8 + image);
+        const unsigned b1 = vectors.get(group, step * 8 + image + 4);
+        mma_16x8x16(sums[i % 2], kept[slot][i], b0, b1, T());
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (image >= kImages) continue;
+        const int row = row_of(round, half), at = 2 * half;
+        const float sum = (sums[0][at] + sums[1][at]) + (sums[0][at + 1] + sums[1][at + 1]);
+        if constexpr (kSplit > 1) {
+          scratch.sums[part][image][row] = sum;
+        } else if (row < kRows) {
+          take(image, row, sum + bias[2 * round + half]);
+        }
+      }
+    }
+    if constexpr (kSplit > 1) {
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kBiases; ++i) {
+        const int result = threadIdx.x + i * kThreads;
+        if (result >= kResults) continue;
+        const int row = result % kRows, of = result / kRows;
+        float sum = bias[i];
+#pragma unroll
+        for (int k = 0; k < kSplit; ++k) sum += scratch.sums[k][of][row];
+        take(of, row, sum);
+      }
+    }
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,169 @@
+// Matrix products of one warp on tensor cores: 16-bit elements, float32 sums, from Volta on.
+//
+//   c (16 rows, 32 channels) += a (16 rows, 16 values) * b (32 channels, 16 values) transposed
+//
+// One interface over m16n8k16, m16n8k8 and m8n8k4. The order of a sum is free, and so is the order
+// of channels inside of a tile; both are chosen here such that a lane brings runs of 4 values of
+// `a` and gets runs of 8 channels of `c`, which move between memory and registers as vectors.
+//
+//   a  a lane brings run_of_a(j) of row_of_a(i), for all i and j
+//   b  packed in memory, a tile in 64 vectors of 8 elements: element e of vector 32 * h + lane is
+//      channel 8 * (lane / 8) + 4 * h + 2 * (e / 4) + lane / 4 % 2, value 4 * (lane % 4) + e % 4
+//   c  a lane holds channels channel_of_c() up to 7 more of row_of_c(i), for i = 0 and 1
+//
+// Deterministic: each sum is made by one lane's instructions in a fixed order.
+
+#pragma once
+
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// One tile of `c`.
+using Sums = float[2][8];
+
+__device__ __forceinline__ int lane_index() { return threadIdx.x % 32; }
+
+template <typename T>
+struct WarpMma {
+  static constexpr int kRows = 16;
+  static constexpr int kChannels = 32;
+  static constexpr int kValues = 16;
+  static constexpr int kRun = 4;
+  // Vectors of one packed tile of `b`.
+  static constexpr int kVectors = kChannels * kValues / 8;
+
+  /// Both rows begin at these 8 sums, which 16 must align.
+  __device__ __forceinline__ static void start(Sums& c, const float* from) {
+    *reinterpret_cast<float4*>(&c[0][0]) = reinterpret_cast<const float4*>(from)[0];
+    *reinterpret_cast<float4*>(&c[0][4]) = reinterpret_cast<const float4*>(from)[1];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c[1][i] = c[0][i];
+  }
+
+#if __CUDA_ARCH__ >= 750
+  static constexpr int kRowsOfA = 2;
+  static constexpr int kRunsOfA = 1;
+
+  struct A {
+    uint2 runs[kRowsOfA][kRunsOfA];
+  };
+
+  struct B {
+    uint4 vectors[2];
+  };
+
+  __device__ __forceinline__ static int row_of_a(int i) { return lane_index() / 4 + 8 * i; }
+  __device__ __forceinline__ static int run_of_a(int) { return lane_index() % 4; }
+  __device__ __forceinline__ static int row_of_c(int i) { return lane_index() / 4 + 8 * i; }
+  __device__ __forceinline__ static int channel_of_c() { return lane_index() % 4 * 8; }
+
+  __device__ __forceinline__ static B load_b(const uint4* tile) {
+    return {{tile[lane_index()], tile[32 + lane_index()]}};
+  }
+
+  __device__ __forceinline__ static void multiply(Sums& c, const A& a, const B& b) {
+    const uint2 upper = a.runs[0][0], lower = a.runs[1][0];
+    // Columns 2 * j and 2 * j + 1 of each lane's 8 channels come from the j-th instruction.
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint4 v = b.vectors[h];
+      multiply_8(&c[0][4 * h], &c[1][4 * h], upper, lower, {v.x, v.y});
+      multiply_8(&c[0][4 * h + 2], &c[1][4 * h + 2], upper, lower, {v.z, v.w});
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void multiply_8(float* c, float* d, uint2 a, uint2 a8, uint2 b);
+#else
+  static constexpr int kRowsOfA = 1;
+  static constexpr int kRunsOfA = 4;
+
+  struct A {
+    uint2 runs[kRowsOfA][kRunsOfA];
+  };
+
+  struct B {
+    uint2 runs[2][4];
+  };
+
+  // Four groups of 8 lanes work on their own: on rows 0-7 or 8-15, on channels 0-15 or 16-31.
+  __device__ __forceinline__ static int group() { return lane_index() / 4 % 4; }
+  __device__ __forceinline__ static int place() { return lane_index() % 4 + lane_index() / 16 * 4; }
+
+  __device__ __forceinline__ static int row_of_a(int) { return group() % 2 * 8 + place(); }
+  __device__ __forceinline__ static int run_of_a(int j) { return j; }
+  __device__ __forceinline__ static int row_of_c(int i) {
+    return group() % 2 * 8 + (place() & 5) + 2 * i;
+  }
+  __device__ __forceinline__ static int channel_of_c() {
+    return group() / 2 * 16 + (place() & 2) * 4;
+  }
+
+  __device__ __forceinline__ static B load_b(const uint4* tile) {
+    B b;
+    const int row = (group() / 2 * 2 + place() / 2 % 2) * 2 + place() % 2;
+    const uint2* runs = reinterpret_cast<const uint2*>(tile);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b.runs[h][j] = runs[(32 * h + 4 * row + j) * 2 + place() / 4];
+    }
+    return b;
+  }
+
+  __device__ __forceinline__ static void multiply(Sums& c, const A& a, const B& b) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float* upper = &c[0][4 * h];
+        float* lower = &c[1][4 * h];
+        const uint2 x = a.runs[0][j], w = b.runs[h][j];
+        asm("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+            "{%8, %9}, {%10, %11}, {%0, %1, %2, %3, %4, %5, %6, %7};"
+            : "+f"(upper[0]), "+f"(upper[1]), "+f"(lower[0]), "+f"(lower[1]), "+f"(upper[2]),
+              "+f"(upper[3]), "+f"(lower[2]), "+f"(lower[3])
+            : "r"(x.x), "r"(x.y), "r"(w.x), "r"(w.y));
+      }
+    }
+  }
+#endif
+};
+
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ void WarpMma<__half>::multiply_8(float* c, float* d, uint2 a, uint2 a8,
+                                                            uint2 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
+      : "r"(a.x), "r"(a8.x), "r"(a.y), "r"(a8.y), "r"(b.x), "r"(b.y));
+}
+
+template <>
+__device__ __forceinline__ void WarpMma<__nv_bfloat16>::multiply_8(float* c, float* d, uint2 a,
+                                                                   uint2 a8, uint2 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
+      : "r"(a.x), "r"(a8.x), "r"(a.y), "r"(a8.y), "r"(b.x), "r"(b.y));
+}
+#elif __CUDA_ARCH__ >= 750
+__device__ __forceinline__ void multiply_4(float* c, float* d, unsigned a, unsigned a8,
+                                           unsigned b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(d[0]), "+f"(d[1])
+      : "r"(a), "r"(a8), "r"(b));
+}
+
+template <>
+__device__ __forceinline__ void WarpMma<__half>::multiply_8(float* c, float* d, uint2 a, uint2 a8,
+                                                            uint2 b) {
+  multiply_4(c, d, a.x, a8.x, b.x);
+  multiply_4(c, d, a.y, a8.y, b.y);
+}
+#endif
+
+}  // namespace plantune

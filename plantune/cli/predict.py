@@ -1,0 +1,168 @@
+"""`plantune search --predict`: a plan for a chip that is not here, marked as predicted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from plantune.cli.console import STDOUT, Console, bold, say
+from plantune.cli.interrupts import interrupts
+from plantune.cli.keeping import KeepingDatabase
+from plantune.cli.lookup import database
+from plantune.cli.options import Key
+from plantune.device import device_for, later_gpu
+from plantune.environment import Environment, predicted_environment
+from plantune.errors import UnsupportedDevice
+from plantune.graph.step import Step
+from plantune.kernels.cuda_family import why_not_portable
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Rejected
+from plantune.report.tables import bytes_text, config_text, counted, table, us_text
+from plantune.search.predict import Check, PredictedStep, Prediction, Predictor
+from plantune.space.arch import Arch, load_arch
+
+REASON_LENGTH = 160
+
+
+def predict(console: Console, place: Path | None, key: Key, budget_s: float) -> None:
+    """Compiles for the key's arch, ranks by guesses, and keeps the plan."""
+    start = time.monotonic()
+    arch = load_arch(key.arch)
+    environment = predicted_environment(key.arch)
+    say(f"{key}; {environment.device}, {environment.compiler}; {budget_s:g} s; nothing is measured")
+    with suppress(UnsupportedDevice):
+        device_for(arch)
+        say(f"a GPU of {key.arch} is here: without --predict, a search measures on it")
+    with interrupts() as stop, database(place, read_only=False) as opened:
+        keeping = KeepingDatabase(opened, lambda text: say(f"warning: {text}"))
+
+        def tell(text: str) -> None:
+            stop.check()
+            say(text)
+
+        try:
+            with _checking(arch) as (check, numerics):
+                say(f"numerics {numerics}")
+                predictor = Predictor(
+                    key.problem(), budget_s, check=check, numerics=numerics, say=tell
+                )
+                prediction = predictor.run()
+        except KeyboardInterrupt as error:
+            raise click.ClickException(
+                "interrupted before the plan was complete; nothing was saved"
+            ) from error
+        _keep(keeping, prediction, environment)
+    _show(console, key, prediction, keeping)
+    data = _document(key, prediction, keeping, environment)
+    console.emit({**data, "seconds": round(time.monotonic() - start, 3)})
+    if keeping.plan_id is None:
+        if console.json != STDOUT:
+            click.echo(prediction.plan.dumps())
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _checking(arch: Arch) -> Iterator[tuple[Check | None, str]]:
+    """A check of a kernel's numbers on a later GPU, where one is here, and what to say of it."""
+    device, reason = later_gpu(arch), why_not_portable(arch)
+    if device is None or reason is not None:
+        why = reason or "there is no GPU of a later arch here to run them"
+        yield None, f"not checked: {why}"
+        return
+    import torch
+
+    from plantune.measure.client import Worker
+
+    name = torch.cuda.get_device_name(device.place)
+    with Worker() as worker:
+
+        def check(step: Step, candidate: Candidate) -> Rejected | None:
+            return worker.check_elsewhere(step, candidate, arch.name)
+
+        yield check, f"checked on {name} through PTX"
+
+
+def _keep(keeping: KeepingDatabase, prediction: Prediction, environment: Environment) -> None:
+    for step, candidate, rejected in prediction.rejected:
+        keeping.put_trial(step.signature, candidate, environment, rejected)
+    keeping.put_plan(prediction.plan, environment)
+
+
+def _show(console: Console, key: Key, prediction: Prediction, keeping: KeepingDatabase) -> None:
+    titles = ["step", "kernel", "guess", "threads", "registers", "shared"]
+    console.say(table(titles, [_cells(row) for row in prediction.steps], "llrrrr"))
+    for text, steps in _refusals(prediction).items():
+        console.say(f"rejected for {counted(steps, 'step')}: {text}")
+    guess_us = 1e3 * float(prediction.plan.evidence["predicted_ms"])
+    console.say(
+        bold(f"PREDICTED for {key.arch}: {us_text(guess_us)} a call, a guess from datasheets")
+    )
+    console.say(
+        f"{counted(len(prediction.steps), 'step')}; {prediction.built} kernels compiled, "
+        f"{len(prediction.rejected)} rejected; numerics {prediction.plan.evidence['numerics']}"
+    )
+    if keeping.plan_id is None:
+        console.say(f"the plan could not be stored: {keeping.fault or 'no database'}")
+    else:
+        console.say(f"plan {keeping.plan_id} in {keeping.path}")
+        console.say(f"next: plantune verify {key.arguments()}, on a GPU of {key.arch}")
+
+
+def _refusals(prediction: Prediction) -> Counter[str]:
+    """What was refused and why, with the number of steps for which it was."""
+    return Counter(
+        f"{config_text(candidate.family, candidate.config)}: {rejected.stage}: "
+        + " ".join(rejected.reason.split())[:REASON_LENGTH]
+        for _, candidate, rejected in prediction.rejected
+    )
+
+
+def _cells(row: PredictedStep) -> list[str]:
+    used = row.footprint
+    return [
+        row.step.name,
+        config_text(row.candidate.family, row.candidate.config),
+        us_text(row.guess_us),
+        *(
+            ["-", "-", "-"]
+            if used is None
+            else [str(used.threads), str(used.registers), bytes_text(used.shared_bytes)]
+        ),
+    ]
+
+
+def _document(
+    key: Key, prediction: Prediction, keeping: KeepingDatabase, environment: Environment
+) -> dict[str, Any]:
+    plan, kept = prediction.plan, keeping.plan_id is not None
+    return {
+        "workload": key.to_json(),
+        "environment": environment.to_json(),
+        "origin": plan.origin,
+        "plan_id": keeping.plan_id,
+        "database": str(keeping.path) if kept else None,
+        "evidence": dict(plan.evidence),
+        "steps": [_step_json(row) for row in prediction.steps],
+        "rejected": [
+            {"step": step.name, **candidate.to_json(), **vars(rejected)}
+            for step, candidate, rejected in prediction.rejected
+        ],
+        "plan": plan.to_json(),
+    }
+
+
+def _step_json(row: PredictedStep) -> dict[str, Any]:
+    used = None if row.footprint is None else vars(row.footprint)
+    return {
+        "step": row.step.name,
+        "nodes": [node.name for node in row.step.nodes],
+        **row.candidate.to_json(),
+        "guess_us": row.guess_us,
+        "footprint": used,
+    }

@@ -1,0 +1,213 @@
+"""What measuring and running need of a processor: where memory lies, its stream, how to wait."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+
+import torch
+
+from plantune.errors import CaptureError, UnsupportedDevice
+from plantune.space.arch import ARCH_NAMES, Arch
+
+Call = Callable[[], object]
+
+
+class Device:
+    """The CPU: what is called is done when it returns."""
+
+    place = torch.device("cpu")
+    # Whether work is deployed as a captured graph.
+    captures = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and self.place == other.place
+
+    def __hash__(self) -> int:
+        return hash(self.place)
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream to which kernels go now."""
+        return 0
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Draws random numbers where they are needed."""
+        return torch.Generator(self.place).manual_seed(seed)
+
+    def own_stream(self) -> AbstractContextManager[None]:
+        """Inside, work goes to a stream that is not the default one."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Waits for all work. Raises what went wrong in it."""
+
+    def works(self) -> bool:
+        """False after an error from which this process cannot recover."""
+        return True
+
+    def give_back_memory(self) -> None:
+        """Unmaps what nobody holds: whoever uses it all the same fails, and reads nothing."""
+
+    def captured(self, call: Call) -> Call:
+        """The work of one call, to be repeated; raises CaptureError. Needs `own_stream`."""
+        return call
+
+
+CPU = Device()
+
+
+class Gpu(Device):
+    """One CUDA GPU of this machine."""
+
+    captures = True
+
+    def __init__(self, index: int) -> None:
+        self.place = torch.device("cuda", index)
+
+    @property
+    def stream(self) -> int:
+        return torch.cuda.current_stream(self.place).cuda_stream
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        before = torch.cuda.current_stream(self.place)
+        if before != torch.cuda.default_stream(self.place):
+            yield
+            return
+        side = torch.cuda.Stream(self.place)
+        side.wait_stream(before)
+        with torch.cuda.stream(side):
+            yield
+        before.wait_stream(side)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.place)
+
+    def give_back_memory(self) -> None:
+        torch.cuda.empty_cache()
+
+    def works(self) -> bool:
+        with suppress(RuntimeError):
+            self.synchronize()
+            return True
+        return False
+
+    def captured(self, call: Call) -> Call:
+        graph = torch.cuda.CUDAGraph()
+        self.synchronize()
+        try:
+            with _no_collection():
+                _capture(graph, call)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CaptureError(f"no graph can be captured: {first_line(error)}") from error
+        return _Replay(graph, call)
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """A captured call. The graph reads and writes memory that only the call holds."""
+
+    graph: torch.cuda.CUDAGraph
+    call: Call
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, call: Call) -> None:
+    # torch.cuda.graph would also empty the allocator and collect garbage, 0.1 s each time.
+    graph.capture_begin()
+    try:
+        call()
+    except BaseException:
+        with suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    graph.capture_end()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What a collector frees on a GPU would break the capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, without the advice that torch adds."""
+    return str(error).strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class LocalGpu:
+    """A GPU that torch sees."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+    @property
+    def arch(self) -> str:
+        """The name of its arch, known or not."""
+        return "sm{}{}".format(*self.capability)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.arch})"
+
+
+def gpus_here() -> tuple[LocalGpu, ...]:
+    """The GPUs that torch sees, the current one first."""
+    if not torch.cuda.is_available():
+        return ()
+    current = torch.cuda.current_device()
+    indices = sorted(range(torch.cuda.device_count()), key=lambda index: index != current)
+    return tuple(map(_gpu, indices))
+
+
+def _gpu(index: int) -> LocalGpu:
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    return LocalGpu(index, properties.name, capability, properties.total_memory)
+
+
+def device_for(arch: Arch) -> Device:
+    """The processor of this machine that is of an arch; raises UnsupportedDevice without one.
+
+    A GPU must be exactly of the arch: a plan for another is no plan for it.
+    """
+    if arch.cuda is None:
+        return CPU
+    here = gpus_here()
+    for gpu in here:
+        if gpu.capability == arch.cuda.compute_capability:
+            return Gpu(gpu.index)
+    seen = f"here is {' and '.join(map(str, here))}" if here else "torch sees no CUDA GPU here"
+    raise UnsupportedDevice(
+        f"{arch.name} needs a GPU of compute capability "
+        f"{'{}.{}'.format(*arch.cuda.compute_capability)}; {seen}"
+    )
+
+
+def later_gpu(arch: Arch) -> Gpu | None:
+    """The first GPU here that is later than an arch: it runs that arch's PTX. None without one."""
+    if arch.cuda is None:
+        return None
+    wanted = arch.cuda.compute_capability
+    return next((Gpu(gpu.index) for gpu in gpus_here() if gpu.capability > wanted), None)
+
+
+def best_arch() -> str:
+    """The arch that a user of this machine expects: that of its first known GPU, else the CPU."""
+    known = (gpu.arch for gpu in gpus_here() if gpu.arch in ARCH_NAMES)
+    return next(known, "cpu")

@@ -1,0 +1,35 @@
+"""Moves a guess from the chip whose kernels were measured to the chip of another arch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from plantune.space.arch import Arch, Chip, load_arch
+
+# The arch of the GPU on which the constants of CUDA families were measured.
+MEASURED_ON = "sm90"
+
+
+@cache
+def measured_chip() -> Chip:
+    chip = load_arch(MEASURED_ON).chip
+    assert chip is not None
+    return chip
+
+
+def slowdown(flops: float, moved_bytes: float, dtypes: Iterable[str], arch: Arch) -> float:
+    """How many times as long an arch's chip takes, if arithmetic and memory take turns.
+
+    1 where nothing is known of the chip.
+    """
+    if arch.chip is None:
+        return 1.0
+    short = any(dtype.endswith("float16") for dtype in dtypes)
+    there, here = (
+        flops / (chip.fp16_tflops if short else chip.fp32_tflops)
+        # TFLOP/s are FLOP a picosecond, GB/s bytes a nanosecond.
+        + 1e3 * moved_bytes / chip.memory_gb_per_s
+        for chip in (arch.chip, measured_chip())
+    )
+    return there / here if here else 1.0

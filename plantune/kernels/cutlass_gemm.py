@@ -1,0 +1,109 @@
+"""A convolution as a product of matrices: what of it a tile covers, and which tiles make sense."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from plantune.graph.step import Step
+from plantune.kernels.cutlass_main_loop import MainLoop
+from plantune.values import Attrs
+
+# CUTLASS counts pixels, and elements of one image, in 32 bits; a tile may reach beyond the last.
+INDEX_MAX = 2**31 - 512
+GRID_Y_MAX = 65535
+ACCESS_BYTES = 16
+SUM_BYTES = 4
+# Every GPU that is worth a swizzle runs so many blocks at once.
+RESIDENT_BLOCKS = 128
+# The smallest tiles, which may reach far beyond a small matrix.
+LEAST_TILE = (64, 64, 32)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A convolution as a product of matrices: m pixels, n output channels, channels * taps deep."""
+
+    dtype: str
+    m: int
+    n: int
+    channels: int
+    filter: tuple[int, int]
+    image_elements: tuple[int, int]
+
+    @staticmethod
+    def of(step: Step) -> Gemm:
+        conv = step.nodes[0]
+        x, w, y = (step.types[name] for name in (*conv.inputs, conv.name))
+        elements = (math.prod(x.shape[1:]), math.prod(y.shape[1:]))
+        m = y.shape[0] * y.shape[2] * y.shape[3]
+        n, channels, rows, columns = w.shape
+        return Gemm(x.dtype, m, n, channels, (rows, columns), elements)
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.filter)
+
+    def tiles(self, config: Attrs) -> tuple[int, int]:
+        return -(-self.m // config["tile_m"]), -(-self.n // config["tile_n"])
+
+
+def why_not_channels(gemm: Gemm, vector: int) -> str | None:
+    if gemm.channels % vector or gemm.n % vector:
+        return (
+            f"{gemm.channels} channels in and {gemm.n} out; both must be multiples of {vector}, "
+            f"which are {ACCESS_BYTES} bytes"
+        )
+    return None
+
+
+def why_not_tile(gemm: Gemm, loop: MainLoop) -> str | None:
+    """The next smaller tile does the same with less where half of this one lies outside."""
+    for size, tile, least, what in zip(
+        (gemm.m, gemm.n, gemm.channels), loop.tile, LEAST_TILE, "mnk", strict=True
+    ):
+        if tile > least and tile >= 2 * size:
+            return f"half of a tile_{what} of {tile} or more lies outside of {size}"
+    return None
+
+
+def why_not_mode(config: Attrs) -> str | None:
+    if config["split_k"] == 1 and config["split_mode"] != "serial":
+        return "K is not split, so there is nothing to add up in parallel"
+    return None
+
+
+def why_not_split(gemm: Gemm, config: Attrs) -> str | None:
+    parts = -(-gemm.channels // config["tile_k"])
+    if config["split_k"] > parts:
+        return f"K is split by channels, and {gemm.channels} have {parts} tiles"
+    return why_not_mode(config)
+
+
+def why_not_swizzle(gemm: Gemm, config: Attrs) -> str | None:
+    rows, columns = gemm.tiles(config)
+    if columns > GRID_Y_MAX:
+        return f"{columns} columns of tiles are more than a grid has"
+    if config["swizzle"] == 1:
+        return None
+    if config["swizzle"] > columns:
+        return f"there are only {columns} columns of tiles"
+    if rows * columns <= RESIDENT_BLOCKS:
+        return f"all {rows * columns} tiles run at once, whatever their order"
+    return None
+
+
+def partial_bytes(gemm: Gemm, config: Attrs) -> int:
+    """Partial sums of every slice, a whole tile each."""
+    slices: int = config["split_k"]
+    if slices == 1:
+        return 0
+    tile: int = config["tile_m"] * config["tile_n"]
+    return slices * math.prod(gemm.tiles(config)) * tile * SUM_BYTES
+
+
+def counters_of(gemm: Gemm, config: Attrs) -> int:
+    """One for each tile whose slices must know the last of them."""
+    if config["split_k"] == 1 or config["split_mode"] != "serial":
+        return 0
+    return math.prod(gemm.tiles(config))

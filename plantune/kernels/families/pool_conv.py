@@ -1,0 +1,159 @@
+"""Average pooling and a 1x1 convolution with bias behind it in one CUDA kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import c_int
+from typing import ClassVar
+
+from plantune.cuda.kernel import Kernel
+from plantune.errors import IllegalCandidate
+from plantune.graph.step import Step
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.epilogue import ConvEpilogue
+from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.pointwise_conv import Shifts, pointwise_conv_behind
+from plantune.kernels.vector_kernel import ELEMENTS, PROGRAMMATIC_FROM
+from plantune.kernels.warp_mma import (
+    CHANNELS,
+    ROWS,
+    VALUES,
+    PackedWeight,
+    padded,
+    why_not_elements,
+)
+from plantune.space.arch import Arch
+from plantune.values import Attrs
+
+VECTOR = 8
+# Above it, a thread gets fewer registers than the pooling of one vector keeps under way.
+THREADS_MAX = 512
+PLACES_MAX = 64
+SOURCE = """\
+#include "cuda/pool_conv.h"
+
+using T = {element};
+using Pool = plantune::Pooling<plantune::Extent<{image}>, plantune::Extent<{kernel}>,
+                               plantune::Extent<{stride}>, plantune::Extent<{padding}>, {count}>;
+using Kernel =
+    plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>>;
+static_assert(Kernel::kSharedBytes == {shared_bytes}, "the launch asks for what the kernel uses");
+
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
+run(const T* x, const uint4* weight, const float* bias, T* y, int pixels) {{
+  Kernel::run(x, weight, bias, y, pixels);
+}}
+"""
+
+
+class PoolConv(CudaFamily):
+    """Config: output pixels `tile_m` and channels `tile_n` of a block."""
+
+    name: ClassVar = "pool_conv"
+    build_s = 0.5
+
+    def why_not_step(self, step: Step) -> str | None:
+        try:
+            epilogue = _read(step)
+        except IllegalCandidate as reason:
+            return str(reason)
+        channels, outputs = _channels(step)
+        if channels % VECTOR or outputs % VECTOR:
+            return f"channels move {VECTOR} at once, {channels} to {outputs} do not divide"
+        places = step.nodes[0].attrs["kernel"]
+        if places[0] * places[1] > PLACES_MAX:
+            return f"a window of {places[0]}x{places[1]} is too much code, at most {PLACES_MAX}"
+        if not 0 < _pixels(epilogue) < 1 << 30:
+            return f"pixels are counted in 30 bits, got {_pixels(epilogue)}"
+        return None
+
+    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+        outputs = _channels(step)[1]
+        threads = self.threads(step, config)
+        if threads > THREADS_MAX:
+            return f"{threads} threads leave too few registers to each, at most {THREADS_MAX}"
+        if config["tile_n"] >= padded(outputs, CHANNELS) + CHANNELS:
+            return f"tile_n {config['tile_n']} has warps without any of the {outputs} channels"
+        reason = why_not_elements(step.types[step.nodes[-1].name].dtype, arch)
+        return reason or super().why_not_config(step, config, arch)
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        return images(step, "nhwc")
+
+    def threads(self, step: Step, config: Attrs) -> int:
+        return int(config["tile_m"]) // ROWS * int(config["tile_n"]) // CHANNELS * 32
+
+    def shared_bytes(self, step: Step, config: Attrs) -> int:
+        """The pooled pixels, each followed by a gap that spreads them over the banks."""
+        values = padded(_channels(step)[0], VALUES)
+        pitch = values // 64 * 64 + 16 + (64 if values % 64 > 16 else 0)
+        return int(config["tile_m"]) * pitch * 2
+
+    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
+        pool, type_ = step.nodes[0], step.types[step.nodes[-1].name]
+        channels, outputs = _channels(step)
+        extents = {name: _extent(pool.attrs[name]) for name in ("kernel", "stride", "padding")}
+        return SOURCE.format(
+            element=ELEMENTS[type_.dtype],
+            image=_extent(step.types[pool.inputs[0]].shape[2:]),
+            **extents,
+            count=str(pool.attrs["count_padding"]).lower(),
+            channels=channels,
+            outputs=outputs,
+            **config,
+            shared_bytes=self.shared_bytes(step, config),
+        )
+
+    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+        epilogue, values = _read(step), frame.values
+        x, y = step.nodes[0].inputs[0], values[step.nodes[-1].name]
+        (channels, outputs), pixels = _channels(step), _pixels(epilogue)
+        tile_n = int(config["tile_n"])
+        weight = PackedWeight((outputs, channels), tile_n, y)
+        bias = Shifts(epilogue, padded(outputs, tile_n), frame.device)
+        kernel, threads = Kernel(frame.built), self.threads(step, config)
+        grid = (-(-pixels // int(config["tile_m"])), -(-outputs // tile_n), 1)
+        programmatic = kernel.written_for >= PROGRAMMATIC_FROM
+        shared_bytes = self.shared_bytes(step, config)
+
+        def refresh() -> None:
+            weight.fill(values[epilogue.conv.inputs[1]])
+            bias.fill(values)
+
+        def launch(stream: int) -> None:
+            arguments = (values[x], weight.tensor, bias.tensor, y, c_int(pixels))
+            kernel.launch(
+                stream,
+                grid,
+                threads,
+                arguments,
+                shared_bytes=shared_bytes,
+                programmatic=programmatic,
+            )
+
+        return Binding(launch, refresh)
+
+
+def _read(step: Step) -> ConvEpilogue:
+    """The convolution behind an avg_pool2d; raises IllegalCandidate with the reason."""
+    epilogue = pointwise_conv_behind(step, "avg_pool2d")
+    if epilogue.relu or epilogue.offset is not None:
+        raise IllegalCandidate("only a bias may stand behind the convolution")
+    return epilogue
+
+
+def _channels(step: Step) -> tuple[int, int]:
+    """Of the image, and of the output."""
+    return step.nodes[0].types[0].shape[1], step.types[step.nodes[-1].name].shape[1]
+
+
+def _pixels(epilogue: ConvEpilogue) -> int:
+    images_, _, rows, columns = epilogue.conv.types[0].shape
+    return images_ * rows * columns
+
+
+def _extent(sizes: tuple[int, ...]) -> str:
+    return f"{sizes[0]}, {sizes[1]}"
+
+
+FAMILY = PoolConv()

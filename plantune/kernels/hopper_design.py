@@ -1,0 +1,156 @@
+"""The tile of a convolution on Hopper: what a block takes, and the kernel's constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plantune.kernels.epilogue import ConvEpilogue
+from plantune.kernels.hopper_tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
+
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+SWIZZLE_BYTES = 1024
+SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
+CONSTANTS = """struct Conv {{
+  using T = {element};
+  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
+  static constexpr int kR = {r}, kS = {s};
+  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
+  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kSplitK = {split_k};
+  static constexpr int kImageStages = {image_stages}, kWeightStages = {stages};
+  static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
+  static constexpr int kSharedFloor = {shared_floor};  // keeps other blocks off the SM
+  static constexpr bool kReuse = {reuse};
+  static constexpr bool kScale = {scale}, kBias = {bias}, kResidual = {residual};
+  static constexpr bool kRelu = {relu}, kOffset = {offset}, kUnshifted = {unshifted};
+{more}}};
+"""
+KERNEL = """using Kernel = plantune::{kernel}<Conv>;
+static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
+              "what is launched is what was planned");
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
+    run(const __grid_constant__ plantune::{maps} maps,
+        const __grid_constant__ plantune::{scalars} scalars) {{
+  Kernel::run(maps, scalars);
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Design:
+    """A convolution's tile, and what it takes of a block. `stages` of weights are in flight."""
+
+    shape: ConvShape
+    box: Box
+    tile_m: int
+    tile_n: int
+    stages: int
+    split_k: int
+    reuse: bool
+    blocks_per_sm: int
+    outputs: int  # versions of the tile that leave: with and without an offset
+    # Behind that, parts of shared memory: what each is aligned to, and its size.
+    extra: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def threads(self) -> int:
+        """A warpgroup for each 64 rows, and two warps that copy."""
+        return 2 * self.tile_m + 64
+
+    @property
+    def steps(self) -> int:
+        """The most steps of the reduction in a tile."""
+        return self.shape.chunks * self.shape.taps(self.box)[0]
+
+    @property
+    def steps_of_block(self) -> int:
+        return -(-self.steps // self.split_k)
+
+    @property
+    def image_stages(self) -> int:
+        """With reuse each copy lasts for many steps, so that two in flight are enough."""
+        if not self.reuse:
+            return self.stages
+        return 1 if self.shape.chunks == 1 else 2
+
+    @property
+    def image_bytes(self) -> int:
+        if not self.reuse:
+            return self.tile_m * ROW_BYTES
+        pixels = copied_pixels(self.shape, self.box, reuse=True)
+        return -(-pixels * ROW_BYTES // SWIZZLE_BYTES) * SWIZZLE_BYTES
+
+    @property
+    def own(self) -> int:
+        """Channels that a block of a cluster finishes."""
+        return self.tile_n // self.split_k
+
+    @property
+    def used_bytes(self) -> int:
+        """Ring buffers; what leaves the tile; sums from the rest of the cluster; scales and biases;
+        barriers; what a kernel adds; alignment.
+        """
+        ring = self.image_stages * self.image_bytes + self.stages * self.tile_n * ROW_BYTES
+        out = self.outputs * self.tile_m * self.own * 2
+        parts = (self.split_k - 1) * self.tile_m * self.own * 4
+        barriers = 8 * (2 * (self.image_stages + self.stages) + 2)
+        end = ring + out + parts + 2 * 4 * self.own + barriers
+        for alignment, size in self.extra:
+            end = -(-end // alignment) * alignment + size
+        return end + SWIZZLE_BYTES
+
+    @property
+    def shared_floor(self) -> int:
+        """So much that one block more than `blocks_per_sm` would not fit."""
+        share = SM_SHARED_BYTES // (self.blocks_per_sm + 1)
+        return share // 128 * 128 - RESERVED_BYTES + 128
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.used_bytes, self.shared_floor)
+
+    @property
+    def blocks(self) -> int:
+        return self.shape.tiles(self.box) * -(-self.shape.o // self.tile_n) * self.split_k
+
+    def why_not(self) -> str | None:
+        """Why no block of this design can do its work, or None where it can."""
+        room = SM_SHARED_BYTES // (self.used_bytes + RESERVED_BYTES)
+        crowded = self.blocks_per_sm > 1 and room < self.blocks_per_sm
+        large = self.tile_m * self.tile_n > 128 * 256
+        outside = self.tile_n >= 2 * max(self.shape.o, CHUNK)
+        steps = self.steps_of_block
+        reasons = {
+            "the sums of such a tile take more than 128 registers of each thread": large,
+            f"half of the tile's channels lie outside of {self.shape.o}": outside,
+            f"{self.steps} steps are too few for {self.split_k} blocks": self.split_k > self.steps,
+            f"a block has no more than {steps} steps to load": self.stages > max(3, steps),
+            f"{self.blocks_per_sm} blocks of {self.used_bytes} bytes do not fit an SM": crowded,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def constants(self, dtype: str, epilogue: ConvEpilogue, more: str = "") -> str:
+        """The struct that the kernel is instantiated with; `more` are lines at its end."""
+        parts = ("scale", "bias", "residual", "relu", "offset", "unshifted")
+        has = {part: "true" if getattr(epilogue, part) else "false" for part in parts}
+        return CONSTANTS.format(
+            **vars(self.shape),
+            **has,
+            **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},
+            reuse="true" if self.reuse else "false",
+            element=ELEMENTS[dtype],
+            box=self.box,
+            image_stages=self.image_stages,
+            shared_floor=self.shared_floor,
+            more=more,
+        )
+
+    def kernel(self, name: str, scalars: str, maps: str = "ConvMaps") -> str:
+        """The kernel's instantiation, which holds what was planned against what it takes."""
+        return KERNEL.format(
+            kernel=name,
+            maps=maps,
+            scalars=scalars,
+            threads=self.threads,
+            shared_bytes=self.shared_bytes,
+        )

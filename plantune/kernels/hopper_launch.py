@@ -1,0 +1,167 @@
+"""How a convolution on Hopper is launched: tensor maps of what it copies, and its kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plantune.cuda.driver import TensorMap, tensor_map
+from plantune.cuda.kernel import Kernel
+from plantune.graph.step import Step
+from plantune.kernels.epilogue import ConvEpilogue
+from plantune.kernels.family import Frame
+from plantune.kernels.hopper_design import Design
+from plantune.kernels.hopper_tiles import CHUNK
+from plantune.memory import aligned, view_bytes
+
+ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides
+
+
+class Maps(ctypes.Structure):
+    """plantune::ConvMaps."""
+
+    _fields_ = tuple((name, TensorMap) for name in ("x", "w", "y", "residual", "unshifted"))
+
+
+class BlockMaps(Maps):
+    """plantune::BlockMaps."""
+
+    _fields_ = (("w2", TensorMap),)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A bound convolution: where to copy from and to. `scalars` is read at each launch."""
+
+    step: Step
+    epilogue: ConvEpilogue
+    design: Design
+    frame: Frame
+    weight: Tensor
+    scalars: Callable[[], ctypes.Structure]
+    weight2: Tensor | None = None  # of a second convolution
+
+    def bound(self) -> Callable[[int], None]:
+        kernel, design = Kernel(self.frame.built), self.design
+        place = placing(self.step, self.epilogue, self.frame)
+        kind: type[Maps] = Maps
+        written = {"w": _weight_map(self.weight, design.tile_n)}
+        if self.weight2 is not None:
+            kind, written["w2"] = BlockMaps, _weight_map(self.weight2, design.tile_n)
+        for part, name in (
+            ("y", self.step.nodes[-1].name),
+            ("unshifted", self.epilogue.unshifted),
+        ):
+            if name is not None:
+                written[part] = _output_map(self.frame.values[name], design)
+
+        def launch(stream: int) -> None:
+            x, *residual, copied = place(stream)
+            maps = kind(x=_image_map(x, design), **written)
+            if residual:
+                maps.residual = _output_map(residual[0], design)
+            kernel.launch(
+                stream,
+                (design.blocks, 1, 1),
+                design.threads,
+                (maps, self.scalars()),
+                shared_bytes=design.shared_bytes,
+                cluster=(design.split_k, 1, 1),
+                programmatic=not copied,
+            )
+
+        return launch
+
+
+def images_read(epilogue: ConvEpilogue) -> tuple[str, ...]:
+    """x, and the residual where there is one."""
+    residual = (epilogue.residual,) if epilogue.residual is not None else ()
+    return (epilogue.conv.inputs[0], *residual)
+
+
+def placing_bytes(step: Step, epilogue: ConvEpilogue) -> int:
+    """Room for images that lie where no tensor map can begin."""
+    return sum(aligned(step.types[name].size_bytes) for name in images_read(epilogue))
+
+
+def placing(step: Step, epilogue: ConvEpilogue, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
+    """A call that gives each image where a tensor map can begin: itself, or a copy of it; and last
+    whether one was copied.
+    """
+    assert frame.workspace is not None
+    rooms, start = {}, 0
+    for name in images_read(epilogue):
+        rooms[name] = view_bytes(frame.workspace, start, step.types[name], "nhwc")
+        start += aligned(step.types[name].size_bytes)
+
+    def place(stream: int) -> tuple[Any, ...]:
+        found = [frame.values[name] for name in rooms]
+        copied = False
+        for i, name in enumerate(rooms):
+            if found[i].data_ptr() % ALIGNMENT:
+                with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+                    found[i] = rooms[name].copy_(found[i])
+                copied = True
+        return (*found, copied)
+
+    return place
+
+
+def packed_weight(step: Step, epilogue: ConvEpilogue, device: torch.device) -> Tensor:
+    """Room for the weight as (O, R, S, C)."""
+    type_ = step.types[epilogue.conv.inputs[1]]
+    o, c, r, s = type_.shape
+    return torch.empty((o, r, s, c), dtype=type_.torch_dtype, device=device)
+
+
+def _image_map(x: Tensor, design: Design) -> TensorMap:
+    shape, box = design.shape, design.box
+    row = shape.c * x.element_size()
+    if design.reuse:
+        sides = (box.w + shape.s - 1, box.h + shape.r - 1)
+    else:
+        sides = (box.w * shape.stride[1], box.h * shape.stride[0])
+    return tensor_map(
+        _word(x),
+        x.data_ptr(),
+        (shape.c, shape.w, shape.h, shape.n),
+        (row, row * shape.w, row * shape.w * shape.h),
+        (CHUNK, *sides, box.n),
+        steps=(1, shape.stride[1], shape.stride[0], 1),
+    )
+
+
+def _weight_map(packed: Tensor, tile_n: int) -> TensorMap:
+    o, r, s, c = packed.shape
+    row = c * packed.element_size()
+    return tensor_map(
+        _word(packed),
+        packed.data_ptr(),
+        (c, r * s, o),
+        (row, row * r * s),
+        (CHUNK, 1, tile_n),
+    )
+
+
+def _output_map(y: Tensor, design: Design) -> TensorMap:
+    """Of y, or of what is added to it: boxes of the channels that a block finishes."""
+    shape, box = design.shape, design.box
+    row = shape.o * y.element_size()
+    channels = min(design.own, CHUNK)
+    return tensor_map(
+        _word(y),
+        y.data_ptr(),
+        (shape.o, shape.q, shape.p, shape.n),
+        (row, row * shape.q, row * shape.q * shape.p),
+        (channels, *box),
+        swizzle_bytes=channels * 2 if channels > 8 else 0,
+    )
+
+
+def _word(tensor: Tensor) -> str:
+    return "float16" if tensor.dtype == torch.float16 else "bfloat16"

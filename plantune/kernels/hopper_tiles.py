@@ -1,0 +1,121 @@
+"""How a convolution's pixels are cut into tiles that one tensor copy can load."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from plantune.graph.step import Step
+from plantune.kernels.epilogue import ConvEpilogue
+
+CHUNK = 64  # channels of one step of the reduction: a swizzled row of 128 bytes
+ROW_BYTES = 128
+BOX_SIDE_MAX = 256  # of a tensor copy, in elements of the tensor
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """The sizes of a convolution: image, kernel, output."""
+
+    n: int
+    c: int
+    h: int
+    w: int
+    o: int
+    r: int
+    s: int
+    p: int
+    q: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.c // CHUNK)
+
+    def taps(self, box: Box) -> tuple[int, int]:
+        """The most taps that read the image in one tile, and their sum over an image's tiles."""
+        rows = _taps(self.p, box.h, self.h, self.r, self.stride[0], self.padding[0])
+        columns = _taps(self.q, box.w, self.w, self.s, self.stride[1], self.padding[1])
+        return max(rows) * max(columns), sum(rows) * sum(columns)
+
+    def tiles(self, box: Box) -> int:
+        return -(-self.n // box.n) * -(-self.p // box.h) * -(-self.q // box.w)
+
+
+class Box(NamedTuple):
+    """The output pixels of a tile."""
+
+    w: int
+    h: int
+    n: int
+
+
+def conv_shape(step: Step, epilogue: ConvEpilogue) -> ConvShape:
+    x, w = (step.types[name].shape for name in epilogue.conv.inputs)
+    (n, c, h, width), (o, _, r, s) = x, w
+    p, q = step.types[epilogue.conv.name].shape[2:]
+    attrs = epilogue.conv.attrs
+    return ConvShape(n, c, h, width, o, r, s, p, q, attrs["stride"], attrs["padding"])
+
+
+@cache
+def dense_box(shape: ConvShape, tile_m: int) -> Box:
+    """The box of at most `tile_m` pixels that leaves the least to do.
+
+    Small images are best cut place by place: at a corner most taps read padding, and are left out.
+    """
+    boxes = (
+        Box(w, h, min(shape.n, tile_m // (w * h)))
+        for w, h in itertools.product(_parts(shape.q, tile_m), _parts(shape.p, tile_m))
+        if w * h <= tile_m and max(w * shape.stride[1], h * shape.stride[0]) <= BOX_SIDE_MAX
+    )
+
+    def work(box: Box) -> tuple[int, ...]:
+        most, total = shape.taps(box)
+        return shape.tiles(box) * most, -(-shape.n // box.n) * total, -box.w, -box.h
+
+    return min(boxes, key=work)
+
+
+@cache
+def reused_box(shape: ConvShape, tile_m: int) -> Box | None:
+    """The box of 8x8 pixels whose margins weigh least, None where no such box can be copied."""
+    atoms = tile_m // 64
+    boxes = (
+        Box(8 * w, 8 * h, atoms // (w * h))
+        for w, h in itertools.product(range(1, atoms + 1), repeat=2)
+        if atoms % (w * h) == 0
+    )
+    sides = (shape.s - 1, shape.r - 1)
+    fitting = [b for b in boxes if max(b.w + sides[0], b.h + sides[1]) <= BOX_SIDE_MAX]
+
+    def work(box: Box) -> tuple[int, int]:
+        return shape.tiles(box), copied_pixels(shape, box, reuse=True)
+
+    return min(fitting, key=work, default=None)
+
+
+def copied_pixels(shape: ConvShape, box: Box, *, reuse: bool) -> int:
+    """Pixels that one copy for a box brings: with reuse, its margin too."""
+    if not reuse:
+        return box.w * box.h * box.n
+    return (box.w + shape.s - 1) * (box.h + shape.r - 1) * box.n
+
+
+def _parts(size: int, most: int) -> list[int]:
+    """Lengths that cut `size` into parts with the least rest."""
+    return sorted({-(-size // count) for count in range(1, size + 1)} & {*range(1, most + 1)})
+
+
+def _taps(outputs: int, part: int, size: int, kernel: int, stride: int, padding: int) -> list[int]:
+    """For each part along one axis of the output, how many taps read more than padding."""
+    counts = []
+    for first in range(0, outputs, part):
+        last = min(first + part, outputs) - 1
+        begin = max(0, padding - last * stride)
+        end = min(kernel, size + padding - first * stride)
+        counts.append(max(0, end - begin))
+    return counts

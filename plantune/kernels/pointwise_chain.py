@@ -1,0 +1,168 @@
+"""Reads steps as one expression over elements, and where each element of each input lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Node
+from plantune.graph.ops import op_named
+from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
+from plantune.graph.step import Step
+
+# Which axis of the result each axis of a value runs along; NONE where it is broadcast.
+Place = tuple[int, ...]
+NONE = -1
+# Each op in C++; the functions are those of csrc/cuda/arithmetic.h.
+EXPRESSIONS = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "add_channel": "{0} + {1}",
+    "mul_channel": "{0} * {1}",
+    "affine": "{0} * {alpha} + {beta}",
+    "relu": "plantune::relu({0})",
+    "relu_grad": "plantune::relu_grad({0}, {1})",
+    "sigmoid": "plantune::sigmoid({0})",
+    "sigmoid_grad": "plantune::sigmoid_grad({0}, {1})",
+    "rsqrt": "plantune::rsqrt({0}, {eps})",
+    "broadcast_to": "{0}",
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input, and how it is broadcast to the result."""
+
+    name: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class Expression:
+    """`lines` of C++ make `results` from in[0], in[1], ..., which are the operands' elements."""
+
+    operands: tuple[Operand, ...]
+    lines: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+def expression_of(step: Step) -> Expression:
+    """Reads a step; raises IllegalCandidate with the reason."""
+    shape = step.outputs[-1][1].shape
+    for node in step.nodes:
+        if node.op not in EXPRESSIONS:
+            raise IllegalCandidate(f"{node.op} at {node.name!r} does not work place by place")
+    for name, type_ in step.outputs:
+        if type_.shape != shape:
+            raise IllegalCandidate(f"{name!r} leaves as {type_.shape}, beside {shape}")
+    writer = _Writer(step)
+    results = tuple(writer.element(name, _whole(shape)) for name, _ in step.outputs)
+    return Expression(tuple(writer.operands), tuple(writer.lines), results)
+
+
+class _Writer:
+    """Writes each value once for each way in which it is broadcast to the result."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.makers = {node.name: node for node in step.nodes}
+        self.operands: dict[Operand, str] = {}
+        self.lines: list[str] = []
+        self.made: dict[Operand, str] = {}
+
+    def element(self, value: str, place: Place) -> str:
+        """What one element of a value is called in C++."""
+        key = Operand(value, place)
+        if value not in self.makers:
+            return self.operands.setdefault(key, f"in[{len(self.operands)}]")
+        if key not in self.made:
+            node = self.makers[value]
+            inputs = [self.element(*read) for read in self.reads(node, place)]
+            numbers = {name: _literal(node.attrs[name]) for name in _numbers(node)}
+            name = f"v{len(self.made)}"
+            text = EXPRESSIONS[node.op].format(*inputs, **numbers)
+            self.lines.append(f"const float {name} = {text};")
+            self.made[key] = name
+        return self.made[key]
+
+    def reads(self, node: Node, place: Place) -> list[tuple[str, Place]]:
+        """Each input of a node with its place, where that of the result is known."""
+        op, shapes = op_named(node.op), [self.step.types[name].shape for name in node.inputs]
+        places = [place] * len(node.inputs)
+        if isinstance(op, ChannelOp):
+            places[1] = _kept(shapes[1], (place[node.attrs["axis"]],))
+        elif isinstance(op, BroadcastOp) or node.op == "broadcast_to":
+            places[-1] = _kept(shapes[-1], place[len(place) - len(shapes[-1]) :])
+        return list(zip(node.inputs, places, strict=True))
+
+
+def _whole(shape: tuple[int, ...]) -> Place:
+    return _kept(shape, tuple(range(len(shape))))
+
+
+def _kept(shape: tuple[int, ...], place: Place) -> Place:
+    """Axes of one element run along none."""
+    return tuple(NONE if size == 1 else axis for size, axis in zip(shape, place, strict=True))
+
+
+def _numbers(node: Node) -> tuple[str, ...]:
+    return {"affine": ("alpha", "beta"), "rsqrt": ("eps",)}.get(node.op, ())
+
+
+def _literal(number: float) -> str:
+    return f"{float(number)!r}f"
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The axes of the result from the outermost in, merged where every operand allows it.
+
+    `strides` says for each operand how many elements lie between neighbours along each axis.
+    `width` neighbours along the innermost axis may be read at once.
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+    width: int
+
+
+def geometry_of(step: Step, expression: Expression, layout: str, width: int) -> Geometry:
+    """Where the elements lie if images lie in `layout`; `width` is the largest to use."""
+    type_ = step.outputs[-1][1]
+    order = (0, 2, 3, 1) if layout == "nhwc" else tuple(range(len(type_.shape)))
+    axes = [axis for axis in order if type_.shape[axis] > 1] or [NONE]
+    rows = [_strides(step, operand, layout, len(type_.shape)) for operand in expression.operands]
+    dense = list(type_.strides(layout))
+    merged: list[tuple[int, list[int]]] = []
+    for axis in axes:
+        size = 1 if axis == NONE else type_.shape[axis]
+        here = [0 if axis == NONE else row[axis] for row in (dense, *rows)]
+        if merged and [stride * size for stride in here] == merged[-1][1]:
+            size *= merged.pop()[0]
+        merged.append((size, here))
+    sizes = tuple(size for size, _ in merged)
+    strides = tuple(zip(*(here[1:] for _, here in merged), strict=True))
+    while not _fits(sizes, strides, width):
+        width //= 2
+    return Geometry(sizes, strides, width)
+
+
+def _strides(step: Step, operand: Operand, layout: str, rank: int) -> list[int]:
+    """An operand's strides along the axes of the result."""
+    type_ = step.types[operand.name]
+    image = len(type_.shape) == 4 and operand.name not in step.constants
+    own = type_.strides(layout if image else "nchw")
+    strides = [0] * rank
+    for axis, stride in zip(operand.place, own, strict=True):
+        if axis != NONE:
+            strides[axis] = stride
+    return strides
+
+
+def _fits(sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...], width: int) -> bool:
+    """Whether vectors end where the innermost axis does, and begin at multiples of their size."""
+    if len(sizes) == 1:
+        return True
+    begins = [stride for row in strides if row[-1] == 1 for stride in row[:-1]]
+    return all(place % width == 0 for place in (sizes[-1], *begins))

@@ -1,0 +1,52 @@
+"""A 1x1 convolution, with bias, ReLU and offset, behind an op on pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.step import Step
+from plantune.kernels.epilogue import ConvEpilogue, epilogue_of
+from plantune.values import Attrs
+
+PLAIN = {"stride": (1, 1), "padding": (0, 0), "groups": 1}
+
+
+def pointwise_conv_behind(step: Step, op: str, *, unshifted: bool = False) -> ConvEpilogue:
+    """Reads a step as `op` and a 1x1 convolution; raises IllegalCandidate with the reason."""
+    first, *rest = step.nodes
+    if first.op != op or not rest or rest[0].inputs[0] != first.name:
+        raise IllegalCandidate(f"the step does not start with {op} and its convolution")
+    epilogue = epilogue_of(step, rest, unshifted=unshifted)
+    kernel = step.types[epilogue.conv.inputs[1]].shape[2:]
+    if kernel != (1, 1) or not _is_plain(epilogue.conv.attrs):
+        raise IllegalCandidate("only a 1x1 convolution of stride 1 without padding and groups")
+    if epilogue.scale is not None or epilogue.residual is not None:
+        raise IllegalCandidate("a bias, ReLU and offset are all that may stand behind it")
+    return epilogue
+
+
+def _is_plain(attrs: Attrs) -> bool:
+    return all(attrs[name] == value for name, value in PLAIN.items())
+
+
+class Shifts:
+    """What is added behind a convolution, in float32: a bias for each channel, then the offset.
+
+    Channels are padded with zeros to `padded` of them. A scalar bias becomes one of every channel.
+    """
+
+    def __init__(self, epilogue: ConvEpilogue, padded: int, device: torch.device) -> None:
+        self._epilogue = epilogue
+        self._channels = epilogue.conv.types[0].shape[1]
+        self.tensor = torch.zeros(padded + 1, device=device)
+
+    def fill(self, values: Mapping[str, Tensor]) -> None:
+        bias, offset = self._epilogue.bias, self._epilogue.offset
+        if bias is not None:
+            self.tensor[: self._channels].copy_(values[bias].flatten())
+        if offset is not None:
+            self.tensor[-1:].copy_(values[offset].flatten())

@@ -1,0 +1,193 @@
+"""Reads steps as squeeze-and-excite: the mean of an image, two small layers, a gate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Node
+from plantune.graph.step import Step
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer: its constant weight, as (out, in) where `by_rows`, and its bias."""
+
+    weight: str
+    by_rows: bool
+    bias: str | None
+    width: int
+
+
+@dataclass(frozen=True)
+class SqueezeExcite:
+    """y = relu(x * sigmoid(W2 relu(W1 mean(x) + b1) + b2) + residual) + offset.
+
+    What stands behind the sigmoid is optional, and so are the biases. `offset` is one value. Values
+    by which the step is left: `means`, `hidden` and `gates` (a value and its reshape may both
+    leave), `unshifted` before the offset, and `result`, None where the gates are the end.
+    """
+
+    image: str
+    squeeze: Layer
+    excite: Layer
+    residual: str | None
+    relu: bool
+    offset: str | None
+    means: tuple[str, ...]
+    hidden: str | None
+    gates: tuple[str, ...]
+    unshifted: str | None
+    result: str | None
+
+
+def squeeze_excite_of(step: Step, nodes: Sequence[Node]) -> SqueezeExcite:
+    """Reads these last nodes of a step; raises IllegalCandidate with the reason."""
+    chain = _Chain(step, nodes)
+    image = chain.last
+    means = chain.means()
+    squeeze = chain.layer()
+    hidden = chain.need("relu").name
+    excite = chain.layer()
+    gates = [chain.need("sigmoid").name, *chain.reshaped()]
+    residual = offset = unshifted = result = None
+    relu = False
+    if chain.rest:
+        chain.gated(image)
+        residual = chain.residual()
+        relu = chain.take("relu") is not None
+        before, offset = chain.last, chain.offset()
+        result = chain.last
+        unshifted = before if before != result else None
+    if chain.rest:
+        raise IllegalCandidate(f"{chain.rest[0].op} at {chain.rest[0].name!r} has no place")
+    left = _Leaving(step, nodes)
+    read = SqueezeExcite(
+        image=image,
+        squeeze=squeeze,
+        excite=excite,
+        residual=residual,
+        relu=relu,
+        offset=offset,
+        means=left.of(*means),
+        hidden=left.one(hidden),
+        gates=left.of(*gates),
+        unshifted=left.one(unshifted),
+        result=left.one(result),
+    )
+    left.require_none()
+    return read
+
+
+class _Leaving:
+    """The values of some nodes that leave the step, until a part has taken each."""
+
+    def __init__(self, step: Step, nodes: Sequence[Node]) -> None:
+        made = {node.name for node in nodes}
+        self.names = [name for name, _ in step.outputs if name in made]
+
+    def of(self, *wanted: str) -> tuple[str, ...]:
+        found = tuple(name for name in wanted if name in self.names)
+        self.names = [name for name in self.names if name not in found]
+        return found
+
+    def one(self, wanted: str | None) -> str | None:
+        return next(iter(self.of(wanted)), None) if wanted is not None else None
+
+    def require_none(self) -> None:
+        if self.names:
+            raise IllegalCandidate(f"{self.names[0]!r} stays inside, but is read outside")
+
+
+class _Chain:
+    """Takes nodes one by one; each must read the value of the one before it."""
+
+    def __init__(self, step: Step, nodes: Sequence[Node]) -> None:
+        self.step, self.rest = step, list(nodes)
+        self.last = self.rest[0].inputs[0]
+
+    def take(self, *ops: str) -> Node | None:
+        """The next node where it is one of `ops`."""
+        if not self.rest or self.rest[0].op not in ops:
+            return None
+        node = self.rest.pop(0)
+        if self.last not in node.inputs:
+            raise IllegalCandidate(f"{node.name!r} does not read {self.last!r} before it")
+        self.last = node.name
+        return node
+
+    def need(self, op: str) -> Node:
+        node = self.take(op)
+        if node is None:
+            there = self.rest[0].op if self.rest else "nothing"
+            raise IllegalCandidate(f"behind {self.last!r} stands {there}, not {op}")
+        return node
+
+    def reshaped(self) -> list[str]:
+        """The values of reshapes, which move nothing here: (N, C) or (N, C, 1, 1)."""
+        names = []
+        before = self.last
+        while (node := self.take("reshape")) is not None:
+            old, new = (self.step.types[name].shape for name in (before, node.name))
+            if new[:2] != old[:2]:
+                raise IllegalCandidate(f"{node.name!r} mixes images or channels")
+            names.append(node.name)
+        return names
+
+    def means(self) -> list[str]:
+        image = self.last
+        mean = self.need("mean")
+        if len(self.step.types[image].shape) != 4 or mean.attrs["dims"] != (2, 3):
+            raise IllegalCandidate(f"{mean.name!r} is not the mean of an image's pixels")
+        return [mean.name, *self.reshaped()]
+
+    def layer(self) -> Layer:
+        x = self.last
+        product = self.need("matmul")
+        if product.inputs[0] != x or product.attrs["transpose_a"]:
+            raise IllegalCandidate(f"{product.name!r} is no layer of {x!r}")
+        weight, bias = self._constant(product.inputs[1]), None
+        if (node := self.take("add_channel")) is not None:
+            bias = self._constant(node.inputs[1])
+            if node.inputs[0] != product.name or node.attrs["axis"] != 1:
+                raise IllegalCandidate(f"{node.name!r} is not one bias per column")
+        width = self.step.types[product.name].shape[1]
+        return Layer(weight, bool(product.attrs["transpose_b"]), bias, width)
+
+    def gated(self, image: str) -> None:
+        gate = self.last
+        node = self.need("mul")
+        n, c = self.step.types[image].shape[:2]
+        if node.inputs != (image, gate) or self.step.types[gate].shape != (n, c, 1, 1):
+            raise IllegalCandidate(f"{node.name!r} is not {image!r} times its gates")
+
+    def residual(self) -> str | None:
+        """The image that is added, in either order."""
+        other = self._added()
+        if other is None or self.step.types[other].shape != self.step.types[self.last].shape:
+            return None
+        if other in self.step.constants or other == self.last:
+            raise IllegalCandidate(f"{other!r} is no image that may be added")
+        self.need("add")
+        return other
+
+    def offset(self) -> str | None:
+        """The one value that is added."""
+        other = self._added()
+        if other is None or self.step.types[other].numel != 1:
+            return None
+        self.need("add")
+        return other
+
+    def _added(self) -> str | None:
+        """What the next node adds to the value before it."""
+        if not self.rest or self.rest[0].op != "add":
+            return None
+        first, second = self.rest[0].inputs
+        return first if second == self.last else second
+
+    def _constant(self, name: str) -> str:
+        if name not in self.step.constants:
+            raise IllegalCandidate(f"{name!r} is not constant between calls")
+        return name

@@ -1,0 +1,41 @@
+"""Kernels that read 16 bytes at once, and their twin for tensors that lie off that alignment."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from plantune.cuda.build import Binary
+from plantune.cuda.kernel import Dimensions, Kernel
+
+VECTOR_BYTES = 16
+# How csrc/cuda/vector.h names the dtypes that it computes with.
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
+# Kernels for these and later chips wait for the one in front themselves.
+PROGRAMMATIC_FROM = (9, 0)
+
+
+class VectorKernel:
+    """`run` and `run_unaligned` of one binary; the addresses at a launch choose between them."""
+
+    def __init__(self, binary: Binary, threads: int) -> None:
+        self._aligned = Kernel(binary, "run")
+        self._unaligned = Kernel(binary, "run_unaligned")
+        self._threads = threads
+        self._programmatic = self._aligned.written_for >= PROGRAMMATIC_FROM
+
+    def launch(
+        self, stream: int, grid: Dimensions, arguments: Sequence[Any], read: Iterable[Tensor]
+    ) -> None:
+        """Launches the kernel that may `read` these tensors."""
+        aligned = not any(tensor.data_ptr() % VECTOR_BYTES for tensor in read)
+        kernel = self._aligned if aligned else self._unaligned
+        kernel.launch(stream, grid, self._threads, arguments, programmatic=self._programmatic)
+
+
+def members(*values: int) -> ctypes.Array[ctypes.c_longlong]:
+    """A struct of addresses and 64-bit integers."""
+    return (ctypes.c_longlong * len(values))(*values)

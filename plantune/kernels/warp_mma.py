@@ -1,0 +1,48 @@
+"""What `csrc/cuda/warp_mma.h` expects: the dtypes, and the order of packed weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from plantune.space.arch import Arch
+
+DTYPES = ("float16", "bfloat16")
+# The weights of one product of a warp: 32 channels, 16 values of each.
+CHANNELS, VALUES, ROWS = 32, 16, 16
+
+
+def why_not_elements(dtype: str, arch: Arch) -> str | None:
+    """Why the tensor cores of an arch do not take this dtype here, or None where they do."""
+    assert arch.cuda is not None
+    if dtype not in DTYPES:
+        return f"tensor cores take {' and '.join(DTYPES)} here, not {dtype}"
+    if dtype == "bfloat16" and "bf16" not in arch.cuda.features:
+        return f"the tensor cores of {arch.name} have no bfloat16"
+    return None
+
+
+def padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+class PackedWeight:
+    """A weight (channels, values) in the order in which the lanes of a warp read it.
+
+    Both sizes are padded with zeros; channels to a multiple of `tile_n`, which 32 must divide.
+    """
+
+    def __init__(self, weight: tuple[int, int], tile_n: int, like: Tensor) -> None:
+        channels, values = padded(weight[0], tile_n), padded(weight[1], VALUES)
+        self._plain = like.new_zeros(channels, values)
+        self._weight = self._plain[: weight[0], : weight[1]]
+        # Channel 8 * (lane / 8) + 4 * h + 2 * (e / 4) + lane / 4 % 2, value 4 * (lane % 4) + e % 4
+        # becomes element e of vector 32 * h + lane.
+        shape = (channels // CHANNELS, 4, 2, 2, 2, values // VALUES, 4, 4)
+        self._ordered = self._plain.view(shape).permute(5, 0, 2, 1, 4, 6, 3, 7)
+        self.tensor = torch.empty_like(self._ordered, memory_format=torch.contiguous_format)
+
+    def fill(self, weight: Tensor) -> None:
+        """Packs a weight of any shape whose rows are the channels."""
+        self._weight.unflatten(1, weight.shape[1:]).copy_(weight)
+        self.tensor.copy_(self._ordered)

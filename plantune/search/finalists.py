@@ -1,0 +1,76 @@
+"""The best candidates of each step compared inside the whole, where isolated wins may vanish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from plantune.graph.graph import Graph
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.timing import Timing
+from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.search.ranking import is_tie, swapped
+from plantune.space.search_space import SearchSpace
+
+# Candidates that are slower alone by more than this are not looked at again.
+NEAR = 1.15
+RUNNERS_UP = 3
+
+Swap = Mapping[str, Candidate]
+TimePlans = Callable[[Sequence[Plan]], Sequence[Timing | Rejected]]
+
+
+def swaps(
+    plan: Plan,
+    graph: Graph,
+    space: SearchSpace,
+    outcomes: Mapping[tuple[str, Candidate], Outcome],
+) -> list[Swap]:
+    """For each kind of step, the slowest first, its runners-up: what to put in their places."""
+    steps = check_plan(plan, graph, space)
+    chosen = candidates_by_step(plan, steps)
+    places: dict[tuple[str, Candidate], list[str]] = {}
+    for step in steps:
+        places.setdefault((step.signature, chosen[step.name]), []).append(step.name)
+    near: dict[str, list[tuple[float, Candidate]]] = {}
+    for (signature, candidate), outcome in outcomes.items():
+        if isinstance(outcome, Measured):
+            near.setdefault(signature, []).append((outcome.median_us, candidate))
+    found: list[tuple[float, Swap]] = []
+    for (signature, candidate), names in places.items():
+        ranked = sorted(near.get(signature, ()), key=lambda pair: pair[0])
+        limit = NEAR * ranked[0][0] if ranked else 0.0
+        others = [(us, c) for us, c in ranked if c != candidate and us <= limit][:RUNNERS_UP]
+        found += [(us * len(names), dict.fromkeys(names, other)) for us, other in others]
+    return [swap for _, swap in sorted(found, key=lambda pair: -pair[0])]
+
+
+def improved(
+    plan: Plan, graph: Graph, space: SearchSpace, tried: Sequence[Swap], time_plans: TimePlans
+) -> Plan:
+    """The plan with those of the swaps that win in the whole, one by one and together."""
+    timings = time_plans([plan, *(swapped(plan, graph, space, swap) for swap in tried)])
+    incumbent, *others = timings
+    if not isinstance(incumbent, Timing):
+        return plan
+    won: dict[str, Candidate] = {}
+    order = sorted(range(len(tried)), key=lambda i: _median(others[i]))
+    for timing, swap in ((others[i], tried[i]) for i in order):
+        if _wins(timing, incumbent) and not set(swap) & set(won):
+            won.update(swap)
+    if not won:
+        return plan
+    together = swapped(plan, graph, space, won)
+    before, after = time_plans([plan, together])
+    return together if isinstance(before, Timing) and _wins(after, before) else plan
+
+
+def _wins(timing: Timing | Rejected, incumbent: Timing) -> bool:
+    """A tie keeps what there is."""
+    if not isinstance(timing, Timing):
+        return False
+    return timing.median_us < incumbent.median_us and not is_tie(timing, incumbent)
+
+
+def _median(timing: Timing | Rejected) -> float:
+    return timing.median_us if isinstance(timing, Timing) else float("inf")

@@ -1,0 +1,93 @@
+"""A search that cannot go on keeps what it has and says why: F38 and a worker that does not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plantune.errors import (
+    MeasureTimeout,
+    NoViableCandidate,
+    UnsupportedDevice,
+    WorkerDied,
+    WorkerFailed,
+    WrongResult,
+)
+from plantune.plan import Plan
+from plantune.search.search import Result
+
+from .conftest import FakeWorker, Run, measured, object_of
+
+
+@pytest.fixture
+def ends_with(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker
+) -> Callable[..., None]:
+    """Lets every search measure one candidate and end with an error."""
+
+    def set_up(error: Exception, *, found: bool = True) -> None:
+        class EndingSearch:
+            def __init__(self, problem: Any, settings: Any, database: Any, here: Any, report: Any):
+                self._database, self._here = database, here
+
+            def run(self, worker: FakeWorker) -> Result:
+                candidate = plan.choices[0].candidate
+                self._database.put_trial("a" * 64, candidate, self._here, measured(10.0))
+                raise error
+
+            def partial(self) -> Result | None:
+                if found:
+                    self._database.put_plan(plan, self._here, partial=True)
+                return Result(plan, False, None, 1, 0) if found else None
+
+        monkeypatch.setattr("plantune.search.search.Search", EndingSearch)
+
+    return set_up
+
+
+def statuses(run: Run) -> list[str]:
+    return [p["status"] for p in object_of(run("plans", "list", "--all", "--json"))["plans"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnsupportedDevice("the GPU for sm90 does not answer any more"), 6),
+        (WorkerDied("the measuring worker did not start: took too long"), 1),
+        (WorkerFailed("the measuring worker failed:\nKeyError"), 1),
+        (MeasureTimeout("time took over 60 s; the worker was killed"), 1),
+    ],
+)
+def test_what_was_found_is_kept(
+    run: Run, ends_with: Callable[..., None], error: Exception, code: int
+) -> None:
+    ends_with(error)
+    result = run("search", "--batch", 1, "--json")
+    assert result.exit_code == code
+    assert str(error).splitlines()[0] in object_of(result)["error"]["message"]
+    assert "the best plan so far is kept as partial" in result.stderr
+    assert statuses(run) == ["partial"]
+    # Nobody holds the lease any more.
+    assert run("search", "--batch", 1, "--no-wait").exit_code == code
+
+
+def test_where_nothing_was_found_nothing_is_kept(run: Run, ends_with: Callable[..., None]) -> None:
+    ends_with(UnsupportedDevice("the GPU is lost"), found=False)
+    result = run("search", "--batch", 1)
+    assert result.exit_code == 6
+    assert "partial" not in result.stderr
+    assert statuses(run) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(NoViableCandidate("nothing runs"), 1), (WrongResult("wrong", 1.0, 0.1), 5)]
+)
+def test_a_plan_that_is_wrong_or_does_not_run_is_not_kept(
+    run: Run, ends_with: Callable[..., None], error: Exception, code: int
+) -> None:
+    ends_with(error)
+    assert run("search", "--batch", 1).exit_code == code
+    assert statuses(run) == []

@@ -1,0 +1,98 @@
+"""F28: Optuna's file, whatever became of it, stops no search."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import click
+import optuna
+import pytest
+
+from plantune.cli.storage import is_damaged, storage_for
+from plantune.search.proposals import storage_url
+
+DAMAGE = {
+    "text": b"no database at all " * 100,
+    "header only": b"SQLite format 3\0" + b"\xff" * 5000,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The path of a plan database; Optuna's file lies beside it."""
+    return tmp_path / "plans.db"
+
+
+def studies(url: str) -> list[str]:
+    return optuna.get_all_study_names(url)
+
+
+def test_it_lies_beside_the_plan_database(place: Path) -> None:
+    url = storage_for(None, place, 0)
+    assert url == storage_url(place.with_name("optuna.db"))
+    assert studies(url) == []
+    assert place.with_name("optuna.db").is_file()
+
+
+def test_without_a_file_for_plans_there_is_none_for_trials() -> None:
+    assert storage_for(None, None, 0) is None
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_file_is_set_aside_and_a_new_one_used(
+    place: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = place.with_name("optuna.db")
+    path.write_bytes(DAMAGE[kind])
+    url = storage_for(None, place, 0)
+    assert url == storage_url(path)
+    assert studies(url) == []
+    (aside,) = place.parent.glob("optuna.db.damaged-*")
+    assert aside.read_bytes() == DAMAGE[kind]
+    assert f"It was moved to {aside.name}" in capsys.readouterr().err
+    assert storage_for(None, place, 0) == url
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_that_is_sound_stays_where_it_is(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another program's tables are none of Optuna's, and no damage."""
+    path = place.with_name("optuna.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE version_info (moz_places TEXT)")
+        connection.commit()
+    assert storage_for(None, place, 0) is None
+    assert b"moz_places" in path.read_bytes()
+    assert [file.name for file in place.parent.iterdir()] == ["optuna.db"]
+    assert "its trials are kept in memory" in capsys.readouterr().err
+
+
+def test_what_is_locked_or_missing_is_not_judged(place: Path) -> None:
+    path = place.with_name("optuna.db")
+    assert not is_damaged(path)
+    assert storage_for(None, place, 0) is not None
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")
+        assert not is_damaged(path)
+
+
+@pytest.mark.parametrize("name", ["a?b", "50%20", "#1", "ä ü", "a&b=c"])
+def test_odd_paths_are_paths(tmp_path: Path, name: str) -> None:
+    """F57: what is special in a URL is none of that here."""
+    folder = tmp_path / name
+    folder.mkdir()
+    url = storage_for(None, folder / "plans.db", 0)
+    assert url is not None
+    optuna.create_study(storage=url, study_name="here")
+    assert [file.name for file in folder.iterdir()] == ["optuna.db"]
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("url", ["mine.db", "nosuchdatabase://x", "sqlite:////no/such/folder/x.db"])
+def test_a_named_one_that_does_not_open_is_wrong_usage(place: Path, url: str) -> None:
+    with pytest.raises(click.BadParameter, match="'"):
+        storage_for(url, place, 0)

@@ -1,0 +1,105 @@
+"""Compilations that nobody waits for any more, and caches that cannot be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plantune.cuda import blobs, build, toolchain
+from plantune.cuda.build import compile_cuda
+from plantune.space.arch import load_arch
+
+SOURCE = 'extern "C" __global__ void run(float* y) { y[threadIdx.x] = 1.f; }\n'
+SM90 = load_arch("sm90")
+# Each instance makes two of the next depth, and none is made twice.
+ENDLESS = """
+template <int depth, long place> struct Sum {
+  static constexpr long value = Sum<depth - 1, 2 * place>::value
+                              + Sum<depth - 1, 2 * place + 1>::value;
+};
+template <long place> struct Sum<0, place> { static constexpr long value = place; };
+extern "C" __global__ void run(long* y) { *y = Sum<40, 0>::value; }
+"""
+PARENT = f"""
+from plantune.cuda.build import compile_cuda
+from plantune.space.arch import load_arch
+print("compiling", flush=True)
+compile_cuda('''{ENDLESS}''', load_arch("sm90"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_compilation_dies_with_the_process_that_asked_for_it() -> None:
+    """F2, F16: after kill -9 nobody is left to limit its time."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        deadline = time.monotonic() + 30
+        while not (found := children_of(parent.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        (child,) = found
+        assert not is_gone(child)
+        parent.kill()
+        deadline = time.monotonic() + 5
+        while not is_gone(child):
+            assert time.monotonic() < deadline, "it goes on compiling"
+            time.sleep(0.02)
+
+
+def test_a_compilation_that_is_late_for_its_parent_does_nothing() -> None:
+    """The parent that asked was gone before the child could ask to die with it."""
+    request = '{"parent": 1, "memory_bytes": 1}'
+    command = [sys.executable, "-I", "-S", build.child.__file__]
+    done = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "is gone" in done.stderr
+
+
+@pytest.mark.parametrize("fault", ["a file in its place", "a full disk", "no right"])
+def test_a_cache_that_cannot_be_written_costs_time_alone(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F21, F22: the kernel is there all the same, and nothing is left of the attempt."""
+    if fault == "a file in its place":
+        (tmp_path / "cuda").write_text("")
+    else:
+        code = 28 if fault == "a full disk" else 13
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(blobs.os, "replace", fail)
+    first, second = compile_cuda(SOURCE, SM90), compile_cuda(SOURCE, SM90)
+    assert first.image.startswith(b"\x7fELF")
+    assert first.key == second.key
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] in ([], ["cuda"])
+
+
+def test_the_headers_of_another_cutlass_are_other_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F31."""
+    before = toolchain.headers_digest.__wrapped__()
+    monkeypatch.setattr(toolchain, "_cutlass_digest", lambda: "another release's")
+    assert toolchain.headers_digest.__wrapped__() != before

@@ -1,0 +1,240 @@
+"""Convolutions by tensor copies: what they refuse, how they cut images, that they build and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from plantune.errors import IllegalCandidate
+from plantune.kernels.epilogue import conv_epilogue
+from plantune.kernels.families.hopper_conv import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.hopper_tiles import Box, conv_shape, copied_pixels, dense_box, reused_box
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+ARCH = load_arch("sm90")
+SPACE = load_search_space("sm90")
+# Channels, size, outputs and stride of the network's 3x3 convolutions.
+LAYERS = [
+    (64, 16, 64, 1),
+    (64, 16, 128, 2),
+    (128, 8, 128, 1),
+    (128, 8, 256, 2),
+    (256, 4, 256, 1),
+    (256, 4, 512, 2),
+    (512, 2, 512, 1),
+]
+PARTS = ("scale", "bias", "residual", "relu", "unshifted", "offset")
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution and the named parts of an epilogue."""
+
+    n: int = 2
+    c: int = 64
+    size: tuple[int, int] = (8, 8)
+    o: int = 64
+    kernel: int = 3
+    stride: int = 1
+    padding: int | None = None
+    groups: int = 1
+    parts: tuple[str, ...] = PARTS
+
+    def __call__(self, b):
+        padding = self.kernel // 2 if self.padding is None else self.padding
+        w = b.w(self.o, self.c // self.groups, self.kernel, self.kernel)
+        geometry = {"stride": (self.stride, self.stride), "padding": (padding, padding)}
+        y = b.conv(b.x(self.n, self.c, *self.size), w, groups=self.groups, **geometry)
+        shape = b.graph.types[y].shape
+        if "scale" in self.parts:
+            y = b("mul", y, b.w(1))
+        if "bias" in self.parts:
+            y = b("add_channel", y, b.w(self.o), axis=1)
+        if "residual" in self.parts:
+            y = b("add", y, b.x(*shape))
+        if "relu" in self.parts:
+            y = b("relu", y)
+        before = y
+        if "offset" in self.parts:
+            y = b("add", y, b.w(1))
+        return (before, y) if "unshifted" in self.parts else y
+
+
+def layer(index, n=128, parts=()):
+    c, size, o, stride = LAYERS[index]
+    return Conv(n, c, (size, size), o, stride=stride, parts=parts)
+
+
+def config(tile_m, tile_n, stages=4, split_k=1, reuse=False, blocks_per_sm=1):
+    return Attrs(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        stages=stages,
+        split_k=split_k,
+        reuse=reuse,
+        blocks_per_sm=blocks_per_sm,
+    )
+
+
+def shape_of(step):
+    return conv_shape(step, conv_epilogue(step, unshifted=True))
+
+
+def refusal(step, candidate_config):
+    return why_not(step, Candidate("hopper_conv", candidate_config), SPACE)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("index", range(len(LAYERS)))
+def test_each_layer_has_configs(step_of, index, dtype):
+    step = step_of(layer(index, parts=PARTS), dtype)
+    assert FAMILY.why_not_step(step) is None
+    legal = [c for c in FAMILY.configs(SPACE) if FAMILY.why_not_config(step, c, ARCH) is None]
+    assert 10 <= len(legal) <= 400
+    times = [FAMILY.estimate_us(step, c) for c in legal]
+    assert all(2 < time < 1000 for time in times)
+
+
+@pytest.mark.parametrize(
+    ("emit", "dtype", "reason"),
+    [
+        (Conv(), "float32", "float16 or bfloat16, got float32"),
+        (Conv(c=12), "float16", "do not start at 16 bytes"),
+        (Conv(o=20), "float16", "do not start at 16 bytes"),
+        (Conv(groups=2), "float16", "without groups"),
+        (Conv(size=(90, 90), stride=9, parts=()), "float16", "at most 8 pixels"),
+        (lambda b: b("sigmoid", Conv(parts=())(b)), "float16", "no place in the epilogue"),
+    ],
+)
+def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
+    assert reason in refusal(step_of(emit, dtype), config(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("emit", "refused", "reason"),
+    [
+        (layer(2), config(256, 256), "more than 128 registers"),
+        (layer(2), config(128, 256), "half of the tile's channels"),
+        (layer(1), config(128, 64, reuse=True), "with stride 1 read the same pixels"),
+        (Conv(kernel=1, parts=()), config(64, 64, 3, reuse=True), "of a larger kernel"),
+        (Conv(kernel=1, parts=()), config(64, 64, 3, split_k=2), "1 steps are too few"),
+        (Conv(kernel=1, parts=()), config(64, 64, 4), "no more than 1 steps to load"),
+        (layer(6), config(128, 256, 8), "bytes of shared memory"),
+        (layer(6), config(128, 128, 4, blocks_per_sm=2), "do not fit an SM"),
+    ],
+)
+def test_illegal_configs_have_reasons(step_of, emit, refused, reason):
+    assert reason in refusal(step_of(emit, "float16"), refused)
+
+
+def test_other_archs_have_no_warpgroup_products():
+    assert "wgmma" in FAMILY.why_not_arch(load_arch("sm80"))
+    assert "wgmma" in FAMILY.why_not_arch(load_arch("sm100"))
+    assert "wgmma" in FAMILY.why_not_arch(load_arch("sm120"))
+    assert FAMILY.why_not_arch(load_arch("cpu")) is not None
+    assert FAMILY.why_not_arch(ARCH) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "n", "box"),
+    [
+        ((2, 2), 128, Box(1, 1, 128)),  # 4 of 9 taps read something
+        ((2, 2), 1, Box(2, 2, 1)),
+        ((7, 7), 2, Box(7, 7, 2)),
+        ((56, 56), 1, Box(14, 8, 1)),
+    ],
+)
+def test_boxes_leave_the_least_to_do(step_of, size, n, box):
+    shape = shape_of(step_of(Conv(n, size=size), "float16"))
+    got = dense_box(shape, 128)
+    assert shape.tiles(got) * shape.taps(got)[0] == shape.tiles(box) * shape.taps(box)[0]
+    assert got.w * got.h * got.n <= 128
+
+
+@pytest.mark.parametrize("tile_m", [64, 128, 256])
+@pytest.mark.parametrize("size", [(1, 1), (3, 5), (7, 7), (16, 16), (31, 64), (112, 112)])
+def test_tiles_cover_the_output(step_of, tile_m, size):
+    shape = shape_of(step_of(Conv(3, size=size), "float16"))
+    for box in (dense_box(shape, tile_m), reused_box(shape, tile_m)):
+        assert box.w * box.h * box.n <= tile_m
+        assert shape.tiles(box) * box.w * box.h * box.n >= 3 * size[0] * size[1]
+
+
+def test_a_box_that_taps_share_has_little_margin(step_of):
+    shape = shape_of(step_of(layer(0), "float16"))
+    box = reused_box(shape, 256)
+    assert box == Box(16, 16, 1)
+    assert copied_pixels(shape, box, reuse=True) == 18 * 18
+
+
+def test_taps_that_read_padding_alone_are_not_counted(step_of):
+    shape = shape_of(step_of(layer(6), "float16"))
+    assert shape.taps(Box(1, 1, 128)) == (4, 16)
+    assert shape.taps(Box(2, 2, 32)) == (9, 9)
+
+
+BUILT = [
+    (layer(0, parts=PARTS), config(256, 64, 8, reuse=True)),
+    (layer(1, parts=("bias", "relu", "offset")), config(64, 128, 6)),
+    (layer(4, parts=PARTS), config(64, 128, 6, split_k=2)),
+    (layer(6, parts=PARTS), config(128, 64, 4, split_k=8)),
+    (layer(6), config(64, 256, 4)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("index", range(len(BUILT)))
+def test_it_builds_without_spilling(step_of, index, dtype):
+    emit, chosen = BUILT[index]
+    step = step_of(emit, dtype)
+    assert refusal(step, chosen) is None
+    binary = FAMILY.build(step, chosen, ARCH)
+    used = binary.usage["run"]
+    assert used.spill_bytes == used.stack_bytes == used.shared_bytes == 0
+    # The assembler says so where it has to wait for each product.
+    assert "serialized" not in binary.log
+
+
+def test_every_tile_is_compiled_as_planned(step_of):
+    """The kernel asserts its threads and shared memory against the plan's."""
+    step = step_of(Conv(3, 200, (9, 9), 72, kernel=5, parts=PARTS), "float16")
+    for chosen in (config(64, 64, 4, split_k=4, reuse=True), config(128, 128, 4, blocks_per_sm=1)):
+        assert refusal(step, chosen) is None
+        assert FAMILY.build(step, chosen, ARCH).usage["run"].registers <= 168
+
+
+def test_no_box_no_kernel(step_of):
+    step = step_of(Conv(1, size=(8, 8), kernel=255, padding=127, parts=()), "float16")
+    assert "can be copied at once" in refusal(step, config(128, 64, reuse=True))
+    with pytest.raises(IllegalCandidate, match="can be copied at once"):
+        FAMILY.shared_bytes(step, config(128, 64, reuse=True))
+
+
+RUN = {
+    **{f"layer {i}": (layer(i, n=3, parts=PARTS), config(64, 64)) for i in range(len(LAYERS))},
+    "reuse": (Conv(3, 128, (16, 16), 128), config(128, 128, 4, reuse=True)),
+    "reuse, ragged": (Conv(3, 72, (14, 9), 40), config(64, 64, 4, reuse=True)),
+    "two blocks": (layer(4, n=7, parts=PARTS), config(64, 128, 6, split_k=2)),
+    "eight blocks": (layer(6, n=7, parts=PARTS), config(128, 64, 4, split_k=8)),
+    "1x1": (Conv(3, 96, (9, 9), 72, kernel=1), config(64, 64, 3)),
+    "stride 2": (Conv(3, 64, (9, 7), 64, stride=2), config(64, 64)),
+    "7x7": (Conv(2, 8, (31, 29), 64, kernel=7, stride=2), config(128, 64)),
+    "wide": (Conv(2, 64, (8, 8), 256), config(128, 256, 3)),
+    "no epilogue": (Conv(2, 64, (8, 8), 64, parts=()), config(64, 64)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", RUN)
+def test_it_is_right(step_of, name, dtype):
+    emit, chosen = RUN[name]
+    found = check(step_of(emit, dtype), Candidate("hopper_conv", chosen), SPACE)
+    assert found.error <= found.bound
+    assert found.deterministic

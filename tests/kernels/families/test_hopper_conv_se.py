@@ -1,0 +1,249 @@
+"""Convolutions with squeeze-and-excite, alone and as whole residual blocks, in one kernel."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import ClassVar
+
+import pytest
+import torch
+
+from plantune.cuda.driver import TensorMap
+from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named
+from plantune.graph.partition import alternatives
+from plantune.graph.types import TensorType
+from plantune.kernels import hopper_launch
+from plantune.kernels.families import hopper_block, hopper_conv_se
+from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.memory import view_bytes
+from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+ARCH = load_arch("sm90")
+SPACE = load_search_space("sm90")
+FAMILIES = {family.name: family for family in (hopper_conv_se.FAMILY, hopper_block.FAMILY)}
+SAME = {"padding": (1, 1)}
+
+
+def tail(b, y, hidden, *, residual=True, relu=True, offset=True, leak=False):
+    """Squeeze-and-excite of a value, with all that may follow."""
+    n, c, h, w = b.graph.types[y].shape
+    mean = b("mean", y, dims=(2, 3), keepdim=False)
+    small = b("relu", b("add_channel", b.linear(mean, b.w(hidden, c)), b.w(hidden), axis=1))
+    gate = b("sigmoid", b("add_channel", b.linear(small, b.w(c, hidden)), b.w(c), axis=1))
+    out = b("mul", y, b("reshape", gate, shape=(n, c, 1, 1)))
+    if residual:
+        out = b("add", out, b.x(n, c, h, w))
+    if relu:
+        out = b("relu", out)
+    before = out
+    if offset:
+        out = b("add", out, b.w(1))
+    left = (before, out) if offset else (out,)
+    return (mean, *left) if leak else left
+
+
+def conv(n=2, c=64, size=16, hidden=4, **parts):
+    """conv2, its scale and bias, and the tail."""
+
+    def emit(b):
+        y = b.conv(b.x(n, c, size, size), b.w(c, c, 3, 3), **SAME)
+        y = b("add", b("mul", y, b.w(1)), b.w(1))
+        return tail(b, y, hidden, **parts)
+
+    return emit
+
+
+def block(n=2, c=64, size=16, o=64, stride=1, hidden=4, kernel=3, **parts):
+    """conv1 with its biases and ReLU, and all of `conv`."""
+
+    def emit(b):
+        y = b.conv(b.x(n, c, size, size), b.w(o, c, 3, 3), stride=(stride, stride), **SAME)
+        y = b("add", b("relu", b("add", y, b.w(1))), b.w(1))
+        y = b.conv(y, b.w(o, o, kernel, kernel), padding=(kernel // 2, kernel // 2))
+        y = b("add", b("mul", y, b.w(1)), b.w(1))
+        return tail(b, y, hidden, **parts)
+
+    return emit
+
+
+def config(tile_m, stages=4, blocks_per_sm=1):
+    return Attrs(tile_m=tile_m, stages=stages, blocks_per_sm=blocks_per_sm)
+
+
+def refusal(step, family, chosen):
+    return why_not(step, Candidate(family, chosen), SPACE)
+
+
+@pytest.mark.parametrize(("family", "fusion"), [
+    ("hopper_conv_se", "conv_se_tail"), ("hopper_block", "residual_block")
+])  # fmt: skip
+def test_the_network_offers_steps(family, fusion):
+    """Of its four blocks two have images of 8x8 pixels or more."""
+    type_ = TensorType((128, 3, 64, 64), "float16")
+    graph = extract(SEResNet9Fixup().half().eval(), type_)
+    fitting = [
+        step
+        for step in alternatives(graph, fusions_named(fusion))
+        if FAMILIES[family].why_not_step(step) is None
+    ]
+    assert {step.types[step.nodes[0].name].shape[1] for step in fitting} == {64, 128}
+    for step in fitting:
+        assert any(
+            FAMILIES[family].why_not_config(step, c, ARCH) is None
+            for c in FAMILIES[family].configs(SPACE)
+        )
+
+
+REFUSED = [
+    ("hopper_conv_se", lambda b: b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3), **SAME),
+     "no squeeze-and-excite"),
+    ("hopper_conv_se", conv(c=32), "64 or 128, got 32"),
+    ("hopper_conv_se", conv(size=4), "8x8 pixels of one image, got 4x4"),
+    ("hopper_conv_se", conv(hidden=40), "up to 32 hidden channels"),
+    ("hopper_conv_se", conv(leak=True), "read outside"),
+    ("hopper_conv_se", block(), "no place in the epilogue"),
+    ("hopper_block", conv(), "two convolutions"),
+    ("hopper_block", block(o=32), "64 or 128, got 32"),
+    ("hopper_block", block(size=32, stride=2), "images of 8 columns"),
+    ("hopper_block", block(kernel=2), "with an odd kernel"),
+    ("hopper_block", block(leak=True), "read outside"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "emit", "reason"), REFUSED)
+def test_it_says_which_steps_it_does_not_run(step_of, family, emit, reason):
+    assert reason in FAMILIES[family].why_not_step(step_of(emit, "float16"))
+
+
+def test_other_dtypes_are_refused(step_of):
+    for family, emit in (("hopper_conv_se", conv()), ("hopper_block", block())):
+        assert "got float32" in FAMILIES[family].why_not_step(step_of(emit, "float32"))
+
+
+def test_tiles_are_whole_images(step_of):
+    for family, emit in (("hopper_conv_se", conv()), ("hopper_block", block())):
+        step = step_of(emit, "float16")
+        assert "no whole images of 16x16" in refusal(step, family, config(64))
+        assert refusal(step, family, config(256)) is None
+
+
+CASES = {
+    "conv 64": ("hopper_conv_se", conv(3), config(256)),
+    "conv 128": ("hopper_conv_se", conv(3, 128, 8, 8), config(64, 6)),
+    "conv, images in pairs": ("hopper_conv_se", conv(5, 64, 8, 10), config(128)),
+    "conv, little behind": (
+        "hopper_conv_se",
+        conv(3, 64, 8, residual=False, relu=False, offset=False),
+        config(64),
+    ),
+    "block 64": ("hopper_block", block(3), config(256)),
+    "block 128, stride 2": ("hopper_block", block(3, 64, 16, 128, 2, 8), config(64)),
+    "block, images in pairs": ("hopper_block", block(5, 40, 8, 64), config(128, 3)),
+    "block, 5x5 behind": ("hopper_block", block(2, 64, 8, kernel=5, offset=False), config(64)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_builds_without_spilling(step_of, name, dtype):
+    """The kernel asserts its threads and shared memory against the plan's."""
+    family, emit, chosen = CASES[name]
+    step = step_of(emit, dtype)
+    assert refusal(step, family, chosen) is None
+    binary = FAMILIES[family].build(step, chosen, ARCH)
+    used = binary.usage["run"]
+    assert used.spill_bytes == used.stack_bytes == used.shared_bytes == 0
+    assert "serialized" not in binary.log
+    assert 2 < FAMILIES[family].estimate_us(step, chosen) < 100
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_right(step_of, name, dtype):
+    family, emit, chosen = CASES[name]
+    found = check(step_of(emit, dtype), Candidate(family, chosen), SPACE)
+    assert found.error <= found.bound
+    assert found.deterministic
+
+
+@pytest.mark.parametrize("hidden", [4, 10])
+def test_the_layers_are_packed_as_the_kernel_reads_them(step_of, hidden):
+    """By rows, by columns, two biases; hidden rows that were added change nothing."""
+    step = step_of(conv(n=1, hidden=hidden), "float16")
+    random = torch.Generator().manual_seed(0)
+    values = {name: torch.randn(t.shape, generator=random).half() for name, t in step.inputs}
+    epilogue, layers = hopper_conv_se.parts_of(step)
+    prepared = hopper_conv_se.PreparedSe(step, epilogue, layers, Frame(values))
+    prepared.refresh()
+    rows, channels = hopper_conv_se.padded(hidden), 64
+    sizes = (rows * channels, rows * channels, rows, channels)
+    weight1, weight2, bias1, bias2 = prepared.layers.split(sizes)
+    means = torch.randn(channels, generator=random)
+    small = torch.relu(weight1.view(rows, channels) @ means + bias1)
+    gates = torch.sigmoid(small @ weight2.view(rows, channels) + bias2)
+    w1, b1, w2, b2 = (values[name].float() for name in (
+        layers.squeeze.weight, layers.squeeze.bias, layers.excite.weight, layers.excite.bias
+    ))  # fmt: skip
+    torch.testing.assert_close(gates, torch.sigmoid(w2 @ torch.relu(w1 @ means + b1) + b2))
+
+
+class Recorder:
+    """In the place of a kernel: keeps what it was launched with."""
+
+    launches: ClassVar[list[tuple[object, dict[str, object]]]] = []
+
+    def __init__(self, binary):
+        self.launches.clear()
+
+    def launch(self, stream, grid, block, arguments, **options):
+        self.launches.append((arguments, {"grid": grid, "block": block, **options}))
+
+
+@pytest.mark.parametrize("shift", [0, 2])
+def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, shift):
+    """Each map gets the address of its tensor; an image that lies off 16 bytes is copied first."""
+    encoded = []
+
+    def encode(dtype, address, sizes, strides, box, **options):
+        encoded.append((address, tuple(sizes), tuple(box)))
+        return TensorMap()
+
+    monkeypatch.setattr(hopper_launch, "tensor_map", encode)
+    monkeypatch.setattr(hopper_launch, "Kernel", Recorder)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream: stream)
+    family, chosen = hopper_block.FAMILY, config(64)
+    step = step_of(block(3, 64, 16, 128, 2, 8), "float16")
+    values = {}
+    for name, type_ in (*step.inputs, *step.outputs):
+        layout = "nchw" if len(type_.shape) != 4 or name in step.constants else "nhwc"
+        memory = torch.zeros(type_.size_bytes + 256, dtype=torch.uint8)
+        start = -memory.data_ptr() % 256 + (shift if name == "x0" else 0)
+        values[name] = view_bytes(memory, start, type_, layout)
+    workspace = torch.zeros(family.workspace_bytes(step, chosen) + 256, dtype=torch.uint8)
+    aligned = workspace[-workspace.data_ptr() % 256 :]
+    binding = family.bind(step, chosen, Frame(values, aligned, built=object()))
+    binding.refresh()
+    binding.launch(0)
+    (((maps, scalars), options),) = Recorder.launches
+    assert (type(maps).__name__, type(scalars).__name__) == ("BlockMaps", "BlockScalars")
+    assert options["grid"] == (3, 1, 1)
+    assert options["block"] == family.threads(step, chosen)
+    assert options["programmatic"] is (shift == 0)
+    boxes = {sizes: (address, box) for address, sizes, box in encoded}
+    x_address, x_box = boxes[64, 16, 16, 3]
+    assert x_address == (aligned.data_ptr() if shift else values["x0"].data_ptr())
+    assert x_box == (64, 16, 16, 1)  # every second of 16 pixels
+    assert boxes[64, 9, 128][1] == boxes[128, 9, 128][1] == (64, 1, 128)
+    assert boxes[128, 8, 8, 3][1] == (64, 8, 8, 1)
+    assert [name for name, _ in scalars._fields_] == ["mid_scale", "mid_bias", "mid_offset"]
+    assert scalars.layers
+    assert scalars.mid_bias
+    assert scalars.mid_scale is None

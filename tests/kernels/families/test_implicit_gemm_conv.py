@@ -1,0 +1,349 @@
+"""CUTLASS convolutions: what is legal where, what the kernels take, and that they are right."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from plantune.cuda.build import compile_cuda
+from plantune.device import best_arch
+from plantune.kernels.cutlass_launch import ConvOperands, ConvProblem, Report
+from plantune.kernels.cutlass_main_loop import ELEMENTS, MainLoop
+from plantune.kernels.families.implicit_gemm_conv import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+AMPERE_AND_LATER = [name for name in CUDA_ARCHS if name not in ("sm70", "sm75")]
+SMALL = Attrs(
+    math="mma", tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2, split_k=1,
+    split_mode="serial", swizzle=1,
+)  # fmt: skip
+LARGE = {"tile_m": 128, "tile_n": 128, "warp_m": 64, "warp_n": 64}
+
+
+def changed(**axes):
+    return Attrs(dict(SMALL), **axes)
+
+
+@dataclass(frozen=True)
+class Conv:
+    """A convolution with the parts of its epilogue."""
+
+    x: tuple[int, int, int, int] = (2, 128, 8, 8)
+    outputs: int = 128
+    kernel: tuple[int, int] = (3, 3)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    parts: str = ""
+
+    def __call__(self, b):
+        w = b.w(self.outputs, self.x[1] // self.groups, *self.kernel)
+        y = b("conv2d", b.x(*self.x), w, stride=self.stride, padding=self.padding,
+              dilation=self.dilation, groups=self.groups)  # fmt: skip
+        for part in self.parts.split():
+            y = self.behind(b, part, y)
+        return y
+
+    def behind(self, b, part, y):
+        if part in ("mul", "add"):
+            return b(part, y, b.w(1))
+        if part in ("mul_channel", "add_channel"):
+            return b(part, y, b.w(self.outputs), axis=1)
+        if part == "residual":
+            return b("add", y, b.x(*b.graph.types[y].shape))
+        return b(part, y)
+
+
+FIXUP = "mul add relu add"
+BATCH_NORM = "mul_channel add_channel residual relu"
+
+
+# Legality.
+
+REFUSED = {
+    "no convolution": (lambda b: b("relu", b.x(2, 64, 4, 4)), "starts with relu"),
+    "groups": (Conv(groups=2), "without groups"),
+    "channels in": (Conv((2, 3, 16, 16)), "3 channels in and 128 out; both must be multiples of 8"),
+    "channels out": (Conv(outputs=12), "128 channels in and 12 out"),
+    "empty": (Conv((0, 128, 8, 8)), "nothing to compute"),
+    "two outputs": (
+        lambda b: (y := b("relu", Conv()(b)), b("add", y, b.w(1))),
+        "is read outside of it",
+    ),
+    "an image of 4 GiB": (Conv((1, 8, 2**14, 2**14)), "do not fit into 32 bits"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_it_cannot_run_has_a_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_other_dtypes_are_refused(step_of):
+    assert "not float64" in FAMILY.why_not_step(step_of(Conv(), "float64"))
+
+
+@pytest.mark.parametrize(
+    ("conv", "dtype", "axes", "arch", "reason"),
+    [
+        (Conv(), "float16", {"math": "simt"}, "sm90", "simt does not multiply float16"),
+        (Conv(), "float32", {}, "sm90", "mma does not multiply float32"),
+        (Conv(), "bfloat16", {}, "sm75", "sm75 has no matrix instructions for bf16"),
+        (Conv(), "float32", {"math": "tf32"}, "sm75", "sm75 has no matrix instructions for tf32"),
+        (Conv(), "float32", {"math": "tf32"}, "sm90", "two stages are without it"),
+        (Conv(), "float32", {"math": "simt", "tile_k": 8, "stages": 3}, "sm90", "by cp.async"),
+        (Conv(), "float16", {"tile_k": 16}, "sm90", "does not fit mma; it takes 32 or 64"),
+        (Conv(), "float16", {"tile_k": 64}, "sm70", "sm70 reads rows of 64 bytes"),
+        (Conv(), "float16", {"stages": 3}, "sm75", "sm75 has no cp.async"),
+        (Conv(), "float16", {"stages": 1}, "sm80", "at least two stages"),
+        (Conv(), "float16", {"warp_m": 48}, "sm80", "no multiple of the warps' tiles"),
+        (Conv(), "float16", {"warp_m": 64}, "sm80", "2 warps; a block has 4 or 8"),
+        (
+            Conv(), "float16", {**LARGE, "tile_m": 256, "tile_k": 64, "stages": 3}, "sm86",
+            "it needs 147456 bytes of shared memory, a block has 101376",
+        ),
+        (
+            Conv((2, 6, 8, 8)), "float32", {"math": "tf32", "stages": 3}, "sm80",
+            "must be multiples of 4",
+        ),
+        (
+            Conv(), "float16", {**LARGE, "tile_k": 64}, "sm80",
+            "128 sums and 96 more values that a thread keeps would be spilled",
+        ),
+        (Conv((1, 128, 8, 8)), "float16", LARGE, "sm80", "half of a tile_m of 128 or more"),
+        (Conv(outputs=64), "float16", LARGE, "sm80", "half of a tile_n of 128 or more"),
+        (Conv((2, 32, 8, 8)), "float16", {"tile_k": 64}, "sm80", "half of a tile_k of 64 or more"),
+        (Conv((2, 64, 8, 8)), "float16", {"split_k": 4}, "sm80", "64 have 2 tiles"),
+        (Conv(), "float16", {"split_mode": "parallel"}, "sm80", "K is not split"),
+        (Conv(), "float16", {"swizzle": 4}, "sm80", "only 2 columns of tiles"),
+        (Conv(outputs=256), "float16", {"swizzle": 4}, "sm80", "all 8 tiles run at once"),
+    ],
+)  # fmt: skip
+def test_an_illegal_config_has_a_reason(step_of, conv, dtype, axes, arch, reason):
+    step = step_of(conv, dtype)
+    assert reason in FAMILY.why_not_config(step, changed(**axes), load_arch(arch))
+
+
+@pytest.fixture
+def precision():
+    """Torch's setting, which a test may change."""
+    place = torch.backends.cudnn.conv
+    before = place.fp32_precision
+    yield place
+    place.fp32_precision = before
+
+
+@pytest.mark.parametrize(("allowed", "legal"), [("tf32", True), ("ieee", False)])
+def test_tf32_is_offered_where_torch_allows_it(step_of, precision, allowed, legal):
+    precision.fp32_precision = allowed
+    step, config = step_of(Conv()), changed(math="tf32", stages=3)
+    reason = FAMILY.why_not_config(step, config, load_arch("sm80"))
+    assert (reason is None) == legal, reason
+
+
+def test_products_one_by_one_take_any_number_of_channels(step_of):
+    step = step_of(Conv((2, 3, 16, 16), outputs=17))
+    assert FAMILY.why_not_step(step) is None
+    assert FAMILY.why_not_config(step, changed(math="simt", tile_k=8), load_arch("sm70")) is None
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_each_arch_has_some_hundred_configs_for_a_step_at_most(step_of, arch):
+    space = load_search_space(arch)
+    for conv, least in ((Conv((128, 64, 16, 16), 64), 15), (Conv((128, 512, 2, 2), 512), 60)):
+        step = step_of(conv, "float16")
+        legal = [c for c in FAMILY.configs(space)
+                 if not why_not(step, Candidate(FAMILY.name, c), space)]  # fmt: skip
+        assert least <= len(legal) <= 500
+        split = {(c["split_k"] > 1, c["split_mode"]) for c in legal}
+        assert split >= ({(False, "serial")} if conv.outputs == 64 else {(True, "parallel")})
+
+
+# Cost.
+
+
+def test_a_guess_prefers_blocks_that_fill_the_chip(step_of):
+    few, many = Conv((128, 512, 2, 2), 512), Conv((2048, 512, 2, 2), 512)
+    small, large = changed(stages=3), changed(**LARGE, stages=3)
+    split = changed(stages=3, split_k=4, split_mode="parallel")
+
+    def us(conv, config):
+        return FAMILY.estimate_us(step_of(conv, "float16"), config)
+
+    assert us(few, split) < us(few, small) < us(few, large)
+    assert us(many, large) < us(many, small) < us(many, split)
+    assert us(many, large) <= us(many, changed(**LARGE))
+
+
+def test_a_guess_knows_the_price_of_the_arithmetic(step_of):
+    step = step_of(Conv((256, 128, 16, 16)))
+    tf32, simt = changed(math="tf32", stages=3), changed(math="simt", tile_k=8)
+    assert FAMILY.estimate_us(step, tf32) < FAMILY.estimate_us(step, simt) / 2
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_a_guess_for_another_chip_goes_by_its_datasheet(step_of, arch):
+    step = step_of(Conv((256, 128, 16, 16)), "float16")
+    here, there = (
+        FAMILY.estimate_us(step, SMALL),
+        FAMILY.estimate_us_on(step, SMALL, load_arch(arch)),
+    )
+    assert there == here if arch == "sm90" else there >= here * 0.7
+
+
+# Builds.
+
+# Two main loops for each arch; all sizes, splits and epilogues share them.
+BUILDS = [
+    ("sm70", "float16", changed()),
+    ("sm70", "float16", changed(**LARGE)),
+    ("sm75", "float16", changed(tile_k=64)),
+    ("sm75", "float32", changed(math="simt", tile_k=8, **{**LARGE, "warp_m": 32})),
+    ("sm80", "bfloat16", changed(tile_k=64, stages=3)),
+    ("sm80", "float32", changed(math="tf32", stages=4, tile_m=128, warp_m=64)),
+    ("sm86", "float16", changed(tile_k=64, stages=4)),
+    ("sm86", "float32", changed(math="tf32", tile_k=16, stages=3)),
+    ("sm89", "float16", changed(stages=3, tile_m=128, warp_m=64)),
+    ("sm90", "float16", changed(**{**LARGE, "tile_m": 256}, stages=3)),
+    ("sm90", "bfloat16", changed(**LARGE, stages=4)),
+    ("sm100", "float16", changed(tile_k=64, stages=3)),
+    ("sm120", "float32", changed(math="simt", tile_k=8)),
+]
+
+
+@pytest.mark.parametrize(("arch_name", "dtype", "config"), BUILDS)
+def test_it_builds_within_the_limits(step_of, arch_name, dtype, config):
+    arch, step = load_arch(arch_name), step_of(Conv((2, 128, 16, 16)), dtype)
+    assert FAMILY.why_not_config(step, config, arch) is None
+    usage = FAMILY.build(step, config, arch).usage
+    assert set(usage) == {"run", "reduce", "run_unaligned", "make_params", "clear"}
+    assert usage["run"].spill_bytes == usage["reduce"].spill_bytes == 0
+    assert 0 < usage["run"].registers <= arch.cuda.registers_per_thread_max
+    # All shared memory is the launch's.
+    assert usage["run"].shared_bytes == usage["reduce"].shared_bytes == 0
+
+
+def test_sizes_splits_and_epilogues_share_a_binary(step_of):
+    arch = load_arch("sm90")
+    plain = FAMILY.source(step_of(Conv(), "float16"), SMALL, arch)
+    other = step_of(Conv((9, 64, 7, 7), 256, (1, 1), parts=FIXUP), "float16")
+    split = changed(split_k=2, split_mode="parallel", swizzle=4)
+    assert FAMILY.source(other, split, arch) == plain
+    assert FAMILY.source(other, changed(stages=3), arch) != plain
+
+
+def test_a_huge_filter_takes_the_other_iterators(step_of):
+    step = step_of(Conv((1, 64, 40, 40), 64, (33, 33)), "float16")
+    source = FAMILY.source(step, SMALL, load_arch("sm80"))
+    assert "kAnalytic" in source
+    assert FAMILY.build(step, SMALL, load_arch("sm80")).usage["run"].spill_bytes == 0
+
+
+# What the host passes by value, and the kernel reads.
+LAYOUTS = """#include "cuda/implicit_gemm_conv.h"
+using namespace cutlass;
+static_assert(sizeof(plantune::ConvProblem) == {problem}, "");
+static_assert(sizeof(plantune::ConvOperands) == {operands}, "");
+"""
+MAIN_LOOP = """using Conv{i} = plantune::ImplicitGemmConv<
+    {arguments}, conv::IteratorAlgorithm::kOptimized>;
+static_assert(sizeof(Conv{i}::SharedStorage) == {shared_bytes}, "");
+static_assert(Conv{i}::kThreads == {threads}, "");
+static_assert(sizeof(Conv{i}::Report) == {report}, "");
+"""
+
+
+@pytest.mark.parametrize("arch_name", ["sm70", "sm75", "sm80"])
+def test_shared_memory_is_known_before_the_build(arch_name):
+    """Many main loops, none of which is compiled as far as to machine code."""
+    arch, space = load_arch(arch_name), load_search_space(arch_name)
+    loops = {MainLoop.of(c, dtype) for c in FAMILY.configs(space) for dtype in ELEMENTS}
+    legal = sorted((loop for loop in loops if loop.why_not(arch) is None), key=str)
+    sizes = {"problem": ConvProblem, "operands": ConvOperands}
+    source = LAYOUTS.format(**{name: ctypes_bytes(type_) for name, type_ in sizes.items()})
+    for i, loop in enumerate(random.Random(0).sample(legal, min(len(legal), 24))):
+        source += MAIN_LOOP.format(
+            i=i,
+            arguments=loop.arguments(arch),
+            shared_bytes=loop.shared_bytes(arch),
+            threads=loop.threads,
+            report=ctypes_bytes(Report),
+        )
+    compile_cuda(source, arch)
+
+
+def ctypes_bytes(type_):
+    return len(bytes(type_()))
+
+
+# Numbers.
+
+AWKWARD = {
+    "smaller than a tile": Conv((1, 64, 5, 7), 40),
+    "one image": Conv((1, 256, 4, 4), 256, parts=FIXUP),
+    "stride 2": Conv((3, 40, 9, 9), 72, stride=(2, 2), parts=FIXUP),
+    "1x1": Conv((2, 128, 7, 5), 64, (1, 1), padding=(0, 0), parts=BATCH_NORM),
+    "1x1 of stride 2": Conv((2, 64, 8, 8), 64, (1, 1), (2, 2), (0, 0), parts="add_channel"),
+    "7x7": Conv((1, 16, 20, 20), 24, (7, 7), (2, 2), (3, 3), parts="add_channel relu"),
+    "5x3": Conv((2, 24, 9, 12), 48, (5, 3), (2, 1), (1, 2), parts="residual"),
+    "dilation": Conv((2, 32, 6, 6), 32, padding=(2, 2), dilation=(2, 2), parts="relu add"),
+    "many tiles": Conv((40, 128, 8, 8), 256, parts=BATCH_NORM),
+}
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.fixture
+    def assert_right(self, step_of):
+        space = load_search_space(best_arch())
+
+        def run(conv, dtype, configs):
+            step = step_of(conv, dtype)
+            for config in configs:
+                candidate = Candidate(FAMILY.name, config)
+                if why_not(step, candidate, space) is None:
+                    report = check(step, candidate, space)
+                    assert report.deterministic
+                    assert report.error <= report.bound
+
+        return run
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("name", AWKWARD)
+    def test_16_bit_types(self, assert_right, name, dtype):
+        splits = [(1, "serial"), *((k, mode) for k in (2, 4) for mode in ("serial", "parallel"))]
+        configs = [changed(split_k=k, split_mode=mode) for k, mode in splits]
+        assert_right(
+            AWKWARD[name], dtype, [*configs, changed(**LARGE, stages=3), changed(swizzle=4)]
+        )
+
+    @pytest.mark.parametrize("name", AWKWARD)
+    def test_float32(self, assert_right, name):
+        configs = [changed(math="tf32", stages=3), changed(math="tf32", stages=4, split_k=2)]
+        simt = [
+            changed(math="simt", tile_k=8),
+            changed(math="simt", tile_k=8, split_k=2),
+        ]
+        assert_right(AWKWARD[name], "float32", [*configs, *simt])
+
+    def test_a_first_convolution_of_three_channels(self, assert_right):
+        stem = Conv((2, 3, 33, 31), 64, (7, 7), (2, 2), (3, 3), parts="add_channel relu")
+        assert_right(stem, "float32", [changed(math="simt", tile_k=8)])
+
+    @pytest.mark.slow
+    def test_every_main_loop(self, assert_right):
+        space = load_search_space(best_arch())
+        once = [c for c in FAMILY.configs(space) if c["split_k"] == c["swizzle"] == 1]
+        for dtype in ELEMENTS:
+            assert_right(AWKWARD["many tiles"], dtype, once)

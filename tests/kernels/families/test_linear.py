@@ -1,0 +1,114 @@
+"""Linear layers as dot products of warps: which steps, which configs, that they are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.device import best_arch
+from plantune.kernels.families.linear import FAMILY, THREADS
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+CONFIG = Attrs(rows=2, tile_n=32)
+
+
+def layer(m, n, depth, bias=True, activation="", weight=True):
+    def emit(b):
+        other = b.w(n, depth) if weight else b.x(n, depth)
+        y = b("matmul", b.x(m, depth), other, transpose_a=False, transpose_b=True)
+        y = b("add_channel", y, b.w(n), axis=1) if bias else y
+        return b(activation, y) if activation else y
+
+    return emit
+
+
+LAYERS = {
+    "plain": layer(5, 9, 7, bias=False),
+    "bias": layer(5, 9, 7),
+    "relu": layer(3, 8, 64, activation="relu"),
+    "sigmoid": layer(128, 64, 4, activation="sigmoid"),
+    "one element": layer(1, 1, 1),
+    "one row": layer(1, 33, 1280),
+    "odd inner axis": layer(2, 100, 257),
+    "many rows": layer(129, 40, 512, activation="relu"),
+    "two inputs": layer(4, 6, 24, bias=False, weight=False),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_reads_every_layer(step_of, name, dtype):
+    assert FAMILY.why_not_step(step_of(LAYERS[name], dtype)) is None
+
+
+def product(b, a=(5, 7), w=(9, 7), ta=False, tb=True):
+    return b("matmul", b.x(*a), b.w(*w), transpose_a=ta, transpose_b=tb)
+
+
+REFUSED = {
+    "another op": (lambda b: b("relu", b.x(2, 3)), "only a matrix product"),
+    "no bias before relu": (lambda b: b("relu", product(b)), "only a matrix product"),
+    "another activation": (
+        lambda b: b("affine", LAYERS["bias"](b), alpha=2.0, beta=0.0),
+        "affine is none of relu, sigmoid",
+    ),
+    "a^T": (lambda b: product(b, (7, 5), ta=True), "must lie along the inner axis"),
+    "no b^T": (lambda b: product(b, w=(7, 9), tb=False), "must lie along the inner axis"),
+    "bias per row": (
+        lambda b: b("add_channel", product(b), b.w(5), axis=0),
+        "not one per column",
+    ),
+    "a product read outside": (
+        lambda b: (y := product(b), b("add_channel", y, b.w(9), axis=1)),
+        "is read outside of it",
+    ),
+    "many rows": (layer(4096, 8, 8), "2048 rows at most, got 4096"),
+    "no rows": (layer(0, 8, 8), "nothing to multiply"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_other_dtypes_are_refused(step_of):
+    assert "got float64" in FAMILY.why_not_step(step_of(LAYERS["bias"], "float64"))
+
+
+def test_rows_fit_the_batch(step_of):
+    step, arch = step_of(layer(3, 8, 8), "float16"), load_arch("sm90")
+    reasons = {r: FAMILY.why_not_config(step, Attrs(rows=r, tile_n=8), arch) for r in (1, 4, 8)}
+    assert reasons[1] is None
+    assert reasons[4] is None
+    assert reasons[8] == "half of 8 rows hold the 3 that are there"
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_it_builds_within_its_limits(step_of, arch):
+    step = step_of(LAYERS["many rows"], "float16")
+    for config in (CONFIG, Attrs(rows=8, tile_n=32)):
+        usage = FAMILY.build(step, config, load_arch(arch)).usage
+        assert set(usage) == {"run", "run_unaligned"}
+        assert usage["run"].spill_bytes == 0
+        for used in usage.values():
+            assert used.registers * THREADS <= 65536
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_it_is_right_on_the_gpu(step_of, name, dtype):
+    space, step = load_search_space(best_arch()), step_of(LAYERS[name], dtype)
+    for config in FAMILY.configs(space):
+        candidate = Candidate("linear", config)
+        if why_not(step, candidate, space) is None:
+            report = check(step, candidate, space)
+            assert report.deterministic
+            assert report.error <= report.bound

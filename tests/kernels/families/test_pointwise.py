@@ -1,0 +1,193 @@
+"""Pointwise chains as one expression: what is read, where elements lie, that it is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.device import best_arch
+from plantune.graph.ops import OPS
+from plantune.graph.types import TensorType
+from plantune.kernels.families.pointwise import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.pointwise_chain import EXPRESSIONS, Geometry, expression_of, geometry_of
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+COUNTER = TensorType((3,), "int64")
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+CONFIG = Attrs(layout="nhwc", threads=256, vectors=2)
+IMAGE, WIDE = (2, 3, 5, 7), (3, 64, 4, 4)
+
+
+def conv_tail(b, shape=WIDE):
+    y = b("add_channel", b.x(*shape), b.w(shape[1]), axis=1)
+    y = b("add", y, b.x(*shape))
+    return b("add", b("relu", y), b.w(1))
+
+
+def every_value(b):
+    first = b("affine", b.x(*IMAGE), alpha=2.0, beta=1.0)
+    second = b("sigmoid", first)
+    return first, second, b("mul", second, first)
+
+
+def constant_image(b):
+    return b("add", b.x(3, 16, 4, 4), b.w(1, 16, 4, 4))
+
+
+CHAINS = {
+    "add": lambda b: b("add", b.x(*IMAGE), b.x(*IMAGE)),
+    "add to itself": lambda b: b("add", *[b.x(*IMAGE)] * 2),
+    "add a scalar": lambda b: b("add", b.x(*IMAGE), b.w(1)),
+    "add a number": lambda b: b("add", b.x(*IMAGE), b.w()),
+    "add a row": lambda b: b("add", b.x(5, 7), b.x(7)),
+    "add a row of whole vectors": lambda b: b("add", b.x(5, 16), b.x(16)),
+    "sub": lambda b: b("sub", b.x(*IMAGE), b.x(*IMAGE)),
+    "sub of constants": lambda b: b("sub", b.w(7), b.w(7)),
+    "mul by a gate": lambda b: b("mul", b.x(*WIDE), b.x(3, 64, 1, 1)),
+    "mul by a row of each image": lambda b: b("mul", b.x(*WIDE), b.x(64, 1, 4)),
+    "add_channel": lambda b: b("add_channel", b.x(*WIDE), b.w(64), axis=1),
+    "mul_channel, last axis": lambda b: b("mul_channel", b.x(*IMAGE), b.x(7), axis=3),
+    "mul_channel of a weight": lambda b: b("mul_channel", b.w(4, 3, 3, 3), b.w(4), axis=0),
+    "affine": lambda b: b("affine", b.x(*IMAGE), alpha=-1.5, beta=0.25),
+    "relu of one value": lambda b: b("relu", b.x(1, 1, 1, 1)),
+    "relu_grad": lambda b: b("relu_grad", b.x(*IMAGE), b.x(*IMAGE)),
+    "sigmoid": lambda b: b("sigmoid", b.x(5, 7)),
+    "sigmoid_grad": lambda b: b("sigmoid_grad", b.x(2, 3), b.x(2, 3)),
+    "rsqrt": lambda b: b("rsqrt", b.w(19), eps=1e-5),
+    "broadcast_to": lambda b: b("broadcast_to", b.x(2, 3, 1, 1), shape=IMAGE),
+    "broadcast_to, new axes": lambda b: b("broadcast_to", b.x(7), shape=(2, 5, 7)),
+    "a value that is broadcast inside": lambda b: b(
+        "mul_channel", b.x(*WIDE), b("affine", b.x(64), alpha=0.5, beta=-1.0), axis=1
+    ),
+    "behind a convolution": conv_tail,
+    "behind a convolution, odd": lambda b: conv_tail(b, (3, 5, 7, 3)),
+    "every value leaves": every_value,
+    "a constant image": constant_image,
+}
+
+
+def test_every_pointwise_op_has_an_expression_and_a_case(step_of):
+    assert set(EXPRESSIONS) == {name for name, op in OPS.items() if op.pointwise}
+    assert set(EXPRESSIONS) == {op for emit in CHAINS.values() for op in step_of(emit).ops}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_reads_every_chain(step_of, name, dtype):
+    assert FAMILY.why_not_step(step_of(CHAINS[name], dtype)) is None
+
+
+def test_a_value_is_computed_once(step_of):
+    expression = expression_of(step_of(every_value))
+    assert expression.lines == (
+        "const float v0 = in[0] * 2.0f + 1.0f;",
+        "const float v1 = plantune::sigmoid(v0);",
+        "const float v2 = v1 * v0;",
+    )
+    assert expression.results == ("v0", "v1", "v2")
+
+
+GEOMETRIES = [
+    ("add", "nchw", Geometry((210,), ((1,), (1,)), 8)),
+    ("add", "nhwc", Geometry((210,), ((1,), (1,)), 8)),
+    ("relu of one value", "nhwc", Geometry((1,), ((0,),), 8)),
+    ("add_channel", "nhwc", Geometry((48, 64), ((64, 1), (0, 1)), 8)),
+    ("add_channel", "nchw", Geometry((3, 64, 16), ((1024, 16, 1), (0, 1, 0)), 8)),
+    ("mul by a gate", "nhwc", Geometry((3, 16, 64), ((1024, 64, 1), (64, 0, 1)), 8)),
+    ("add a row", "nchw", Geometry((5, 7), ((7, 1), (0, 1)), 1)),
+    ("a constant image", "nhwc", Geometry((3, 16, 16), ((256, 16, 1), (0, 1, 16)), 8)),
+    ("behind a convolution, odd", "nhwc", Geometry((63, 5), ((5, 1), (0, 1), (5, 1), (0, 0)), 1)),
+    ("broadcast_to", "nchw", Geometry((6, 35), ((1, 0),), 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "geometry"), GEOMETRIES)
+def test_axes_are_merged_where_every_operand_allows_it(step_of, name, layout, geometry):
+    step = step_of(CHAINS[name], "float16")
+    assert geometry_of(step, expression_of(step), layout, 8) == geometry
+
+
+def test_the_batch_is_no_part_of_the_source(step_of):
+    sources = [
+        FAMILY.source(
+            step_of(lambda b, n=n: conv_tail(b, (n, 64, 4, 4)), "float16"),
+            CONFIG,
+            load_arch("sm90"),
+        )
+        for n in (1, 2, 129)
+    ]
+    assert len(set(sources)) == 1
+
+
+def test_large_tensors_have_long_indices(step_of):
+    step = step_of(lambda b: b("relu", b.x(1 << 17, 64, 16, 16)), "float16")
+    assert "using Index = unsigned long long;" in FAMILY.source(step, CONFIG, load_arch("sm90"))
+
+
+REFUSED = {
+    "another op": (
+        lambda b: b("relu", b("mean", b.x(*IMAGE), dims=(2, 3), keepdim=False)),
+        "mean at 'mean' does not work place by place",
+    ),
+    "a small value leaves": (
+        lambda b: (
+            y := b("affine", b.x(3), alpha=0.5, beta=-1.0),
+            b("mul_channel", b.x(*IMAGE), y, axis=1),
+        ),
+        "'affine' leaves as (3,)",
+    ),
+    "counters": (
+        lambda b: b("affine", b.graph.input("n", COUNTER), alpha=1, beta=1),
+        "got int64",
+    ),
+    "nothing": (lambda b: b("relu", b.x(0, 3, 5, 7)), "there is nothing to compute"),
+    "many inputs": (
+        lambda b: many(b, 9),
+        "it takes 8 inputs and 4 outputs at most",
+    ),
+}
+
+
+def many(b, count):
+    y = b.x(*IMAGE)
+    for _ in range(count - 1):
+        y = b("add", y, b.x(*IMAGE))
+    return y
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_only_images_have_a_layout(step_of):
+    arch = load_arch("sm90")
+    for name, reason in (("sigmoid", "no image"), ("mul_channel of a weight", "weights")):
+        assert reason in FAMILY.why_not_config(step_of(CHAINS[name], "float16"), CONFIG, arch)
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_it_builds_within_its_limits(step_of, arch):
+    usage = FAMILY.build(step_of(conv_tail, "float16"), CONFIG, load_arch(arch)).usage
+    assert set(usage) == {"run", "run_unaligned"}
+    for used in usage.values():
+        assert used.registers * CONFIG["threads"] <= 65536
+        assert used.spill_bytes == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", CHAINS)
+def test_it_is_right_on_the_gpu(step_of, name, dtype):
+    space, step = load_search_space(best_arch()), step_of(CHAINS[name], dtype)
+    for config in FAMILY.configs(space):
+        candidate = Candidate("pointwise", config)
+        if why_not(step, candidate, space) is None:
+            report = check(step, candidate, space)
+            assert report.deterministic
+            assert report.error <= report.bound

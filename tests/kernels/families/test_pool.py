@@ -1,0 +1,130 @@
+"""Pools and the mean of pixels: which steps, which configs, that they are right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from plantune.device import best_arch
+from plantune.kernels.families.pool import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.measure.trial import NUMBERS, Trial
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+CONFIG = Attrs(layout="nhwc", threads=256)
+
+
+def pool(op, shape, kernel=(3, 3), stride=(2, 2), padding=(1, 1), **attrs):
+    def emit(b):
+        window = {"kernel": kernel, "stride": stride, "padding": padding, **attrs}
+        return b.graph.emit(op, b.x(*shape), **window)
+
+    return emit
+
+
+def mean(shape, keepdim=False, dims=(2, 3)):
+    return lambda b: b("mean", b.x(*shape), dims=dims, keepdim=keepdim)
+
+
+def first(emit):
+    return lambda b: emit(b)[0]
+
+
+AVERAGE = {"count_padding": True}
+STEPS = {
+    "average": pool("avg_pool2d", (2, 16, 5, 7), **AVERAGE),
+    "average without padding": pool("avg_pool2d", (2, 3, 5, 7), count_padding=False),
+    "average of all": pool("avg_pool2d", (2, 8, 7, 7), (7, 7), (7, 7), (0, 0), **AVERAGE),
+    "average of one": pool("avg_pool2d", (1, 1, 2, 2), (2, 2), (2, 2), (0, 0), **AVERAGE),
+    "max and places": pool("max_pool2d", (2, 24, 5, 7)),
+    "max, odd": first(pool("max_pool2d", (2, 3, 7, 5))),
+    "max, of rectangles": pool("max_pool2d", (2, 8, 9, 7), (2, 5), (1, 3), (1, 2)),
+    "mean": mean((3, 64, 5, 7)),
+    "mean, axes stay": mean((2, 8, 3, 3), keepdim=True),
+    "mean of many channels": mean((2, 512, 2, 2)),
+    "mean of large images": mean((2, 48, 56, 56)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_runs_every_step(step_of, name, dtype):
+    step = step_of(STEPS[name], dtype)
+    assert FAMILY.why_not_step(step) is None
+    assert FAMILY.why_not_config(step, CONFIG, load_arch("sm90")) is None
+
+
+REFUSED = {
+    "a mean of channels": (mean((2, 8, 3, 3), dims=(1, 2)), "not that of an image's pixels"),
+    "a mean of rows": (mean((2, 8, 3), dims=(2,)), "not that of an image's pixels"),
+    "odd channels": (mean((2, 12, 3, 3)), "channels are read by eights"),
+    "another op": (lambda b: b("relu", b.x(2, 8, 3, 3)), "only one pool"),
+    "two ops": (lambda b: b("relu", STEPS["average"](b)[0]), "only one pool"),
+    "a weight": (lambda b: b("mean", b.w(8, 8, 3, 3), dims=(2, 3), keepdim=False), "no images"),
+    "only places": (lambda b: STEPS["max and places"](b)[1], "only the places are read"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_other_dtypes_are_refused(step_of):
+    assert "got float64" in FAMILY.why_not_step(step_of(STEPS["mean"], "float64"))
+
+
+def test_the_mean_has_one_layout(step_of):
+    config = Attrs(layout="nchw", threads=256)
+    step = step_of(STEPS["mean"], "float16")
+    assert "nhwc" in FAMILY.why_not_config(step, config, load_arch("sm90"))
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+@pytest.mark.parametrize("name", ["average", "max and places", "mean"])
+def test_it_builds_within_its_limits(step_of, arch, name):
+    usage = FAMILY.build(step_of(STEPS[name], "float16"), CONFIG, load_arch(arch)).usage
+    assert set(usage) == {"run", "run_unaligned"}
+    for used in usage.values():
+        assert used.registers * CONFIG["threads"] <= 65536
+        assert used.spill_bytes == 0
+        assert used.shared_bytes <= 48 << 10
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.fixture
+    def space(self):
+        return load_search_space(best_arch())
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("name", STEPS)
+    def test_it_is_right(self, step_of, space, name, dtype):
+        step = step_of(STEPS[name], dtype)
+        for config in FAMILY.configs(space):
+            candidate = Candidate("pool", config)
+            if why_not(step, candidate, space) is None:
+                report = check(step, candidate, space)
+                assert report.deterministic
+                assert report.error <= report.bound
+
+    @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+    def test_of_nan_and_equals_the_place_is_that_of_torch(self, step_of, space, layout):
+        step = step_of(pool("max_pool2d", (1, 8, 6, 6)), "float16")
+        x = torch.randint(3, (1, 8, 6, 6), device="cuda").half()
+        x[0, 1, 2, 2] = x[0, 2, 1, 1] = x[0, 2, 2, 2] = math.nan
+        x[0, 3] = -math.inf
+        trial = Trial(step, Candidate("pool", Attrs(layout=layout, threads=128)), space.arch)
+        trial.put_data({"x0": x})
+        got = trial.run("run", NUMBERS)
+        exact = step.evaluate({"x0": x})
+        for name, _ in step.outputs:
+            torch.testing.assert_close(got[name], exact[name], rtol=0, atol=0, equal_nan=True)

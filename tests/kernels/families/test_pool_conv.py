@@ -1,0 +1,168 @@
+"""A pool and its convolution in one kernel: what it reads, its memory, that it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from plantune.device import best_arch
+from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named
+from plantune.graph.partition import alternatives
+from plantune.graph.types import TensorType
+from plantune.kernels.families.pool_conv import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+CONFIG = Attrs(tile_m=16, tile_n=64)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The sizes of a pool, of the convolution behind it, and its bias."""
+
+    n: int = 2
+    channels: int = 64
+    outputs: int = 128
+    image: tuple[int, int] = (16, 16)
+    kernel: tuple[int, int] = (3, 3)
+    stride: tuple[int, int] = (2, 2)
+    padding: tuple[int, int] = (1, 1)
+    count_padding: bool = True
+    bias: str = ""
+    outside: bool = False
+
+    def __call__(self, b):
+        window = {"kernel": self.kernel, "stride": self.stride, "padding": self.padding}
+        x = b.x(self.n, self.channels, *self.image)
+        pooled = b("avg_pool2d", x, **window, count_padding=self.count_padding)
+        y = b.conv(pooled, b.w(self.outputs, self.channels, 1, 1))
+        if self.bias == "channel":
+            y = b("add_channel", y, b.w(self.outputs), axis=1)
+        elif self.bias == "scalar":
+            y = b("add", y, b.w(1))
+        return (pooled, y) if self.outside else y
+
+
+# The three downsampling blocks of SE-ResNet9-Fixup.
+BLOCKS = {
+    "block 1": Pool(),
+    "block 2": Pool(2, 128, 256, (8, 8)),
+    "block 3": Pool(2, 256, 512, (4, 4)),
+}
+VARIANTS = {
+    **BLOCKS,
+    "bias": Pool(bias="channel"),
+    "scalar bias": Pool(bias="scalar"),
+    "padding is not counted": Pool(3, 24, 72, (7, 9), count_padding=False, bias="channel"),
+    "no padding": Pool(3, 40, 64, (6, 8), (2, 2), (2, 2), (0, 0)),
+    "large windows": Pool(2, 8, 8, (11, 9), (5, 4), (3, 2), (2, 1)),
+    "one window": Pool(1, 16, 8, (3, 3), (3, 3), (1, 1), (0, 0)),
+    "windows that overlap": Pool(1, 48, 40, (5, 6), (3, 3), (1, 1), (1, 1)),
+    "global": Pool(5, 32, 16, (7, 7), (7, 7), (7, 7), (0, 0)),
+}
+
+
+def test_it_reads_every_variant(step_of):
+    for name, pool in VARIANTS.items():
+        assert FAMILY.why_not_step(step_of(pool, "float16")) is None, name
+
+
+def test_the_network_offers_each_downsampling_block():
+    graph = extract(SEResNet9Fixup().half().eval(), TensorType((2, 3, 64, 64), "float16"))
+    steps = alternatives(graph, fusions_named("pool_conv"))
+    covered = [step for step in steps if FAMILY.why_not_step(step) is None]
+    assert [step.ops for step in covered] == [("avg_pool2d", "conv2d")] * len(BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (lambda b: b.conv(b.x(2, 8, 8, 8), b.w(8, 8, 1, 1)), "does not start with avg_pool2d"),
+        (lambda b: b("relu", Pool()(b)), "only a bias may stand behind"),
+        (Pool(outside=True), "read outside of it"),
+        (Pool(channels=12), "8 at once, 12 to 128 do not divide"),
+        (Pool(outputs=12), "8 at once, 64 to 12 do not divide"),
+        (Pool(image=(9, 9), kernel=(9, 8)), "a window of 9x8 is too much code"),
+        (Pool(n=0), "counted in 30 bits, got 0"),
+    ],
+)
+def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason):
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+@pytest.mark.parametrize(
+    ("pool", "dtype", "arch", "config", "reason"),
+    [
+        (Pool(), "float32", "sm90", {}, "not float32"),
+        (Pool(), "bfloat16", "sm70", {}, "have no bfloat16"),
+        (Pool(), "float16", "sm90", {"tile_n": 256}, "without any of the 128 channels"),
+        (Pool(outputs=256), "float16", "sm90", {"tile_m": 64, "tile_n": 256}, "too few registers"),
+        (Pool(channels=1024), "float16", "sm75", {"tile_m": 64}, "bytes of shared memory"),
+    ],
+)
+def test_illegal_configs_have_reasons(step_of, pool, dtype, arch, config, reason):
+    step = step_of(pool, dtype)
+    assert reason in FAMILY.why_not_config(step, Attrs(CONFIG, **config), load_arch(arch))
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_each_arch_has_configs_for_each_variant(step_of, arch):
+    space = load_search_space(arch)
+    for name, pool in VARIANTS.items():
+        step = step_of(pool, "float16")
+        candidates = [Candidate("pool_conv", config) for config in FAMILY.configs(space)]
+        legal = [c for c in candidates if why_not(step, c, space) is None]
+        assert bool(legal) == (pool.outputs > 32), name
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_it_builds_within_its_limits(step_of, arch):
+    config, step = Attrs(tile_m=32, tile_n=256), step_of(BLOCKS["block 3"], "float16")
+    # That Python and C++ agree on the shared memory, the source asserts.
+    used = FAMILY.build(step, config, load_arch(arch)).usage["run"]
+    assert used.spill_bytes == used.stack_bytes == 0
+    assert used.registers * FAMILY.threads(step, config) <= 65536
+
+
+@pytest.mark.parametrize("channels", [8, 16, 24, 32, 48, 56, 64, 72, 128])
+def test_pooled_pixels_are_spread_over_the_banks(step_of, channels):
+    """Four rows of 32 bytes, as half a warp reads them at once, touch all 32 banks."""
+    pitch_bytes = FAMILY.shared_bytes(step_of(Pool(channels=channels), "float16"), CONFIG) // 16
+    assert pitch_bytes >= 2 * channels
+    assert {row * pitch_bytes % 128 for row in range(4)} == {0, 32, 64, 96}
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.fixture
+    def assert_right(self, step_of):
+        space = load_search_space(best_arch())
+
+        def run(pool, dtype):
+            step = step_of(pool, dtype)
+            for config in FAMILY.configs(space):
+                candidate = Candidate("pool_conv", config)
+                if why_not(step, candidate, space) is None:
+                    report = check(step, candidate, space)
+                    assert report.deterministic
+                    assert report.error <= report.bound
+
+        return run
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("name", VARIANTS)
+    def test_every_variant(self, assert_right, name, dtype):
+        assert_right(VARIANTS[name], dtype)
+
+    @pytest.mark.parametrize("n", [1, 7, 128, 129])
+    @pytest.mark.parametrize("name", BLOCKS)
+    def test_every_batch(self, assert_right, name, n):
+        assert_right(replace(BLOCKS[name], n=n), "float16")

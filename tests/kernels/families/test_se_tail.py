@@ -1,0 +1,240 @@
+"""Squeeze-and-excite in one kernel: which steps it reads, what it takes, that it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from plantune.device import best_arch
+from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named
+from plantune.graph.partition import alternatives
+from plantune.graph.types import TensorType
+from plantune.kernels.families.se_tail import FAMILY, static_shared_bytes_at_most
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+# The four blocks of SE-ResNet9-Fixup.
+BLOCKS = [(64, 16), (128, 8), (256, 4), (512, 2)]
+CONFIG = Attrs(images=1, threads=256, math="simt")
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The sizes of a tail and which of its parts are there."""
+
+    n: int = 2
+    channels: int = 64
+    height: int = 4
+    width: int = 4
+    hidden: int = 4
+    biases: bool = True
+    by_rows: bool = True
+    keepdim: bool = False
+    gated: bool = True
+    residual: str = "behind"
+    relu: bool = True
+    offset: bool = True
+    saved: bool = False
+    unshifted: bool = False
+
+    def layer(self, b, x, rows, columns):
+        shape = (rows, columns) if self.by_rows else (columns, rows)
+        y = b("matmul", x, b.w(*shape), transpose_a=False, transpose_b=self.by_rows)
+        return b("add_channel", y, b.w(rows), axis=1) if self.biases else y
+
+    def __call__(self, b):
+        shape = (self.n, self.channels, self.height, self.width)
+        x = b.x(*shape)
+        mean = squeezed = b("mean", x, dims=(2, 3), keepdim=self.keepdim)
+        if self.keepdim:
+            squeezed = b("reshape", mean, shape=(self.n, self.channels))
+        hidden = b("relu", self.layer(b, squeezed, self.hidden, self.channels))
+        gate = b("sigmoid", self.layer(b, hidden, self.channels, self.hidden))
+        saved = (mean, hidden, gate) if self.saved else ()
+        if not self.gated:
+            return (*saved, gate)
+        image_gate = b("reshape", gate, shape=(self.n, self.channels, 1, 1))
+        y = b("mul", x, image_gate)
+        if self.residual:
+            other = b.x(*shape)
+            y = b("add", *((y, other) if self.residual == "behind" else (other, y)))
+        if self.relu:
+            y = b("relu", y)
+        outputs = [*saved, *([image_gate] if self.saved else ()), *([y] if self.unshifted else ())]
+        return (*outputs, b("add", y, b.w(1)) if self.offset else y)
+
+
+def block(channels, size, n=2, **parts):
+    return Tail(n, channels, size, size, max(channels // 16, 1), **parts)
+
+
+VARIANTS = {
+    "all parts": Tail(),
+    "no biases": Tail(biases=False),
+    "weights by columns": Tail(by_rows=False),
+    "mean keeps its axes": Tail(keepdim=True),
+    "gates only": Tail(gated=False),
+    "no residual": Tail(residual=""),
+    "residual before": Tail(residual="before"),
+    "no relu": Tail(relu=False),
+    "no offset": Tail(offset=False),
+    "product only": Tail(residual="", relu=False, offset=False),
+    "two outputs": Tail(unshifted=True),
+    "all that training reads": Tail(saved=True, unshifted=True, keepdim=True),
+    "gates and what they come from": Tail(saved=True, gated=False),
+    "odd image": Tail(3, 24, 5, 7, 5),
+    "one pixel": Tail(3, 32, 1, 2, 2),
+    "few channels": Tail(5, 8, 9, 9, 1),
+    "hidden of whole vectors": Tail(2, 128, 3, 3, 32),
+    "wide hidden layer": Tail(2, 512, 2, 2, 256),
+    "an image read twice": Tail(2, 256, 30, 31, 16),
+    **{f"block {c}": block(c, size, n=3) for c, size in BLOCKS},
+}
+
+
+def test_it_reads_every_variant(step_of):
+    for name, tail in VARIANTS.items():
+        assert FAMILY.why_not_step(step_of(tail, "float16")) is None, name
+
+
+def test_the_network_offers_a_tail_for_each_block():
+    graph = extract(SEResNet9Fixup().eval(), TensorType((2, 3, 64, 64)))
+    steps = alternatives(graph, fusions_named("se_tail"))
+    ends = {step.ops[-1] for step in steps if FAMILY.why_not_step(step) is None}
+    assert ends == {"sigmoid", "reshape", "mul", "add", "relu"}
+
+
+REFUSED = {
+    "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "stands relu, not mean"),
+    "no end": (lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "not matmul"),
+    "a mean of channels": (
+        lambda b: b("mean", b.x(2, 64, 4, 4), dims=(1, 2), keepdim=False),
+        "is not the mean of an image's pixels",
+    ),
+    "odd channels": (Tail(channels=20), "channels are read by eights"),
+    "no activation": (
+        lambda b: Tail(biases=False).layer(b, pooled(b), 4, 64),
+        "stands nothing, not relu",
+    ),
+    "a product that is read outside": (
+        lambda b: (y := Tail(residual="", relu=False, offset=False)(b)[-1], b("relu", y)),
+        "stays inside, but is read outside",
+    ),
+}
+
+
+def pooled(b):
+    return b("mean", b.x(2, 64, 4, 4), dims=(2, 3), keepdim=False)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    got = FAMILY.why_not_step(step_of(emit, "float16"))
+    assert reason in got
+
+
+def test_a_value_that_stays_inside_must_not_be_read_outside(step_of):
+    def emit(b):
+        x = b.x(2, 64, 4, 4)
+        mean = b("mean", x, dims=(2, 3), keepdim=False)
+        tail = Tail()
+        linear = tail.layer(b, mean, 4, 64)
+        gate = b("sigmoid", tail.layer(b, b("relu", linear), 64, 4))
+        return linear, gate
+
+    assert "stays inside, but is read outside" in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_other_dtypes_are_refused(step_of):
+    assert "got float64" in FAMILY.why_not_step(step_of(Tail(), "float64"))
+
+
+@pytest.mark.parametrize(
+    ("tail", "config", "reason"),
+    [
+        (
+            Tail(n=4, channels=512),
+            {"images": 4, "threads": 128, "math": "simt"},
+            "32 threads of an image do not cover",
+        ),
+        (
+            Tail(n=2),
+            {"images": 4, "threads": 256, "math": "simt"},
+            "4 images is larger than the batch",
+        ),
+        (
+            Tail(4, 2048, 4, 4),
+            {"images": 4, "threads": 1024, "math": "simt"},
+            "bytes of shared memory",
+        ),
+        (Tail(), {"images": 1, "threads": 256, "math": "mma"}, "columns for 2 to 4 images, got 1"),
+    ],
+)
+def test_illegal_configs_have_reasons(step_of, tail, config, reason):
+    step = step_of(tail, "float16")
+    assert reason in FAMILY.why_not_config(step, Attrs(config), load_arch("sm90"))
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+@pytest.mark.parametrize(("channels", "size"), BLOCKS)
+def test_each_arch_has_a_config_for_each_block(step_of, arch, channels, size):
+    step, space = step_of(block(channels, size, n=128), "float16"), load_search_space(arch)
+    legal = [c for c in FAMILY.configs(space) if not why_not(step, Candidate("se_tail", c), space)]
+    assert len(legal) >= 4
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_it_builds_within_its_limits(step_of, arch):
+    step = step_of(block(64, 16), "float16")
+    usage = FAMILY.build(step, CONFIG, load_arch(arch)).usage
+    assert set(usage) == {"run", "run_unaligned"}
+    for used in usage.values():
+        assert used.shared_bytes <= static_shared_bytes_at_most(step, CONFIG)
+        assert used.registers * CONFIG["threads"] <= 65536
+    assert usage["run"].spill_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["odd image", "few channels", "wide hidden layer"])
+def test_shared_memory_is_known_before_the_build(step_of, dtype, name):
+    step = step_of(VARIANTS[name], dtype)
+    for config in (CONFIG, Attrs(images=2, threads=512, math="simt")):
+        usage = FAMILY.build(step, config, load_arch("sm80")).usage
+        assert usage["run"].shared_bytes <= static_shared_bytes_at_most(step, config)
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.fixture
+    def assert_right(self, step_of):
+        space = load_search_space(best_arch())
+
+        def run(tail, dtype):
+            step = step_of(tail, dtype)
+            for config in FAMILY.configs(space):
+                candidate = Candidate("se_tail", config)
+                if why_not(step, candidate, space) is None:
+                    report = check(step, candidate, space)
+                    assert report.deterministic
+                    assert report.error <= report.bound
+
+        return run
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("name", VARIANTS)
+    def test_every_variant(self, assert_right, name, dtype):
+        assert_right(VARIANTS[name], dtype)
+
+    @pytest.mark.parametrize("n", [1, 3, 128, 129])
+    @pytest.mark.parametrize(("channels", "size"), BLOCKS)
+    def test_every_block(self, assert_right, channels, size, n):
+        assert_right(replace(block(channels, size), n=n), "float16")

@@ -1,0 +1,192 @@
+"""SpaceToDepth and its convolution in one kernel: what it reads, its weights, that it is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from plantune.device import best_arch
+from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named
+from plantune.graph.ops import op_named
+from plantune.graph.partition import alternatives
+from plantune.graph.types import TensorType
+from plantune.kernels.families.stem import FAMILY, by_patches
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+CONFIG = Attrs(tile_m=128, tile_n=64, warp_m=16)
+
+
+@dataclass(frozen=True)
+class Stem:
+    """The sizes of a stem and which of its parts are there."""
+
+    n: int = 2
+    channels: int = 3
+    height: int = 64
+    width: int = 64
+    outputs: int = 64
+    block: int = 4
+    bias: str = ""
+    relu: bool = True
+    offset: bool = True
+    unshifted: bool = False
+
+    def __call__(self, b):
+        x = b.x(self.n, self.channels, self.height, self.width)
+        moved = b("space_to_depth", x, block=self.block)
+        y = b.conv(moved, b.w(self.outputs, self.channels * self.block**2, 1, 1))
+        if self.bias == "channel":
+            y = b("add_channel", y, b.w(self.outputs), axis=1)
+        elif self.bias == "scalar":
+            y = b("add", y, b.w(1))
+        if self.relu:
+            y = b("relu", y)
+        outputs = (y,) if self.unshifted else ()
+        return (*outputs, b("add", y, b.w(1)) if self.offset else y)
+
+
+VARIANTS = {
+    "relu and offset": Stem(),
+    "two outputs": Stem(unshifted=True),
+    "convolution only": Stem(relu=False, offset=False),
+    "no offset": Stem(bias="channel", offset=False),
+    "all parts": Stem(bias="channel", unshifted=True),
+    "scalar bias": Stem(bias="scalar", relu=False, offset=False),
+    "depth": Stem(channels=11),
+    "colour and depth": Stem(channels=14, unshifted=True),
+    "raw depth": Stem(channels=1),
+    "many channels": Stem(1, 33, 8, 16, 32),
+    "odd rows of patches": Stem(3, 2, 12, 28, 40, bias="channel"),
+    "one patch": Stem(1, 5, 4, 4, 8),
+    "wide": Stem(1, 3, 8, 84, 136, unshifted=True),
+}
+
+
+def test_it_reads_every_variant(step_of):
+    for name, stem in VARIANTS.items():
+        assert FAMILY.why_not_step(step_of(stem, "float16")) is None, name
+
+
+def test_the_network_offers_the_stem_with_both_of_its_outputs():
+    graph = extract(SEResNet9Fixup().half().eval(), TensorType((2, 3, 64, 64), "float16"))
+    steps = alternatives(graph, fusions_named("stem"))
+    ends = {step.ops[-1]: step for step in steps if FAMILY.why_not_step(step) is None}
+    assert {"relu", "add"} <= set(ends)
+    assert len(ends["add"].outputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (lambda b: b.conv(b.x(2, 3, 8, 8), b.w(8, 3, 1, 1)), "does not start with space_to_depth"),
+        (Stem(block=2), "patches are 4x4, got 2"),
+        (Stem(outputs=20), "writes 8 channels at once, 20 do not divide"),
+        (Stem(n=0), "counted in 30 bits, got 0"),
+        (lambda b: b("add", Stem(offset=False)(b)[0], b.x(2, 64, 16, 16)), "has no place"),
+        (
+            lambda b: b("add", Stem(relu=False, offset=False)(b)[0], b.x(2, 64, 16, 16)),
+            "all that may stand behind it",
+        ),
+        (
+            lambda b: (y := Stem(relu=False, offset=False)(b)[0], b("relu", y)),
+            "read outside of it",
+        ),
+    ],
+)
+def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason):
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_moved_pixels_that_are_read_elsewhere(step_of):
+    def emit(b):
+        moved = b("space_to_depth", b.x(2, 3, 8, 8), block=4)
+        return moved, b.conv(moved, b.w(8, 48, 1, 1))
+
+    assert "read outside of it" in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+@pytest.mark.parametrize(
+    ("stem", "dtype", "arch", "config", "reason"),
+    [
+        (Stem(), "float32", "sm90", {}, "not float32"),
+        (Stem(), "bfloat16", "sm75", {}, "have no bfloat16"),
+        (Stem(outputs=32), "float16", "sm90", {"tile_n": 64}, "without any of the 32 channels"),
+        (Stem(channels=40), "float16", "sm75", {}, "bytes of shared memory"),
+    ],
+)
+def test_illegal_configs_have_reasons(step_of, stem, dtype, arch, config, reason):
+    step = step_of(stem, dtype)
+    assert reason in FAMILY.why_not_config(step, Attrs(CONFIG, **config), load_arch(arch))
+
+
+def test_a_weight_by_patches_multiplies_them_as_they_lie_in_the_image():
+    channels, outputs = 3, 5
+    image = torch.arange(2 * channels * 8 * 12.0).view(2, channels, 8, 12)
+    weight = torch.arange(outputs * 16 * channels * 1.0).view(outputs, -1, 1, 1) % 7
+    (moved,) = op_named("space_to_depth").evaluate([image], Attrs(block=4))
+    patches = image.view(2, channels, 2, 4, 3, 4).permute(0, 2, 4, 1, 3, 5).flatten(3)
+    got = patches @ by_patches(weight).flatten(1).t()
+    assert torch.equal(got, torch.conv2d(moved, weight).permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_each_arch_has_configs_for_each_variant(step_of, arch):
+    space = load_search_space(arch)
+    for name, stem in VARIANTS.items():
+        step = step_of(stem, "float16")
+        candidates = [Candidate("stem", config) for config in FAMILY.configs(space)]
+        assert [c for c in candidates if why_not(step, c, space) is None], name
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_it_builds_within_its_limits(step_of, arch):
+    config = Attrs(tile_m=256, tile_n=64, warp_m=32)
+    step = step_of(Stem(unshifted=True), "float16")
+    used = FAMILY.build(step, config, load_arch(arch)).usage["run"]
+    assert used.spill_bytes == used.stack_bytes == used.shared_bytes == 0
+    assert used.registers * FAMILY.threads(step, config) <= 65536
+
+
+def test_the_batch_is_no_part_of_the_source(step_of):
+    sources = {
+        FAMILY.source(step_of(Stem(n=n), "float16"), CONFIG, load_arch("sm90")) for n in (1, 128)
+    }
+    assert len(sources) == 1
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.fixture
+    def assert_right(self, step_of):
+        space = load_search_space(best_arch())
+
+        def run(stem, dtype):
+            step = step_of(stem, dtype)
+            for config in FAMILY.configs(space):
+                candidate = Candidate("stem", config)
+                if why_not(step, candidate, space) is None:
+                    report = check(step, candidate, space)
+                    assert report.deterministic
+                    assert report.error <= report.bound
+
+        return run
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    @pytest.mark.parametrize("name", VARIANTS)
+    def test_every_variant(self, assert_right, name, dtype):
+        assert_right(VARIANTS[name], dtype)
+
+    @pytest.mark.parametrize("n", [1, 7, 128, 129])
+    @pytest.mark.parametrize("channels", [1, 3, 11, 14])
+    def test_every_image(self, assert_right, channels, n):
+        assert_right(replace(Stem(unshifted=True), channels=channels, n=n), "float16")

@@ -1,0 +1,122 @@
+"""Every family of CUDA kernels builds for every arch that lists it, and fits that arch's chips.
+
+Families, archs and steps are found, not listed: a new family is in this test as soon as it exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from plantune.cuda.toolchain import nvrtc_for
+from plantune.device import later_gpu
+from plantune.errors import BuildError
+from plantune.graph.fusions import all_fusions
+from plantune.graph.partition import alternatives
+from plantune.graph.step import Step
+from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not_portable
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import all_families, candidates, estimate_us
+from plantune.measure.numerics import check
+from plantune.search.problem import Problem
+from plantune.space.arch import ARCH_NAMES, Arch
+from plantune.space.search_space import SearchSpace, load_search_space
+
+CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+FAMILIES = {
+    name: family for name, family in all_families().items() if isinstance(family, CudaFamily)
+}
+# Where a step for each family is looked for, in this order.
+PROBLEMS = (
+    Problem("se_resnet9_fixup", 128, 3, "infer", "float16"),
+    Problem("se_resnet9_fixup", 128, 3, "train", "float16"),
+    Problem("resnet18", 8, 3, "infer", "float16"),
+)
+SPACES = {arch: load_search_space(arch) for arch in CUDA_ARCHS}
+BUILDS = [
+    (family, arch) for arch in CUDA_ARCHS for family in FAMILIES if family in SPACES[arch].families
+]
+
+
+@cache
+def steps_of(problem: Problem) -> tuple[Step, ...]:
+    return alternatives(problem.graph, tuple(all_fusions()))
+
+
+@cache
+def representative(family: str) -> Step | None:
+    """The step of the most ops, and of these with the most arithmetic, that a family can run."""
+    for problem in PROBLEMS:
+        fits = [s for s in steps_of(problem) if FAMILIES[family].why_not_step(s) is None]
+        if fits:
+            return max(fits, key=lambda step: (len(step.nodes), step.flops))
+    return None
+
+
+def configs(family: str, step: Step, space: SearchSpace) -> Iterator[Candidate]:
+    """The one that a guess likes best; of convolutions also the one of the most shared memory."""
+    legal = [c for c in candidates(step, space) if c.family == family]
+    assert legal, f"no config of {family} is legal for {step.name} on {space.arch.name}"
+    first = min(legal, key=lambda c: estimate_us(step, c, space.arch))
+    yield first
+    if "conv" in family:
+        most = max(legal, key=lambda c: FAMILIES[family].block_bytes(step, c.config, space.arch))
+        if most != first:
+            yield most
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_step_and_an_arch(family: str) -> None:
+    assert representative(family) is not None, "add a problem that has a step for it"
+    assert any(family in space.families for space in SPACES.values())
+
+
+@pytest.mark.parametrize("arch", CUDA_ARCHS)
+def test_every_family_that_an_arch_lists_is_there(arch: str) -> None:
+    unknown = set(SPACES[arch].families) - set(all_families())
+    assert not unknown
+
+
+@pytest.mark.parametrize(("family", "arch_name"), BUILDS)
+def test_it_builds_for_the_arch_within_its_limits(family: str, arch_name: str) -> None:
+    space, step = SPACES[arch_name], representative(family)
+    if FAMILIES[family].why_not_arch(space.arch) is not None:
+        pytest.fail(f"{arch_name} lists {family}: {FAMILIES[family].why_not_arch(space.arch)}")
+    assert step is not None
+    for candidate in configs(family, step, space):
+        check_fit(FAMILIES[family], step, candidate, space.arch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("family", "arch_name"), [b for b in BUILDS if why_not_portable(SPACES[b[1]].arch) is None]
+)
+def test_its_numbers_are_right_on_a_later_gpu(family: str, arch_name: str) -> None:
+    space, step = SPACES[arch_name], representative(family)
+    device = later_gpu(space.arch)
+    if device is None:
+        pytest.skip(f"no GPU here is later than {arch_name}")
+    try:
+        nvrtc_for(space.arch)
+    except BuildError as error:
+        pytest.skip(str(error))
+    assert step is not None
+    for candidate in configs(family, step, space):
+        check(step, candidate, space, device=device)
+
+
+def check_fit(family: CudaFamily, step: Step, candidate: Candidate, arch: Arch) -> None:
+    """Reads what the kernels take off the binary."""
+    binary, cuda = family.build(step, candidate.config, arch), arch.cuda
+    assert cuda is not None
+    assert binary.image.startswith(b"\x7fELF")
+    for name, used in binary.usage.items():
+        assert 0 < used.registers <= cuda.registers_per_thread_max, (candidate, name)
+        assert used.spill_bytes == 0, (candidate, name)
+    used, threads = binary.usage["run"], family.threads(step, candidate.config)
+    shared = block_shared_bytes(used, arch) + family.block_bytes(step, candidate.config, arch)
+    assert 32 <= threads <= cuda.threads_per_block_max
+    assert threads * used.registers <= cuda.registers_per_sm
+    assert shared <= cuda.shared_memory_per_block_bytes

@@ -1,0 +1,124 @@
+"""What is captured once and replayed, with a device whose graphs are calls of this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plantune.device import Device
+from plantune.errors import CaptureError, WrongResult
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Binding, Candidate
+from plantune.measure.bound import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, BoundStep
+from plantune.measure.numerics import check
+from plantune.values import Attrs
+
+IMAGE = TensorType((2, 3, 5, 7))
+
+
+class Graphs(Device):
+    """Has graphs: a replay is another call."""
+
+    captures = True
+
+    def __init__(self) -> None:
+        self.captured_calls = 0
+
+    def captured(self, call):
+        self.captured_calls += 1
+        call()
+        return call
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    device = Graphs()
+    for module in ("trial", "numerics", "bound"):
+        monkeypatch.setattr(f"plantune.measure.{module}.device_for", lambda arch: device)
+    return device
+
+
+@pytest.fixture
+def relu(step_of):
+    return step_of(lambda b: b.emit("relu", b.input("x", IMAGE)))
+
+
+@pytest.fixture
+def biased(step_of):
+    def emit(b):
+        x, bias = b.input("x", IMAGE), b.parameter("bias", TensorType((3,)))
+        (y,) = b.emit("add_channel", x, bias, axis=1)
+        return b.emit("relu", y)
+
+    return step_of(emit)
+
+
+def output(step, frame):
+    return frame.values[step.outputs[0][0]]
+
+
+def test_refresh_and_launch_are_captured(graphs, biased, fake, check_fake):
+    class Prepares(fake):
+        def bind(self, step, config, frame):
+            kept = torch.empty(3)
+            launch = super().bind(step, config, frame).launch
+            return Binding(launch, lambda: kept.copy_(frame.values["bias"]))
+
+    check_fake(biased, Prepares(lambda step, frame: None))
+    assert graphs.captured_calls == 2
+
+
+def test_the_framework_replays_what_it_adopts(graphs, step_of, space):
+    def emit(b):
+        x, w = b.input("x", TensorType((2, 4, 6, 6))), b.parameter("w", TensorType((8, 4, 3, 3)))
+        return b.emit("conv2d", x, w, stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+
+    for layout in ("nchw", "nhwc"):
+        check(step_of(emit), Candidate("framework", Attrs(layout=layout)), space)
+    assert graphs.captured_calls == 2
+
+
+def test_a_launch_that_is_in_no_graph(graphs, relu, fake, check_fake, monkeypatch):
+    """F12: a kernel that goes to another stream runs while it is captured, and never again."""
+    monkeypatch.setattr(graphs, "captured", lambda call: (call(), lambda: None)[1])
+    with pytest.raises(WrongResult, match=r"first replay: 'relu'\[.*is nan instead of"):
+        check_fake(relu, fake(lambda step, frame: None))
+
+
+def test_a_launch_that_cannot_be_captured(graphs, relu, fake, check_fake, monkeypatch):
+    def refuses(call):
+        raise CaptureError("no graph can be captured: it synchronizes")
+
+    monkeypatch.setattr(graphs, "captured", refuses)
+    with pytest.raises(WrongResult, match="capture: no graph can be captured: it synchronizes"):
+        check_fake(relu, fake(lambda step, frame: None))
+
+
+def test_a_replay_reads_the_data_of_now(graphs, relu, fake, check_fake):
+    """A kernel that copies its input when it is launched for the last time directly."""
+    seen, kept = [], []
+
+    def twist(step, frame):
+        seen.append(frame.values["x"].clone())
+        if graphs.captured_calls:
+            kept.append(seen[-1])
+            output(step, frame).copy_(kept[0].relu())
+
+    with pytest.raises(WrongResult, match=r"(first|second) replay: 'relu'\["):
+        check_fake(relu, fake(twist))
+
+
+@pytest.mark.parametrize(
+    ("once_us", "launches"), [(0.01, MOST_LAUNCHES), (10.0, 15), (30.0, 5), (5000.0, FEW_LAUNCHES)]
+)
+def test_graphs_are_long_enough_for_the_clock(graphs, relu, space, once_us, launches):
+    bound = BoundStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
+    call, found = bound.repeated(lambda call: once_us * FEW_LAUNCHES)
+    assert found == launches
+    assert found == MOST_LAUNCHES or found * once_us >= GRAPH_US
+    call()
+
+
+def test_the_cpu_times_the_launch_itself(relu, space):
+    bound = BoundStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
+    assert bound.repeated(lambda call: 0.0) == (bound.launch, 1)

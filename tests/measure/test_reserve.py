@@ -1,0 +1,95 @@
+"""A worker in reserve: there when the one in use is lost, gone with it at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from plantune.errors import WorkerDied
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Candidate
+from plantune.measure.client import Limits, Worker
+from plantune.measure.outcome import Measured, Rejected
+from plantune.measure.reserve import Reserve
+from plantune.measure.timing import Effort
+from plantune.values import Attrs
+
+FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(Path(__file__).parent)}
+EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)
+
+
+class FakeChild:
+    """Starts at once; `asked` holds its requests."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.asked: list[object] = []
+
+    def ask(self, request, limits_s):
+        self.asked.append(request)
+        return {}
+
+    def end(self) -> None:
+        self.alive = False
+
+
+def test_the_child_is_warmed_up_and_taken_once():
+    started = []
+
+    def start():
+        started.append(FakeChild())
+        return started[-1]
+
+    reserve = Reserve(start, "sm90")
+    assert reserve.take() is None
+    reserve.fill()
+    reserve.fill()
+    child = reserve.take()
+    assert started == [child]
+    assert child.asked == [{"do": "warm_up", "arch": "sm90"}]
+    assert reserve.take() is None
+
+
+def test_a_child_that_died_meanwhile_is_not_given():
+    child = FakeChild()
+    reserve = Reserve(lambda: child, "cpu")
+    reserve.fill()
+    while not child.asked:
+        time.sleep(0.001)
+    child.alive = False
+    assert reserve.take() is None
+
+
+def test_one_that_does_not_start_is_no_error():
+    def fails():
+        raise WorkerDied("no memory")
+
+    reserve = Reserve(fails, "cpu")
+    reserve.fill()
+    assert reserve.take() is None
+    reserve.close()
+
+
+def test_closing_ends_it():
+    child = FakeChild()
+    reserve = Reserve(lambda: child, "cpu")
+    reserve.fill()
+    reserve.close()
+    assert not child.alive
+
+
+@pytest.mark.parametrize("fault", ["segfault", "wrong"])
+def test_a_lost_worker_is_replaced_at_once(step_of, fault):
+    relu = step_of(lambda b: b.emit("relu", b.input("x", TensorType((2, 3, 5, 7)))))
+
+    def ask(worker, fault):
+        return worker.check_and_time(relu, Candidate("faulty", Attrs(fault=fault)), "cpu", EFFORT)
+
+    limits = Limits(build_s=10, run_s=10)
+    with Worker(threads=1, limits=limits, environment=FAMILIES, reserve="cpu") as worker:
+        first = worker.pid
+        assert isinstance(ask(worker, fault), Rejected)
+        assert isinstance(ask(worker, "none"), Measured)
+        assert worker.pid not in (first, None)

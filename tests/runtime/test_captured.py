@@ -1,0 +1,241 @@
+"""What a captured program does around its graphs, with graphs that are calls of this process."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from plantune.errors import CaptureError
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+from plantune.planning import default_plan
+from plantune.runtime import captured
+from plantune.runtime.captured import DIRECT_AFTER, CapturedProgram, program_on
+from plantune.runtime.program import Program
+from plantune.space.search_space import load_search_space
+
+CPU = torch.device("cpu")
+SHAPE = (4, 3, 8, 8)
+
+
+class Stream:
+    """Remembers which one is current."""
+
+    current: Stream
+
+    def __init__(self, device=None) -> None:
+        self.waited: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+class Recorded:
+    """A graph: `_capture` says what a replay does."""
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was captured")
+
+
+def replay_of(program, run):
+    """Runs on the memory of the capture, as a graph does, whatever a program has there now."""
+    values, graph = program._program.values, program.graph
+    sources = [name for name, _ in (*graph.inputs, *graph.output_gradients)]
+    read = {name: values[name] for name in sources}
+    written = {name: values[name] for name in graph.results if name in values}
+
+    def replay():
+        now = {name: values[name] for name in sources}
+        values.update(read)
+        run()
+        for name, tensor in written.items():
+            if values[name] is not tensor:
+                tensor.copy_(values[name])
+        values.update(now)
+
+    return replay
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """What was captured so far; an error in `.failure` breaks the next capture behind its pass."""
+
+    class Captures(list):
+        failure: BaseException | None = None
+
+    made = Captures()
+    Stream.current = Stream()
+    for name, value in {
+        "Stream": Stream,
+        "CUDAGraph": Recorded,
+        "graph_pool_handle": lambda: (0, 1),
+        "current_stream": lambda device=None: Stream.current,
+        "set_stream": lambda stream: setattr(Stream, "current", stream),
+        "is_current_stream_capturing": lambda: False,
+        "device": lambda device: nullcontext(),
+        "graph": lambda graph, **_: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+    def capture(self, graph, run, current):
+        # As torch does where a capture breaks: it stays on its stream.
+        Stream.current = self._side
+        for _ in range(captured.WARM_UP_PASSES + 1):
+            run()
+        if made.failure is not None:
+            raise made.failure
+        Stream.current = current
+        graph.replay = replay_of(self, run)
+        made.append(run)
+
+    monkeypatch.setattr(CapturedProgram, "_capture", capture)
+    return made
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+
+@pytest.fixture
+def module():
+    return Normed()
+
+
+def program_of(module, train=False):
+    module.train(train)
+    graph = extract(module, TensorType(SHAPE), fold=False if train else None)
+    if train:
+        graph = differentiate(graph, [name for name, _ in module.named_parameters()])
+    space = load_search_space("cpu")
+    program = CapturedProgram(graph, default_plan(graph, space, network="normed"), space, CPU)
+    program.refresh(state_of(module))
+    return program
+
+
+def state_of(module):
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@torch.no_grad()
+def expected(module, x):
+    return copy.deepcopy(module)(x)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(SHAPE)
+
+
+@pytest.mark.usefixtures("captures")
+class TestInputs:
+    def test_each_pass_reads_what_it_is_given(self, module, close):
+        program = program_of(module)
+        for _ in range(3):
+            x = torch.randn(SHAPE)
+            (y,) = program.forward(x)
+            close(y, expected(module, x))
+
+    def test_a_result_is_the_callers(self, module, x, close):
+        program = program_of(module)
+        (first,) = program.forward(x)
+        kept = first.clone()
+        program.forward(x + 1)
+        assert torch.equal(first, kept)
+
+    def test_from_some_repetition_on_it_is_read_where_it_lies(self, module, x, captures, close):
+        """F45: what is read there is what is there in that call."""
+        program = program_of(module)
+        for _ in range(DIRECT_AFTER + 5):
+            x.normal_()
+            (y,) = program.forward(x)
+            close(y, expected(module, x))
+        before = len(captures)
+        other = torch.randn(SHAPE)
+        (y,) = program.forward(other)
+        close(y, expected(module, other))
+        (y,) = program.forward(x)
+        close(y, expected(module, x))
+        assert len(captures) == before
+
+    def test_another_layout_at_the_same_address(self, module, x, close):
+        program = program_of(module)
+        last = x.view(4, 8, 8, 3).permute(0, 3, 1, 2)
+        for image in (x, last, x, last):
+            for _ in range(DIRECT_AFTER + 2):
+                (y,) = program.forward(image)
+            close(y, expected(module, image))
+
+    def test_a_capture_there_that_breaks_leaves_the_other(self, module, x, captures, close):
+        program = program_of(module)
+        for _ in range(DIRECT_AFTER):
+            program.forward(x)
+        captures.failure = RuntimeError("operation not permitted")
+        with pytest.raises(CaptureError, match="forward at"):
+            program.forward(x)
+        captures.failure = None
+        other = torch.randn(SHAPE)
+        (y,) = program.forward(other)
+        close(y, expected(module, other))
+
+    def test_without_elements_nothing_is_captured(self, module):
+        graph = extract(module.eval(), TensorType((0, *SHAPE[1:])))
+        space = load_search_space("cpu")
+        program = program_on(CPU, graph, default_plan(graph, space, network="none"), space)
+        assert type(program) is Program
+
+
+FAILURES = {
+    "refused": (RuntimeError("operation not permitted when stream is capturing"), CaptureError),
+    "no memory": (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+    "interrupt": (KeyboardInterrupt(), KeyboardInterrupt),
+}
+
+
+class TestFailures:
+    """F46: a capture that breaks changes nothing, and the next one works."""
+
+    @pytest.mark.parametrize("name", FAILURES)
+    def test_in_training(self, module, x, captures, close, name):
+        failure, raised = FAILURES[name]
+        program, stream = program_of(module, train=True), Stream.current
+        before = {name: value.clone() for name, value in module.named_buffers()}
+        captures.failure = failure
+        with pytest.raises(raised):
+            program.forward(x)
+        assert Stream.current is stream
+        for buffer, value in module.named_buffers():
+            assert torch.equal(value, before[buffer]), buffer
+        assert not captured._one_capture.locked()
+
+        captures.failure = None
+        other = copy.deepcopy(module)
+        (y,) = program.forward(x)
+        close(y, other(x))
+        for (buffer, ours), theirs in zip(module.named_buffers(), other.buffers(), strict=True):
+            close(ours, theirs)
+            assert not torch.equal(ours, before[buffer])
+
+    def test_in_the_preparation(self, module, x, captures, close):
+        program = program_of(module)
+        with torch.no_grad():
+            module[0].weight = nn.Parameter(module[0].weight * 2)
+        captures.failure = RuntimeError("no")
+        with pytest.raises(CaptureError, match="the refresh pass: no"):
+            program.refresh(state_of(module))
+        captures.failure = None
+        program.refresh(state_of(module))
+        (y,) = program.forward(x)
+        close(y, expected(module, x))
+
+    def test_a_capture_after_a_broken_one_is_behind_its_work(self, module, x, captures):
+        program, stream = program_of(module), Stream.current
+        captures.failure = RuntimeError("no")
+        with pytest.raises(CaptureError):
+            program.forward(x)
+        assert stream.waited[-1] is program._side

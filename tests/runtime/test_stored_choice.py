@@ -1,0 +1,115 @@
+"""Which stored plan load_model takes, and what it says of it: F31, F32 and F34."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from plantune import load_model
+from plantune.environment import cpu_environment
+from plantune.errors import BuildError, CudaError, IllegalCandidate
+from plantune.plan_db import PlanDatabase
+from plantune.planning import hand_plan
+from plantune.runtime import choose
+from plantune.runtime.choose import NoStoredPlan, OtherMachine
+from plantune.space.search_space import load_search_space
+
+NAME = "se_resnet9_fixup"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    graph = load_model(NAME, batch=1).pool().graph
+    return hand_plan(graph, load_search_space("cpu"), network=NAME, compiled=False)
+
+
+@pytest.fixture
+def store(plan):
+    def put(**changes):
+        environment = replace(cpu_environment(), **changes)
+        with PlanDatabase.open() as database:
+            return database.put_plan(replace(plan, arch=environment.arch), environment)
+
+    return put
+
+
+def loaded():
+    """The module, and what was said of its plan."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = load_model(NAME, batch=1)
+        model(torch.randn(1, 3, 64, 64))
+    return model, [(item.category, str(item.message)) for item in caught]
+
+
+def test_a_plan_of_this_machine_runs_without_a_word(store, plan):
+    store()
+    model, said = loaded()
+    assert model.plan == plan
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"torch": "2.0.0"}, {"plantune": "0.0.1"}, {"threads": 999}, {"compiler": "g++-4"}],
+    ids=str,
+)
+def test_a_plan_of_other_versions_runs_and_says_what_differs(store, plan, change):
+    """F31."""
+    store(**change)
+    model, said = loaded()
+    assert model.plan == plan
+    ((kind, text),) = said
+    assert kind is OtherMachine
+    ((name, value),) = change.items()
+    assert f"{name} {value!r}, now {getattr(cpu_environment(), name)!r}" in text
+    assert "plantune verify" in text
+
+
+def test_a_plan_for_another_chip_is_refused_with_expected_and_got(store):
+    """F32."""
+    number = store(arch="sm90", device="NVIDIA H200")
+    model, said = loaded()
+    assert model.plan.origin == "default"
+    ((kind, text),) = said
+    assert kind is NoStoredPlan
+    assert f"plan {number} is for another chip: expected cpu, got sm90 (NVIDIA H200)" in text
+
+
+def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
+    store(arch="sm90", device="NVIDIA H200")
+    store()
+    model, said = loaded()
+    assert (model.plan, said) == (plan, [])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BuildError("no NVRTC here compiles for sm70"),
+        CudaError("cuModuleLoadData failed with 222: provided PTX was compiled with ..."),
+        IllegalCandidate("cuDNN 9.1 does not offer 'eng7'"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, error):
+    """F31, F34, F35: libraries changed since, or less memory is free."""
+    number = store()
+    lease = choose.Pool.lease
+
+    def fails(pool):
+        if pool.plan.origin != "default":
+            raise error
+        return lease(pool)
+
+    monkeypatch.setattr(choose.Pool, "lease", fails)
+    model, said = loaded()
+    assert model.plan.origin == "default"
+    ((kind, text),) = said
+    assert kind is NoStoredPlan
+    assert f"the stored plan {number} cannot run here" in text
+    assert str(error) in text

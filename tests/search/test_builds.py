@@ -1,0 +1,143 @@
+"""Building ahead: in which order, what fails, and what a search makes of it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from plantune.errors import BuildError
+from plantune.measure.outcome import Rejected
+from plantune.search.budget import Budget
+from plantune.search.builds import Builds, builds_for
+from plantune.search.progress import silent
+from plantune.search.step_search import StepSearch
+from plantune.space.arch import load_arch
+
+
+class Compiler:
+    """Builds one thing at a time, when it is let."""
+
+    def __init__(self, fails=()):
+        self.order = []
+        self.fails = fails
+        self.free = threading.Event()
+        self.free.set()
+
+    def __call__(self, tried):
+        assert self.free.wait(10)
+        self.order.append(tried)
+        if tried.candidate.family in self.fails:
+            raise BuildError("error: expected ';'")
+
+
+@pytest.fixture
+def search(graph, space, measurer, store):
+    return StepSearch(graph, space, measurer, store)
+
+
+def built(search):
+    """Candidates of families that build something."""
+    return [t for t in search.all_tries if t.candidate.family in ("winograd", "inductor")]
+
+
+def source(tried):
+    return tried.key if tried.candidate.family in ("winograd", "inductor") else None
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def make(compiler, threads=1):
+        started.append(Builds(compiler, source, threads))
+        return started[-1]
+
+    yield make
+    for builds in started:
+        builds.close()
+
+
+def test_what_is_wanted_first_is_built_first(search, start):
+    compiler = Compiler()
+    builds = start(compiler)
+    tries = built(search)[:4]
+    compiler.free.clear()
+    builds.want(tries)
+    while not builds._state:
+        pass
+    builds.want([tries[3], tries[1], tries[2]])
+    assert not any(map(builds.is_ready, tries))
+    compiler.free.set()
+    for tried in (tries[0], tries[3], tries[1], tries[2]):
+        assert builds.wait([tried], 5)
+    assert compiler.order == [tries[0], tries[3], tries[1], tries[2]]
+
+
+def test_equal_sources_are_built_once(search):
+    compiler = Compiler()
+    builds = Builds(compiler, lambda tried: "the same", 2)
+    tries = built(search)[:3]
+    builds.want(tries)
+    assert builds.wait(tries[2:], 5)
+    builds.close()
+    assert len(compiler.order) == 1
+
+
+def test_what_builds_nothing_is_ready(search, start):
+    builds = start(Compiler())
+    plain = next(t for t in search.all_tries if t.candidate.family == "framework")
+    assert builds.is_ready(plain)
+    assert builds.failure(plain) is None
+
+
+def test_waiting_ends(search, start):
+    builds = start(Compiler())
+    assert not builds.wait(built(search)[:1], 0.01)
+
+
+def test_a_failure_is_known_without_measuring(graph, space, measurer, store, start):
+    """F1: the worker never sees what does not compile."""
+    builds = start(Compiler(fails=("winograd",)), threads=2)
+    search = StepSearch(graph, space, measurer, store, builds=builds)
+    search.run(Budget(20.0), silent)
+    assert not any(candidate.family == "winograd" for _, candidate in measurer.asked)
+    rows = [outcome for known in store.rows.values() for outcome in known.items()]
+    found = {o for candidate, o in rows if candidate.family == "winograd"}
+    assert found == {Rejected("build", "error: expected ';'")}
+
+
+def test_the_result_does_not_depend_on_building_ahead(graph, space, measurer, store, broken, start):
+    search = StepSearch(graph, space, measurer, store, builds=start(Compiler(), threads=2))
+    search.run(Budget(20.0), silent)
+    plain = StepSearch(graph, space, broken(), type(store)())
+    plain.run(Budget(20.0), silent)
+    assert search.covers(1)[0][0] <= 1.001 * plain.covers(1)[0][0]
+
+
+def test_an_unexpected_fault_is_left_to_the_worker(search, start):
+    def broken_compiler(tried):
+        raise KeyError("a mistake of whoever wrote this family")
+
+    builds = start(broken_compiler)
+    tried = built(search)[0]
+    builds.want([tried])
+    assert builds.wait([tried], 5)
+    assert builds.failure(tried) is None
+
+
+def test_nothing_is_built_beside_the_measuring_of_a_cpu(search):
+    builds = builds_for(load_arch("cpu"))
+    assert all(map(builds.is_ready, search.all_tries))
+
+
+def test_the_framework_is_timed_while_the_first_kernels_are_built(
+    graph, space, measurer, store, start
+):
+    """Once each op, at its largest: from then on guesses for the framework mean something."""
+    builds = start(Compiler(), threads=2)
+    StepSearch(graph, space, measurer, store, builds=builds).run(Budget(20.0), silent)
+    ops = len({node.op for node in graph.nodes})
+    first = [candidate for _, candidate in measurer.asked[:ops]]
+    assert {(c.family, c.config["layout"]) for c in first} == {("framework", "nchw")}
+    assert len(set(measurer.asked)) == len(measurer.asked)

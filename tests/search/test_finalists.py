@@ -1,0 +1,102 @@
+"""Runners-up that win in the whole, with times that the plans themselves say."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.graph.fusions import all_fusions
+from plantune.measure.outcome import Measured, Rejected
+from plantune.measure.timing import Timing
+from plantune.plan import check_plan
+from plantune.planning import default_plan
+from plantune.search.finalists import NEAR, improved, swaps
+from plantune.search.options import Try, tries
+
+
+def measured(us):
+    return Measured(us, us, us, 9, 0.0, 1.0, True)
+
+
+@pytest.fixture
+def plan(graph, space):
+    return default_plan(graph, space, network="small")
+
+
+@pytest.fixture
+def outcomes(graph, space):
+    """The framework's convolutions take 100 us alone, oneDNN's nearly the same or far more."""
+    found = {}
+    for tried in tries(graph, space, all_fusions()):
+        config = tried.candidate.config
+        if tried.candidate.family == "framework":
+            found[tried.key] = measured(100.0 if config["layout"] == "nchw" else 105.0)
+        elif tried.candidate.family == "onednn_conv":
+            near = config["layout"] == "nhwc" and config["prepack"]
+            found[tried.key] = measured(101.0 if near else 100.0 * NEAR + 1)
+    return found
+
+
+def timer(cost):
+    """Times each plan by the sum of its choices' costs."""
+
+    def time_plans(plans):
+        return [timing(sum(map(cost, plan.choices))) for plan in plans]
+
+    return time_plans
+
+
+def timing(us):
+    return Timing(tuple(us * (1 + 0.001 * (i % 3)) for i in range(12)))
+
+
+def families(plan):
+    return [choice.candidate.family for choice in plan.choices]
+
+
+def test_runners_up_are_near_the_best_and_the_slowest_steps_come_first(
+    plan, graph, space, outcomes
+):
+    found = swaps(plan, graph, space, outcomes)
+    steps = {step.name: step for step in check_plan(plan, graph, space)}
+    times = []
+    for swap in found:
+        taken = [outcomes[Try(steps[name], c).key].median_us for name, c in swap.items()]
+        assert max(taken) <= 100.0 * NEAR
+        for name, candidate in swap.items():
+            assert candidate not in [c.candidate for c in plan.choices if c.nodes[0] == name]
+        times.append(sum(taken))
+    assert times == sorted(times, reverse=True)
+    assert any(c.family == "onednn_conv" for swap in found for c in swap.values())
+
+
+def test_what_wins_in_the_whole_is_taken_together(plan, graph, space, outcomes):
+    found = swaps(plan, graph, space, outcomes)
+    better = improved(
+        plan,
+        graph,
+        space,
+        found,
+        timer(lambda c: 50.0 if c.candidate.family != "framework" else 100.0),
+    )
+    assert families(better).count("onednn_conv") == 2
+    check_plan(better, graph, space)
+
+
+def test_a_tie_keeps_the_plan(plan, graph, space, outcomes):
+    found = swaps(plan, graph, space, outcomes)
+    assert improved(plan, graph, space, found, timer(lambda choice: 100.0)) is plan
+
+
+def test_what_is_slower_together_is_not_taken(plan, graph, space, outcomes):
+    def time_plans(plans):
+        changed = [families(each).count("onednn_conv") for each in plans]
+        return [timing({0: 100.0, 1: 90.0}.get(count, 120.0)) for count in changed]
+
+    assert improved(plan, graph, space, swaps(plan, graph, space, outcomes), time_plans) is plan
+
+
+def test_plans_that_do_not_run_lose(plan, graph, space, outcomes):
+    def time_plans(plans):
+        return [timing(100.0), *(Rejected("crash", "it died") for _ in plans[1:])]
+
+    assert improved(plan, graph, space, swaps(plan, graph, space, outcomes), time_plans) is plan

@@ -1,0 +1,136 @@
+"""Which config comes next, and when to stop."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from plantune.kernels.family import Candidate
+from plantune.search.groups import GRAVE, MOST_IN_ORDER, PATIENCE, SEEDS, Group
+from plantune.search.proposals import TpeProposer
+from plantune.values import Attrs
+
+
+def candidate(number):
+    return Candidate("conv", Attrs(tile=number))
+
+
+def test_candidates_come_in_order():
+    candidates = [candidate(n) for n in range(5)]
+    group = Group(candidates)
+    assert group.upcoming(set(candidates), 2) == candidates[:2]
+    group.learn(candidates[0], 1.0)
+    assert group.upcoming(set(candidates), 2) == candidates[1:3]
+    assert group.upcoming({candidates[3]}, 2) == [candidates[3]]
+
+
+def test_patience_ends_without_a_better_one():
+    candidates = [candidate(n) for n in range(50)]
+    group = Group(candidates)
+    for number, each in enumerate(candidates):
+        if group.finished:
+            break
+        group.learn(each, 1.0 if number == 3 else 2.0 + number)
+    assert number == 4 + PATIENCE
+    assert group.upcoming(set(candidates), 1) == []
+
+
+def test_what_is_rejected_costs_patience_too():
+    candidates = [candidate(n) for n in range(50)]
+    group = Group(candidates)
+    for each in candidates[:PATIENCE]:
+        assert not group.finished
+        group.learn(each, None)
+    assert group.finished
+    assert group.leaders(3) == []
+
+
+def test_what_is_wrong_costs_more_patience():
+    candidates = [candidate(n) for n in range(50)]
+    group = Group(candidates)
+    for each in candidates[: PATIENCE // GRAVE]:
+        assert not group.finished
+        group.learn(each, None, grave=True)
+    assert group.finished
+
+
+def test_what_is_hardly_better_does_not_go_on_for_ever():
+    candidates = [candidate(n) for n in range(60)]
+    group = Group(candidates)
+    tried = 0
+    while not group.finished:
+        group.learn(candidates[tried], 1.0 - tried * 1e-5)
+        tried += 1
+    assert tried == 1 + PATIENCE
+
+
+def test_leaders_are_the_fastest_by_their_best():
+    candidates = [candidate(n) for n in range(4)]
+    group = Group(candidates)
+    for each, time in zip(candidates, (3.0, 1.0, None, 2.0), strict=True):
+        group.learn(each, time)
+    assert group.leaders(2) == [candidates[1], candidates[3]]
+    group.learn(candidates[0], 0.5)
+    assert group.leaders(1) == [candidates[0]]
+
+
+def test_known_candidates_at_other_steps_cost_no_patience():
+    candidates = [candidate(n) for n in range(30)]
+    group = Group(candidates)
+    group.learn(candidates[0], 1.0)
+    for _ in range(2 * PATIENCE):
+        group.learn(candidates[0], 1.5)
+    assert not group.finished
+
+
+def tile(m, n, k, stages):
+    return Candidate("conv", Attrs(m=m, n=n, k=k, stages=stages))
+
+
+TILES = (8, 16, 32, 64)
+SPACE = [tile(*each) for each in itertools.product((*TILES, 128), TILES, TILES, range(1, 7))]
+# A cost model that knows nothing.
+random.Random(0).shuffle(SPACE)
+
+
+def time_of(each):
+    """The best is 64 x 32 x 32 in 4 stages."""
+    best = {"m": 64, "n": 32, "k": 32, "stages": 4}
+    return 1.0 + sum(abs(each.config[name] / value - 1) for name, value in best.items())
+
+
+def test_a_large_space_is_sampled_after_its_first_ones():
+    assert len(SPACE) > MOST_IN_ORDER
+    group, tried = Group(SPACE, TpeProposer(0)), []
+    while not group.finished and len(tried) < 150:
+        (each,) = group.upcoming(SPACE, 1)
+        assert each not in tried
+        tried.append(each)
+        group.learn(each, time_of(each))
+    assert tried[:SEEDS] == SPACE[:SEEDS]
+    assert len(tried) > SEEDS
+    assert min(map(time_of, tried)) < min(map(time_of, SPACE[: 2 * len(tried)]))
+
+
+def test_tpe_proposes_what_is_left_and_repeats_with_its_seed():
+    tried = {each: time_of(each) for each in SPACE[:60]} | {SPACE[60]: None}
+    left = SPACE[61:]
+    found = TpeProposer(3).propose(tried, left, 8)
+    assert 0 < len(found) <= 8
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(left)
+    assert found == TpeProposer(3).propose(tried, left, 8)
+
+
+@pytest.mark.parametrize("wanted", [1, 5])
+def test_where_tpe_finds_nothing_the_order_goes_on(wanted):
+    class Silent:
+        def propose(self, tried, left, wanted):
+            return []
+
+    group = Group(SPACE, Silent())
+    for each in SPACE[:SEEDS]:
+        group.learn(each, 1.0 / (1 + SPACE.index(each)))
+    assert group.upcoming(SPACE, wanted) == SPACE[SEEDS : SEEDS + wanted]

@@ -1,0 +1,75 @@
+"""What a search says of the plan that it found."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from plantune.graph.fusions import all_fusions
+from plantune.measure.outcome import Measured, Rejected
+from plantune.measure.timing import Timing
+from plantune.planning import default_plan
+from plantune.search.options import tries
+from plantune.search.ranking import is_deterministic, is_tie
+
+GOOD = Measured(10.0, 9.0, 11.0, 9, 0.0, 1.0, True)
+
+
+@pytest.fixture
+def plan(graph, space):
+    return default_plan(graph, space, network="small")
+
+
+@pytest.fixture
+def outcomes(graph, space):
+    return {tried.key: GOOD for tried in tries(graph, space, all_fusions())}
+
+
+def chosen(plan, outcomes):
+    """The keys of the trials of candidates that the plan has."""
+    candidates = {choice.candidate for choice in plan.choices}
+    return [key for key in outcomes if key[1] in candidates]
+
+
+def test_a_plan_of_deterministic_kernels_is_so(plan, graph, space, outcomes):
+    """F10."""
+    assert is_deterministic(plan, graph, space, outcomes)
+
+
+@pytest.mark.parametrize("other", [replace(GOOD, deterministic=False), Rejected("noisy", ""), None])
+def test_one_kernel_that_may_differ_is_enough(plan, graph, space, outcomes, other):
+    key = chosen(plan, outcomes)[0]
+    assert not is_deterministic(plan, graph, space, {**outcomes, key: other})
+
+
+def test_what_the_plan_does_not_run_does_not_count(plan, graph, space, outcomes):
+    kept = set(chosen(plan, outcomes))
+    others = {key: replace(GOOD, deterministic=False) for key in outcomes if key not in kept}
+    assert others
+    assert is_deterministic(plan, graph, space, {**outcomes, **others})
+
+
+class TestTies:
+    """Both were timed in turns: round i of one and of the other saw the same machine."""
+
+    CLOCKS = [1.0, 1.4] * 20
+
+    def paced(self, factor, wobble=0.0):
+        noise = random.Random(1)
+        paces = (factor * (1 + noise.uniform(-wobble, wobble)) for _ in self.CLOCKS)
+        return Timing(tuple(100 * c * pace for c, pace in zip(self.CLOCKS, paces, strict=True)))
+
+    def test_a_clock_with_two_speeds_hides_no_difference(self):
+        assert not is_tie(self.paced(1.05), self.paced(1.0))
+        assert not is_tie(self.paced(1.0), self.paced(1.05))
+
+    @pytest.mark.parametrize("factor", [1.0, 1.005, 0.995])
+    def test_a_percent_is_a_tie(self, factor):
+        assert is_tie(self.paced(factor), self.paced(1.0))
+
+    def test_what_is_not_sure_is_a_tie(self):
+        wild = Timing(tuple(float(us) for us in (100, 180) * 10))
+        calm = Timing(tuple(float(us) for us in (130, 131) * 10))
+        assert is_tie(wild, calm)

@@ -1,0 +1,158 @@
+"""Which processor serves an arch, without one of its GPUs here."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from plantune import device
+from plantune.device import CPU, Gpu, LocalGpu, best_arch, device_for, first_line, later_gpu
+from plantune.errors import CaptureError, UnsupportedDevice
+from plantune.space.arch import load_arch
+
+H200 = LocalGpu(0, "NVIDIA H200", (9, 0), 140 << 30)
+RTX = LocalGpu(1, "NVIDIA GeForce RTX 4090", (8, 9), 24 << 30)
+PASCAL = LocalGpu(2, "Tesla P100", (6, 0), 16 << 30)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    def put(*gpus):
+        monkeypatch.setattr(device, "gpus_here", lambda: gpus)
+
+    return put
+
+
+def test_the_cpu_is_always_here(here):
+    here(H200)
+    found = device_for(load_arch("cpu"))
+    assert found is CPU
+    assert (found.place, found.stream, found.captures) == (torch.device("cpu"), 0, False)
+    with found.own_stream():
+        found.synchronize()
+    assert found.works()
+
+
+def test_a_call_on_the_cpu_is_repeated_as_it_is():
+    called = []
+    repeated = CPU.captured(lambda: called.append(1))
+    assert called == []
+    repeated()
+    repeated()
+    assert called == [1, 1]
+
+
+def test_a_gpu_serves_exactly_its_arch(here):
+    here(RTX, H200)
+    assert device_for(load_arch("sm90")) == Gpu(0)
+    assert device_for(load_arch("sm89")).place == torch.device("cuda", 1)
+    with pytest.raises(
+        UnsupportedDevice, match=r"sm86 needs a GPU of compute capability 8\.6"
+    ) as e:
+        device_for(load_arch("sm86"))
+    assert "here is NVIDIA GeForce RTX 4090 (sm89) and NVIDIA H200 (sm90)" in str(e.value)
+
+
+def test_without_a_gpu_it_says_so(here):
+    here()
+    with pytest.raises(UnsupportedDevice, match="torch sees no CUDA GPU here"):
+        device_for(load_arch("sm90"))
+
+
+def test_a_later_gpu_runs_what_is_portable(here):
+    here(PASCAL, RTX, H200)
+    assert later_gpu(load_arch("sm80")) == Gpu(1)
+    assert later_gpu(load_arch("sm89")) == Gpu(0)
+    assert later_gpu(load_arch("sm90")) is None
+    assert later_gpu(load_arch("cpu")) is None
+    here()
+    assert later_gpu(load_arch("sm70")) is None
+
+
+def test_the_best_arch_is_that_of_the_first_known_gpu(here):
+    here(PASCAL, RTX, H200)
+    assert best_arch() == "sm89"
+    here(PASCAL)
+    assert best_arch() == "cpu"
+    here()
+    assert best_arch() == "cpu"
+
+
+def test_equal_devices_are_one_key():
+    assert {Gpu(0): 1}[Gpu(0)] == 1
+    assert Gpu(0) != Gpu(1)
+    assert Gpu(0) != CPU
+
+
+def test_random_numbers_repeat():
+    draws = [torch.rand(3, generator=CPU.generator(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+def test_advice_of_torch_is_left_out():
+    error = RuntimeError("CUDA error: an illegal memory access\nCUDA kernel errors might be ...")
+    assert first_line(error) == "CUDA error: an illegal memory access"
+
+
+def test_a_captured_call_keeps_what_its_graph_reads(monkeypatch):
+    """The graph knows addresses alone: memory that only the call holds must not be given back."""
+
+    class Graph:
+        def capture_begin(self):
+            pass
+
+        capture_end = replay = capture_begin
+
+    class Held:
+        pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
+    held = Held()
+    alive = weakref.ref(held)
+    replay = Gpu(0).captured(lambda memory=held: memory)
+    del held
+    replay()
+    assert alive() is not None
+
+
+class FakeGraph:
+    """Captures nothing."""
+
+    def capture_begin(self) -> None:
+        pass
+
+    def capture_end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_what_cannot_be_captured_says_why():
+    def call():
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nadvice")
+
+    with pytest.raises(
+        CaptureError, match="captured: CUDA error: operation not permitted"
+    ) as error:
+        Gpu(0).captured(call)
+    assert "advice" not in str(error.value)
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("graphs")
+def test_memory_that_runs_out_is_no_fault_of_capturing():
+    def call():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Gpu(0).captured(call)

@@ -1,0 +1,61 @@
+"""The plans that plantune ships: they are whole, fit today's networks and kernels, and say whether
+they were measured.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from plantune.env import data_folder
+from plantune.graph.graph import Graph
+from plantune.plan import check_plan
+from plantune.plan_db.exchange import read_export
+from plantune.plan_rows import StoredPlan
+from plantune.search.problem import Problem
+from plantune.space.search_space import load_search_space
+
+FILES = sorted(data_folder("plans").glob("*.db"))
+PREDICTED = ("sm70", "sm75", "sm80", "sm86", "sm89")
+NETWORK, CHANNELS, BATCHES = "se_resnet9_fixup", (3, 11), (128, 512, 1024)
+SIZE_MAX_BYTES = 300_000
+
+
+@cache
+def plans_in(path: Path) -> tuple[StoredPlan, ...]:
+    return read_export(path)
+
+
+@cache
+def graph(batch: int, channels: int) -> Graph:
+    return Problem(NETWORK, batch, channels, "infer", "float16").graph
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_file_is_small_and_of_its_arch(path: Path) -> None:
+    assert path.stat().st_size < SIZE_MAX_BYTES
+    assert {stored.plan.arch for stored in plans_in(path)} == {path.stem}
+
+
+@pytest.mark.parametrize("arch", PREDICTED)
+def test_predicted_plans_are_there_and_marked(arch: str) -> None:
+    stored = plans_in(data_folder("plans") / f"{arch}.db")
+    wanted = {graph(batch, channels).digest for channels in CHANNELS for batch in BATCHES}
+    assert wanted <= {item.plan.graph for item in stored if item.plan.dtype == "float16"}
+    for item in stored:
+        assert item.plan.origin == "predicted"
+        assert item.environment.device.startswith(f"predicted for {arch}")
+        assert item.plan.evidence["predicted_ms"] > 0
+        assert "median_ms" not in item.plan.evidence
+
+
+@pytest.mark.parametrize("arch", PREDICTED)
+def test_predicted_plans_fit_todays_networks_and_kernels(arch: str) -> None:
+    space = load_search_space(arch)
+    known = {graph(batch, channels).digest: (batch, channels)
+             for channels in CHANNELS for batch in BATCHES}  # fmt: skip
+    for item in plans_in(data_folder("plans") / f"{arch}.db"):
+        steps = check_plan(item.plan, graph(*known[item.plan.graph]), space)
+        assert len(steps) < len(graph(*known[item.plan.graph]).nodes) / 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -29,6 +29,7 @@ class Form:
         self._sizes = [*map(len, self._children)]
         self._settings = [place for m in self._modules for place in _settings(m)]
         self._held = [held for m in self._modules for held in (m._parameters, m._buffers) if held]
+        self._named = _named(module)
         self._types = self._types_now()
         self._seen = self._identities()
         self._has_parameters = self._has_parameters_now()
@@ -73,6 +74,15 @@ class Form:
         """A parameter or buffer, as it is now: its device and dtype are the module's."""
         return next((t for held in self._held for t in held.values() if t is not None), None)
 
+    def trained(self) -> tuple[str, ...]:
+        """The names of the parameters that require a gradient now."""
+        return tuple([name for name, held, key in self._named if held[key].requires_grad])
+
+    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of these names that there are, as they are now."""
+        wanted = frozenset(names)
+        return {name: held[key] for name, held, key in self._named if name in wanted}
+
     def has_parameters(self) -> bool:
         """Whether every parameter is one, and no plain tensor in its place."""
         return self._has_parameters
@@ -96,3 +106,12 @@ def _settings(module: nn.Module) -> Places:
     plain = [k for k, v in own.items() if type(v) in PLAIN and k[0] != "_" and k != "training"]
     kept = [(own, plain), (module._modules, [*module._modules])]
     return [(held, get, get(held)) for held, keys in kept if keys for get in (itemgetter(*keys),)]
+
+
+def _named(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+    """Each parameter's name, and the dict and key under which its module keeps it."""
+    places = {}
+    for path, owner in module.named_modules():
+        for key in owner._parameters:
+            places[f"{path}.{key}" if path else key] = (owner._parameters, key)
+    return [(name, *places[name]) for name, _ in module.named_parameters()]

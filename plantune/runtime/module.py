@@ -95,8 +95,9 @@ class TunedModule(nn.Module):
 
     def pool(self) -> Pool:
         """The instances for the call that this module was made for."""
-        wanted = None if self._mode == "infer" else self._wanted(None)
-        return self._pool(self._form(), wanted)
+        form = self._form()
+        wanted = None if self._mode == "infer" else form.trained()
+        return self._pool(form, wanted)
 
     def train(self, mode: bool = True) -> TunedModule:
         super().train(mode)
@@ -120,7 +121,9 @@ class TunedModule(nn.Module):
         if reason is not None:
             return self._eagerly(x, reason)
         gradients = self._mode == "train" and torch.is_grad_enabled()
-        wanted = self._wanted(x) if gradients else ()
+        wanted = form.trained() if gradients else ()
+        if gradients and x.requires_grad:
+            wanted = (*wanted, "x")
         pool = self._pool(form, wanted or None)
         if pool.plan.runner == "eager":
             with torch.set_grad_enabled(gradients):
@@ -129,7 +132,7 @@ class TunedModule(nn.Module):
             return self._eagerly(x, "the plan is not known to be deterministic, as is asked for")
         x = in_layout(x, self._input_type.layout)
         try:
-            return self._planned(pool, x, wanted)
+            return self._planned(pool, x, form.parameters(wanted) if wanted else None)
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
         except CaptureError as error:
@@ -137,20 +140,13 @@ class TunedModule(nn.Module):
         # Behind the handlers: an error keeps the memory of the pass that it ended.
         return self._eagerly(x, reason)
 
-    def _planned(self, pool: Pool, x: Tensor, wanted: tuple[str, ...]) -> Any:
-        """The plan's outputs, with the gradients that are wanted."""
-        if wanted:
-            known = dict(self.named_parameters(remove_duplicate=True))
-            parameters: dict[str, Tensor] = {n: known[n] for n in wanted if n in known}
+    def _planned(self, pool: Pool, x: Tensor, parameters: dict[str, Tensor] | None) -> Any:
+        """The plan's outputs; with gradients where parameters, or the input alone, want them."""
+        if parameters is not None:
             return run_with_gradients(pool, x, parameters)
         with pool.lease() as instance:
             outputs = instance.forward(x.detach())
         return outputs if len(outputs) > 1 else outputs[0]
-
-    def _wanted(self, x: Tensor | None) -> tuple[str, ...]:
-        """The parameters, and the input, whose gradients a backward pass will ask for."""
-        names = [name for name, p in self.named_parameters() if p.requires_grad]
-        return (*names, "x") if x is not None and x.requires_grad else tuple(names)
 
     def _form(self) -> Form:
         """The module's form as it is now; pools of an earlier one are given up."""

@@ -85,12 +85,12 @@ def test_a_chain_needs_two_buffers():
 
 def test_a_gap_between_two_buffers_is_used():
     buffers = [
-        Lifetime("long", 256, 0, 9),
-        Lifetime("large", 512, 0, 3),
-        Lifetime("small", 128, 5, 6),
-        Lifetime("other", 384, 5, 9),
+        Lifetime("long", 2 * ALIGNMENT_BYTES, 0, 9),
+        Lifetime("large", 4 * ALIGNMENT_BYTES, 0, 3),
+        Lifetime("small", 1 * ALIGNMENT_BYTES, 5, 6),
+        Lifetime("other", 3 * ALIGNMENT_BYTES, 5, 9),
     ]
-    assert plan_memory(buffers).size_bytes == 768
+    assert plan_memory(buffers).size_bytes == 6 * ALIGNMENT_BYTES
 
 
 def test_the_smallest_gap_is_enough_for_a_residual():

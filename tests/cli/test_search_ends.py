@@ -1,5 +1,4 @@
-"""A search that cannot go on keeps what it has and says why: F38 and a worker that does not start.
-"""
+"""A search that cannot go on keeps what it has and says why: a lost GPU, a worker that is gone."""
 
 from __future__ import annotations
 

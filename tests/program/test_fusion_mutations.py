@@ -21,10 +21,10 @@ from plantune.graph.graph import Graph, Node
 from plantune.graph.partition import why_not_group
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
-from plantune.kernels import epilogue as epilogue_module
 from plantune.kernels import families
-from plantune.kernels.epilogue import ConvEpilogue
 from plantune.kernels.family import Binding, Candidate, KernelFamily
+from plantune.kernels.patterns import epilogue as epilogue_module
+from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.registry import candidates
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.numerics import check

@@ -15,8 +15,8 @@ from torch import Tensor
 from plantune.cuda import cudnn
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.memory import MEMORY_FORMATS, aligned, view_bytes
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace

@@ -13,8 +13,8 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.ops.matmul import operands
 from plantune.graph.step import Step
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue, folded_constants
 from plantune.kernels.family import Binding, Frame, KernelFamily, Values, images
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, folded_constants
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 

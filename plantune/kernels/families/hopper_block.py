@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.families.hopper_conv import (
     Prepared,
     estimate_us,
@@ -31,10 +30,11 @@ from plantune.kernels.families.hopper_conv_se import (
     parts_of,
 )
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper_design import SWIZZLE_BYTES, Design
-from plantune.kernels.hopper_launch import Launch, placing_bytes
-from plantune.kernels.hopper_tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv_shape
-from plantune.kernels.squeeze_excite import SqueezeExcite
+from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
+from plantune.kernels.hopper.launch import Launch, placing_bytes
+from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv_shape
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 

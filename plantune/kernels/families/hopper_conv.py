@@ -11,11 +11,10 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper_design import ELEMENTS, SM_SHARED_BYTES, Design
-from plantune.kernels.hopper_launch import Launch, packed_weight, placing_bytes
-from plantune.kernels.hopper_tiles import (
+from plantune.kernels.hopper.design import ELEMENTS, SM_SHARED_BYTES, Design
+from plantune.kernels.hopper.launch import Launch, packed_weight, placing_bytes
+from plantune.kernels.hopper.tiles import (
     CHUNK,
     ROW_BYTES,
     ConvShape,
@@ -23,6 +22,7 @@ from plantune.kernels.hopper_tiles import (
     dense_box,
     reused_box,
 )
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 

@@ -12,7 +12,6 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.families.hopper_conv import (
     Prepared,
     Scalars,
@@ -22,10 +21,11 @@ from plantune.kernels.families.hopper_conv import (
     why_not_reuse,
 )
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper_design import Design
-from plantune.kernels.hopper_launch import Launch, placing_bytes
-from plantune.kernels.hopper_tiles import Box, conv_shape
-from plantune.kernels.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
+from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.launch import Launch, placing_bytes
+from plantune.kernels.hopper.tiles import Box, conv_shape
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
+from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 

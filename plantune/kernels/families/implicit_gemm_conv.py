@@ -19,8 +19,8 @@ from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.cutlass_cost import Rates, estimate_us
-from plantune.kernels.cutlass_gemm import (
+from plantune.kernels.cutlass.cost import Rates, estimate_us
+from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
     Gemm,
     counters_of,
@@ -31,7 +31,7 @@ from plantune.kernels.cutlass_gemm import (
     why_not_swizzle,
     why_not_tile,
 )
-from plantune.kernels.cutlass_launch import (
+from plantune.kernels.cutlass.launch import (
     COUNTER_BYTES,
     SPLIT_MODES,
     ConvOperands,
@@ -40,9 +40,9 @@ from plantune.kernels.cutlass_launch import (
     evenly_spread_bytes,
     prepare,
 )
-from plantune.kernels.cutlass_main_loop import ELEMENTS, MainLoop
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue
+from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs

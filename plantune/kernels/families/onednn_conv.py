@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels import onednn
-from plantune.kernels.epilogue import conv_epilogue, folded_constants
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.kernels.patterns.epilogue import conv_epilogue, folded_constants
 from plantune.memory import in_layout
 from plantune.space.arch import Arch
 from plantune.values import Attrs

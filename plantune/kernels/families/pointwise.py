@@ -10,7 +10,12 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.pointwise_chain import Expression, Geometry, expression_of, geometry_of
+from plantune.kernels.patterns.pointwise_chain import (
+    Expression,
+    Geometry,
+    expression_of,
+    geometry_of,
+)
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel, members
 from plantune.space.arch import Arch
 from plantune.values import Attrs

@@ -10,9 +10,9 @@ from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.epilogue import ConvEpilogue
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.pointwise_conv import Shifts, pointwise_conv_behind
+from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.kernels.patterns.pointwise_conv import Shifts, pointwise_conv_behind
 from plantune.kernels.vector_kernel import ELEMENTS, PROGRAMMATIC_FROM
 from plantune.kernels.warp_mma import (
     CHANNELS,

@@ -14,8 +14,8 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Values, images
+from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
 from plantune.kernels.small_matrix import TILE, SmallMatrix, shared_bytes_at_most, why_not_mma
-from plantune.kernels.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel
 from plantune.space.arch import Arch
 from plantune.values import Attrs

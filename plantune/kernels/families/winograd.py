@@ -21,8 +21,8 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import onednn
 from plantune.kernels.cxx import load_library
-from plantune.kernels.epilogue import conv_epilogue, folded_constants
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.kernels.patterns.epilogue import conv_epilogue, folded_constants
 from plantune.memory import aligned, view_bytes
 from plantune.space.arch import Arch
 from plantune.values import Attrs

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from plantune.errors import IllegalCandidate
-from plantune.kernels.epilogue import conv_epilogue
 from plantune.kernels.families.hopper_conv import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.kernels.hopper_tiles import Box, conv_shape, copied_pixels, dense_box, reused_box
+from plantune.kernels.hopper.tiles import Box, conv_shape, copied_pixels, dense_box, reused_box
+from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import check
 from plantune.space.arch import load_arch

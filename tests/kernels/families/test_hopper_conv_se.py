@@ -13,9 +13,9 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels import hopper_launch
 from plantune.kernels.families import hopper_block, hopper_conv_se
 from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.hopper import launch as hopper_launch
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import check
 from plantune.memory import view_bytes

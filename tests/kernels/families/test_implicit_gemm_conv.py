@@ -10,8 +10,8 @@ import torch
 
 from plantune.cuda.build import compile_cuda
 from plantune.device import best_arch
-from plantune.kernels.cutlass_launch import ConvOperands, ConvProblem, Report
-from plantune.kernels.cutlass_main_loop import ELEMENTS, MainLoop
+from plantune.kernels.cutlass.launch import ConvOperands, ConvProblem, Report
+from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.families.implicit_gemm_conv import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not

@@ -9,7 +9,12 @@ from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pointwise import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.kernels.pointwise_chain import EXPRESSIONS, Geometry, expression_of, geometry_of
+from plantune.kernels.patterns.pointwise_chain import (
+    EXPRESSIONS,
+    Geometry,
+    expression_of,
+    geometry_of,
+)
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import check
 from plantune.space.arch import ARCH_NAMES, load_arch

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.epilogue import ConvEpilogue, epilogue_of
+from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 from plantune.values import Attrs
 
 PLAIN = {"stride": (1, 1), "padding": (0, 0), "groups": 1}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from plantune.errors import IllegalCandidate
-from plantune.kernels.epilogue import ConvEpilogue, conv_epilogue, folded_constants
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, folded_constants
 
 IMAGE, WEIGHT = (2, 3, 6, 6), (4, 3, 3, 3)
 MADE = (2, 4, 4, 4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plantune.kernels.epilogue import ConvEpilogue
-from plantune.kernels.hopper_tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
+from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
+from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 SWIZZLE_BYTES = 1024

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from plantune.graph.step import Step
-from plantune.kernels.cutlass_main_loop import MainLoop
+from plantune.kernels.cutlass.main_loop import MainLoop
 from plantune.values import Attrs
 
 # CUTLASS counts pixels, and elements of one image, in 32 bits; a tile may reach beyond the last.

@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from plantune.graph.step import Step
-from plantune.kernels.epilogue import ConvEpilogue
+from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 CHUNK = 64  # channels of one step of the reduction: a swizzled row of 128 bytes
 ROW_BYTES = 128

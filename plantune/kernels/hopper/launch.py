@@ -13,10 +13,10 @@ from torch import Tensor
 from plantune.cuda.driver import TensorMap, tensor_map
 from plantune.cuda.kernel import Kernel
 from plantune.graph.step import Step
-from plantune.kernels.epilogue import ConvEpilogue
 from plantune.kernels.family import Frame
-from plantune.kernels.hopper_design import Design
-from plantune.kernels.hopper_tiles import CHUNK
+from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.tiles import CHUNK
+from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.memory import aligned, view_bytes
 
 ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 
 from plantune.graph.step import Step
-from plantune.kernels.cutlass_gemm import Gemm, partial_bytes
-from plantune.kernels.cutlass_main_loop import MainLoop
+from plantune.kernels.cutlass.gemm import Gemm, partial_bytes
+from plantune.kernels.cutlass.main_loop import MainLoop
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 

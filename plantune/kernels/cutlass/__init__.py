@@ -1,0 +1,1 @@
+"""CUTLASS implicit GEMM: its main loops, problems, launches and cost model."""

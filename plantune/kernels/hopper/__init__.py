@@ -1,0 +1,1 @@
+"""Convolutions by tensor copies and warpgroup products: tiles, designs, launches."""

@@ -8,17 +8,25 @@ import torch
 from torch import nn
 
 from plantune.environment import environment_of
-from plantune.errors import BuildError, CudaError, IllegalCandidate, InvalidPlan
+from plantune.errors import BuildError, CudaError, IllegalCandidate, InvalidPlan, WrongResult
 from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan
 from plantune.runtime.pool import Pool, device_of
+from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace
 from plantune.stored_plans import find_stored_plan
 
 # What a plan may raise that is none for this machine as it is now: other libraries, less memory.
-CANNOT_RUN = (InvalidPlan, IllegalCandidate, BuildError, CudaError, torch.OutOfMemoryError)
+CANNOT_RUN = (
+    InvalidPlan,
+    IllegalCandidate,
+    BuildError,
+    CudaError,
+    WrongResult,
+    torch.OutOfMemoryError,
+)
 
 
 class NoStoredPlan(UserWarning):
@@ -64,11 +72,17 @@ def pool_for(
 def _pool_of_stored(
     found: Found, graph: Graph, space: SearchSpace, module: nn.Module
 ) -> Pool | None:
-    """The pool of a stored plan with one instance made, None where it cannot run here."""
+    """The pool of a stored plan with one instance made, None where it cannot run here.
+
+    One that was made elsewhere must first compute the network here.
+    """
     try:
         check_plan(found.plan, graph, space)
         pool = Pool(graph, found.plan, space, module)
         pool.lease().release()
+        from_elsewhere = found.match != "exact" or found.plan.origin == "predicted"
+        if from_elsewhere and found.plan.runner == "program":
+            recheck(graph, found.plan, space, module)
     except CANNOT_RUN as error:
         warnings.warn(
             f"the stored plan {found.id} cannot run here, the framework's kernels do: {error}",

@@ -14,7 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.plan import check_plan
 from plantune.plan_db.exchange import read_export
 from plantune.plan_rows import StoredPlan
-from plantune.search.problem import Problem
+from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 
 FILES = sorted(data_folder("plans").glob("*.db"))

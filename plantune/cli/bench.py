@@ -29,7 +29,7 @@ from plantune.report.bench import bench_document, bench_table, verdict
 from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot
 
 if TYPE_CHECKING:
-    from plantune.measure.race import Race, Workload
+    from plantune.measure.race import Race
 
 
 SLOW_PEER = "compile-max-autotune"
@@ -127,27 +127,12 @@ def _peers(text: str | None, arch: str) -> tuple[str, ...]:
     return names
 
 
-def workload(chosen: Chosen) -> Workload:
-    """What a worker needs to race a plan."""
-    from plantune.measure.race import Workload
-
-    problem = chosen.problem
-    return Workload(
-        problem.network,
-        problem.batch,
-        problem.in_channels,
-        problem.mode,
-        problem.dtype,
-        problem.arch,
-    )
-
-
 def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
     from plantune.measure.timing import Effort
 
     effort = Effort(budget_s=wanted.budget)
     with worker_for(chosen.plan.arch, PEER_BUILD_S) as worker:
-        return worker.race(workload(chosen), chosen.plan, peers, effort, wanted.seed)
+        return worker.race(chosen.problem, chosen.plan, peers, effort, wanted.seed)
 
 
 def _show(console: Console, chosen: Chosen, key: Key, race: Race, document: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from plantune.measure.client import Worker
     from plantune.plan import Plan
     from plantune.plan_db import PlanDatabase, StoredPlan
-    from plantune.search.problem import Problem
+    from plantune.problem import Problem
 
 # What an image has where nobody says it: colours, grey, with alpha, stacked frames.
 LIKELY_CHANNELS = (3, 1, 4, 2, 6, 8, 9, 12, 16, 32)
@@ -129,7 +129,7 @@ def problem_of(plan: Plan, in_channels: int) -> Problem:
 
     Raises InvalidPlan where no try gives the plan's graph.
     """
-    from plantune.search.problem import Problem
+    from plantune.problem import Problem
 
     for channels in dict.fromkeys((in_channels, *LIKELY_CHANNELS)):
         problem = Problem(plan.network, plan.batch, channels, plan.mode, plan.dtype, plan.arch)

@@ -18,7 +18,7 @@ from plantune.models.registry import network, network_names
 from plantune.space.arch import ARCH_NAMES
 
 if TYPE_CHECKING:
-    from plantune.search.problem import Problem
+    from plantune.problem import Problem
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
@@ -41,7 +41,7 @@ class Key:
     dtype: str
 
     def problem(self) -> Problem:
-        from plantune.search.problem import Problem
+        from plantune.problem import Problem
 
         return Problem(
             self.model, self.batch, self.in_channels, self.mode, self.dtype, arch=self.arch

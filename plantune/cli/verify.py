@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plantune.cli.bench import workload
 from plantune.cli.console import Console, bold
 from plantune.cli.exit_codes import VerifyFailed
 from plantune.cli.lookup import (
@@ -66,7 +65,7 @@ def verify_command(
 
     with worker_for(chosen.plan.arch) as worker:
         rows = _checked_steps(console, worker, chosen)
-        race = worker.race(workload(chosen), chosen.plan, ("eager",), Effort(budget_s=budget))
+        race = worker.race(chosen.problem, chosen.plan, ("eager",), Effort(budget_s=budget))
     console.say(bold(f"{counted(len(rows), 'step')} and the whole are right; {verdict(race)}"))
     measured = _measured(console, place, chosen, race)
     console.emit({**_document(chosen, rows, race), "measured_plan_id": measured})

@@ -17,10 +17,11 @@ from plantune.kernels.family import Candidate
 from plantune.measure.child import Child
 from plantune.measure.outcome import Outcome, Rejected, outcome_from_json
 from plantune.measure.protocol import Message
-from plantune.measure.race import Race, Workload, baselines_for
+from plantune.measure.race import Race, baselines_for
 from plantune.measure.reserve import WARM_UP_S, Reserve
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan
+from plantune.problem import Problem
 from plantune.space.arch import load_arch
 
 # After these a worker may hold less memory than it should, or other numbers in it.
@@ -192,7 +193,7 @@ class Worker:
 
     def race(
         self,
-        workload: Workload,
+        problem: Problem,
         plan: Plan | None,
         baselines: Sequence[str] | None = None,
         effort: Effort | None = None,
@@ -203,7 +204,7 @@ class Worker:
         Without `baselines` all of the arch take part. Raises WrongResult where the plan's output is
         not the network's.
         """
-        known = baselines_for(workload.arch)
+        known = baselines_for(problem.arch)
         baselines = known if baselines is None else baselines
         unknown = [name for name in baselines if name not in known]
         if unknown:
@@ -211,15 +212,15 @@ class Worker:
         effort = effort or Effort(budget_s=5.0)
         request = {
             "do": "race",
-            "workload": workload.to_json(),
+            "problem": problem.to_json(),
             "plan": None if plan is None else plan.to_json(),
             "baselines": list(baselines),
             "effort": effort.to_json(),
             "seed": seed,
-            "memory_bytes": self.limits.memory_on(workload.arch),
+            "memory_bytes": self.limits.memory_on(problem.arch),
         }
         with self._lock:
-            answer = self._ask_for_all(request, effort, len(baselines) + 1, workload.arch)
+            answer = self._ask_for_all(request, effort, len(baselines) + 1, problem.arch)
         return Race.from_json(answer)
 
     def _ready(self) -> Child:

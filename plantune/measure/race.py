@@ -28,6 +28,7 @@ from plantune.measure.timing import (
 )
 from plantune.models.registry import network
 from plantune.plan import Plan
+from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.arch import load_arch
 
@@ -35,21 +36,6 @@ PLANTUNE = "plantune"
 # torch.compile records its graphs in the second and third call.
 FIRST_CALLS = 3
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A reference network at one batch; in mode train a call is forward and backward."""
-
-    network: str
-    batch: int
-    in_channels: int = 3
-    mode: str = "infer"
-    dtype: str = "float32"
-    arch: str = "cpu"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -144,29 +130,29 @@ def baselines_for(arch: str) -> tuple[str, ...]:
 class _Runners:
     """The ways to run one network, on the same weights and input, each proved before it runs."""
 
-    def __init__(self, workload: Workload, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int) -> None:
         torch.manual_seed(seed)
-        spec, dtype = network(workload.network), DTYPES[workload.dtype]
-        self.shape = spec.input_shape(workload.batch, workload.in_channels)
-        self.workload = workload
-        self._train = workload.mode == "train"
-        arch = load_arch(workload.arch)
+        spec, dtype = network(problem.network), DTYPES[problem.dtype]
+        self.shape = spec.input_shape(problem.batch, problem.in_channels)
+        self.problem = problem
+        self._train = problem.mode == "train"
+        arch = load_arch(problem.arch)
         self._baselines, self.device = BASELINES[arch.kind], device_for(arch)
-        module = spec.build(workload.in_channels).train(self._train)
+        module = spec.build(problem.in_channels).train(self._train)
         self._module = _randomised(module).to(self.device.place, dtype)
         self._x = torch.randn(self.shape, dtype=dtype).to(self.device.place)
         self._exact = self._output(copy.deepcopy(self._module).double(), self._x.double())
         eager = self._output(copy.deepcopy(self._module), self._x)
-        self._bound = 2 * self._error(eager) + 4 * TOLERANCES[workload.dtype]
+        self._bound = 2 * self._error(eager) + 4 * TOLERANCES[problem.dtype]
         self._dy = torch.randn(eager.shape, dtype=dtype).to(self.device.place)
 
     def plan(self, plan: Plan) -> Call:
         """The plan as a user runs it; raises WrongResult where its output is not the network's."""
         tuned = TunedModule(
             copy.deepcopy(self._module),
-            TensorType(self.shape, self.workload.dtype),
-            name=self.workload.network,
-            mode=self.workload.mode,
+            TensorType(self.shape, self.problem.dtype),
+            name=self.problem.network,
+            mode=self.problem.mode,
             plan=plan,
             fallback="error",
         )
@@ -192,7 +178,7 @@ class _Runners:
     def _proved(self, module: Any, name: str, x: Tensor) -> Call:
         error = self._error(self._output(module, x))
         if not error <= self._bound:
-            text = f"{name} gives another output for {self.workload}: relative error {error:.3g}"
+            text = f"{name} gives another output for {self.problem}: relative error {error:.3g}"
             raise WrongResult(f"{text}, allowed {self._bound:.3g}", error, self._bound)
         parameters = [p for p in module.parameters() if p.requires_grad]
 
@@ -224,7 +210,7 @@ class _Runners:
 
 
 def race(
-    workload: Workload,
+    problem: Problem,
     plan: Plan | None,
     baselines: Sequence[str],
     effort: Effort,
@@ -236,7 +222,7 @@ def race(
     Raises WrongResult where the plan's output is not the network's.
     """
     say("build")
-    runners = _Runners(workload, seed)
+    runners = _Runners(problem, seed)
     calls = {}
     if plan is not None:
         with _blaming(PLANTUNE):

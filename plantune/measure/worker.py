@@ -41,10 +41,11 @@ from plantune.measure.limits import (
 from plantune.measure.numerics import check
 from plantune.measure.outcome import Measured, Outcome, Rejected, outcome_to_json
 from plantune.measure.protocol import Channel, Message
-from plantune.measure.race import Workload, race
+from plantune.measure.race import race
 from plantune.measure.timing import Effort, Timing, time_call
 from plantune.measure.whole import time_programs
 from plantune.plan import plan_from_json
+from plantune.problem import Problem
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -157,8 +158,8 @@ def _time_programs(request: Message, say: Say) -> Message:
 
 def _race(request: Message, say: Say) -> Message:
     plan = None if request["plan"] is None else plan_from_json(request["plan"])
-    workload, effort = Workload(**request["workload"]), Effort(**request["effort"])
-    return race(workload, plan, request["baselines"], effort, request["seed"], say).to_json()
+    problem, effort = Problem(**request["problem"]), Effort(**request["effort"])
+    return race(problem, plan, request["baselines"], effort, request["seed"], say).to_json()
 
 
 def _warm_up(request: Message, say: Say) -> Message:

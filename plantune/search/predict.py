@@ -25,10 +25,10 @@ from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.problem import Problem
 from plantune.search.cover import CONVERSIONS, Conversion, Cover, best_covers
 from plantune.search.footprint import Footprint, footprint_of
 from plantune.search.options import Costs, Try, options, tries
-from plantune.search.problem import Problem
 from plantune.search.ranking import plan_of
 from plantune.space.arch import Arch
 from plantune.space.search_space import load_search_space

@@ -14,8 +14,8 @@ from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.planning import FALLBACK, default_plan
+from plantune.problem import Problem
 from plantune.search.cover import Cover
-from plantune.search.problem import Problem
 from plantune.space.search_space import SearchSpace
 
 # What differs by less is not worth a more complicated plan.

@@ -13,15 +13,15 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.measure.race import PLANTUNE, Race, Workload, baselines_for
+from plantune.measure.race import PLANTUNE, Race, baselines_for
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.planning import default_plan, hand_plan
+from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
 from plantune.search.finalists import improved, swaps
-from plantune.search.problem import Problem
 from plantune.search.progress import Report, silent
 from plantune.search.proposals import Ledger, TpeProposer
 from plantune.search.ranking import distinct, fastest, is_deterministic, plan_of
@@ -242,7 +242,7 @@ class Search:
                 name for name in baselines_for(plan.arch) if _seconds_of(name) <= budget.left_s
             )
         effort = Effort(budget_s=min(max(budget.left_s / 4, 2.0), RACE_S))
-        return worker.race(self._workload(), plan, baselines, effort, self.settings.seed)
+        return worker.race(self.problem, plan, baselines, effort, self.settings.seed)
 
     def _contenders(self, steps: StepSearch) -> list[Plan]:
         graph, name = self.problem.graph, self.problem.network
@@ -251,17 +251,6 @@ class Search:
         ]
         by_hand = [hand_plan(graph, self.space, network=name)]
         return distinct([*found, *by_hand, default_plan(graph, self.space, network=name)])
-
-    def _workload(self) -> Workload:
-        problem = self.problem
-        return Workload(
-            problem.network,
-            problem.batch,
-            problem.in_channels,
-            problem.mode,
-            problem.dtype,
-            problem.arch,
-        )
 
     def _tell(self, steps: StepSearch, budget: Budget, phase: str) -> None:
         self._report(steps.progress(budget, None, phase))

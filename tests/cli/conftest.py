@@ -20,12 +20,12 @@ from plantune.environment import Environment, cpu_environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.measure.race import Race, Workload
+from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.planning import default_plan, hand_plan
-from plantune.search.problem import Problem
+from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
 
@@ -128,7 +128,7 @@ class FakeWorker:
 
     def race(
         self,
-        workload: Workload,
+        problem: Problem,
         plan: Plan,
         baselines: Sequence[str],
         effort: object = None,

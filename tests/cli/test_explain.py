@@ -10,8 +10,8 @@ from plantune.environment import cpu_environment
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
+from plantune.problem import Problem
 from plantune.report.steps import plan_steps
-from plantune.search.problem import Problem
 from plantune.space.search_space import load_search_space
 
 from .conftest import Run, measured, object_of

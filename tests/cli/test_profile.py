@@ -12,8 +12,8 @@ from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
+from plantune.problem import Problem
 from plantune.report.steps import plan_steps
-from plantune.search.problem import Problem
 
 from .conftest import FakeWorker, Run, measured, object_of
 

@@ -20,7 +20,7 @@ from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.measure.numerics import check
-from plantune.search.problem import Problem
+from plantune.problem import Problem
 from plantune.space.arch import ARCH_NAMES, Arch
 from plantune.space.search_space import SearchSpace, load_search_space
 

@@ -38,7 +38,7 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.measure.numerics import check
-from plantune.search.problem import Problem
+from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 
 space, family = load_search_space(best_arch()), sys.argv[1]

@@ -11,8 +11,8 @@ from plantune.kernels.family import Candidate
 from plantune.measure import client
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Rejected, outcome_to_json
-from plantune.measure.race import Workload
 from plantune.planning import default_plan
+from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
 
@@ -122,7 +122,7 @@ def test_in_the_ranking_and_in_the_race(fake, plan, answer, what):
 
     def ask(worker):
         if what == "race":
-            return worker.race(Workload("se_resnet9_fixup", 1, arch="sm90"), made, ("eager",))
+            return worker.race(Problem("se_resnet9_fixup", 1, arch="sm90"), made, ("eager",))
         return worker.time_programs(graph, [made])
 
     fake.answer = answer

@@ -30,12 +30,12 @@ from plantune.measure.bound import BoundStep
 from plantune.measure.client import Limits, Worker
 from plantune.measure.limits import rejection
 from plantune.measure.outcome import Rejected
-from plantune.measure.race import Workload
 from plantune.measure.timing import Effort
 from plantune.measure.whole import draw_values
 from plantune.models.registry import network
 from plantune.plan import Plan, check_plan
 from plantune.planning import CPU_PREFERENCES, compose, default_plan, hand_plan
+from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
@@ -115,20 +115,20 @@ def test_weights_come_from_the_seed():
 
 
 @pytest.fixture(scope="module")
-def planned() -> tuple[Workload, Plan]:
+def planned() -> tuple[Problem, Plan]:
     """A plan for the network with one image, which differs from what the framework does."""
     spec = network(NAME)
     tuned = TunedModule(spec.build(3), TensorType(spec.input_shape(1)), name=NAME, mode="infer")
     preferences = [p for p in CPU_PREFERENCES if p.family in ("onednn_conv", "view", "framework")]
     graph = tuned.pool().graph
     plan = compose(graph, load_search_space("cpu"), network=NAME, preferences=preferences)
-    return Workload(NAME, batch=1), plan
+    return Problem(NAME, batch=1), plan
 
 
 def test_a_race_against_the_framework(worker, planned):
-    workload, plan = planned
+    problem, plan = planned
     baselines = ("eager", "eager-channels-last", "torchscript")
-    found = worker.race(workload, plan, baselines, EFFORT)
+    found = worker.race(problem, plan, baselines, EFFORT)
     assert tuple(found.timings) == ("plantune", *baselines)
     assert found.failures == {}
     assert len({timing.samples for timing in found.timings.values()}) == 1
@@ -141,26 +141,26 @@ def test_a_race_against_the_framework(worker, planned):
 
 
 def test_a_race_without_a_plan_or_without_baselines(worker, planned):
-    workload, plan = planned
-    alone = worker.race(workload, None, ("eager",), EFFORT)
+    problem, plan = planned
+    alone = worker.race(problem, None, ("eager",), EFFORT)
     assert (tuple(alone.timings), alone.best_baseline, alone.ratio) == (("eager",), "eager", None)
-    unchallenged = worker.race(workload, plan, (), EFFORT)
+    unchallenged = worker.race(problem, plan, (), EFFORT)
     assert (tuple(unchallenged.timings), unchallenged.best_baseline) == (("plantune",), None)
 
 
 def test_a_wrong_plan_does_not_race(worker, planned):
-    workload, plan = planned
+    problem, plan = planned
     steps = [i for i, choice in enumerate(plan.choices) if choice.candidate.family == "onednn_conv"]
     with pytest.raises(WrongResult, match="plantune gives another output") as caught:
-        worker.race(workload, faulty_plan(plan, "wrong", steps[0]), ("eager",), EFFORT)
+        worker.race(problem, faulty_plan(plan, "wrong", steps[0]), ("eager",), EFFORT)
     assert caught.value.error > caught.value.bound > 0
 
 
 def test_a_race_in_training(worker):
     found = worker.race(
-        Workload(NAME, batch=2, mode="train"), None, ("eager", "torchscript"), EFFORT
+        Problem(NAME, batch=2, mode="train"), None, ("eager", "torchscript"), EFFORT
     )
-    infer = worker.race(Workload(NAME, batch=2), None, ("eager",), EFFORT)
+    infer = worker.race(Problem(NAME, batch=2), None, ("eager",), EFFORT)
     assert found.failures == {}
     assert found.timings["eager"].median_us > 1.5 * infer.timings["eager"].median_us
 
@@ -173,7 +173,7 @@ def test_a_baseline_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(race, "BASELINES", {"cpu": cpu})
     stages = []
     found = race.race(
-        Workload(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, stages.append
+        Problem(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, stages.append
     )
     assert tuple(found.timings) == ("eager",)
     assert found.failures == {"torchscript": "RuntimeError: no compiler was found"}
@@ -185,7 +185,7 @@ def test_a_baseline_that_fails_says_why(monkeypatch):
 def test_compiling_without_a_compiler_says_why(tmp_path):
     no_compiler = {"CXX": "/no/such/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     with Worker(threads=1, environment=no_compiler) as worker:
-        found = worker.race(Workload(NAME, batch=1), None, ("compile-default", "eager"), EFFORT)
+        found = worker.race(Problem(NAME, batch=1), None, ("compile-default", "eager"), EFFORT)
     assert tuple(found.timings) == ("eager",)
     assert "compiler" in found.failures["compile-default"]
 
@@ -194,16 +194,16 @@ def test_compiling_without_a_compiler_says_why(tmp_path):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_all_baselines_race(mode):
     with Worker(threads=1) as worker:
-        found = worker.race(Workload(NAME, batch=2, mode=mode), None, effort=EFFORT)
+        found = worker.race(Problem(NAME, batch=2, mode=mode), None, effort=EFFORT)
     assert found.failures == {}
     assert len(found.timings) == 4
 
 
 def test_what_cannot_race_is_said(worker):
     with pytest.raises(ValueError, match="no baseline is called"):
-        worker.race(Workload(NAME, batch=1), None, ("fastest",))
+        worker.race(Problem(NAME, batch=1), None, ("fastest",))
     with pytest.raises(UnknownNetwork, match="did you mean"):
-        worker.race(Workload("se_resnet9", batch=1), None, ("eager",))
+        worker.race(Problem("se_resnet9", batch=1), None, ("eager",))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 
 from plantune.graph.partition import one_by_one
 from plantune.kernels.family import Candidate
+from plantune.problem import Problem
 from plantune.report.layers import by_layer, layer_of, total_us
-from plantune.search.problem import Problem
 from plantune.values import Attrs
 
 

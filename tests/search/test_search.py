@@ -9,8 +9,8 @@ import pytest
 from plantune.errors import WorkerDied
 from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Effort, Timing
+from plantune.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.problem import Problem
 from plantune.search.search import Search, Settings
 
 EFFORT = Effort(budget_s=0.1)

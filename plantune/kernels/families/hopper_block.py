@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.families.hopper_conv import (
-    Prepared,
-    estimate_us,
-    why_not_conv,
-    why_not_hopper,
-    why_not_reuse,
-)
 from plantune.kernels.families.hopper_conv_se import (
     HIDDEN,
     HIDDEN_MAX,
@@ -29,9 +20,16 @@ from plantune.kernels.families.hopper_conv_se import (
     padded,
     parts_of,
 )
-from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
-from plantune.kernels.hopper.launch import Launch, placing_bytes
+from plantune.kernels.hopper.family import (
+    HopperFamily,
+    estimate_us,
+    why_not_conv,
+    why_not_reuse,
+)
+from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.prepared import Prepared
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite
@@ -64,15 +62,12 @@ class Block:
         return replace(self.second, conv=self.first.conv)
 
 
-class HopperBlock(CudaFamily):
+class HopperBlock(HopperFamily):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
 
     name: ClassVar = "hopper_block"
-
-    def why_not_arch(self, arch: Arch) -> str | None:
-        return super().why_not_arch(arch) or why_not_hopper(arch)
 
     def why_not_step(self, step: Step) -> str | None:
         try:
@@ -105,19 +100,13 @@ class HopperBlock(CudaFamily):
         shape, tile_m = conv_shape(step, _block(step).first), int(config["tile_m"])
         if tile_m % (shape.p * shape.q):
             return f"{tile_m} pixels are no whole images of {shape.p}x{shape.q}"
-        return _design(step, config).why_not() or super().why_not_config(step, config, arch)
+        return super().why_not_config(step, config, arch)
 
-    def threads(self, step: Step, config: Attrs) -> int:
-        return _design(step, config).threads
+    def design(self, step: Step, config: Attrs) -> Design:
+        return _design(step, config)
 
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
-        return _design(step, config).shared_bytes
-
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
-
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return placing_bytes(step, _block(step).whole)
+    def whole(self, step: Step) -> ConvEpilogue:
+        return _block(step).whole
 
     def source(self, step: Step, config: Attrs, arch: Arch) -> str:
         block, design = _block(step), _design(step, config)

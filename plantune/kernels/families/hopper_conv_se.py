@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,18 +10,16 @@ import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.families.hopper_conv import (
-    Prepared,
-    Scalars,
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.family import (
+    HopperFamily,
     estimate_us,
     why_not_conv,
-    why_not_hopper,
     why_not_reuse,
 )
-from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.launch import Launch, placing_bytes
+from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.prepared import Prepared, Scalars
 from plantune.kernels.hopper.tiles import Box, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
@@ -42,15 +39,12 @@ class SeScalars(Scalars):
     _fields_: ClassVar[Any] = (("layers", ctypes.c_void_p),)
 
 
-class HopperConvSe(CudaFamily):
+class HopperConvSe(HopperFamily):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
 
     name: ClassVar = "hopper_conv_se"
-
-    def why_not_arch(self, arch: Arch) -> str | None:
-        return super().why_not_arch(arch) or why_not_hopper(arch)
 
     def why_not_step(self, step: Step) -> str | None:
         try:
@@ -72,19 +66,13 @@ class HopperConvSe(CudaFamily):
             return reason
         if tile_m % (shape.p * shape.q):
             return f"{tile_m} pixels are no whole images of {shape.p}x{shape.q}"
-        return _design(step, config).why_not() or super().why_not_config(step, config, arch)
+        return super().why_not_config(step, config, arch)
 
-    def threads(self, step: Step, config: Attrs) -> int:
-        return _design(step, config).threads
+    def design(self, step: Step, config: Attrs) -> Design:
+        return _design(step, config)
 
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
-        return _design(step, config).shared_bytes
-
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
-
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return placing_bytes(step, parts_of(step)[0])
+    def whole(self, step: Step) -> ConvEpilogue:
+        return parts_of(step)[0]
 
     def source(self, step: Step, config: Attrs, arch: Arch) -> str:
         (epilogue, layers), design = parts_of(step), _design(step, config)

@@ -1,0 +1,93 @@
+"""What the families on tensor copies and warpgroup products share: legality, sizes, cost."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from plantune.graph.step import Step
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import images
+from plantune.kernels.hopper.design import ELEMENTS, SM_SHARED_BYTES, Design
+from plantune.kernels.hopper.launch import placing_bytes
+from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
+from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.space.arch import Arch
+from plantune.values import Attrs
+
+SMS, SM_BYTES_PER_US, SM_CYCLES_PER_US = 132, 80e3, 1800
+
+
+class HopperFamily(CudaFamily):
+    """A family whose kernels are a convolution of some design, with more or less around it."""
+
+    @abstractmethod
+    def design(self, step: Step, config: Attrs) -> Design:
+        """The sizes of the kernel; raises IllegalCandidate where there are none."""
+
+    @abstractmethod
+    def whole(self, step: Step) -> ConvEpilogue:
+        """The convolution with what the step reads and writes."""
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        if arch.cuda is not None and "wgmma" not in arch.cuda.features:
+            return f"{arch.name} has no warpgroup products (wgmma)"
+        return super().why_not_arch(arch)
+
+    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+        return self.design(step, config).why_not() or super().why_not_config(step, config, arch)
+
+    def threads(self, step: Step, config: Attrs) -> int:
+        return self.design(step, config).threads
+
+    def shared_bytes(self, step: Step, config: Attrs) -> int:
+        return self.design(step, config).shared_bytes
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        return images(step, "nhwc")
+
+    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+        return placing_bytes(step, self.whole(step))
+
+
+def why_not_conv(step: Step, epilogue: ConvEpilogue) -> str | None:
+    """Why no config computes this convolution, or None where some may."""
+    attrs, dtype = epilogue.conv.attrs, step.types[epilogue.conv.inputs[0]].dtype
+    shape = conv_shape(step, epilogue)
+    reasons = {
+        f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
+        "only convolutions without groups and dilation": attrs["groups"] != 1
+        or attrs["dilation"] != (1, 1),
+        "there is nothing to compute": min(shape.n, shape.c) == 0,
+        f"pixels of {shape.c} and {shape.o} channels do not start at 16 bytes": shape.c % 8
+        or shape.o % 8,
+        f"a tensor copy steps over at most 8 pixels, got stride {shape.stride}": max(shape.stride)
+        > 8,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def why_not_reuse(shape: ConvShape, tile_m: int) -> str | None:
+    """Why taps cannot share what was loaded, or None where they can."""
+    if shape.r * shape.s == 1 or shape.stride != (1, 1):
+        return "only the taps of a larger kernel with stride 1 read the same pixels"
+    if reused_box(shape, tile_m) is None:
+        return f"no box of {tile_m} pixels by 8x8 can be copied at once"
+    return None
+
+
+def estimate_us(design: Design) -> float:
+    """Rounds of blocks over the chip, each step bound by products or by what it loads."""
+    share = 1 / design.shape.taps(design.box)[0] if design.reuse else 1.0
+    loaded = design.image_bytes * share + design.tile_n * ROW_BYTES
+    # Products of 64 columns read shared memory as fast as it goes, beside the copies.
+    slower = 1.35 if design.tile_n == 64 else 1.1
+    products = design.tile_m / CHUNK * design.tile_n * 2 * slower / SM_CYCLES_PER_US
+    step_us = max(loaded / SM_BYTES_PER_US, products)
+    ends_us = 1.8 + design.tile_m * design.own * 2e-5 + 0.5 / design.stages
+    if design.split_k > 1:
+        ends_us += 0.35 * design.split_k
+    resident = min(SM_SHARED_BYTES // (design.shared_bytes + 1024), 2048 // design.threads)
+    # Clusters of more than two do not fill the chip: 30 of four, 15 of eight (H200, 2026-11-20).
+    waves = -(-design.blocks // (SMS if design.split_k <= 2 else 120))
+    return waves * design.steps_of_block * step_us + -(-waves // max(resident, 1)) * ends_us

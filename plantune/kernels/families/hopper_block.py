@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.families.hopper_conv_se import (
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
+from plantune.kernels.hopper.family import (
+    HopperFamily,
+    estimate_us,
+    why_not_conv,
+    why_not_reuse,
+)
+from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.prepared import Prepared
+from plantune.kernels.hopper.squeeze import (
     HIDDEN,
     HIDDEN_MAX,
     LAYERS_US,
@@ -20,16 +30,6 @@ from plantune.kernels.families.hopper_conv_se import (
     padded,
     parts_of,
 )
-from plantune.kernels.family import Binding, Frame
-from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
-from plantune.kernels.hopper.family import (
-    HopperFamily,
-    estimate_us,
-    why_not_conv,
-    why_not_reuse,
-)
-from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.prepared import Prepared
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite

@@ -8,6 +8,8 @@ from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 SAMPLES_PER_TENSOR = 6
 _version = attrgetter("_version")
@@ -18,9 +20,8 @@ class LiveState:
     """The tensors of some names in a module, looked up anew at each call.
 
     A change is seen by identity, address and version. `tensor.data` has a version of its own, and
-    inference tensors have none, so writing there leaves no trace; a few elements of each tensor are
-    compared to see it all the same, which finds an optimizer's step but not a change of single
-    elements.
+    inference tensors have none, so writing there leaves no trace. To see it all the same, each step
+    of any optimizer counts as a change, and of tensors on the CPU a few elements are compared.
     """
 
     def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
@@ -28,6 +29,7 @@ class LiveState:
         self._seen: tuple[object, ...] = ()
         self._samples: list[Any] = []
         self._last: list[int] = []
+        self._steps = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Name and tensor, as they are now."""
@@ -40,9 +42,9 @@ class LiveState:
 
     def changed(self) -> bool:
         """Whether anything changed since the last call of this."""
-        now = self.versions()
-        if now != self._seen:
-            self._seen = now
+        now, steps = self.versions(), _Steps.taken
+        if now != self._seen or steps != self._steps:
+            self._seen, self._steps = now, steps
             self._samples = [word for t in self.tensors().values() for word in _samples(t)]
             self._last = [word.value for word in self._samples]
             return True
@@ -51,6 +53,19 @@ class LiveState:
             return False
         self._last = drawn
         return True
+
+
+class _Steps:
+    """How many steps optimizers took in this process: many of them write through `tensor.data`."""
+
+    taken = 0
+
+
+def _count_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    _Steps.taken += 1
+
+
+register_optimizer_step_post_hook(_count_step)
 
 
 def _versions(tensors: list[Tensor]) -> list[int]:

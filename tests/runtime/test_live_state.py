@@ -205,3 +205,14 @@ class TestLiveState:
     def test_not_a_number_equals_itself(self, module, state):
         module.weight.data.fill_(float("nan"))
         self.assert_seen_once(state)
+
+    def test_a_step_that_writes_single_elements_through_data(self, module, state):
+        class Careless(torch.optim.Optimizer):
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.data.view(-1)[1] += 1
+
+        optimizer = Careless(module.parameters(), {})
+        optimizer.step()
+        self.assert_seen_once(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 from plantune.cuda.build import Binary, Usage, compile_cuda
@@ -23,9 +24,9 @@ class CudaFamily(KernelFamily):
     flops_per_us: ClassVar[float] = 2e8
     bytes_per_us: ClassVar[float] = 3e6
 
+    @abstractmethod
     def threads(self, step: Step, config: Attrs) -> int:
         """Threads of one block."""
-        raise NotImplementedError
 
     def shared_bytes(self, step: Step, config: Attrs) -> int:
         """Dynamic shared memory of one block."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from operator import itemgetter
+from operator import call, itemgetter
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-Places = list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], Any], Any]]
+Places = list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], Any]]]
 
 
 class Form:
@@ -27,7 +27,9 @@ class Form:
         self._modules = tuple(module.modules())
         self._children = [m._modules for m in self._modules]
         self._sizes = [*map(len, self._children)]
-        self._settings = [place for m in self._modules for place in _settings(m)]
+        settings = [place for m in self._modules for place in _settings(m)]
+        self._settings = [get for _, get in settings], [held for held, _ in settings]
+        self._set = [*map(call, *self._settings)]
         self._held = [held for m in self._modules for held in (m._parameters, m._buffers) if held]
         self._named = _named(module)
         self._types = self._types_now()
@@ -38,7 +40,7 @@ class Form:
     def changed(self) -> bool:
         """Whether the module is not what it was when this was made."""
         try:
-            if any(get(held) != value for held, get, value in self._settings):
+            if [*map(call, *self._settings)] != self._set:
                 return True
         except KeyError:
             return True
@@ -98,14 +100,14 @@ class Form:
 
 
 def _settings(module: nn.Module) -> Places:
-    """Where a module keeps its children and plain attributes, and what they are now.
+    """Where a module keeps its children and plain attributes, and what gets them from there.
 
     The mode is apart.
     """
     own = vars(module)
     plain = [k for k, v in own.items() if type(v) in PLAIN and k[0] != "_" and k != "training"]
     kept = [(own, plain), (module._modules, [*module._modules])]
-    return [(held, get, get(held)) for held, keys in kept if keys for get in (itemgetter(*keys),)]
+    return [(held, itemgetter(*keys)) for held, keys in kept if keys]
 
 
 def _named(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
-from plantune.runtime.captured import program_on
+from plantune.runtime.captured import CapturedProgram, Results, program_on
 from plantune.runtime.live_state import LiveState
 from plantune.space.search_space import SearchSpace
 
@@ -28,19 +28,37 @@ class Instance:
         # What the graph itself updates in every pass is read in place and feeds no constant.
         self.weights = LiveState(module, [name for name in names if name not in moving])
         self._stale = True
+        # Whether the last pass found the weights as the one before had left them.
+        self._calm = False
+        self._launches_ahead = isinstance(self.program, CapturedProgram) and not graph.updates
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs with the weights as they are now."""
-        if self.weights.changed() or self._stale:
+    def forward(self, *inputs: Tensor, ahead: Results | None = None) -> tuple[Tensor, ...]:
+        """The outputs with the weights as they are now; `ahead` is what `launch_ahead` gave."""
+        self._calm = not (self.weights.changed() or self._stale)
+        if not self._calm:
             # What is kept between passes must serve inside and outside of inference mode.
             with torch.inference_mode(False):
                 self.program.refresh(self.state.tensors())
             self._stale = False
+        elif ahead is not None and isinstance(self.program, CapturedProgram):
+            return self.program.taken(ahead)
         return self.program.forward(*inputs)
+
+    def launch_ahead(self, *inputs: Tensor) -> Results | None:
+        """Starts a pass before anybody looks whether weights changed; `forward` with the same
+        inputs must follow. None where that is not possible, or where they change all the time.
+
+        The memory that the pass reads is held by the program, whatever became of the module's.
+        """
+        if not (self._calm and self._launches_ahead) or torch.cuda.is_current_stream_capturing():
+            return None
+        assert isinstance(self.program, CapturedProgram)
+        return self.program.launch(*inputs)
 
     def invalidate(self) -> None:
         """The next pass prepares from the weights again, changed or not."""
         self._stale = True
+        self._calm = False
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -53,7 +71,7 @@ class Lease:
     """An instance in use. It goes back to its pool on `release`, or when nobody holds the lease."""
 
     def __init__(self, pool: Pool, instance: Instance) -> None:
-        self._pool = pool
+        self.pool = pool
         self._held: Instance | None = instance
 
     @property
@@ -65,7 +83,7 @@ class Lease:
     def release(self) -> None:
         instance, self._held = self._held, None
         if instance is not None:
-            self._pool.give_back(instance)
+            self.pool.give_back(instance)
 
     def discard(self) -> None:
         """After an error: what the instance holds is not known, so it is not used again."""
@@ -100,10 +118,15 @@ class Pool:
         self._idle: list[Instance] = []
         self._lock = threading.Lock()
 
-    def lease(self) -> Lease:
+    def idle(self) -> Lease | None:
+        """An instance that nobody uses now, None where there is none."""
         with self._lock:
-            if self._idle:
-                return Lease(self, self._idle.pop())
+            return Lease(self, self._idle.pop()) if self._idle else None
+
+    def lease(self) -> Lease:
+        idle = self.idle()
+        if idle is not None:
+            return idle
         with torch.inference_mode(False):
             return Lease(self, Instance(self.graph, self.plan, self._space, self._module))
 

@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from plantune import optimize
 from plantune.errors import CaptureError
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 from plantune.planning import default_plan
-from plantune.runtime import captured
+from plantune.runtime import captured, pool
 from plantune.runtime.captured import DIRECT_AFTER, CapturedProgram, program_on
+from plantune.runtime.form import Form
+from plantune.runtime.module import UnplannedCall
 from plantune.runtime.program import Program
 from plantune.space.search_space import load_search_space
 
@@ -30,6 +33,7 @@ class Stream:
 
     def __init__(self, device=None) -> None:
         self.waited: list[Stream] = []
+        self.cuda_stream = id(self)
 
     def wait_stream(self, other: Stream) -> None:
         self.waited.append(other)
@@ -176,7 +180,7 @@ class TestInputs:
         for _ in range(DIRECT_AFTER):
             program.forward(x)
         captures.failure = RuntimeError("operation not permitted")
-        with pytest.raises(CaptureError, match="forward at"):
+        with pytest.raises(CaptureError, match="the forward pass"):
             program.forward(x)
         captures.failure = None
         other = torch.randn(SHAPE)
@@ -239,3 +243,97 @@ class TestFailures:
         with pytest.raises(CaptureError):
             program.forward(x)
         assert stream.waited[-1] is program._side
+
+
+@pytest.fixture
+def launches(captures, monkeypatch):
+    """One entry for each forward pass that a tuned module starts."""
+    monkeypatch.setattr(pool, "program_on", captured_on)
+    started = []
+    launch = CapturedProgram.launch
+
+    def launch_and_note(self, *inputs):
+        started.append(inputs)
+        return launch(self, *inputs)
+
+    monkeypatch.setattr(CapturedProgram, "launch", launch_and_note)
+    return started
+
+
+def captured_on(device, graph, plan, space):
+    return CapturedProgram(graph, plan, space, device)
+
+
+@pytest.fixture
+def calm(module, x, launches):
+    """A tuned module behind a call in which nothing had changed."""
+    tuned = optimize(module.eval(), x)
+    tuned(x)
+    tuned(x)
+    launches.clear()
+    return tuned
+
+
+class TestAhead:
+    """A pass starts before the host looks at what may have changed, and counts if nothing has."""
+
+    def test_a_call_is_one_pass(self, calm, x, launches, close):
+        for _ in range(3):
+            x.normal_()
+            close(calm(x), expected(calm.reference, x))
+        assert len(launches) == 3
+
+    def test_it_is_started_before_anything_is_looked_at(self, calm, x, launches, monkeypatch):
+        seen = []
+        changed = Form.changed
+        monkeypatch.setattr(
+            Form, "changed", lambda self: seen.append(len(launches)) or changed(self)
+        )
+        calm(x)
+        assert seen == [1]
+
+    @torch.no_grad()
+    def test_with_other_weights_it_is_run_again(self, calm, x, launches, close):
+        calm.get_submodule("0").weight.mul_(2)
+        close(calm(x), expected(calm.reference, x))
+        assert len(launches) == 2
+
+    @torch.no_grad()
+    def test_weights_that_change_all_the_time_cost_no_second_pass(self, calm, x, launches, close):
+        for _ in range(4):
+            calm.get_submodule("0").weight.mul_(1.1)
+            close(calm(x), expected(calm.reference, x))
+        assert len(launches) == 5
+
+    def test_another_layer_is_run(self, calm, x, close):
+        calm.get_submodule("0").stride = (2, 2)
+        close(calm(x), expected(calm.reference, x))
+        assert calm(x).shape == (4, 8, 3, 3)
+
+    def test_replaced_weights_are_used(self, calm, x, close):
+        calm.get_submodule("0").weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+        close(calm(x), expected(calm.reference, x))
+
+    def test_hooks_stop_it(self, calm, x, close):
+        calm.get_submodule("2").register_forward_hook(lambda module, inputs, y: y + 1)
+        with pytest.warns(UnplannedCall, match="hooks"):
+            close(calm(x), calm.reference(x))
+
+    def test_another_batch_is_not_started(self, calm, x, launches):
+        with pytest.warns(UnplannedCall):
+            calm(x[:2])
+        assert not launches
+
+    def test_a_refresh_by_hand_counts(self, calm, x, launches, close):
+        with torch.no_grad():
+            calm.get_submodule("0").weight.data.view(-1)[1] += 1
+        calm.refresh()
+        close(calm(x), expected(calm.reference, x))
+        assert len(launches) == 1
+
+    def test_every_instance_goes_back(self, calm, x, launches):
+        for scale in (1.0, 2.0):
+            with torch.no_grad():
+                calm.get_submodule("0").weight.mul_(scale)
+            calm(x)
+        assert len(calm.pool()._idle) == 1

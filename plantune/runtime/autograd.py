@@ -48,6 +48,7 @@ class TunedPass(torch.autograd.Function):
             )
         ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
         lease: Lease = ctx.lease
+        lease.pool.held.look()
         if _versions(lease) != ctx.versions:
             raise WeightsChanged(
                 "a weight was changed in place between forward and backward, so the gradient would "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import nn
 
 from plantune.environment import environment_of
 from plantune.errors import BuildError, CudaError, IllegalCandidate, InvalidPlan, WrongResult
@@ -13,6 +12,7 @@ from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan
+from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace
@@ -40,7 +40,7 @@ class OtherMachine(UserWarning):
 def pool_for(
     graph: Graph,
     space: SearchSpace,
-    module: nn.Module,
+    held: HeldTensors,
     name: str,
     *,
     given: Plan | None,
@@ -51,9 +51,9 @@ def pool_for(
     A stored plan that cannot run here is passed over with a warning.
     """
     if given is not None and given.graph == graph.digest:
-        return Pool(graph, given, space, module)
+        return Pool(graph, given, space, held)
     default = default_plan(graph, space, network=name)
-    here = environment_of(device_of(module))
+    here = environment_of(device_of(held.module))
     found = find_stored_plan(ProblemKey.of(default), here) if look else None
     if found is not None and found.match == "foreign":
         warnings.warn(
@@ -63,14 +63,14 @@ def pool_for(
             stacklevel=2,
         )
     elif found is not None:
-        pool = _pool_of_stored(found, graph, space, module)
+        pool = _pool_of_stored(found, graph, space, held)
         if pool is not None:
             return pool
-    return Pool(graph, default, space, module)
+    return Pool(graph, default, space, held)
 
 
 def _pool_of_stored(
-    found: Found, graph: Graph, space: SearchSpace, module: nn.Module
+    found: Found, graph: Graph, space: SearchSpace, held: HeldTensors
 ) -> Pool | None:
     """The pool of a stored plan with one instance made, None where it cannot run here.
 
@@ -78,11 +78,11 @@ def _pool_of_stored(
     """
     try:
         check_plan(found.plan, graph, space)
-        pool = Pool(graph, found.plan, space, module)
+        pool = Pool(graph, found.plan, space, held)
         pool.lease().release()
         from_elsewhere = found.match != "exact" or found.plan.origin == "predicted"
         if from_elsewhere and found.plan.runner == "program":
-            recheck(graph, found.plan, space, module)
+            recheck(graph, found.plan, space, held.module)
     except CANNOT_RUN as error:
         warnings.warn(
             f"the stored plan {found.id} cannot run here, the framework's kernels do: {error}",
@@ -98,7 +98,7 @@ def _pool_of_stored(
             stacklevel=2,
         )
     elif found.match == "compatible":
-        differences = environment_of(device_of(module)).differences(found.environment)
+        differences = environment_of(device_of(held.module)).differences(found.environment)
         told = ", ".join(f"{key} {then!r}, now {now!r}" for key, (now, then) in differences.items())
         warnings.warn(
             f"the plan for {found.plan.network} was measured elsewhere ({told}); "

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.runtime.live_state import HeldTensors
+
 PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
+_training = itemgetter("training")
 Places = list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], Any]]]
 
 
@@ -25,20 +28,20 @@ class Form:
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = tuple(module.modules())
+        self._attributes = [vars(m) for m in self._modules]
         self._children = [m._modules for m in self._modules]
         self._sizes = [*map(len, self._children)]
         settings = [place for m in self._modules for place in _settings(m)]
         self._settings = [get for _, get in settings], [held for held, _ in settings]
         self._set = [*map(call, *self._settings)]
-        self._held = [held for m in self._modules for held in (m._parameters, m._buffers) if held]
+        self.tensors = HeldTensors(module)
         self._named = _named(module)
         self._types = self._types_now()
-        self._seen = self._identities()
         self._has_parameters = self._has_parameters_now()
         self._hooks = [getattr(m, kind) for m in self._modules for kind in HOOKS]
 
     def changed(self) -> bool:
-        """Whether the module is not what it was when this was made."""
+        """Whether the module is not what it was when this was made; looks at its tensors."""
         try:
             if [*map(call, *self._settings)] != self._set:
                 return True
@@ -48,33 +51,24 @@ class Form:
 
     def _tensors_changed(self) -> bool:
         """Other tensors, or other memory in the same ones, may have other types."""
-        identities = self._identities()
-        if identities != self._seen:
+        if not self.tensors.look():
             if self._types_now() != self._types:
                 return True
-            self._seen = identities
             self._has_parameters = self._has_parameters_now()
         return False
 
-    def _identities(self) -> tuple[list[int], list[int]]:
-        tensors = self._tensors()
-        return [*map(id, tensors)], [*map(Tensor.data_ptr, tensors)]
-
-    def _tensors(self) -> list[Tensor]:
-        return [t for held in self._held for t in held.values() if t is not None]
-
     def _types_now(self) -> list[object]:
         """Shape and dtype of every tensor, and how many differ: tying weights changes that."""
-        tensors = self._tensors()
+        tensors = self.tensors.present
         return [*((t.shape, t.dtype) for t in tensors), len({id(t) for t in tensors})]
 
     def training(self) -> tuple[bool, ...]:
         """The mode of each submodule."""
-        return tuple([m.training for m in self._modules])
+        return tuple(map(_training, self._attributes))
 
     def first_tensor(self) -> Tensor | None:
         """A parameter or buffer, as it is now: its device and dtype are the module's."""
-        return next((t for held in self._held for t in held.values() if t is not None), None)
+        return next(iter(self.tensors.present), None)
 
     def trained(self) -> tuple[str, ...]:
         """The names of the parameters that require a gradient now."""

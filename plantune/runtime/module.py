@@ -197,17 +197,17 @@ class TunedModule(nn.Module):
         key = (form.training(), wanted)
         with self._lock:
             if key not in self._pools:
-                self._pools[key] = self._make_pool(wanted)
+                self._pools[key] = self._make_pool(form, wanted)
             return self._pools[key]
 
-    def _make_pool(self, wanted: tuple[str, ...] | None) -> Pool:
+    def _make_pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
         graph = extract(self.reference, self._input_type, fold=False if wanted else None)
         if wanted is not None:
             graph = differentiate(graph, [n for n in wanted if n in graph.types])
         return pool_for(
             graph,
             self._space(),
-            self.reference,
+            form.tensors,
             self._name,
             given=self._plan,
             look=self._look,

@@ -13,27 +13,29 @@ from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
 from plantune.runtime.captured import CapturedProgram, Results, program_on
-from plantune.runtime.live_state import LiveState
+from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.space.search_space import SearchSpace
 
 
 class Instance:
     """A program with its view of the module's weights."""
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> None:
-        self.program = program_on(device_of(module), graph, plan, space)
+    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, held: HeldTensors) -> None:
+        self.program = program_on(device_of(held.module), graph, plan, space)
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
-        self.state = LiveState(module, names)
+        self.state = LiveState(held, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
-        self.weights = LiveState(module, [name for name in names if name not in moving])
+        self.weights = LiveState(held, [name for name in names if name not in moving])
         self._stale = True
         # Whether the last pass found the weights as the one before had left them.
         self._calm = False
         self._launches_ahead = isinstance(self.program, CapturedProgram) and not graph.updates
 
     def forward(self, *inputs: Tensor, ahead: Results | None = None) -> tuple[Tensor, ...]:
-        """The outputs with the weights as they are now; `ahead` is what `launch_ahead` gave."""
+        """The outputs with the weights as the last look at them found them; `ahead` is what
+        `launch_ahead` gave.
+        """
         self._calm = not (self.weights.changed() or self._stale)
         if not self._calm:
             # What is kept between passes must serve inside and outside of inference mode.
@@ -110,11 +112,11 @@ class Lease:
 class Pool:
     """Makes an instance where none is idle; most programs need one."""
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> None:
+    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, held: HeldTensors) -> None:
         self.graph = graph
         self.plan = plan
         self._space = space
-        self._module = module
+        self.held = held
         self._idle: list[Instance] = []
         self._lock = threading.Lock()
 
@@ -128,7 +130,7 @@ class Pool:
         if idle is not None:
             return idle
         with torch.inference_mode(False):
-            return Lease(self, Instance(self.graph, self.plan, self._space, self._module))
+            return Lease(self, Instance(self.graph, self.plan, self._space, self.held))
 
     def give_back(self, instance: Instance) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.

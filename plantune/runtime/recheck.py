@@ -14,6 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import in_layout
 from plantune.plan import Plan
+from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.space.search_space import SearchSpace
 
@@ -36,7 +37,7 @@ def recheck(graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> 
     x = _drawn(graph.inputs[0][1], random)
     wanted = _outputs(exact(x.double() if x.is_floating_point() else x))
     theirs = _outputs(rival(x))
-    with Pool(graph, plan, space, randomised).lease() as instance:
+    with Pool(graph, plan, space, HeldTensors(randomised)).lease() as instance:
         ours = instance.forward(x)
     for index, output in enumerate(wanted):
         bound = 2 * _error(theirs[index], output) + ROUNDINGS * torch.finfo(ours[index].dtype).eps

@@ -10,7 +10,7 @@ from torch import nn
 
 from plantune import optimize
 from plantune.errors import UnsupportedModule
-from plantune.runtime.live_state import LiveState
+from plantune.runtime.live_state import HeldTensors, LiveState
 
 
 @pytest.fixture
@@ -153,6 +153,17 @@ class TestLoaded:
         follows(model, before)
 
 
+class Looking(LiveState):
+    """Looks before each question."""
+
+    def __init__(self, module, names):
+        super().__init__(HeldTensors(module), names)
+
+    def changed(self):
+        self._held.look()
+        return super().changed()
+
+
 class TestLiveState:
     """Each way in which a tensor changes, by itself."""
 
@@ -162,7 +173,7 @@ class TestLiveState:
 
     @pytest.fixture
     def state(self, module):
-        state = LiveState(module, ["weight", "bias"])
+        state = Looking(module, ["weight", "bias"])
         assert state.changed(), "the first look is always new"
         assert not state.changed()
         return state
@@ -197,7 +208,7 @@ class TestLiveState:
 
     def test_through_a_view_made_before(self, module):
         view = module.weight.detach()
-        state = LiveState(module, ["weight"])
+        state = Looking(module, ["weight"])
         state.changed()
         view.mul_(2)
         self.assert_seen_once(state)

@@ -16,7 +16,8 @@ from plantune.kernels.registry import why_not
 from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs, canonical, digest
 
-FORMAT = 1
+# A plan is written in the first format that can say it: earlier releases read what they can run.
+FORMAT, FORMAT_WITH_BRANCHES = 1, 2
 MODES = ("infer", "train")
 RUNNERS = ("program", "eager")
 ORIGINS = ("default", "hand", "measured", "predicted")
@@ -38,7 +39,8 @@ class Plan:
     """The choices for one graph on one arch. `graph` is the graph's digest.
 
     `origin` says where the choices come from; `evidence` holds what was measured for them. Where
-    the framework was faster as a whole, `runner` is `eager` and the choices are what lost.
+    the framework was faster as a whole, `runner` is `eager` and the choices are what lost. With
+    `branches`, steps that nothing waits for at once run beside others on a GPU.
     """
 
     network: str
@@ -51,14 +53,16 @@ class Plan:
     origin: str = "default"
     evidence: Attrs = field(default_factory=Attrs)
     runner: str = "program"
+    branches: bool = False
 
     @property
     def digest(self) -> str:
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
+        added = {"branches": True} if self.branches else {}
         return {
-            "format": FORMAT,
+            "format": FORMAT_WITH_BRANCHES if self.branches else FORMAT,
             "network": self.network,
             "graph": self.graph,
             "arch": self.arch,
@@ -69,6 +73,7 @@ class Plan:
             "origin": self.origin,
             "runner": self.runner,
             "evidence": dict(self.evidence),
+            **added,
         }
 
     def dumps(self) -> str:
@@ -110,9 +115,13 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def plan_from_json(data: Any) -> Plan:
     """Checks every field before it is used; see `check_plan` for whether it fits a graph."""
-    fields = _fields(data, "plan", PLAN_FIELDS)
-    if fields["format"] != FORMAT:
-        raise InvalidPlan(f"format: this plantune reads {FORMAT}, got {fields['format']!r}")
+    branches = isinstance(data, dict) and "branches" in data
+    fields = _fields(data, "plan", {**PLAN_FIELDS, "branches": bool} if branches else PLAN_FIELDS)
+    wanted = FORMAT_WITH_BRANCHES if branches else FORMAT
+    if fields["format"] != wanted:
+        raise InvalidPlan(f"format: this plantune reads {wanted}, got {fields['format']!r}")
+    if branches and not fields["branches"]:
+        raise InvalidPlan("branches: must be true or left out, got False")
     choices = tuple(
         _choice(item, f"choices[{index}]") for index, item in enumerate(fields["choices"])
     )
@@ -128,6 +137,7 @@ def plan_from_json(data: Any) -> Plan:
         choices=choices,
         origin=fields["origin"],
         runner=fields["runner"],
+        branches=branches,
         evidence=evidence,
     )
 

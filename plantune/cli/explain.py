@@ -47,6 +47,7 @@ def explain_command(
             "match": chosen.match,
             "origin": chosen.plan.origin,
             "runner": chosen.plan.runner,
+            "branches": chosen.plan.branches,
             "evidence": dict(chosen.plan.evidence),
             "steps": [story.to_json() for story in stories],
         }

@@ -78,7 +78,8 @@ def _state(item: StoredPlan) -> str:
 
 
 def _summary(item: StoredPlan, match: str) -> dict[str, Any]:
-    names = ("network", "arch", "batch", "mode", "dtype", "graph", "origin", "runner")
+    problem = ("network", "arch", "batch", "mode", "dtype", "graph")
+    names = (*problem, "origin", "runner", "branches")
     return {
         "id": item.id,
         **{name: getattr(item.plan, name) for name in names},

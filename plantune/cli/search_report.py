@@ -77,6 +77,7 @@ def _document(
         "database": str(keeping.path) if kept else None,
         "why_not_stored": None if kept else str(keeping.fault or IN_MEMORY),
         "runner": result.plan.runner,
+        "branches": result.plan.branches,
         "evidence": dict(result.plan.evidence),
         "families": families(result.plan),
         "measured": result.measured,

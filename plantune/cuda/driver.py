@@ -20,6 +20,7 @@ TENSOR_MAP_DTYPES = {
 }  # fmt: skip
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 PROMOTE_256_BYTES = 3
+NON_BLOCKING = 1
 
 
 class _Attribute(ctypes.Structure):
@@ -100,6 +101,15 @@ def attribute(function: c_void_p, which: int) -> int:
 
 def set_attribute(function: c_void_p, which: int, value: int) -> None:
     _call("cuFuncSetAttribute", function, which, value)
+
+
+def make_stream() -> int:
+    """A stream of the current device that nobody else has: torch deals out the same 32 in turns,
+    and what another thread sends to a stream that is being captured becomes a part of that graph.
+    """
+    stream = c_void_p()
+    _call("cuStreamCreate", byref(stream), NON_BLOCKING)
+    return stream.value or 0
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from plantune.plan import Choice, Plan
     from plantune.plan_rows import StoredPlan
 
-HEADER = ("network", "graph", "arch", "batch", "dtype", "mode", "origin", "runner")
+HEADER = ("network", "graph", "arch", "batch", "dtype", "mode", "origin", "runner", "branches")
 Pair = tuple[Any, Any]
 
 

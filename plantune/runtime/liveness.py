@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from plantune.runtime.branches import Branch
 from plantune.runtime.memory_plan import Lifetime
 from plantune.runtime.schedule import Launch, Schedule
 
@@ -24,16 +26,18 @@ def passes(schedule: Schedule) -> tuple[Launch, ...]:
     return (*schedule.phase("forward"), *schedule.phase("backward"))
 
 
-def liveness(schedule: Schedule) -> Liveness:
+def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
     """Follows every value from its making to its last use. A view is a use of what it views.
 
     What the backward pass reads stays until its end, so that it can run twice. Results stay until
-    the end of their pass, when the caller takes them.
+    the end of their pass, when the caller takes them. A branch holds what it touches as long as it
+    may run.
     """
     uses = _Uses()
     launches = passes(schedule)
+    beside = {branch.launch: branch.beside for branch in branches}
     for when, launch in enumerate(launches):
-        uses.launch(when, launch, schedule)
+        uses.launch(beside.get(when, range(when, when + 1)), launch, schedule)
     graph = schedule.graph
     turn, end = len(schedule.phase("forward")) - 1, len(launches)
     for name in (*graph.outputs, *(value for _, value in graph.updates)):
@@ -70,24 +74,25 @@ class _Uses:
         root = self.root(name)
         self.last[root] = max(self.last.get(root, when), when)
 
-    def make(self, name: str, size_bytes: int, when: int) -> None:
-        self.first[name], self.sizes[name] = when, size_bytes
-        self.use(name, when)
+    def make(self, name: str, size_bytes: int, when: range) -> None:
+        self.first[name], self.sizes[name] = when[0], size_bytes
+        self.use(name, when[-1])
 
-    def launch(self, when: int, launch: Launch, schedule: Schedule) -> None:
+    def launch(self, when: range, launch: Launch, schedule: Schedule) -> None:
+        """`when` are the launches while which it may run."""
         for conversion in launch.conversions:
-            self.use(conversion.source, when)
+            self.use(conversion.source, when[-1])
             self.make(conversion.result, schedule.graph.types[conversion.source].size_bytes, when)
         for name, _ in launch.step.inputs:
-            self.use(name, when)
+            self.use(name, when[-1])
         aliases, adopts = launch.aliases, launch.adopts
         for name, type_ in launch.step.outputs:
             if name in aliases:
                 self.roots[name] = self.root(aliases[name])
             if name in aliases or name in adopts:
-                self.first[name] = when
+                self.first[name] = when[0]
                 self.held.append(name)
-                self.use(name, when)
+                self.use(name, when[-1])
             else:
                 self.make(name, type_.size_bytes, when)
         if launch.workspace_bytes:

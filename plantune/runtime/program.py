@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +13,12 @@ from plantune.kernels.build import build, build_all
 from plantune.kernels.family import CPU, Binding, Frame, Values
 from plantune.memory import in_layout
 from plantune.plan import Plan, check_plan
-from plantune.runtime.liveness import liveness
+from plantune.runtime.branches import branches_of
+from plantune.runtime.lanes import Call, Lanes
+from plantune.runtime.liveness import liveness, passes
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
 from plantune.runtime.storage import allocate
 from plantune.space.search_space import SearchSpace
-
-Call = Callable[[], None]
 
 
 class Program:
@@ -32,22 +32,24 @@ class Program:
         self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device = CPU
     ) -> None:
         schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
-        live = liveness(schedule)
+        branches = branches_of(schedule) if plan.branches else ()
+        live = liveness(schedule, branches)
         self.graph = graph
         self.plan = plan
         self.device = device
         self.values = allocate(schedule, live, device)
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
-        drops = iter(live.drops)
         self._prepare: list[Call] = []
         for launch in schedule.phase("refresh"):
             self._prepare += self._calls(launch, space)
-        self._forward: list[Call] = []
-        for launch in schedule.phase("forward"):
-            self._forward += self._calls(launch, space, next(drops))
-        self._backward: list[Call] = []
-        for launch in schedule.phase("backward"):
-            self._backward += self._calls(launch, space, next(drops))
+        launches, turn = passes(schedule), len(schedule.phase("forward"))
+        calls = [
+            self._calls(launch, space, drops)
+            for launch, drops in zip(launches, live.drops, strict=True)
+        ]
+        lanes = Lanes(branches, device)
+        self._forward = lanes.ordered(calls, range(turn))
+        self._backward = lanes.ordered(calls, range(turn, len(calls)))
         self._owned = _owned_results(schedule)
         self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
 

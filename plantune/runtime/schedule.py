@@ -46,6 +46,19 @@ class Launch:
         return dict(self.family.layouts(self.step, self.candidate.config))
 
     @property
+    def reads(self) -> frozenset[str]:
+        """The values that must be there before it."""
+        made = {conversion.result for conversion in self.conversions}
+        sources = {conversion.source for conversion in self.conversions}
+        return frozenset(sources | {name for name, _ in self.step.inputs} - made)
+
+    @property
+    def writes(self) -> frozenset[str]:
+        """The values that are there behind it."""
+        made = {conversion.result for conversion in self.conversions}
+        return frozenset(made | {name for name, _ in self.step.outputs})
+
+    @property
     def workspace(self) -> str:
         """The name of its workspace among the buffers."""
         return f"workspace of {self.step.name}"

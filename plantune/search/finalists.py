@@ -1,14 +1,17 @@
-"""The best candidates of each step compared inside the whole, where isolated wins may vanish."""
+"""What is left to improve in a plan, compared inside the whole, where isolated wins may vanish."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Timing
 from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.runtime.branches import branches_of
+from plantune.runtime.schedule import make_schedule
 from plantune.search.ranking import is_tie, swapped
 from plantune.space.search_space import SearchSpace
 
@@ -63,6 +66,20 @@ def improved(
     together = swapped(plan, graph, space, won)
     before, after = time_plans([plan, together])
     return together if isinstance(before, Timing) and _wins(after, before) else plan
+
+
+def branched(plan: Plan, graph: Graph, space: SearchSpace, time_plans: TimePlans) -> Plan:
+    """The plan with steps beside each other, where that wins in the whole.
+
+    A fork and a join take time, too, and what runs beside a step slows it down.
+    """
+    if space.arch.kind != "cuda":
+        return plan
+    if not branches_of(make_schedule(graph, plan, check_plan(plan, graph, space))):
+        return plan
+    forked = replace(plan, branches=True)
+    before, after = time_plans([plan, forked])
+    return forked if isinstance(before, Timing) and _wins(after, before) else plan
 
 
 def _wins(timing: Timing | Rejected, incumbent: Timing) -> bool:

@@ -21,7 +21,7 @@ from plantune.planning import default_plan, hand_plan
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
-from plantune.search.finalists import improved, swaps
+from plantune.search.finalists import branched, improved, swaps
 from plantune.search.progress import Report, silent
 from plantune.search.proposals import Ledger, TpeProposer
 from plantune.search.ranking import distinct, fastest, is_deterministic, plan_of
@@ -189,7 +189,7 @@ class Search:
         return [self._refined(worker, steps, best, budget), best, *others]
 
     def _refined(self, worker: Worker, steps: StepSearch, plan: Plan, budget: Budget) -> Plan:
-        """The plan with the runners-up of its steps where they are faster in the whole."""
+        """The plan with branches, and with runners-up of its steps, where the whole is faster."""
         graph = self.problem.graph
         left = swaps(plan, graph, self.space, steps.costs.outcomes)
         effort = Effort(budget_s=REFINING_S)
@@ -197,6 +197,8 @@ class Search:
         def time_plans(plans: Sequence[Plan]) -> Sequence[Timing | Rejected]:
             return self._timed(worker, plans, effort)
 
+        if budget.left_for("ranking") > REFINING_S:
+            plan = branched(plan, graph, self.space, time_plans)
         while left and budget.left_for("ranking") > REFINING_S:
             self._tell(steps, budget, "ranking")
             now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]

@@ -18,7 +18,7 @@ from plantune.values import Attrs
 
 @pytest.fixture
 def plan(graph, space):
-    """A plan with fused steps, several families and evidence."""
+    """A plan with fused steps, several families, branches and evidence."""
     composed = compose(
         graph,
         space,
@@ -27,7 +27,7 @@ def plan(graph, space):
         preferences=(Preference("onednn_conv"), Preference("gemm")),
     )
     evidence = Attrs(torch="2.13.0", ratio=0.1 + 0.2, low=5e-324, seeds=(0, 1), clean=True)
-    return replace(composed, evidence=evidence)
+    return replace(composed, evidence=evidence, branches=True)
 
 
 def test_json_round_trips_exactly(plan):
@@ -46,6 +46,15 @@ def test_json_of_a_default_plan_round_trips(graph, space):
     assert Plan.loads(plan.dumps()) == plan
 
 
+def test_a_plan_without_branches_is_written_as_ever(plan):
+    """Earlier releases read it, and what they wrote keeps its text and digest."""
+    line = replace(plan, branches=False)
+    data = line.to_json()
+    assert data["format"] == 1
+    assert "branches" not in data
+    assert Plan.loads(line.dumps()) == line
+
+
 def test_dumps_is_canonical(plan):
     spaced = json.dumps(dict(reversed(json.loads(plan.dumps()).items())), indent=3)
     assert Plan.loads(spaced).dumps() == plan.dumps()
@@ -61,6 +70,7 @@ CHANGES = {
     "choices": (),
     "origin": "measured",
     "runner": "eager",
+    "branches": False,
     "evidence": Attrs(),
 }
 
@@ -116,12 +126,13 @@ def drop(*path):
 
 FIELDS = [field.name for field in fields(Plan)]
 BROKEN = {
-    **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)},
+    **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)
+       if key != "branches"},
     **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
        for key in ("nodes", "family", "config")},
     "an unknown field": (put(1, "python"), "fields missing or unknown: python"),
     "an unknown field in a choice": (put("rm", "choices", 0, "run"), r"choices\[0\].*unknown: run"),
-    "another format": (put(2, "format"), "format: this plantune reads 1, got 2"),
+    "another format": (put(3, "format"), "format: this plantune reads 2, got 3"),
     "format as a string": (put("1", "format"), "plan.format: must be int, got '1'"),
     "format as a bool": (put(True, "format"), "plan.format: must be int, got True"),
     "batch as a bool": (put(True, "batch"), "plan.batch: must be int, got True"),
@@ -133,6 +144,10 @@ BROKEN = {
     "network as a number": (put(3, "network"), "plan.network: must be str"),
     "graph as a list": (put([], "graph"), "plan.graph: must be str"),
     "another mode": (put("test", "mode"), "mode: must be one of infer, train, got 'test'"),
+    "a field that its format lacks": (put(1, "format"), "format: this plantune reads 2, got 1"),
+    "no field that its format has": (drop("branches"), "format: this plantune reads 1, got 2"),
+    "branches that are none": (put(False, "branches"), "branches: must be true or left out"),
+    "branches as a number": (put(1, "branches"), "plan.branches: must be bool, got 1"),
     "another runner": (put("compiled", "runner"), "runner: must be one of .*got 'compiled'"),
     "another origin": (put("guess", "origin"), "origin: must be one of .*got 'guess'"),
     "choices as an object": (put({}, "choices"), "plan.choices: must be list"),

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -26,6 +26,8 @@ from plantune.models.layers import SpaceToDepth
 from plantune.plan import Choice, Plan
 from plantune.runtime import liveness as liveness_module
 from plantune.runtime import program as program_module
+from plantune.runtime.branches import Branch
+from plantune.runtime.lanes import Call
 from plantune.runtime.liveness import Liveness
 from plantune.runtime.program import Program
 from plantune.runtime.schedule import Launch, Schedule
@@ -340,24 +342,63 @@ def _why_wrong(case: Case, results: Results) -> str | None:
     return None
 
 
+class EarlyLanes:
+    """Branches run as soon as they may, before the launches beside them. Only in a `Poisoned`."""
+
+    def __init__(self, branches: Iterable[Branch], device: torch.device) -> None:
+        self._when = {branch.launch: self.when(branch) for branch in branches}
+
+    @staticmethod
+    def when(branch: Branch) -> int:
+        return branch.beside[0]
+
+    def ordered(self, calls: Sequence[list[Call]], places: range) -> list[Call]:
+        order = []
+        for place in places:
+            spoil, *own, drop = calls[place]
+            order.append(spoil)
+            for launch in places:
+                if self._when.get(launch) == place:
+                    order += calls[launch][1:-1]
+            order += [*([] if place in self._when else own), drop]
+        return order
+
+
+class LateLanes(EarlyLanes):
+    """Branches run as late as they may, behind all but one of the launches beside them."""
+
+    @staticmethod
+    def when(branch: Branch) -> int:
+        return branch.beside[-1]
+
+
+LANES = (EarlyLanes, LateLanes)
+
+
 class PoisonedProgram(Program):
     """Spoils each buffer as soon as its liveness calls it free, and all of them before a pass."""
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, space: SearchSpace, lanes: type[EarlyLanes] | None = None
+    ) -> None:
         self._when = 0
         self._live = Liveness((), (), ())
+        if lanes is not None:
+            plan = replace(plan, branches=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(program_module, "liveness", self._recorded)
+            if lanes is not None:
+                patch.setattr(program_module, "Lanes", lanes)
             super().__init__(graph, plan, space)
 
-    def _recorded(self, schedule: Schedule) -> Liveness:
-        self._live = liveness_module.liveness(schedule)
+    def _recorded(self, schedule: Schedule, branches: Iterable[Branch]) -> Liveness:
+        self._live = liveness_module.liveness(schedule, branches)
         return self._live
 
     def _calls(
         self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()
     ) -> list[Callable[[], None]]:
-        calls = super()._calls(launch, space, drops)
+        calls = super()._calls(launch, space)
         if launch.step.phase == "refresh":
             return calls
         when, self._when = self._when, self._when + 1
@@ -368,7 +409,11 @@ class PoisonedProgram(Program):
                 value = self.values[name]
                 value.fill_(torch.nan if value.is_floating_point() else 0)
 
-        return [spoil, *calls]
+        def drop() -> None:
+            for name in drops:
+                del self.values[name]
+
+        return [spoil, *calls, drop]
 
 
 @pytest.fixture(scope="session")
@@ -395,8 +440,20 @@ def why_wrong() -> Callable[[Case, Results], str | None]:
 
 
 @pytest.fixture
-def poisoned() -> type[Program]:
+def poisoned() -> type[PoisonedProgram]:
     return PoisonedProgram
+
+
+@pytest.fixture
+def all_lanes() -> tuple[type[EarlyLanes], ...]:
+    """Branches as early and as late as they may run."""
+    return LANES
+
+
+@pytest.fixture(params=LANES)
+def lanes(request: pytest.FixtureRequest) -> type[EarlyLanes]:
+    kind: type[EarlyLanes] = request.param
+    return kind
 
 
 @pytest.fixture

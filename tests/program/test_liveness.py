@@ -175,16 +175,12 @@ def use_without_conversions(self: _Uses, name: str, when: int) -> None:
         self.last[root] = max(self.last.get(root, when), when)
 
 
-def make_with_early_workspace(self: _Uses, name: str, size_bytes: int, when: int) -> None:
-    when = 0 if name.startswith("workspace of") else when
-    self.first[name], self.sizes[name] = when, size_bytes
-    self.use(name, when)
+def make_with_early_workspace(self: _Uses, name: str, size_bytes: int, when: range) -> None:
+    original_make(self, name, size_bytes, range(1) if name.startswith("workspace of") else when)
 
 
-def make_without_workspace(self: _Uses, name: str, size_bytes: int, when: int) -> None:
-    size_bytes = 0 if name.startswith("workspace of") else size_bytes
-    self.first[name], self.sizes[name] = when, size_bytes
-    self.use(name, when)
+def make_without_workspace(self: _Uses, name: str, size_bytes: int, when: range) -> None:
+    original_make(self, name, 0 if name.startswith("workspace of") else size_bytes, when)
 
 
 def launch_without_sources(self: _Uses, when, launch, schedule) -> None:
@@ -200,14 +196,29 @@ def launch_without_sources(self: _Uses, when, launch, schedule) -> None:
 def without(*fields: str) -> Callable:
     """Liveness of a schedule whose graph does not say that these leave it."""
 
-    def changed(schedule):
+    def changed(schedule, branches=()):
         graph = replace(schedule.graph, **dict.fromkeys(fields, ()))
-        return original_liveness(replace(schedule, graph=graph))
+        return original_liveness(replace(schedule, graph=graph), branches)
 
     return changed
 
 
 original_launch, original_liveness = _Uses.launch, module.liveness
+original_make = _Uses.make
+
+
+def at_their_own_place(schedule, branches=()):
+    """A branch holds nothing while others run beside it."""
+    return original_liveness(schedule)
+
+
+def from_their_own_place(schedule, branches=()):
+    return original_liveness(schedule, [replace(b, fork=b.launch - 1) for b in branches])
+
+
+def to_their_own_place(schedule, branches=()):
+    return original_liveness(schedule, [replace(b, join=b.launch + 1) for b in branches])
+
 
 MUTATIONS = {
     "last use off by one": (_Uses, "use", use_too_short),
@@ -227,8 +238,8 @@ MUTATIONS = {
 def fails(space, poisoned, why_wrong):
     """Whether a run with a second pass and a second backward is wrong or breaks."""
 
-    def run(case) -> bool:
-        program = poisoned(case.graph, case.plan, space)
+    def run(case, lanes=None) -> bool:
+        program = poisoned(case.graph, case.plan, space, lanes)
         try:
             if why_wrong(case, case.run(program)) or why_wrong(case, case.run(program)):
                 return True
@@ -250,6 +261,21 @@ CASES = [(seed, mode) for seed in range(25) for mode in ("train", "eval", "infer
 def test_breaking_a_decision_breaks_a_program(monkeypatch, case_of, fails, name):
     monkeypatch.setattr(*MUTATIONS[name])
     assert any(fails(case_of(seed, mode)) for seed, mode in CASES)
+
+
+BRANCH_MUTATIONS = {
+    "branches hold nothing": at_their_own_place,
+    "branches start too late": from_their_own_place,
+    "branches end too early": to_their_own_place,
+}
+
+
+@pytest.mark.parametrize("name", BRANCH_MUTATIONS)
+def test_breaking_the_life_of_branches_breaks_a_program(
+    monkeypatch, case_of, fails, all_lanes, name
+):
+    monkeypatch.setattr(module, "liveness", BRANCH_MUTATIONS[name])
+    assert any(fails(case_of(seed, mode), lanes) for lanes in all_lanes for seed, mode in CASES)
 
 
 def test_without_a_mutation_no_program_breaks(case_of, fails):

@@ -243,10 +243,6 @@ def allocations(call) -> list[int]:
     return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]
 
 
-# oneDNN takes a scratchpad of its own for each convolution, which torch gives no way to share.
-SCRATCHPAD_BYTES = 8216
-
-
 class Products(nn.Module):
     """1x1 convolutions, a gate and linear layers: all of it can be written in place."""
 
@@ -293,11 +289,14 @@ def test_onednn_allocates_nothing_but_its_scratchpad(network, space, program_of)
     program, x = program_of(graph, plan, network), torch.randn(BATCH.shape)
     (output,) = program.forward(x)
     made = Counter(allocations(lambda: program.forward(x)))
-    scratch = made.pop(SCRATCHPAD_BYTES, 0)
-    counts = Counter(c.candidate.family for c in plan.choices)
-    assert scratch <= counts["onednn_conv"]
     # torch's mean keeps its divisor in a tensor.
-    assert {size: n for size, n in made.items() if size > 8} == {output.numel() * 4: 1}
+    large = {size: n for size, n in made.items() if size > 8}
+    assert large.pop(output.numel() * 4) == 1
+    # oneDNN takes a scratchpad for each convolution, of a size that depends on the kind of CPU.
+    assert len(large) <= 1
+    counts = Counter(c.candidate.family for c in plan.choices)
+    assert sum(large.values()) <= counts["onednn_conv"]
+    assert all(size < x.numel() * 4 for size in large), "as large as an image"
 
 
 def test_a_backward_pass_allocates_only_gradients_and_what_torch_adopts(

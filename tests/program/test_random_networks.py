@@ -23,6 +23,16 @@ def test_any_plan_of_any_network_is_right(case_of, poisoned, space, why_wrong, s
     assert why_wrong(case, case.run(program)) is None, "in the second pass"
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(25))
+def test_any_plan_with_branches_is_right(case_of, poisoned, space, why_wrong, lanes, seed, mode):
+    """Whether they run as early or as late as they may."""
+    case = case_of(seed, mode)
+    program = poisoned(case.graph, case.plan, space, lanes)
+    assert why_wrong(case, case.run(program)) is None
+    assert why_wrong(case, case.run(program)) is None, "in the second pass"
+
+
 def test_these_networks_use_every_op_family_and_fusion(case_of, space):
     cases = [case_of(seed, mode) for seed in range(25) for mode in MODES]
     used = {choice.candidate.family for case in cases for choice in case.plan.choices}

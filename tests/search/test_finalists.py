@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from torch import nn
+
+from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
+from plantune.graph.types import TensorType
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
 from plantune.plan import check_plan
 from plantune.planning import default_plan
-from plantune.search.finalists import NEAR, improved, swaps
+from plantune.search.finalists import NEAR, branched, improved, swaps
 from plantune.search.options import Try, tries
+from plantune.space.search_space import load_search_space
 
 
 def measured(us):
@@ -100,3 +106,44 @@ def test_plans_that_do_not_run_lose(plan, graph, space, outcomes):
         return [timing(100.0), *(Rejected("crash", "it died") for _ in plans[1:])]
 
     assert improved(plan, graph, space, swaps(plan, graph, space, outcomes), time_plans) is plan
+
+
+class Beside(nn.Module):
+    """What is pooled waits for the two ReLUs in a row."""
+
+    def forward(self, x):
+        return nn.functional.avg_pool2d(x.relu(), 3, 1, 1) + x.relu().sigmoid().relu()
+
+
+class TestBranches:
+    @pytest.fixture
+    def gpu(self):
+        return load_search_space("sm90")
+
+    @pytest.fixture
+    def forking(self, gpu):
+        graph = extract(Beside(), TensorType((2, 4, 8, 8), "float16"))
+        return default_plan(graph, gpu, network="small"), graph
+
+    def time(self, with_branches):
+        return lambda plans: [timing(with_branches if p.branches else 100.0) for p in plans]
+
+    def test_they_are_taken_where_they_win(self, forking, gpu):
+        plan, graph = forking
+        assert branched(plan, graph, gpu, self.time(95.0)) == replace(plan, branches=True)
+
+    @pytest.mark.parametrize("us", [100.0, 110.0])
+    def test_a_tie_and_a_loss_keep_the_line(self, forking, gpu, us):
+        plan, graph = forking
+        assert branched(plan, graph, gpu, self.time(us)) is plan
+
+    def test_a_capture_that_fails_keeps_the_line(self, forking, gpu):
+        plan, graph = forking
+        timings = [timing(100.0), Rejected("crash", "it died")]
+        assert branched(plan, graph, gpu, lambda plans: timings) is plan
+
+    def test_what_has_none_is_not_timed(self, gpu, plan, graph, space):
+        half = extract(nn.ReLU(), TensorType((2, 4, 8, 8), "float16"))
+        line = default_plan(half, gpu, network="relu")
+        assert branched(line, half, gpu, None) is line
+        assert branched(plan, graph, space, None) is plan  # the CPU runs one step after another

@@ -1,0 +1,81 @@
+"""Which launches run beside others, because nothing waits for them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plantune.runtime.schedule import Launch, Schedule
+
+# Memory of a branch is taken for as long as it may run: it starts no more launches before its turn,
+# and ends no more behind it.
+REACH = 4
+
+Edges = tuple[frozenset[str], frozenset[str]]  # the values that a launch reads and writes
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A launch beside those between `fork`, behind which it starts, and `join`, which waits for it.
+
+    All three are places among the launches of forward and backward. A branch that waits for nothing
+    of its pass forks before the first launch, one that nothing of it reads joins behind the last.
+    """
+
+    launch: int
+    fork: int
+    join: int
+
+    @property
+    def beside(self) -> range:
+        """The places of the launches while which it may run, its own among them."""
+        return range(self.fork + 1, self.join)
+
+
+def branches_of(schedule: Schedule) -> tuple[Branch, ...]:
+    """The launches that can run beside the others of their pass, in order.
+
+    A branch has other work beside it on the main line, and neither reads nor feeds another branch.
+    """
+    found: list[Branch] = []
+    start = 0
+    for phase in ("forward", "backward"):
+        launches = schedule.phase(phase)
+        found += _branches(launches, start)
+        start += len(launches)
+    return tuple(found)
+
+
+def _branches(launches: Sequence[Launch], start: int) -> list[Branch]:
+    """Those of one pass. Where two could run beside each other, the smaller one leaves the line."""
+    edges = [(launch.reads, launch.writes) for launch in launches]
+    spans = [_span(edges, place) for place in range(len(launches))]
+    line = {place for place, launch in enumerate(launches) if not launch.aliases}
+    free = [place for place in sorted(line) if not launches[place].adopts]
+    taken: set[int] = set()
+
+    def others(place: int) -> int:
+        return len((line & {*spans[place].beside}) - taken - {place})
+
+    for place in sorted(free, key=lambda p: (-others(p), launches[p].step.flops)):
+        if others(place) and not any(_touch(edges, place, branch) for branch in taken):
+            taken.add(place)
+    return [
+        Branch(start + place, start + spans[place].fork, start + spans[place].join)
+        for place in sorted(taken)
+    ]
+
+
+def _span(edges: Sequence[Edges], place: int) -> Branch:
+    """From the last launch that it reads of to the first one that reads of it."""
+    reads, writes = edges[place]
+    fork, join = max(-1, place - 1 - REACH), min(len(edges), place + 1 + REACH)
+    before = (p for p in range(fork + 1, place) if reads & edges[p][1])
+    behind = (p for p in range(place + 1, join) if writes & edges[p][0])
+    return Branch(place, max(before, default=fork), next(behind, join))
+
+
+def _touch(edges: Sequence[Edges], one: int, other: int) -> bool:
+    """Whether one of them reads what the other writes."""
+    (_, writes), (reads, _) = edges[min(one, other)], edges[max(one, other)]
+    return not writes.isdisjoint(reads)

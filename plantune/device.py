@@ -48,6 +48,14 @@ class Device:
         """False after an error from which this process cannot recover."""
         return True
 
+    def held_bytes(self) -> int | None:
+        """What torch's tensors take of the GPU's memory now; None on a CPU, which nobody asks."""
+        return None
+
+    def peak_bytes(self, call: Call) -> int | None:
+        """The most that they take during a call."""
+        return None
+
     def give_back_memory(self) -> None:
         """Unmaps what nobody holds: whoever uses it all the same fails, and reads nothing."""
 
@@ -85,6 +93,15 @@ class Gpu(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.place)
+
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self.place)
+
+    def peak_bytes(self, call: Call) -> int:
+        torch.cuda.reset_peak_memory_stats(self.place)
+        call()
+        self.synchronize()
+        return torch.cuda.max_memory_allocated(self.place)
 
     def give_back_memory(self) -> None:
         torch.cuda.empty_cache()

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -43,12 +43,14 @@ class Race:
     """Who ran, how fast, and why others did not.
 
     `ratio` is the plan's median by that of the best baseline; None where one of the two is missing.
+    `peaks_mib` is what each way on a GPU takes of its memory in a call, its weights included.
     """
 
     timings: Mapping[str, Timing]
     failures: Mapping[str, str]
     best_baseline: str | None
     ratio: Interval | None
+    peaks_mib: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -56,13 +58,14 @@ class Race:
             "failures": dict(self.failures),
             "best_baseline": self.best_baseline,
             "ratio": None if self.ratio is None else asdict(self.ratio),
+            "peaks_mib": dict(self.peaks_mib),
         }
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Race:
         timings = {name: Timing.from_json(item) for name, item in data["timings"]}
         ratio = None if data["ratio"] is None else Interval(**data["ratio"])
-        return Race(timings, data["failures"], data["best_baseline"], ratio)
+        return Race(timings, data["failures"], data["best_baseline"], ratio, data["peaks_mib"])
 
 
 Make = Callable[[nn.Module, Tensor], Any]
@@ -170,6 +173,17 @@ class _Runners:
                 return self._captured(call)
         return _benchmarked(call) if way.benchmark else call
 
+    @contextmanager
+    def memory_of(
+        self, name: str, calls: Mapping[str, Call], peaks: dict[str, float]
+    ) -> Iterator[None]:
+        """Notes the memory of the way that is made inside."""
+        held = self.device.held_bytes()
+        yield
+        peak = self.device.peak_bytes(calls[name])
+        if held is not None and peak is not None:
+            peaks[name] = (peak - held) / 2**20
+
     def _captured(self, call: Call) -> Call:
         with self.device.own_stream():
             call()
@@ -223,18 +237,18 @@ def race(
     """
     say("build")
     runners = _Runners(problem, seed)
-    calls = {}
+    calls: dict[str, Call] = {}
+    peaks: dict[str, float] = {}
     if plan is not None:
-        with _blaming(PLANTUNE):
+        with _blaming(PLANTUNE), runners.memory_of(PLANTUNE, calls, peaks):
             calls[PLANTUNE] = runners.plan(plan)
             runners.device.give_back_memory()  # as eager's algorithms do when they are compared
-            calls[PLANTUNE]()
-            runners.device.synchronize()
     failures: dict[str, str] = {}
     for name in baselines:
         say("build")
         try:
-            calls[name] = runners.baseline(name)
+            with runners.memory_of(name, calls, peaks):
+                calls[name] = runners.baseline(name)
         except Exception as error:  # It may fail in any way that torch knows.
             if not runners.device.works():
                 raise WorkerDied(f"{name}: {first_line(error)}") from error
@@ -243,7 +257,7 @@ def race(
     watch = call_watch(runners.device)
     with _blaming(" and ".join(calls)):
         timed = time_interleaved(list(calls.values()), effort, watch) if calls else []
-    return _judged(dict(zip(calls, timed, strict=True)), failures, seed)
+    return _judged(dict(zip(calls, timed, strict=True)), failures, peaks, seed)
 
 
 @contextmanager
@@ -276,13 +290,15 @@ def _benchmarked(call: Call) -> Call:
     return run
 
 
-def _judged(timings: dict[str, Timing], failures: dict[str, str], seed: int) -> Race:
+def _judged(
+    timings: dict[str, Timing], failures: dict[str, str], peaks: dict[str, float], seed: int
+) -> Race:
     others = [name for name in timings if name != PLANTUNE]
     best = min(others, key=lambda name: timings[name].median_us, default=None)
     ratio = None
     if best is not None and PLANTUNE in timings:
         ratio = ratio_interval(timings[PLANTUNE], timings[best], seed)
-    return Race(timings, failures, best, ratio)
+    return Race(timings, failures, best, ratio, peaks)
 
 
 def _randomised(module: nn.Module) -> nn.Module:

@@ -17,8 +17,8 @@ def bench_document(
 ) -> dict[str, Any]:
     """All rows are medians and quartiles of one interleaved run.
 
-    All ways run in one process, so what each of them takes of its memory cannot be told apart:
-    `peak_mib` is null.
+    `peak_mib` is what a way takes of a GPU's memory, weights included. On a CPU it is null: all
+    ways run in one process, and what each takes of its memory cannot be told apart.
     """
     rows = [
         {
@@ -26,7 +26,7 @@ def bench_document(
             "median_ms": timing.median_us / 1e3,
             "low_ms": timing.low_us / 1e3,
             "high_ms": timing.high_us / 1e3,
-            "peak_mib": None,
+            "peak_mib": race.peaks_mib.get(name),
         }
         for name, timing in race.timings.items()
     ]

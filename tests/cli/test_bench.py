@@ -11,9 +11,11 @@ import pytest
 
 from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
+from plantune.measure.race import Race
 from plantune.plan import Plan
+from plantune.report.bench import bench_document
 
-from .conftest import FakeWorker, Run, changed, object_of
+from .conftest import FakeWorker, Run, changed, object_of, timing
 
 PEERS = ["eager", "eager-channels-last", "torchscript", "compile-default"]
 
@@ -44,6 +46,13 @@ def test_the_json_is_that_of_the_design(run: Run) -> None:
         assert row["peak_mib"] is None
     assert data["best_baseline"] == "torchscript"
     assert data["ratio"] == pytest.approx(0.5)
+
+
+def test_the_memory_of_each_way_is_in_its_row() -> None:
+    one = timing(1.0)
+    race = Race({"plantune": one, "eager": one}, {}, "eager", None, {"plantune": 12.5})
+    rows = bench_document(race, cpu_environment(), {})["rows"]
+    assert [row["peak_mib"] for row in rows] == [12.5, None]
 
 
 def test_the_table_has_the_fastest_first_and_a_verdict(run: Run) -> None:

@@ -7,11 +7,13 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
+from typing import TypeVar
 
 from plantune.env import data_folder
 from plantune.errors import BuildError
@@ -25,6 +27,7 @@ WHEELS = (
         ("cuda_runtime/include", "cuda_nvcc/include", "cuda_cccl/include", "cuda_crt/include"),
     ),
 )
+T = TypeVar("T")
 INSTALL = "install torch's CUDA build, or nvidia-cuda-nvrtc, -runtime, -cccl and -crt with pip"
 
 
@@ -40,7 +43,22 @@ class Nvrtc:
         return "NVRTC {}.{}".format(*self.version)
 
 
-@cache
+def once(make: Callable[[], T]) -> Callable[[], T]:
+    """Makes a value at the first call; threads that come meanwhile wait for it.
+
+    Kernels are built by many threads, each of which would read some thousand files.
+    """
+    made, lock = cache(make), threading.Lock()
+
+    @wraps(make)
+    def get() -> T:
+        with lock:
+            return made()
+
+    return get
+
+
+@once
 def all_nvrtc() -> tuple[Nvrtc, ...]:
     """Every NVRTC that is here, the newest first."""
     found = {nvrtc.version: nvrtc for nvrtc in reversed([*_in_wheels(), *_in_toolkits()])}
@@ -66,7 +84,7 @@ def include_folders(nvrtc: Nvrtc) -> tuple[Path, ...]:
     return (data_folder("csrc"), *((cutlass,) if cutlass else ()), *nvrtc.includes)
 
 
-@cache
+@once
 def cutlass_include() -> Path | None:
     """The folder of the CUTLASS headers, None where there is none."""
     spec = importlib.util.find_spec("cutlass_library")
@@ -77,7 +95,7 @@ def cutlass_include() -> Path | None:
     return None
 
 
-@cache
+@once
 def headers_digest() -> str:
     """A digest of what kernels include, by contents: plantune's headers and CUTLASS's."""
     root = data_folder("csrc")

@@ -1,6 +1,7 @@
 // SpaceToDepth(4), 1x1 convolution, bias, ReLU and offset: one read of the image, one write.
 //
 //   x       (images, kChannels, kHeight, kWidth)               input, nchw, at any address
+//   scales  (kChannels, 2)                  a scale each and a shift, which pixels get first
 //   weight  (kChannels, kOutputs padded to kTileN / 32, 64 vectors of 8)   packed for WarpMma; the
 //           16 values of a channel are its 4x4 patch in row-major order
 //   shifts  (kOutputs padded to kTileN + 1)                     a bias each, then the offset
@@ -8,8 +9,9 @@
 //   plain   the same shape =                                    relu(conv + bias), where asked for
 //
 // Each lane reads patches straight into the operand of its instruction and holds 8 channels of a
-// pixel at the end, so only the weights pass through shared memory, once for each block. Sums are
-// float32, rounded once for each output. Deterministic.
+// pixel at the end, so only the weights pass through shared memory, once for each block. Pixels of
+// another type, or with a scale, are rounded once when they become operands. Sums are float32,
+// rounded once for each output. Deterministic.
 
 #pragma once
 
@@ -35,11 +37,52 @@ struct StemTile {
   static constexpr int kWarpM = kWarpM_;
 };
 
-template <typename T, typename Image, int kOutputs, typename Tile, bool kRelu, bool kPlain>
+/// What the pixels are, and whether each channel has a scale and a shift.
+template <typename In_, bool kScaled_>
+struct StemPixels {
+  using In = In_;
+  static constexpr bool kScaled = kScaled_;
+};
+
+/// Pixels of type In that are operands of type T as they lie in memory.
+template <typename T, typename Pixels>
+struct AreOperands {
+  static constexpr bool kValue = false;
+};
+template <typename T>
+struct AreOperands<T, StemPixels<T, false>> {
+  static constexpr bool kValue = true;
+};
+
+template <>
+__device__ __forceinline__ unsigned char from_float<unsigned char>(float value) {
+  return static_cast<unsigned char>(value);
+}
+
+template <typename In>
+__device__ __forceinline__ void widen_run(float (&values)[4], const Vector<In, 4>& run) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) values[i] = run[i];
+}
+/// A byte behind the digits of 2^23 is a float; a conversion would take four times as long.
+__device__ __forceinline__ void widen_run(float (&values)[4],
+                                          const Vector<unsigned char, 4>& run) {
+  const unsigned bytes = *reinterpret_cast<const unsigned*>(run.values);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[i] = __uint_as_float(__byte_perm(bytes, 0x4B000000u, 0x7540 + i)) - 8388608.f;
+  }
+}
+
+template <typename T, typename Pixels, typename Image, int kOutputs, typename Tile, bool kRelu,
+          bool kPlain>
 struct Stem {
   using Mma = WarpMma<T>;
   using A = typename Mma::A;
   using B = typename Mma::B;
+  using In = typename Pixels::In;
+  // 4 pixels side by side, as they lie in memory.
+  using Run = typename WordOf<4 * static_cast<int>(sizeof(In))>::Type;
 
   static constexpr int kBlock = 4;
   static constexpr int kChannels = Image::kChannels;
@@ -52,12 +95,21 @@ struct Stem {
   static constexpr int kTilesN = Tile::kTileN / Mma::kChannels;
   static constexpr int kPaddedOutputs = ceil_div(kOutputs, Tile::kTileN) * Tile::kTileN;
   // Channels whose patches a lane asks for at once; those of the next batch before it needs them.
-  static constexpr int kBatch = smaller(kChannels, 4);
+  static constexpr int kBatch = smaller(kChannels, sizeof(In) > 2 ? 2 : 4);
   static constexpr int kBatches = ceil_div(kChannels, kBatch);
   // Vectors of a channel's weights: of the block's outputs, and of all.
   static constexpr int kVectors = kTilesN * Mma::kVectors;
   static constexpr int kVectorsOfAll = kPaddedOutputs / Mma::kChannels * Mma::kVectors;
   static constexpr int kSharedBytes = kChannels * kVectors * static_cast<int>(sizeof(uint4));
+  // Rows of all products that a lane brings, and products whose rows are neighbours in the image.
+  static constexpr int kRows = kTilesM * Mma::kRowsOfA;
+  static constexpr int kTogether =
+      Mma::kRowsOfA == 2 && sizeof(In) == 1 && kTilesM % 2 == 0 && kColumnsOfY % 4 == 0 ? 2 : 1;
+  static constexpr int kNeighbours = Mma::kRowsOfA * kTogether;
+  // Runs of neighbours that fill a vector, where a row of patches has no rest of them.
+  static constexpr int kRunsAtOnce = kColumnsOfY % kNeighbours == 0
+                                         ? smaller(kNeighbours, kWordBytes / int(sizeof(Run)))
+                                         : 1;
 
   static_assert(Image::kHeight % kBlock == 0 && kWidth % kBlock == 0, "patches must be whole");
   static_assert(kOutputs % 8 == 0, "a lane writes 8 channels at once");
@@ -67,55 +119,69 @@ struct Stem {
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
 
   using Accumulator = Sums[kTilesM][kTilesN];
-  using Batch = A[kBatch][kTilesM];
+  using Patches = const In* [kRows];
 
-  __device__ static void run(const T* x, const uint4* weight, const float* shifts, T* y, T* plain,
-                             int pixels) {
+  /// What a lane brings of a channel to a product, as it lies in memory.
+  struct Runs {
+    Run runs[Mma::kRowsOfA][Mma::kRunsOfA];
+  };
+
+  /// What a lane brings of some channels, and what they are scaled and shifted by.
+  struct Batch {
+    Runs runs[kBatch][kTilesM];
+    float2 scales[Pixels::kScaled ? kBatch : 1];
+  };
+
+  __device__ static void run(const In* x, const uint4* weight, const float* shifts,
+                             const float2* scales, T* y, T* plain, int pixels) {
     release_successor();
     wait_for_predecessor();
-    // Two pixels side by side fill a vector where a row has an even number of them.
     const unsigned long long address = reinterpret_cast<unsigned long long>(x);
-    if (Mma::kRowsOfA == 2 && kColumnsOfY % 2 == 0 && address % 16 == 0) {
-      run_with<16>(x, weight, shifts, y, plain, pixels);
-    } else if (address % 8 == 0) {
-      run_with<8>(x, weight, shifts, y, plain, pixels);
+    if (kRunsAtOnce > 1 && address % (kRunsAtOnce * sizeof(Run)) == 0) {
+      run_with<kRunsAtOnce>(x, weight, shifts, scales, y, plain, pixels);
+    } else if (address % sizeof(Run) == 0) {
+      run_with<1>(x, weight, shifts, scales, y, plain, pixels);
     } else {
-      run_with<2>(x, weight, shifts, y, plain, pixels);
+      run_with<0>(x, weight, shifts, scales, y, plain, pixels);
     }
   }
 
  private:
-  /// Rows r and r + 8 of a product are neighbours in the image.
-  __device__ __forceinline__ static int pixel_of_row(int row) { return row % 8 * 2 + row / 8; }
+  /// The pixel of a row of a product. Rows r and r + 8 are neighbours in the image, and so are
+  /// these rows of products that are together.
+  __device__ __forceinline__ static int pixel_of(int tile, int row) {
+    return tile / kTogether * (Mma::kRows * kTogether) + row % 8 * (2 * kTogether) +
+           tile % kTogether * 2 + row / 8;
+  }
 
   __device__ __forceinline__ static int channel_of(int tile) {
     return blockIdx.y * Tile::kTileN + tile * Mma::kChannels + Mma::channel_of_c();
   }
 
-  /// Everything, with loads of kBytes from the image.
-  template <int kBytes>
-  __device__ __forceinline__ static void run_with(const T* x, const uint4* weight,
-                                                  const float* shifts, T* y, T* plain,
-                                                  int pixels) {
+  /// Everything, with loads of kRuns runs from the image; single pixels where it is 0.
+  template <int kRuns>
+  __device__ __forceinline__ static void run_with(const In* x, const uint4* weight,
+                                                  const float* shifts, const float2* scales, T* y,
+                                                  T* plain, int pixels) {
     extern __shared__ uint4 weights[];
     const int first = blockIdx.x * Tile::kTileM + threadIdx.x / 32 * Tile::kWarpM;
-    const T* patches[kTilesM][Mma::kRowsOfA];
+    Patches patches;
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
       for (int i = 0; i < Mma::kRowsOfA; ++i) {
-        const int pixel = first + m * Mma::kRows + pixel_of_row(Mma::row_of_a(i));
-        patches[m][i] = patch_of(x, pixel, pixels);
+        const int pixel = first + pixel_of(m, Mma::row_of_a(i));
+        patches[m * Mma::kRowsOfA + i] = patch_of(x, pixel, pixels);
       }
     }
-    Batch a;
-    load_batch<kBytes>(a, patches, 0);
+    Batch batch;
+    load_batch<kRuns>(batch, patches, scales, 0);
     Accumulator sums;
     start(sums, shifts);
     const float offset = shifts[kPaddedOutputs];
     fetch(weights, weight);
     __syncthreads();
-    accumulate<kBytes>(sums, a, patches, weights);
+    accumulate<kRuns>(sums, batch, patches, scales, weights);
     finish(sums, offset, y, plain, first, pixels);
   }
 
@@ -157,76 +223,109 @@ struct Stem {
   }
 
   /// The first pixel of an output pixel's patch in channel 0; null beyond the last pixel.
-  __device__ __forceinline__ static const T* patch_of(const T* x, int pixel, int pixels) {
+  __device__ __forceinline__ static const In* patch_of(const In* x, int pixel, int pixels) {
     if (pixel >= pixels) return nullptr;
     const int image = pixel / (kRowsOfY * kColumnsOfY);
     const int row = pixel / kColumnsOfY % kRowsOfY, column = pixel % kColumnsOfY;
     return x + image * (kChannels * kPlane) + (row * kWidth + column) * kBlock;
   }
 
-  template <int kBytes>
-  __device__ __forceinline__ static void load_batch(
-      Batch& a, const T* const (&patches)[kTilesM][Mma::kRowsOfA], int batch) {
+  template <int kRuns>
+  __device__ __forceinline__ static void load_batch(Batch& batch, const Patches& patches,
+                                                    const float2* scales, int index) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int channel = batch * kBatch + i;
+      const int channel = index * kBatch + i;
+      if (channel >= kChannels) continue;
+      if constexpr (Pixels::kScaled) batch.scales[i] = scales[channel];
 #pragma unroll
-      for (int m = 0; m < kTilesM; ++m) {
-        if (channel < kChannels) a[i][m] = load_a<kBytes>(patches[m], channel);
+      for (int row = 0; row < kRows; row += kRuns > 1 ? kRuns : 1) {
+#pragma unroll
+        for (int j = 0; j < Mma::kRunsOfA; ++j) {
+          const long long offset = channel * kPlane + Mma::run_of_a(j) * kWidth;
+          load<kRuns>(batch.runs[i], row, j, patches[row], offset);
+        }
       }
     }
   }
 
-  template <int kBytes>
-  __device__ __forceinline__ static void accumulate(
-      Accumulator& sums, Batch& a, const T* const (&patches)[kTilesM][Mma::kRowsOfA],
-      const uint4* weights) {
-    for (int batch = 0; batch < kBatches; ++batch) {
+  /// One load of neighbours' runs, or of a run by its pixels; zeros beyond the last pixel.
+  template <int kRuns>
+  __device__ __forceinline__ static void load(Runs (&runs)[kTilesM], int row, int j,
+                                              const In* patch, long long offset) {
+    if constexpr (kRuns > 1) {
+      using Word = typename WordOf<kRuns * static_cast<int>(sizeof(Run))>::Type;
+      Word word = {};
+      if (patch != nullptr) word = *reinterpret_cast<const Word*>(patch + offset);
+#pragma unroll
+      for (int k = 0; k < kRuns; ++k) {
+        const int place = row + k;
+        runs[place / Mma::kRowsOfA].runs[place % Mma::kRowsOfA][j] =
+            reinterpret_cast<const Run*>(&word)[k];
+      }
+    } else {
+      Vector<In, 4> run;
+      run.clear();
+      if (patch != nullptr) run.template load<kRuns == 1>(patch + offset);
+      runs[row / Mma::kRowsOfA].runs[row % Mma::kRowsOfA][j] =
+          *reinterpret_cast<const Run*>(run.values);
+    }
+  }
+
+  template <int kRuns>
+  __device__ __forceinline__ static void accumulate(Accumulator& sums, Batch& batch,
+                                                    const Patches& patches, const float2* scales,
+                                                    const uint4* weights) {
+    for (int index = 0; index < kBatches; ++index) {
       Batch next;
-      load_batch<kBytes>(next, patches, batch + 1);
+      load_batch<kRuns>(next, patches, scales, index + 1);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int channel = batch * kBatch + i;
+        const int channel = index * kBatch + i;
         if (channel >= kChannels) break;
+        A a[kTilesM];
+#pragma unroll
+        for (int m = 0; m < kTilesM; ++m) {
+          a[m] = operand(batch.runs[i][m], batch.scales[Pixels::kScaled ? i : 0]);
+        }
 #pragma unroll
         for (int n = 0; n < kTilesN; ++n) {
           const B b = Mma::load_b(weights + channel * kVectors + n * Mma::kVectors);
 #pragma unroll
-          for (int m = 0; m < kTilesM; ++m) Mma::multiply(sums[m][n], a[i][m], b);
+          for (int m = 0; m < kTilesM; ++m) Mma::multiply(sums[m][n], a[m], b);
         }
       }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-        for (int m = 0; m < kTilesM; ++m) a[i][m] = next[i][m];
-      }
+      batch = next;
     }
   }
 
-  /// What the lane brings of a channel, by loads of kBytes; zeros beyond the last pixel.
-  template <int kBytes>
-  __device__ __forceinline__ static A load_a(const T* const (&patches)[Mma::kRowsOfA],
-                                             int channel) {
+  /// Runs as the product takes them.
+  __device__ __forceinline__ static A operand(const Runs& runs, const float2& scale) {
     A a;
 #pragma unroll
-    for (int j = 0; j < Mma::kRunsOfA; ++j) {
-      const long long offset = channel * kPlane + Mma::run_of_a(j) * kWidth;
-      if constexpr (kBytes == 16) {
-        uint4 pair = {};
-        if (patches[0] != nullptr) pair = *reinterpret_cast<const uint4*>(patches[0] + offset);
-        a.runs[0][j] = {pair.x, pair.y};
-        a.runs[Mma::kRowsOfA - 1][j] = {pair.z, pair.w};
-      } else {
+    for (int i = 0; i < Mma::kRowsOfA; ++i) {
 #pragma unroll
-        for (int i = 0; i < Mma::kRowsOfA; ++i) {
-          Vector<T, 4> run;
-          run.clear();
-          if (patches[i] != nullptr) run.template load<kBytes == 8>(patches[i] + offset);
-          a.runs[i][j] = *reinterpret_cast<const uint2*>(run.values);
+      for (int j = 0; j < Mma::kRunsOfA; ++j) {
+        if constexpr (AreOperands<T, Pixels>::kValue) {
+          a.runs[i][j] = runs.runs[i][j];
+        } else {
+          a.runs[i][j] = rounded(runs.runs[i][j], scale);
         }
       }
     }
     return a;
+  }
+
+  __device__ __forceinline__ static uint2 rounded(const Run& run, const float2& scale) {
+    float values[4];
+    widen_run(values, *reinterpret_cast<const Vector<In, 4>*>(&run));
+    if constexpr (Pixels::kScaled) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = fmaf(values[i], scale.x, scale.y);
+    }
+    Vector<T, 4> rounded;
+    rounded.round(values);
+    return *reinterpret_cast<const uint2*>(rounded.values);
   }
 
   __device__ __forceinline__ static void finish(const Accumulator& sums, float offset, T* y,
@@ -235,7 +334,7 @@ struct Stem {
     for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int pixel = first + m * Mma::kRows + pixel_of_row(Mma::row_of_c(i));
+        const int pixel = first + pixel_of(m, Mma::row_of_c(i));
         if (pixel >= pixels) continue;
 #pragma unroll
         for (int n = 0; n < kTilesN; ++n) {

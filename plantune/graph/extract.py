@@ -295,6 +295,8 @@ class _Extraction(Reader):
             raise self.unsupported("an in-place op on the input, which belongs to the caller,")
         if self._root(old) in self.builder.reserved.union(self.moved.values()):
             raise self.unsupported("an in-place op on a parameter or buffer")
+        if self.type_of(old).dtype != self.type_of(result).dtype:
+            raise self.unsupported("an in-place op whose result has another dtype")
         self._rebind(old, result)
 
     def _rebind(self, old: Value, result: Value) -> None:

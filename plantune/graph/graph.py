@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
-from plantune.graph.types import TensorType
+from plantune.graph.types import TensorType, dtype_name
 from plantune.values import Attrs, canonical, digest
 
 
@@ -31,6 +34,15 @@ class Node:
     @property
     def outputs(self) -> tuple[str, ...]:
         return output_names(self.name, len(self.types))
+
+    def evaluate(
+        self, inputs: Sequence[Tensor], floats: torch.dtype | None = None
+    ) -> tuple[Tensor, ...]:
+        """The outputs by the op's meaning; a cast makes `floats`, if given, not its own dtype."""
+        attrs = self.attrs
+        if floats is not None and "dtype" in attrs:
+            attrs = Attrs(attrs, dtype=dtype_name(floats))
+        return op_named(self.op).evaluate(inputs, attrs)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from plantune.errors import InvalidGraph
@@ -68,11 +69,16 @@ class Step:
         inputs = [[name in self.constants, type_.to_json()] for name, type_ in self.inputs]
         return digest([nodes, inputs, [alias[name] for name, _ in self.outputs], self.phase])
 
-    def evaluate(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All values of the step from its inputs, by each op's meaning; the reference."""
+    def evaluate(
+        self, values: Mapping[str, Tensor], floats: torch.dtype | None = None
+    ) -> dict[str, Tensor]:
+        """All values of the step from its inputs, by each op's meaning; the reference.
+
+        With inputs in another precision than the step's, `floats` is what its casts make.
+        """
         known = dict(values)
         for node in self.nodes:
-            results = op_named(node.op).evaluate([known[v] for v in node.inputs], node.attrs)
+            results = node.evaluate([known[v] for v in node.inputs], floats)
             known.update(zip(node.outputs, results, strict=True))
         return known
 

@@ -55,6 +55,11 @@ def _affine(node: Node, values: Values) -> Call:
     return call
 
 
+def _cast(node: Node, values: Values) -> Call:
+    (a,), y = node.inputs, values[node.name]
+    return lambda: y.copy_(values[a])
+
+
 def _relu(node: Node, values: Values) -> Call:
     (a,), y = node.inputs, values[node.name]
     return lambda: torch.clamp_min(values[a], 0, out=y)
@@ -203,7 +208,12 @@ def _batch_norm(node: Node, values: Values) -> Call:
         new_mean.copy_(values[mean])
         new_var.copy_(values[var])
         affine = (values[weight], values[bias], new_mean, new_var)
-        aten.native_batch_norm(values[x], *affine, True, momentum, eps, **written)
+        if y.is_cuda or batch_mean.dtype == values[weight].dtype:
+            aten.native_batch_norm(values[x], *affine, True, momentum, eps, **written)
+            return
+        made = aten.native_batch_norm(values[x], *affine, True, momentum, eps)
+        for value, result in zip(written.values(), made, strict=True):
+            value.copy_(result)
 
     return call
 
@@ -220,9 +230,11 @@ def _evaluated(node: Node, values: Values) -> Call:
 
 
 MAKERS: dict[str, Maker] = {
+    "cast": _cast,
     "add": _binary(torch.add),
     "sub": _binary(torch.sub),
     "mul": _binary(torch.mul),
+    "div": _binary(torch.div),
     "add_channel": _channel(torch.add),
     "mul_channel": _channel(torch.mul),
     "affine": _affine,

@@ -12,19 +12,29 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Values
 
+# Integers that are no index: every value of a pixel, and counters.
+BELOW = {"uint8": 256, "int64": 100}
+# Numbers that are scaled are drawn such that their sums fit every dtype.
+LARGEST = 256.0
+
 
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
     """Random numbers for each input of a step, in the domain that its readers name.
 
     They lie where `random` draws them.
     """
-    return {
-        name: _drawn(type_, _domain(step, name), name in step.constants, random)
+    drawn = {
+        name: _drawn(type_, domain_of(step, name), name in step.constants, random)
         for name, type_ in step.inputs
     }
+    for name, type_ in step.inputs:
+        if type_.is_float:
+            drawn[name] *= _size(step, name)
+    return drawn
 
 
-def _domain(step: Step, name: str) -> Domain:
+def domain_of(step: Step, name: str) -> Domain:
+    """What the readers of an input say that it may hold."""
     for node in step.nodes:
         types = [step.types[value] for value in node.inputs]
         for position, value in enumerate(node.inputs):
@@ -34,10 +44,23 @@ def _domain(step: Step, name: str) -> Domain:
     return Domain()
 
 
+def _size(step: Step, name: str) -> float:
+    """How large numbers are drawn that are scaled first, as pixels are: scaled to next to nothing
+    they would hide what is done with them.
+    """
+    for node in step.nodes:
+        if node.inputs[0] == name and node.op == "cast":
+            return _size(step, node.name)
+        if node.inputs[0] == name and node.op == "affine" and node.attrs["alpha"]:
+            size: float = min(1 / abs(float(node.attrs["alpha"])), LARGEST)
+            return size
+    return 1.0
+
+
 def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Generator) -> Tensor:
     shape, dtype, place = type_.shape, type_.torch_dtype, random.device
     if not type_.is_float:
-        below = domain.below if domain.kind == "index" else 100
+        below = domain.below if domain.kind == "index" else BELOW[type_.dtype]
         return torch.randint(below, shape, generator=random, dtype=dtype, device=place)
     # Off centre, so that sums do not cancel to what rounding left.
     normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place) + 0.5

@@ -19,7 +19,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not
-from plantune.measure.inputs import draw_inputs
+from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.memory import MEMORY_FORMATS, in_layout
 from plantune.space.search_space import SearchSpace
@@ -139,9 +139,9 @@ def _judged(
     step, dtype = trial.step, _exact_dtype(trial)
     wide = _widened(data, dtype)
     with _plainly(dtype):
-        exact = step.evaluate(wide)
+        exact = step.evaluate(wide, dtype)
         moved = {name: _moved(x, data[name], random) for name, x in wide.items()}
-        rivals = [step.evaluate(moved)]
+        rivals = [step.evaluate(moved, dtype)]
     rivals += [step.evaluate(_stored(data, layout)) for layout in MEMORY_FORMATS]
     found = [
         distance
@@ -252,9 +252,14 @@ def _check_poisons(trial: Trial, data: Values, random: torch.Generator) -> None:
 
 
 def _with_small(step: Step, data: Values, random: torch.Generator) -> Values:
-    """The data with zeros of both signs and the smallest numbers among the others."""
+    """The data with zeros of both signs and the smallest numbers among the others.
+
+    Not among divisors: what they make there is infinite in some dtypes and finite in others.
+    """
     changed = dict(data)
     for name in _poisoned(step, data):
+        if domain_of(step, name).kind == "positive":
+            continue
         limits = torch.finfo(data[name].dtype)
         small = (0.0, -0.0, limits.tiny * limits.eps, -limits.tiny)
         places = torch.randint(
@@ -294,7 +299,8 @@ def _with_element(data: Values, name: str, index: int, value: float) -> Values:
 def _evaluated_with(trial: Trial, data: Values, name: str, index: int, value: float) -> Values:
     dtype = _exact_dtype(trial)
     with _plainly(dtype):
-        return trial.step.evaluate(_widened(_with_element(data, name, index, value), dtype))
+        wide = _widened(_with_element(data, name, index, value), dtype)
+        return trial.step.evaluate(wide, dtype)
 
 
 def _check_poison(trial: Trial, name: str, result: Tensor, exact: Tensor, depends: Tensor) -> None:

@@ -53,8 +53,16 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: x.expand(2, 4, 6, 6), "method expand"),
     (lambda m, x: x.T + 1.0, "attribute 'T' of a tensor"),
     (lambda m, x: x.to(x.device), "attribute 'device' of a tensor"),
-    (lambda m, x: x / x, "a division by a tensor"),
-    (lambda m, x: 1 / x, "a division by a tensor"),
+    (lambda m, x: x.to("cpu"), "a move to 'cpu'"),
+    (lambda m, x: x.to("cpu", torch.float16), "method to in this form"),
+    (lambda m, x: x.to(torch.float16, copy=True), "method to in this form .*'copy'"),
+    (lambda m, x: x.to(torch.int64), r"a cast to torch\.int64"),
+    (lambda m, x: x.to(torch.float8_e5m2), "method to in this form .*float8_e5m2 is not one of"),
+    (lambda m, x: x.type("torch.HalfTensor"), "a cast to 'torch.HalfTensor'"),
+    (lambda m, x: x.type(), "method type in this form"),
+    (lambda m, x: x.long(), "method long"),
+    (lambda m, x: x.half().mul_(x), "an in-place op whose result has another dtype"),
+    (lambda m, x: 1 / x, "a number divided by a tensor"),
     (lambda m, x: torch.add(x, x, alpha=2), "an addition with alpha"),
     (lambda m, x: torch.sub(x, x, alpha=2), "function sub in this form .*alpha"),
     (lambda m, x: torch.div(x, 2, rounding_mode="floor"), "function div in this form"),
@@ -143,12 +151,9 @@ def test_what_is_no_tensor_or_tuple_of_tensors(forward: Any, calls: Any) -> None
         extract(calls(forward), IMAGE)
 
 
-@pytest.mark.parametrize(
-    "forward",
-    [lambda m, x: x * 2.0, lambda m, x: x + 0.5, lambda m, x: x / 2, lambda m, x: -0.5 - x],
-)
-def test_integers_that_torch_would_promote(forward: Any, calls: Any) -> None:
-    with pytest.raises(UnsupportedModule, match="with a tensor of uint8"):
+@pytest.mark.parametrize("forward", [lambda m, x: x.mul_(2.0), lambda m, x: (x * 2).div_(2)])
+def test_integers_that_torch_would_not_write_back(forward: Any, calls: Any) -> None:
+    with pytest.raises(UnsupportedModule, match="in-place op"):
         extract(calls(forward), TensorType((2, 3), "uint8"))
 
 

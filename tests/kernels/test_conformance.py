@@ -88,6 +88,9 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "mul by a gate": lambda b: b("mul", b.x(2, 3, 5, 7), b.x(2, 3, 1, 1)),
     "add_channel": lambda b: b("add_channel", b.x(2, 3, 5, 7), b.w(3), axis=1),
     "add_channel of rows": lambda b: b("add_channel", b.x(5, 7), b.w(7), axis=1),
+    "div": lambda b: b("div", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7)),
+    "div by a scalar": lambda b: b("div", b.x(2, 3, 5, 7), b.w(1)),
+    "div by a row of channels": lambda b: b("div", b.x(2, 3, 5, 7), b.w(3, 1, 1)),
     "mul_channel": lambda b: b("mul_channel", b.x(2, 3, 5, 7), b.w(3), axis=1),
     "mul_channel, last axis": lambda b: b("mul_channel", b.x(2, 3, 5, 7), b.x(7), axis=3),
     "mul_channel of a weight": lambda b: b("mul_channel", b.w(4, 3, 3, 3), b.w(4), axis=0),
@@ -96,6 +99,10 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "affine, scale only": lambda b: b("affine", b.x(2, 3, 5, 7), alpha=0.5, beta=0.0),
     "affine of a counter": lambda b: b("affine", b.x(dtype="int64"), alpha=1, beta=1),
     "affine of counters": lambda b: b("affine", b.x(3, dtype="int64"), alpha=-3, beta=7),
+    "cast of bytes": lambda b: b("cast", b.x(2, 3, 5, 7, dtype="uint8"), dtype=b.dtype),
+    "cast of counters": lambda b: b("cast", b.x(3, dtype="int64"), dtype=b.dtype),
+    "cast to fewer digits": lambda b: b("cast", b.x(2, 3, 5, 7), dtype="float16"),
+    "cast to more digits": lambda b: b("cast", b.x(2, 3, 5, 7), dtype="float64"),
     "relu": lambda b: b("relu", b.x(2, 3, 5, 7)),
     "relu of one value": lambda b: b("relu", b.x(1, 1, 1, 1)),
     "relu_grad": lambda b: b("relu_grad", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7)),
@@ -267,6 +274,9 @@ def every_value(b: Builder) -> tuple[str, ...]:
 
 
 CHAINS: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
+    "scaled bytes": lambda b: pixels(b, "uint8"),
+    "scaled floats": lambda b: pixels(b, "float32"),
+    "scaled halves": lambda b: pixels(b, "float16"),
     "linear": lambda b: linear(b, b.x(5, 7), 9),
     "linear relu": lambda b: b("relu", linear(b, b.x(3, 16), 8)),
     "linear sigmoid": lambda b: b("sigmoid", linear(b, b.x(3, 16), 33)),
@@ -295,6 +305,13 @@ CHAINS: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     },
     "two residuals": lambda b: b("add", *[CONVS["3x3"].forward(b)] * 2),
 }
+
+
+def pixels(b: Builder, dtype: str) -> str:
+    """Images as numbers of the network, by mean and deviation of each channel."""
+    y = b("affine", b("cast", b.x(2, 3, 8, 4, dtype=dtype), dtype=b.dtype), alpha=1 / 255, beta=0.0)
+    y = b("div", b("sub", y, b.w(1, 3, 1, 1)), b.w(3, 1, 1))
+    return b("relu", b("space_to_depth", y, block=4))
 
 
 def linear(b: Builder, x: str, columns: int) -> str:

@@ -55,6 +55,18 @@ class Stem(nn.Module):
         return torch.relu(self.fc(self.down(self.stem(x) + self.offset).mean((2, 3))))
 
 
+class Pixels(nn.Module):
+    """A stem behind what makes numbers of its images' pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Stem()
+        self.mean = nn.Parameter(torch.ones(3, 1, 1))
+
+    def forward(self, x):
+        return self.stem(x / 16 - self.mean)
+
+
 class Scaled(nn.Module):
     """A convolution with every part of an epilogue, twice, the second time as a product."""
 
@@ -76,6 +88,7 @@ def graphs() -> Iterator[Graph]:
         (FixupBlock(16, 32, 2), (2, 16, 4, 4)),
         (BasicBlock(4, 4, 1), (2, 4, 4, 4)),
         (Stem(), (2, 3, 8, 8)),
+        (Pixels(), (2, 3, 8, 8)),
         (Scaled(), (2, 4, 5, 5)),
     ):
         yield extract(module.eval(), TensorType(shape))

@@ -4,12 +4,12 @@ A new op is one class in the file of its kind, and its name in that file's `OPS`
 """
 
 from plantune.errors import InvalidGraph
-from plantune.graph.ops import conv, matmul, norm, pointwise, pool, reduce, shape
+from plantune.graph.ops import cast, conv, matmul, norm, pointwise, pool, reduce, shape
 from plantune.graph.ops.base import Domain, Gradient, Op
 
 OPS: dict[str, Op] = {
     op.name: op
-    for module in (conv, matmul, norm, pointwise, pool, reduce, shape)
+    for module in (cast, conv, matmul, norm, pointwise, pool, reduce, shape)
     for op in module.OPS
 }
 

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
-from plantune.graph.types import TensorType
+from plantune.graph.types import DTYPES, TensorType, dtype_name
 from plantune.values import Attrs
+
+
+def _statistics(images: torch.dtype, weight: str) -> str:
+    """The dtype of the batch's statistics: float32 of 16-bit images, as torch has them on a GPU. On
+    the CPU it has them in the weight's.
+    """
+    return "float32" if images.itemsize == 2 else weight
 
 
 class BatchNorm(Op):
@@ -32,15 +39,17 @@ class BatchNorm(Op):
         count = x.numel // max(x.shape[1], 1)
         self.require(count > 1, f"a batch statistic needs more than one value, got {x.shape}")
         weight, _, mean, var = channels
-        return (TensorType(x.shape, x.dtype), weight, weight, mean, var)
+        statistic = TensorType(wanted, _statistics(x.torch_dtype, weight.dtype))
+        return (TensorType(x.shape, x.dtype), statistic, statistic, mean, var)
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         x, weight, bias, running_mean, running_var = inputs
         mean, var = running_mean.clone(), running_var.clone()
-        y, batch_mean, batch_invstd = torch.native_batch_norm(
+        y, *batch = torch.native_batch_norm(
             x, weight, bias, mean, var, True, attrs["momentum"], attrs["eps"]
         )
-        return (y, batch_mean, batch_invstd, mean, var)
+        dtype = DTYPES[_statistics(x.dtype, dtype_name(weight.dtype))]
+        return (y, *(statistic.to(dtype) for statistic in batch), mean, var)
 
     def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
         dy = grad.output_gradients[0]
@@ -75,10 +84,11 @@ class BatchNormGrad(Op):
         return (TensorType(x.shape, x.dtype), weight, weight)
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        dy, x, weight, mean, invstd = inputs
+        dy, x, weight, *statistics = inputs
+        batch = statistics if x.is_cuda else [s.to(weight.dtype) for s in statistics]
         return tuple(
             torch.ops.aten.native_batch_norm_backward(
-                dy, x, weight, None, None, mean, invstd, True, 0.0, (True, True, True)
+                dy, x, weight, None, None, *batch, True, 0.0, (True, True, True)
             )
         )
 

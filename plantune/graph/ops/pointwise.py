@@ -78,6 +78,25 @@ class Mul(BroadcastOp):
         return (dx, _to_shape_of(grad, grad.emit("mul", dy, x), 1) if grad.needs(1) else None)
 
 
+class Div(BroadcastOp):
+    name: ClassVar = "div"
+
+    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return (inputs[0] / inputs[1],)
+
+    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+        (dy,) = grad.output_gradients
+        assert dy is not None
+        dx = grad.emit("div", dy, grad.inputs[1])
+        if not grad.needs(1):
+            return (dx, None)
+        summed = _to_shape_of(grad, grad.emit("mul", dx, grad.outputs[0]), 1)
+        return (dx, grad.emit("affine", summed, alpha=-1.0, beta=0.0))
+
+    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+        return Domain("positive") if position == 1 else Domain()
+
+
 class ChannelOp(Op):
     """Combines a tensor with one value per index of `axis`: a channel bias or scale."""
 
@@ -226,6 +245,7 @@ OPS: tuple[Op, ...] = (
     Add(),
     Sub(),
     Mul(),
+    Div(),
     AddChannel(),
     MulChannel(),
     Affine(),

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plantune.graph.spelling import arithmetic, layers, shapes
+from plantune.graph.spelling import arithmetic, casts, layers, shapes
 from plantune.graph.spelling.reader import Reader, Value
 from plantune.graph.spelling.shapes import VIEWS
 
@@ -27,7 +27,11 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **layers.FUNCTIONS,
     **shapes.FUNCTIONS,
 }
-METHODS: dict[str, Callable[..., Any]] = {**arithmetic.METHODS, **shapes.METHODS}
+METHODS: dict[str, Callable[..., Any]] = {
+    **arithmetic.METHODS,
+    **casts.METHODS,
+    **shapes.METHODS,
+}
 
 # torch ends the names of methods that write to their tensor with an underscore.
 IN_PLACE: frozenset[Any] = frozenset(

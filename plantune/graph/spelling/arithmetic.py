@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from plantune.graph.spelling.casts import floating, promoted
 from plantune.graph.spelling.reader import Reader, Value
 
 
@@ -37,16 +38,15 @@ def _reduce(op: str) -> Callable[..., Value]:
 
 
 def _broadcast(g: Reader, a: Value, b: Value) -> tuple[Value, Value]:
-    """Both operands, `a` grown to the shape of the result where `b` does not broadcast to it."""
+    """Both operands in the dtype of the result, `a` also in its shape."""
+    a, b = promoted(g, a, b)
     shape = tuple(torch.broadcast_shapes(g.shape(a), g.shape(b)))
     return (a if g.shape(a) == shape else g.emit("broadcast_to", a, shape=shape)), b
 
 
 def _affine(g: Reader, x: Value, alpha: Any, beta: Any) -> Value:
-    for number in (alpha, beta):
-        # torch would promote the integers to floating point here.
-        if isinstance(number, float) and not g.type_of(x).is_float:
-            raise g.unsupported(f"{number!r} with a tensor of {g.type_of(x).dtype}")
+    if isinstance(alpha, float) or isinstance(beta, float):
+        x = floating(g, x)
     return g.emit("affine", x, alpha=float(alpha), beta=float(beta))
 
 
@@ -79,9 +79,13 @@ def _mul(g: Reader, a: Any, b: Any) -> Value:
 
 
 def _div(g: Reader, a: Any, b: Any) -> Value:
-    if isinstance(b, Value):
-        raise g.unsupported("a division by a tensor")
-    return _affine(g, a, 1 / b, 0)
+    if not isinstance(a, Value):
+        raise g.unsupported("a number divided by a tensor")
+    if not isinstance(b, Value):
+        return _affine(g, a, 1 / b, 0)
+    if not g.type_of(a).is_float and not g.type_of(b).is_float:
+        a, b = floating(g, a), floating(g, b)
+    return g.emit("div", *_broadcast(g, a, b))
 
 
 def _neg(g: Reader, a: Value) -> Value:

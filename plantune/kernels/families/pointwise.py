@@ -74,7 +74,9 @@ class Pointwise(CudaFamily):
         return super().why_not_config(step, config, arch)
 
     def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, config["layout"])
+        # The source is written for weights in nchw; nobody else says that they lie so.
+        weights = {name: "nchw" for name in step.constants if len(step.types[name].shape) == 4}
+        return {**weights, **images(step, config["layout"])}
 
     def threads(self, step: Step, config: Attrs) -> int:
         return int(config["threads"])

@@ -15,9 +15,11 @@ Place = tuple[int, ...]
 NONE = -1
 # Each op in C++; the functions are those of csrc/cuda/arithmetic.h.
 EXPRESSIONS = {
+    "cast": "{0}",
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
+    "div": "{0} / {1}",
     "add_channel": "{0} + {1}",
     "mul_channel": "{0} * {1}",
     "affine": "{0} * {alpha} + {beta}",

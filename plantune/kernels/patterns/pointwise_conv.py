@@ -15,9 +15,14 @@ from plantune.values import Attrs
 PLAIN = {"stride": (1, 1), "padding": (0, 0), "groups": 1}
 
 
-def pointwise_conv_behind(step: Step, op: str, *, unshifted: bool = False) -> ConvEpilogue:
-    """Reads a step as `op` and a 1x1 convolution; raises IllegalCandidate with the reason."""
-    first, *rest = step.nodes
+def pointwise_conv_behind(
+    step: Step, op: str, *, skipped: int = 0, unshifted: bool = False
+) -> ConvEpilogue:
+    """Reads a step as `op` and a 1x1 convolution; raises IllegalCandidate with the reason.
+
+    The first nodes, `skipped` of them, are read elsewhere.
+    """
+    first, *rest = step.nodes[skipped:] or step.nodes
     if first.op != op or not rest or rest[0].inputs[0] != first.name:
         raise IllegalCandidate(f"the step does not start with {op} and its convolution")
     epilogue = epilogue_of(step, rest, unshifted=unshifted)

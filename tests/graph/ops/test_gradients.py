@@ -31,6 +31,8 @@ class Case:
     """Which source each input is; by default one each."""
     fixed: tuple[int, ...] = ()
     """Sources without a gradient, such as running statistics."""
+    positive: tuple[int, ...] = ()
+    """Sources away from 0, such as divisors."""
 
     def __str__(self) -> str:
         return f"{self.op}-{self.shapes}-{','.join(map(str, self.reads))}"
@@ -81,6 +83,12 @@ CASES = [
     ],
     *[Case(op, ((2, 3),), reads=(0, 0)) for op in ("add", "sub", "mul")],
     *[
+        Case("div", ((2, 3, 4), other), positive=(1,))
+        for other in [(2, 3, 4), (1,), (), (3, 1), (2, 1, 4), (4,)]
+    ],
+    Case("div", ((2, 3),), reads=(0, 0), positive=(0,)),
+    Case("cast", ((3, 4),), {"dtype": "float64"}),
+    *[
         Case(op, ((2, 3, 4), (size,)), {"axis": axis})
         for op in ("add_channel", "mul_channel")
         for axis, size in enumerate((2, 3, 4))
@@ -121,7 +129,8 @@ def check_rule(case: Case, evaluate: Evaluate, draw: Callable[[Graph], Values]) 
     wanted = [f"v{i}" for i in range(len(case.shapes)) if i not in case.fixed]
     graph = differentiate(forward, wanted)
     values = draw(graph)
-    values.update({f"v{i}": values[f"v{i}"].abs() + 0.5 for i in case.fixed})
+    above = (*case.fixed, *case.positive)
+    values.update({f"v{i}": values[f"v{i}"].abs() + 0.5 for i in above})
     (output,) = graph.outputs
     dy = values[f"d({output})"]
 

@@ -125,6 +125,11 @@ def seven(shape: Shape, dtype: torch.dtype) -> Tensor:
     return torch.tensor(7)
 
 
+def bytes_of(shape: Shape, dtype: torch.dtype) -> Tensor:
+    return torch.arange(256, dtype=torch.uint8).view(shape)
+
+
+FLOAT = {"dtype": "float32"}
 TO = {"shape": (2, 3, 4)}
 CASES = [
     *normalised((2, 3, 4, 5)),
@@ -138,12 +143,16 @@ CASES = [
             ("add", lambda x, y: x + y.expand(2, 3, 4)),
             ("sub", lambda x, y: x - y.expand(2, 3, 4)),
             ("mul", lambda x, y: x * y.expand(2, 3, 4)),
+            ("div", lambda x, y: x * y.expand(2, 3, 4) ** -1),
         ]
         for other in [(2, 3, 4), (1,), (), (3, 1), (2, 1, 4), (4,)]
     ],
     *channels(),
     Case("affine", ((3, 4),), lambda x: -2.5 * x + 0.75, {"alpha": -2.5, "beta": 0.75}),
     Case("affine", ((),), lambda n: n * 3 + 1, {"alpha": 3, "beta": 1}, seven),
+    Case("cast", ((3, 4),), lambda x: 1.0 * x, {"dtype": "float64"}),
+    Case("cast", ((3, 4),), lambda x: torch.from_numpy(x.numpy().astype("f4")), FLOAT),
+    Case("cast", ((2, 128),), lambda x: torch.arange(256.0).view(2, 128), FLOAT, bytes_of),
     Case("relu", ((3, 4),), lambda x: (x + x.abs()) / 2, {}, few),
     Case("relu_grad", ((3, 4), (3, 4)), lambda dy, y: dy * (y > 0), {}, few),
     Case("sigmoid", ((3, 4),), lambda x: 1 / (1 + (-x).exp())),

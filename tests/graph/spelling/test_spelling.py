@@ -88,7 +88,8 @@ def one(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Forward:
 
 
 def divided(function: Callable[..., Any]) -> list[Forward]:
-    return [one(function, 3), one(function, -0.75)]
+    cases = both(function)
+    return [*cases[:2], *cases[3:]]
 
 
 def pooled(function: Callable[..., Any]) -> list[Forward]:
@@ -136,7 +137,7 @@ FUNCTION_CASES: dict[Callable[..., Any], list[Forward]] = {
     operator.imul: written(operator.imul),
     torch.mul: [*both(torch.mul)[:2], *both(torch.mul)[3:]],
     operator.truediv: divided(operator.truediv),
-    operator.itruediv: [lambda m, x: operator.itruediv(x * 2.0, 3)],
+    operator.itruediv: written(operator.itruediv),
     torch.div: divided(torch.div),
     operator.neg: [one(operator.neg)],
     torch.conv2d: CONVOLVED,
@@ -176,7 +177,23 @@ METHOD_CASES: dict[str, list[Forward]] = {
     },
     **{name: written(own(name)) for name in ("add_", "sub_", "mul_")},
     "div": divided(own("div")),
-    "div_": [lambda m, x: (x * 2.0).div_(3)],
+    "div_": written(own("div_")),
+    "half": [method("half"), lambda m, x: x.half() * 2.0, lambda m, x: x.half() * m.row],
+    "bfloat16": [method("bfloat16"), lambda m, x: m.column.bfloat16() + x],
+    "float": [method("float"), lambda m, x: m.row.float() / x.half()],
+    "double": [method("double"), lambda m, x: x.half().double() - x],
+    "to": [
+        method("to", torch.float16),
+        method("to", dtype=torch.float32),
+        method("to", torch.float64),
+        method("to", torch.float32, non_blocking=True),
+        lambda m, x: x.half().to(m.row),
+        lambda m, x: x.to(x.float().dtype),
+        lambda m, x: x.half().to(m.row.dtype),
+        lambda m, x: (x * 2.0).to(torch.float64).add_(x),
+    ],
+    "type": [method("type", torch.float32), lambda m, x: x.type(dtype=torch.float64) * 2.0],
+    "type_as": [lambda m, x: x.float().type_as(m.row), lambda m, x: x.type_as(x.half())],
     "relu": [method("relu")],
     "relu_": [lambda m, x: (x * 2.0).relu_()],
     "sigmoid": [method("sigmoid"), one(F.sigmoid)],

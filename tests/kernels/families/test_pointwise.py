@@ -54,6 +54,10 @@ CHAINS = {
     "sub of constants": lambda b: b("sub", b.w(7), b.w(7)),
     "mul by a gate": lambda b: b("mul", b.x(*WIDE), b.x(3, 64, 1, 1)),
     "mul by a row of each image": lambda b: b("mul", b.x(*WIDE), b.x(64, 1, 4)),
+    "div by channels": lambda b: b("div", b.x(*WIDE), b.w(64, 1, 1)),
+    "casts inside": lambda b: b(
+        "cast", b("relu", b("cast", b.x(*IMAGE), dtype="float32")), dtype=b.dtype
+    ),
     "add_channel": lambda b: b("add_channel", b.x(*WIDE), b.w(64), axis=1),
     "mul_channel, last axis": lambda b: b("mul_channel", b.x(*IMAGE), b.x(7), axis=3),
     "mul_channel of a weight": lambda b: b("mul_channel", b.w(4, 3, 3, 3), b.w(4), axis=0),
@@ -174,6 +178,17 @@ def test_only_images_have_a_layout(step_of):
     arch = load_arch("sm90")
     for name, reason in (("sigmoid", "no image"), ("mul_channel of a weight", "weights")):
         assert reason in FAMILY.why_not_config(step_of(CHAINS[name], "float16"), CONFIG, arch)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_weights_are_demanded_as_they_are_read(step_of, layout):
+    """Another step may have made them, and not in nchw."""
+    step = step_of(CHAINS["a constant image"], "float16")
+    demanded = FAMILY.layouts(step, Attrs(layout=layout, threads=256, vectors=1))
+    assert demanded == {"x0": layout, "w0": "nchw", "add": layout}
+    weight = step_of(CHAINS["mul_channel of a weight"], "float16")
+    demanded = FAMILY.layouts(weight, Attrs(layout="nchw", threads=256, vectors=1))
+    assert demanded == {"w0": "nchw", "mul_channel": "nchw"}
 
 
 @pytest.mark.parametrize("arch", CUDA_ARCHS)

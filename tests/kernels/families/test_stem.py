@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+from plantune import optimize
 from plantune.device import best_arch
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
@@ -18,6 +20,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import check
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.planning import FALLBACK, Preference, compose
 from plantune.space.arch import ARCH_NAMES, load_arch
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
@@ -40,10 +43,17 @@ class Stem:
     relu: bool = True
     offset: bool = True
     unshifted: bool = False
+    pixels: str = ""
+    """The dtype of the images, where it is another one."""
+    scale: str = ""
 
     def __call__(self, b):
-        x = b.x(self.n, self.channels, self.height, self.width)
-        moved = b("space_to_depth", x, block=self.block)
+        shape = (self.n, self.channels, self.height, self.width)
+        if self.pixels:
+            x = b("cast", b.graph.input("x0", TensorType(shape, self.pixels)), dtype=b.dtype)
+        else:
+            x = b.x(*shape)
+        moved = b("space_to_depth", self.scaled(b, x), block=self.block)
         y = b.conv(moved, b.w(self.outputs, self.channels * self.block**2, 1, 1))
         if self.bias == "channel":
             y = b("add_channel", y, b.w(self.outputs), axis=1)
@@ -53,6 +63,15 @@ class Stem:
             y = b("relu", y)
         outputs = (y,) if self.unshifted else ()
         return (*outputs, b("add", y, b.w(1)) if self.offset else y)
+
+    def scaled(self, b, x):
+        """As torch spells images / 255, or as numbers by mean and deviation of each channel."""
+        if self.scale == "number":
+            return b("affine", x, alpha=1 / 255, beta=0.0)
+        if self.scale == "tensors":
+            x = b("mul", b("affine", x, alpha=1 / 64, beta=-2.0), b.w(1))
+            return b("div", b("sub", x, b.w(self.channels, 1, 1)), b.w(1, self.channels, 1, 1))
+        return x
 
 
 VARIANTS = {
@@ -69,6 +88,24 @@ VARIANTS = {
     "odd rows of patches": Stem(3, 2, 12, 28, 40, bias="channel"),
     "one patch": Stem(1, 5, 4, 4, 8),
     "wide": Stem(1, 3, 8, 84, 136, unshifted=True),
+}
+BYTES, FLOATS = {"pixels": "uint8"}, {"pixels": "float32"}
+VARIANTS |= {
+    "bytes": Stem(**BYTES, scale="number"),
+    "bytes as they are": Stem(**BYTES),
+    "bytes by channel": Stem(**BYTES, scale="tensors", bias="channel", unshifted=True),
+    "bytes of depth": Stem(**BYTES, scale="number", channels=11, offset=False),
+    "bytes, one patch": Stem(1, 5, 4, 4, 8, **BYTES, scale="tensors"),
+    "bytes, odd rows of patches": Stem(3, 2, 12, 28, 40, **BYTES, scale="number"),
+    "bytes, two patches of a row": Stem(3, 2, 12, 24, 40, **BYTES, scale="number"),
+    "bytes of games": Stem(2, 4, 84, 84, 32, **BYTES, scale="number"),
+    "floats": Stem(**FLOATS, scale="number"),
+    "floats as they are": Stem(**FLOATS, unshifted=True),
+    "floats by channel": Stem(**FLOATS, scale="tensors", offset=False),
+    "floats of colour and depth": Stem(**FLOATS, channels=14, scale="number", offset=False),
+    "floats, one patch": Stem(1, 5, 4, 4, 8, **FLOATS),
+    "scaled as they are": Stem(scale="number", offset=False),
+    "of another half": Stem(pixels="bfloat16", scale="number", offset=False),
 }
 
 
@@ -89,6 +126,10 @@ def test_the_network_offers_the_stem_with_both_of_its_outputs():
     ("emit", "reason"),
     [
         (lambda b: b.conv(b.x(2, 3, 8, 8), b.w(8, 3, 1, 1)), "does not start with space_to_depth"),
+        (lambda b: b("relu", b.x(2, 3, 8, 8)), "does not start with space_to_depth"),
+        (lambda b: b("add", b.x(2, 3, 8, 8), b.w(3, 1, 1)), "does not start with space_to_depth"),
+        (Stem(pixels="int64"), "the kernel reads float16, bfloat16, float32, uint8, got int64"),
+        (Stem(pixels="float64"), "got float64"),
         (Stem(block=2), "patches are 4x4, got 2"),
         (Stem(outputs=20), "writes 8 channels at once, 20 do not divide"),
         (Stem(n=0), "counted in 30 bits, got 0"),
@@ -129,6 +170,39 @@ def test_illegal_configs_have_reasons(step_of, stem, dtype, arch, config, reason
     assert reason in FAMILY.why_not_config(step, Attrs(CONFIG, **config), load_arch(arch))
 
 
+def test_what_stands_in_front_of_the_image_is_read_elsewhere(step_of):
+    def emit(b):
+        x = b.x(2, 3, 8, 8)
+        b("affine", x, alpha=2.0, beta=0.0)
+        return b.conv(b("space_to_depth", x, block=4), b.w(8, 48, 1, 1))
+
+    assert "does not read 'affine', which is before it" in FAMILY.why_not_step(
+        step_of(emit, "float16")
+    )
+
+
+class Wrapped(torch.nn.Module):
+    """A network of halves behind what its images need."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = SEResNet9Fixup()
+        self.register_buffer("mean", torch.rand(3, 1, 1))
+        self.half().eval()
+
+    def forward(self, x):
+        return self.network(x.to(self.mean.dtype) / 255 - self.mean)
+
+
+def test_the_images_of_a_wrapped_network_are_cast_and_scaled_in_the_stem():
+    graph = extract(Wrapped(), TensorType((2, 3, 64, 64), "uint8"))
+    steps = alternatives(graph, fusions_named("image_stem"))
+    (whole,) = [s for s in steps if s.ops[0] == "cast" and s.ops[-1] == "add" and "relu" in s.ops]
+    assert FAMILY.why_not_step(whole) is None
+    assert whole.ops == ("cast", "affine", "sub", "space_to_depth", "conv2d", "relu", "add")
+    assert FAMILY.layouts(whole, CONFIG)["x"] == "nchw"
+
+
 def test_a_weight_by_patches_multiplies_them_as_they_lie_in_the_image():
     channels, outputs = 3, 5
     image = torch.arange(2 * channels * 8 * 12.0).view(2, channels, 8, 12)
@@ -149,9 +223,10 @@ def test_each_arch_has_configs_for_each_variant(step_of, arch):
 
 
 @pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_it_builds_within_its_limits(step_of, arch):
+@pytest.mark.parametrize("more", [{}, BYTES, FLOATS], ids=str)
+def test_it_builds_within_its_limits(step_of, arch, more):
     config = Attrs(tile_m=256, tile_n=64, warp_m=32)
-    step = step_of(Stem(unshifted=True), "float16")
+    step = step_of(Stem(unshifted=True, **more, scale="number" if more else ""), "float16")
     used = FAMILY.build(step, config, load_arch(arch)).usage["run"]
     assert used.spill_bytes == used.stack_bytes == used.shared_bytes == 0
     assert used.registers * FAMILY.threads(step, config) <= 65536
@@ -185,6 +260,39 @@ class TestOnTheGpu:
     @pytest.mark.parametrize("name", VARIANTS)
     def test_every_variant(self, assert_right, name, dtype):
         assert_right(VARIANTS[name], dtype)
+
+    @pytest.mark.parametrize("n", [1, 7, 128, 129])
+    @pytest.mark.parametrize("pixels", ["uint8", "float32"])
+    def test_every_image_of_another_dtype(self, assert_right, pixels, n):
+        assert_right(Stem(n, pixels=pixels, scale="number", offset=False), "float16")
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+    @torch.no_grad()
+    def test_a_wrapped_network_end_to_end(self, dtype):
+        module = Wrapped().cuda()
+        for parameter in module.parameters():
+            parameter.normal_(std=parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3)
+        x = torch.randint(256, (8, 3, 64, 64), device="cuda").to(dtype)
+        space = load_search_space(best_arch())
+        plan = compose(
+            optimize(module, x).pool().graph,
+            space,
+            network="wrapped",
+            fusions=fusions_named("image_stem", "conv_epilogue"),
+            preferences=[Preference("stem"), *FALLBACK],
+        )
+        (choice,) = [choice for choice in plan.choices if choice.candidate.family == "stem"]
+        assert len(choice.nodes) >= 6
+        model = optimize(module, x, plan=plan, fallback="error")
+        for _ in range(2):
+            for images in (x, 255 - x, x.flip(0)):
+                exact = copy.deepcopy(model.reference).double()(images)
+                size = exact.norm()
+                theirs = (model.reference(images).double() - exact).norm() / size
+                ours = (model(images).double() - exact).norm() / size
+                assert ours <= 2 * theirs + 8 * torch.finfo(torch.float16).eps
+            model.network.stem[1].weight.mul_(1.5)
+            model.mean.mul_(-1)
 
     @pytest.mark.parametrize("n", [1, 7, 128, 129])
     @pytest.mark.parametrize("channels", [1, 3, 11, 14])

@@ -1,0 +1,58 @@
+"""Random inputs of a step: every byte, divisors away from 0, pixels as large as pixels are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.step import Step, make_step
+from plantune.graph.types import TensorType
+from plantune.measure.inputs import domain_of, draw_inputs
+from plantune.measure.numerics import _with_small
+
+
+def step_of(dtype: str, *ops: tuple[str, dict[str, object]]) -> Step:
+    builder = GraphBuilder()
+    value = builder.input("x", TensorType((64, 64), dtype))
+    builder.input("other", TensorType((64, 64), "float32"))
+    for op, attrs in ops:
+        others = ("other",) if op == "div" else ()
+        (value,) = builder.emit(op, value, *others, **attrs)
+    graph = builder.build((value,))
+    return make_step(graph, [node.name for node in graph.nodes])
+
+
+def drawn(step: Step) -> dict[str, torch.Tensor]:
+    return draw_inputs(step, torch.Generator().manual_seed(0))
+
+
+CAST = ("cast", {"dtype": "float16"})
+SCALE = ("affine", {"alpha": 1 / 128, "beta": 0.0})
+
+
+def test_bytes_are_drawn_from_all_of_them():
+    x = drawn(step_of("uint8", CAST))["x"]
+    assert x.dtype == torch.uint8
+    assert x.unique().numel() == 256
+    assert x.float().mean() == pytest.approx(127.5, rel=0.05)
+
+
+@pytest.mark.parametrize("ops", [(SCALE,), (CAST, SCALE), (CAST, CAST, SCALE)])
+def test_floats_that_are_scaled_are_as_large_as_pixels(ops):
+    plain = drawn(step_of("float32", ("cast", {"dtype": "float16"})))["x"]
+    assert torch.equal(drawn(step_of("float32", *ops))["x"], plain * 128)
+
+
+def test_a_tiny_scale_makes_no_huge_number():
+    tiny = ("affine", {"alpha": 1e-9, "beta": 0.0})
+    assert drawn(step_of("float32", CAST, tiny))["x"].abs().max() < 65504 / 16
+
+
+def test_divisors_stay_away_from_zero():
+    step = step_of("float32", ("div", {}))
+    assert domain_of(step, "other").kind == "positive"
+    assert domain_of(step, "x").kind == "real"
+    data = _with_small(step, drawn(step), torch.Generator().manual_seed(0))
+    assert data["other"].min() >= 0.5
+    assert (data["x"] == 0).any()

@@ -16,6 +16,7 @@ from plantune.graph.types import TensorType
 from plantune.memory import MEMORY_FORMATS
 from plantune.plan import Plan
 from plantune.runtime.program import Program
+from plantune.runtime.streams import stream_for
 from plantune.space.search_space import SearchSpace
 
 # A caller that brings its input at the same address this often in a row gets a graph that reads it
@@ -62,7 +63,7 @@ class CapturedProgram:
         self.plan = plan
         self._program = Program(graph, plan, space, device)
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._side = stream_for(self, device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream: int | None = None

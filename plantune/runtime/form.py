@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.live_state import CPU, HeldTensors
 
 PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -26,7 +26,7 @@ class Form:
     se_resnet9_fixup (2026-11-20).
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, otherwise: torch.device = CPU) -> None:
         self._modules = tuple(module.modules())
         self._attributes = [vars(m) for m in self._modules]
         self._children = [m._modules for m in self._modules]
@@ -34,7 +34,7 @@ class Form:
         settings = [place for m in self._modules for place in _settings(m)]
         self._settings = [get for _, get in settings], [held for held, _ in settings]
         self._set = [*map(call, *self._settings)]
-        self.tensors = HeldTensors(module)
+        self.tensors = HeldTensors(module, otherwise)
         self._named = _named(module)
         self._types = self._types_now()
         self._has_parameters = self._has_parameters_now()

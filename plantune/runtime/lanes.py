@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from plantune.cuda.driver import make_stream
 from plantune.runtime.branches import Branch
+from plantune.runtime.streams import stream_for
 
 Call = Callable[[], None]
-# Streams whose program is gone, by device: they serve the next one.
-_spare: dict[int, list[torch.cuda.Stream]] = {}
 
 
 class Lanes:
@@ -49,7 +46,7 @@ class _Lane:
     def __init__(self, branch: Branch, device: torch.device) -> None:
         self.branch = branch
         self._device = device
-        self._stream = _stream_for(self, device)
+        self._stream = stream_for(self, device)
         self._forked, self._done = torch.cuda.Event(), torch.cuda.Event()
 
     def fork(self) -> None:
@@ -67,12 +64,3 @@ class _Lane:
             self._done.record(self._stream)
 
         return call
-
-
-def _stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
-    """A stream that no other program has while `owner` lives."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    spare = _spare.setdefault(index, [])
-    stream = spare.pop() if spare else torch.cuda.ExternalStream(make_stream(), device)
-    weakref.finalize(owner, spare.append, stream).atexit = False
-    return stream

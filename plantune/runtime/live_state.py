@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+CPU = torch.device("cpu")
 SAMPLES_PER_TENSOR = 6
 _version = attrgetter("_version")
 WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
@@ -23,8 +25,10 @@ class HeldTensors:
     se_resnet9_fixup (2026-11-20).
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, otherwise: torch.device = CPU) -> None:
         self.module = module
+        # Where it runs if there is none.
+        self.otherwise = otherwise
         # Counts the looks that found another tensor, or one whose memory lies elsewhere.
         self.moves = 0
         self._take()

@@ -77,7 +77,6 @@ def optimize(
     The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
     where it holds an op that plantune does not know.
     """
-    _usable(example_input.device)
     return TunedModule(
         copy.deepcopy(module),
         input_type_of(example_input),
@@ -85,6 +84,7 @@ def optimize(
         mode=mode,
         plan=_plan(plan),
         fallback=fallback,
+        device=_usable(example_input.device),
     )
 
 

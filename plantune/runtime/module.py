@@ -22,6 +22,7 @@ from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import Results
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form
+from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import Lease, Pool, device_of
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -58,6 +59,7 @@ class TunedModule(nn.Module):
         plan: Plan | None = None,
         look: bool = False,
         fallback: str = "warn",
+        device: torch.device = CPU,
     ) -> None:
         super().__init__()
         _one_of("mode", mode, MODES)
@@ -81,7 +83,10 @@ class TunedModule(nn.Module):
         self._last_form: Form | None = None
         self._last_pool: Pool | None = None
         self._lock = threading.Lock()
-        self._device = device_of(reference)
+        self._device = device_of(reference, device)
+        first = next(reference.parameters(), None)
+        # A module that casts its input is called with what it was made for, such as bytes.
+        self._casts = first is not None and first.dtype != input_type.torch_dtype
         if plan is not None:
             self._check_given_plan(self.pool().graph)
 
@@ -188,7 +193,7 @@ class TunedModule(nn.Module):
         """The module's form as it is now; pools of an earlier one are given up."""
         with self._lock:
             if self._last_form is None or self._last_form.changed():
-                self._last_form = Form(self.reference)
+                self._last_form = Form(self.reference, self._device)
                 self._last_pool = None
                 self._pools.clear()
             return self._last_form
@@ -223,9 +228,10 @@ class TunedModule(nn.Module):
         first = form.first_tensor()
         state = x if first is None else first
         autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-        if x.device != state.device or (x.dtype != state.dtype and not autocast):
+        wanted = self._input_type.torch_dtype if self._casts else state.dtype
+        if x.device != state.device or (x.dtype != wanted and not autocast):
             raise InputMismatch(
-                f"{self._name}: needs a {state.dtype} tensor on {state.device}, got {x.dtype} on "
+                f"{self._name}: needs a {wanted} tensor on {state.device}, got {x.dtype} on "
                 f"{x.device}; convert the input, or move the module"
             )
         if autocast:

@@ -21,7 +21,7 @@ class Instance:
     """A program with its view of the module's weights."""
 
     def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, held: HeldTensors) -> None:
-        self.program = program_on(device_of(held.module), graph, plan, space)
+        self.program = program_on(device_of(held.module, held.otherwise), graph, plan, space)
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(held, names)
@@ -63,10 +63,13 @@ class Instance:
         self._calm = False
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Where the module lives; all of it does, or the framework would refuse it, too."""
+def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
+    """Where the module lives; all of it does, or the framework would refuse it, too.
+
+    One without a tensor of its own runs where its input is, which `otherwise` says.
+    """
     state = next(chain(module.parameters(), module.buffers()), None)
-    return CPU if state is None else state.device
+    return otherwise if state is None else state.device
 
 
 class Lease:

@@ -85,6 +85,7 @@ def captures(monkeypatch):
         "graph": lambda graph, **_: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(captured, "stream_for", lambda owner, device: Stream())
 
     def capture(self, graph, run, current):
         # As torch does where a capture breaks: it stays on its stream.

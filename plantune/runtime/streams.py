@@ -1,0 +1,33 @@
+"""Streams of plantune alone: nobody sends work there, or shares what libraries keep for them."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from plantune.cuda.driver import make_stream
+
+# Those whose owner is gone, by device: they serve the next one.
+_spare: dict[int, list[torch.cuda.Stream]] = {}
+
+
+def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
+    """A stream that no other program has while `owner` lives.
+
+    For each stream cuBLAS keeps a workspace of 32 MiB, to which graphs write that were captured
+    there. Of torch's 32 streams each program took another, and none gave it back: 64 MiB for each
+    module that was trained and dropped (H200, torch 2.11, 2026-11-20); two programs on the same
+    one would write to one workspace at once.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    spare = _spare.setdefault(index, [])
+    if spare:
+        stream = spare.pop()
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(device)  # graphs of its last owner may still run
+    else:
+        stream = torch.cuda.ExternalStream(make_stream(), device)
+    # A collector may run this anywhere; append is atomic.
+    weakref.finalize(owner, spare.append, stream).atexit = False
+    return stream

@@ -126,6 +126,7 @@ def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
         (Conv(kernel=1, parts=()), config(64, 64, 3, split_k=2), "1 steps are too few"),
         (Conv(kernel=1, parts=()), config(64, 64, 4), "no more than 1 steps to load"),
         (layer(6), config(128, 256, 8), "bytes of shared memory"),
+        (Conv(2, 64, (8, 8), 256), config(128, 256, 3), "bytes of shared memory"),
         (layer(6), config(128, 128, 4, blocks_per_sm=2), "do not fit an SM"),
     ],
 )
@@ -225,9 +226,17 @@ RUN = {
     "1x1": (Conv(3, 96, (9, 9), 72, kernel=1), config(64, 64, 3)),
     "stride 2": (Conv(3, 64, (9, 7), 64, stride=2), config(64, 64)),
     "7x7": (Conv(2, 8, (31, 29), 64, kernel=7, stride=2), config(128, 64)),
-    "wide": (Conv(2, 64, (8, 8), 256), config(128, 256, 3)),
+    # Behind the ring of a tile so large there is room for one output alone.
+    "wide": (Conv(2, 64, (8, 8), 256, parts=PARTS[:4]), config(128, 256, 3)),
+    "wide, two outputs": (Conv(2, 64, (8, 8), 256), config(64, 256, 3)),
     "no epilogue": (Conv(2, 64, (8, 8), 64, parts=()), config(64, 64)),
 }
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_is_to_run_is_legal(step_of, name):
+    emit, chosen = RUN[name]
+    assert refusal(step_of(emit, "float16"), chosen) is None
 
 
 @pytest.mark.gpu

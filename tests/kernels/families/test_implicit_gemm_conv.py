@@ -10,12 +10,13 @@ import torch
 
 from plantune.cuda.build import compile_cuda
 from plantune.device import best_arch
+from plantune.errors import WrongResult
 from plantune.kernels.cutlass.launch import ConvOperands, ConvProblem, Report
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.families.implicit_gemm_conv import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
-from plantune.measure.numerics import check
+from plantune.measure.numerics import TOLERANCES, check
 from plantune.space.arch import ARCH_NAMES, load_arch
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
@@ -302,10 +303,35 @@ AWKWARD = {
 }
 
 
+# What one rounding to tf32 changes, and a bound that PyTorch's error is over where it rounds so.
+TF32_ROUNDING, FLOAT32_BOUND = 2**-11, 1e-5
+
+
 @pytest.mark.gpu
 class TestOnTheGpu:
     @pytest.fixture
-    def assert_right(self, step_of):
+    def checked(self, monkeypatch):
+        """`check`, of tf32 against its own rounding where PyTorch's result has none.
+
+        PyTorch allows tf32, but cuDNN chooses float32 for some shapes (here for 1x1 of stride 2 on
+        an H200, cuDNN 9.19). A search rejects tf32 there, whose error is more than twice
+        PyTorch's; the kernel is right all the same, by the bound that tf32 allows.
+        """
+
+        def run(step, candidate, space):
+            try:
+                return check(step, candidate, space)
+            except WrongResult as error:
+                if candidate.config["math"] != "tf32" or error.bound > FLOAT32_BOUND:
+                    raise
+            with monkeypatch.context() as patch:
+                patch.setitem(TOLERANCES, "float32", TF32_ROUNDING)
+                return check(step, candidate, space)
+
+        return run
+
+    @pytest.fixture
+    def assert_right(self, step_of, checked):
         space = load_search_space(best_arch())
 
         def run(conv, dtype, configs):
@@ -313,7 +339,7 @@ class TestOnTheGpu:
             for config in configs:
                 candidate = Candidate(FAMILY.name, config)
                 if why_not(step, candidate, space) is None:
-                    report = check(step, candidate, space)
+                    report = checked(step, candidate, space)
                     assert report.deterministic
                     assert report.error <= report.bound
 

@@ -1,0 +1,112 @@
+"""Mixed precision, and threads that share a tuned module: F48 and F49 of the faults."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+
+from plantune import UnplannedCall, optimize
+from plantune.models.se_resnet9 import SEResNet9Fixup
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
+]
+
+
+class TestMixedPrecision:
+    """F48."""
+
+    def test_autocast_runs_through_the_framework(self, randomise, off):
+        module = randomise(SEResNet9Fixup(3, base_planes=16)).cuda()
+        x = torch.randn(2, 3, 64, 64, device="cuda")
+        model = optimize(module, x)
+        model(x)
+        with torch.autocast("cuda", torch.float16):
+            with pytest.warns(UnplannedCall, match="autocast is on"):
+                found = model(x)
+            assert found.dtype == module(x).dtype
+            assert off(found, module(x)) < 4e-3
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x)
+
+    def test_an_overflow_is_found_and_a_smaller_scale_learns(self, randomise):
+        module = randomise(SEResNet9Fixup(3, base_planes=16)).cuda()
+        x = torch.randn(2, 3, 64, 64, device="cuda")
+        model = optimize(module, x, mode="train", fallback="error")
+        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**127, growth_interval=1000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        before = [p.detach().clone() for p in model.parameters()]
+        scales = []
+        for _ in range(40):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            if len(scales) == 1:
+                assert all(map(torch.equal, before, model.parameters())), "skipped"
+        assert scales[0] < 2.0**127
+        assert scales[-1] == scales[-2]
+        assert not any(map(torch.equal, before, model.parameters()))
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+class TestThreads:
+    """F49."""
+
+    @pytest.mark.usefixtures("planned")
+    def test_first_calls_of_threads_that_never_used_the_gpu(self, small, images, tuned, off):
+        model = tuned(small, images, plan="hand")
+        expected = model(images)
+        torch.cuda.synchronize()
+        held = [model.pool().lease() for _ in range(2)]  # Each thread makes an instance of its own.
+        found = []
+
+        def call():
+            found.append(model(images))
+            torch.cuda.current_stream().synchronize()
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(held) == 2
+        assert [off(result, expected) < 4e-3 for result in found] == [True, True]
+
+    # They share parameters but no stream, as threads that train one module in eager do.
+    @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not:UserWarning")
+    @pytest.mark.usefixtures("planned")
+    def test_training(self, small, images, off):
+        model = optimize(small, images, mode="train")
+        parameters = list(model.parameters())
+        inputs = [torch.randn_like(images) for _ in range(3)]
+
+        def grads(x):
+            return torch.autograd.grad(model(x).float().square().sum(), parameters)
+
+        expected, wrong = [grads(x) for x in inputs], []
+        torch.cuda.synchronize()
+
+        def work(index):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(20):
+                    found = grads(inputs[index])
+                    torch.cuda.current_stream().synchronize()
+                    wrong.extend(
+                        index
+                        for a, b in zip(found, expected[index], strict=True)
+                        if off(a, b) > 0.01
+                    )
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []

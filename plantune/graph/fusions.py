@@ -16,7 +16,7 @@ from plantune.graph.ops import OPS, op_named
 POINTWISE = "pointwise"
 OPERANDS = ("scalar", "tensor", "broadcast")
 # Repeating items on a graph that branches would offer exponentially many groups.
-LONGEST = 16
+LONGEST = 24
 
 
 @dataclass(frozen=True)

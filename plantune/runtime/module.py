@@ -186,7 +186,8 @@ class TunedModule(nn.Module):
             lease, results = pool.lease(), None
         with lease as instance:
             outputs = instance.forward(x.detach(), ahead=results)
-        self._last_pool = pool if self._mode == "infer" else None
+        if self._last_pool is not pool:  # nn.Module takes 4 us to set an attribute
+            self._last_pool = pool if self._mode == "infer" else None
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _form(self) -> Form:

@@ -196,3 +196,9 @@ def test_kinds_of_a_node(second: Any, kinds: set[str]) -> None:
     b.parameter("y", TensorType(second))
     graph = b.build(b.emit("mul", "x", "y"))
     assert kinds_of(graph, graph.nodes[0]) == kinds
+
+
+@pytest.mark.parametrize("fusion", fusions.all_fusions(), ids=lambda fusion: fusion.name)
+def test_no_path_is_cut_short(fusion):
+    """A whole residual block has 21 ops."""
+    assert len(fusion.path) <= fusions.LONGEST

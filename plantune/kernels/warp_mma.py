@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from plantune.cuda.build import Binary
+from plantune.cuda.kernel import Kernel
+from plantune.kernels.vector_kernel import PROGRAMMATIC_FROM
 from plantune.space.arch import Arch
 
 DTYPES = ("float16", "bfloat16")
@@ -46,3 +52,26 @@ class PackedWeight:
         """Packs a weight of any shape whose rows are the channels."""
         self._weight.unflatten(1, weight.shape[1:]).copy_(weight)
         self.tensor.copy_(self._ordered)
+
+
+class TiledKernel:
+    """A kernel whose blocks make `tile_m` pixels of `tile_n` channels each."""
+
+    def __init__(
+        self, built: Binary, config: Mapping[str, Any], pixels: int, channels: int
+    ) -> None:
+        self._kernel = Kernel(built)
+        self._grid = (-(-pixels // int(config["tile_m"])), -(-channels // int(config["tile_n"])), 1)
+        self._programmatic = self._kernel.written_for >= PROGRAMMATIC_FROM
+
+    def launch(
+        self, stream: int, threads: int, arguments: Sequence[Any], shared_bytes: int
+    ) -> None:
+        self._kernel.launch(
+            stream,
+            self._grid,
+            threads,
+            arguments,
+            shared_bytes=shared_bytes,
+            programmatic=self._programmatic,
+        )

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from ctypes import c_int
 from typing import ClassVar
 
-from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.patterns.pointwise_conv import Shifts, pointwise_conv_behind
-from plantune.kernels.vector_kernel import ELEMENTS, PROGRAMMATIC_FROM
+from plantune.kernels.vector_kernel import ELEMENTS
 from plantune.kernels.warp_mma import (
     CHANNELS,
     ROWS,
     VALUES,
     PackedWeight,
+    TiledKernel,
     padded,
     why_not_elements,
 )
@@ -111,10 +111,8 @@ class PoolConv(CudaFamily):
         tile_n = int(config["tile_n"])
         weight = PackedWeight((outputs, channels), tile_n, y)
         bias = Shifts(epilogue, padded(outputs, tile_n), frame.device)
-        kernel, threads = Kernel(frame.built), self.threads(step, config)
-        grid = (-(-pixels // int(config["tile_m"])), -(-outputs // tile_n), 1)
-        programmatic = kernel.written_for >= PROGRAMMATIC_FROM
-        shared_bytes = self.shared_bytes(step, config)
+        kernel = TiledKernel(frame.built, config, pixels, outputs)
+        threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 
         def refresh() -> None:
             weight.fill(values[epilogue.conv.inputs[1]])
@@ -122,14 +120,7 @@ class PoolConv(CudaFamily):
 
         def launch(stream: int) -> None:
             arguments = (values[x], weight.tensor, bias.tensor, y, c_int(pixels))
-            kernel.launch(
-                stream,
-                grid,
-                threads,
-                arguments,
-                shared_bytes=shared_bytes,
-                programmatic=programmatic,
-            )
+            kernel.launch(stream, threads, arguments, shared_bytes)
 
         return Binding(launch, refresh)
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -22,8 +21,14 @@ from plantune.kernels.patterns.channel_affine import (
 )
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.patterns.pointwise_conv import Shifts, pointwise_conv_behind
-from plantune.kernels.vector_kernel import ELEMENTS, PROGRAMMATIC_FROM
-from plantune.kernels.warp_mma import CHANNELS, PackedWeight, padded, why_not_elements
+from plantune.kernels.vector_kernel import ELEMENTS
+from plantune.kernels.warp_mma import (
+    CHANNELS,
+    PackedWeight,
+    TiledKernel,
+    padded,
+    why_not_elements,
+)
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 
@@ -116,10 +121,8 @@ class Stem(CudaFamily):
         weight = PackedWeight((outputs, BLOCK * BLOCK * channels), tile_n, y)
         shifts = Shifts(epilogue, padded(outputs, tile_n), frame.device)
         scales = ChannelScales(parts.affine, channels, frame.device)
-        kernel, threads = Kernel(frame.built), self.threads(step, config)
-        grid = (-(-parts.pixels // int(config["tile_m"])), -(-outputs // tile_n), 1)
-        shared_bytes = self.shared_bytes(step, config)
-        programmatic = kernel.written_for >= PROGRAMMATIC_FROM
+        kernel = TiledKernel(frame.built, config, parts.pixels, outputs)
+        threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 
         def refresh() -> None:
             weight.fill(by_patches(values[epilogue.conv.inputs[1]]))
@@ -129,14 +132,7 @@ class Stem(CudaFamily):
         def launch(stream: int) -> None:
             tables = (weight.tensor, shifts.tensor, scales.tensor)
             arguments = (values[x], *tables, y, plain, c_int(parts.pixels))
-            kernel.launch(
-                stream,
-                grid,
-                threads,
-                arguments,
-                shared_bytes=shared_bytes,
-                programmatic=programmatic,
-            )
+            kernel.launch(stream, threads, arguments, shared_bytes)
 
         return Binding(launch, refresh)
 

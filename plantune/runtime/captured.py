@@ -76,6 +76,7 @@ class CapturedProgram:
         self._strides = [own.stride() for own in self._inputs]
         self._last_inputs: tuple[int, ...] = ()
         self._repeats = 0
+        self._most_direct = MOST_DIRECT
 
     def _place(self, name: str, type_: TensorType) -> Tensor:
         """Memory of our own for what a caller brings."""
@@ -182,10 +183,13 @@ class CapturedProgram:
             return self._direct[addresses]
         self._repeats = self._repeats + 1 if addresses == self._last_inputs else 0
         self._last_inputs = addresses
-        if self._repeats < DIRECT_AFTER or len(self._direct) == MOST_DIRECT:
+        if self._repeats < DIRECT_AFTER or len(self._direct) == self._most_direct:
             return None
-        self._direct[addresses] = self._captured_at(inputs)
-        return self._direct[addresses]
+        try:
+            self._direct[addresses] = self._captured_at(inputs)
+        except (CaptureError, torch.OutOfMemoryError):
+            self._most_direct = len(self._direct)  # the graph that there is reads a copy
+        return self._direct.get(addresses)
 
     def _may_be_direct(self, inputs: tuple[Tensor, ...]) -> bool:
         """Not where a backward pass would read the input later, when the caller has changed it."""

@@ -171,7 +171,10 @@ class TunedModule(nn.Module):
         lease = pool.idle()
         if lease is None:
             return None
-        results = lease.instance.launch_ahead(x.detach())
+        try:
+            results = lease.instance.launch_ahead(x.detach())
+        except (torch.OutOfMemoryError, CaptureError):
+            return None  # the pass itself will say so
         return None if results is None else Ahead(lease, results)
 
     def _planned(
@@ -252,6 +255,7 @@ class TunedModule(nn.Module):
         return None
 
     def _eagerly(self, x: Tensor, reason: str) -> Any:
+        self._last_pool = None
         text = f"{self._name}: {reason}; the framework runs it instead"
         if self._fallback == "error":
             raise InputMismatch(text)

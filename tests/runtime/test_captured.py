@@ -176,17 +176,17 @@ class TestInputs:
                 (y,) = program.forward(image)
             close(y, expected(module, image))
 
-    def test_a_capture_there_that_breaks_leaves_the_other(self, module, x, captures, close):
+    @pytest.mark.parametrize("failure", [RuntimeError("no"), torch.OutOfMemoryError("no")])
+    def test_a_capture_there_that_breaks_leaves_the_other(
+        self, module, x, captures, close, failure
+    ):
         program = program_of(module)
         for _ in range(DIRECT_AFTER):
             program.forward(x)
-        captures.failure = RuntimeError("operation not permitted")
-        with pytest.raises(CaptureError, match="the forward pass"):
-            program.forward(x)
-        captures.failure = None
-        other = torch.randn(SHAPE)
-        (y,) = program.forward(other)
-        close(y, expected(module, other))
+        captures.failure = failure
+        for image in (x, torch.randn(SHAPE), x):
+            (y,) = program.forward(image)
+            close(y, expected(module, image))
 
     def test_without_elements_nothing_is_captured(self, module):
         graph = extract(module.eval(), TensorType((0, *SHAPE[1:])))
@@ -319,6 +319,13 @@ class TestAhead:
         calm.get_submodule("2").register_forward_hook(lambda module, inputs, y: y + 1)
         with pytest.warns(UnplannedCall, match="hooks"):
             close(calm(x), calm.reference(x))
+
+    def test_what_the_framework_runs_is_not_started_again(self, calm, x, launches):
+        calm.get_submodule("2").register_forward_hook(lambda module, inputs, y: y + 1)
+        with pytest.warns(UnplannedCall, match="hooks"):
+            calm(x)
+        calm(x)
+        assert len(launches) == 1
 
     def test_another_batch_is_not_started(self, calm, x, launches):
         with pytest.warns(UnplannedCall):

@@ -15,23 +15,25 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.plan import Choice, Plan
+from plantune.plan_rows import ProblemKey
 from plantune.space.search_space import SearchSpace
 
 
 @dataclass(frozen=True)
 class Preference:
-    """Candidates of `family` whose config has these values, for steps that start with an op of
-    `starts`, if any are named.
+    """Candidates of `family` or its `rivals` whose config has these values, for steps that start
+    with an op of `starts`, if any are named.
     """
 
     family: str
     config: Mapping[str, Any] = field(default_factory=dict)
     starts: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
 
     def admits(self, step: Step, candidate: Candidate) -> bool:
         fits = all(candidate.config.get(key) == value for key, value in self.config.items())
         starts = not self.starts or step.ops[0] in self.starts
-        return candidate.family == self.family and fits and starts
+        return candidate.family in (self.family, *self.rivals) and fits and starts
 
 
 # A view costs nothing, so it is part of every plan; nchw is what callers bring.
@@ -51,7 +53,8 @@ COMPILED = ("winograd", "inductor")
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
     Preference("stem"),
-    Preference("hopper_conv"),
+    Preference("first_conv", {"layout": "nchw"}),
+    Preference("hopper_conv", rivals=("resident_conv",)),
     Preference("implicit_gemm_conv"),
     Preference("pool_conv"),
     Preference("se_tail"),
@@ -66,7 +69,15 @@ PREFERENCES: Mapping[str, tuple[Preference, ...]] = {
 }
 FUSIONS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("stem", "conv_epilogue", "se_tail", "linear"),
-    "cuda": ("stem", "conv_epilogue", "pool_conv", "se_tail", "pointwise_chain"),
+    "cuda": (
+        "image_stem",
+        "stem",
+        "first_conv",
+        "conv_epilogue",
+        "pool_conv",
+        "se_tail",
+        "pointwise_chain",
+    ),
 }
 
 
@@ -93,30 +104,43 @@ def compose(
     return _plan(graph, space, network, tuple(choices), origin)
 
 
+def problem_of(graph: Graph, space: SearchSpace, *, network: str) -> ProblemKey:
+    """What a plan for the graph solves."""
+    return ProblemKey.of(_plan(graph, space, network, (), "default"))
+
+
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     """The framework's kernels, op by op, in the layout that callers bring."""
     return compose(graph, space, network=network, origin="default")
 
 
-def hand_plan(graph: Graph, space: SearchSpace, *, network: str, compiled: bool = True) -> Plan:
+def hand_plan(
+    graph: Graph,
+    space: SearchSpace,
+    *,
+    network: str,
+    compiled: bool = True,
+    fusions: Sequence[Fusion] | None = None,
+) -> Plan:
     """What one would pick without measuring: a search starts from it and must beat it.
 
     `compiled` admits the families of the CPU that need a C++ compiler and seconds for each step.
+    `fusions` are those that one would pick, unless they are given.
     """
     kind = space.arch.kind
     return compose(
         graph,
         space,
         network=network,
-        fusions=fusions_named(*FUSIONS[kind]),
+        fusions=fusions_named(*FUSIONS[kind]) if fusions is None else fusions,
         preferences=[p for p in PREFERENCES[kind] if compiled or p.family not in COMPILED],
     )
 
 
 def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) -> Candidate | None:
     """The candidate of the first preference that admits any; of several the quickest by guess."""
-    legal = candidates(step, space)
     for preference in preferences:
+        legal = candidates(step, space, (preference.family, *preference.rivals))
         admitted = [candidate for candidate in legal if preference.admits(step, candidate)]
         if admitted:
             return min(admitted, key=partial(estimate_us, step))

@@ -42,10 +42,20 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
 namespace detail {
 template <class Atom, int kSize, int... i>
 __device__ __forceinline__ void call(uint64_t a, uint64_t b, float (&d)[kSize],
-                                     cute::integer_sequence<int, i...>) {
-  Atom::fma(a, b, d[i]..., cute::SM90::GMMA::ScaleOut::One);
+                                     cute::integer_sequence<int, i...>,
+                                     cute::SM90::GMMA::ScaleOut out) {
+  Atom::fma(a, b, d[i]..., out);
 }
 }  // namespace detail
+
+/// Starts d = A * B, or += where `adds`, over 16 values. The caller fences, commits and waits.
+template <class T, int n>
+__device__ __forceinline__ void multiply_step(uint64_t a, uint64_t b, bool adds,
+                                              float (&d)[n / 2]) {
+  using Out = cute::SM90::GMMA::ScaleOut;
+  detail::call<typename MmaAtom<T, n>::Type>(a, b, d, cute::make_integer_sequence<int, n / 2>{},
+                                             adds ? Out::One : Out::Zero);
+}
 
 /// Starts d += A * B over one row of K, 64 elements. The caller fences, commits and waits.
 template <class T, int n>
@@ -53,8 +63,7 @@ __device__ __forceinline__ void multiply_row(uint64_t a, uint64_t b, float (&d)[
   constexpr int kSteps = 4, kStepUnits = 2;  // of 16 elements: 32 bytes, counted in 16
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
-    detail::call<typename MmaAtom<T, n>::Type>(a + k * kStepUnits, b + k * kStepUnits, d,
-                                               cute::make_integer_sequence<int, n / 2>{});
+    multiply_step<T, n>(a + k * kStepUnits, b + k * kStepUnits, true, d);
   }
 }
 

@@ -29,26 +29,33 @@ if TYPE_CHECKING:
 ID = click.IntRange(min=1)
 STEP_BUDGET_S = 0.1
 WHOLE_BUDGET_S = 3.0
+RUNS = 25
 
 
 @click.command(
-    "profile", epilog=example("plantune profile --batch 8", "plantune profile 3 --fresh")
+    "profile",
+    epilog=example("plantune profile --batch 8", "plantune profile --model resnet18 --levels"),
 )
 @common_options()
 @key_options
 @click.argument("id", type=ID, required=False)
 @click.option("--fresh", is_flag=True, help="Measure every step now, whatever is stored.")
+@click.option("--levels", is_flag=True, help="What each level of fusion costs instead.")
 def profile_command(
-    console: Console, place: Path | None, key: Key, id: int | None, fresh: bool
+    console: Console, place: Path | None, key: Key, id: int | None, fresh: bool, levels: bool
 ) -> None:
     """Shows where the framework's time goes, and what a plan removed.
 
     The framework's ops and the plan's steps are timed one by one, in the same way; what a search
-    measured here already is not measured again.
+    measured here already is not measured again. With --levels whole passes are timed: nothing
+    fused, convolutions with ever more behind them, and the plan.
     """
     require_device(key.arch, "measure")
     chosen = chosen_plan(place, key, id)
     require_match(chosen)
+    if levels:
+        _profile_levels(console, chosen)
+        return
     from plantune.report.layers import by_layer, by_step
 
     with worker_for(chosen.plan.arch) as worker, database(place) as opened:
@@ -61,6 +68,21 @@ def profile_command(
     _show(console, layers, steps, document)
     told = {"layers": [vars(layer) for layer in layers], "steps": [s.to_json() for s in steps]}
     console.emit({**document, **told})
+
+
+def _profile_levels(console: Console, chosen: Chosen) -> None:
+    """A row for each level of fusion, the median of RUNS runs."""
+    from plantune.report.levels import level_row, levels, levels_table
+
+    if chosen.plan.mode == "train":
+        raise click.UsageError("--levels tells of inference; a plan for training has no norms left")
+    rows = []
+    with worker_for(chosen.plan.arch) as worker:
+        for level in levels(chosen.problem, chosen.plan):
+            rows.append(level_row(level, worker.pass_cost(level.graph, level.plan, RUNS)))
+    console.say(levels_table(rows))
+    console.say(f"medians of {RUNS} passes, one by one; CPU time is until the call returns")
+    console.emit({"plan_id": chosen.id, "match": chosen.match, "levels": rows})
 
 
 def _framework_plan(chosen: Chosen) -> Plan:

@@ -169,7 +169,9 @@ def conv_plans(problem: ConvProblem, device: int | None = None) -> ConvPlans:
     Products of float32 may be rounded to TF32 where torch allows it.
     """
     device = torch.cuda.current_device() if device is None else device
-    tf32 = problem.dtype != "float32" or torch.backends.cudnn.allow_tf32
+    # Not `allow_tf32`, which raises where torch allows it for convolutions or recurrences alone.
+    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    tf32 = problem.dtype != "float32" or precision == "tf32"
     with _lock:
         return _conv_plans(problem, device, tf32)
 

@@ -13,7 +13,7 @@ from torch import fx, nn
 from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
-from plantune.graph.rewrite import fold_scales, without_dead_nodes
+from plantune.graph.rewrite import fold_scales, round_constants_once, without_dead_nodes
 from plantune.graph.spelling import (
     FUNCTIONS,
     IN_PLACE,
@@ -48,7 +48,9 @@ def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) ->
     """
     graph = without_dead_nodes(_Extraction(module, inputs).run(_traced(module)))
     folds = not module.training if fold is None else fold
-    return without_dead_nodes(fold_scales(graph)) if folds else graph
+    if not folds:
+        return graph
+    return without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
 
 
 class _Proxy(fx.Proxy):

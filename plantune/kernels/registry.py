@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from plantune.env import extra_families
@@ -50,11 +50,16 @@ def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
     )
 
 
-def candidates(step: Step, space: SearchSpace) -> tuple[Candidate, ...]:
-    """Every legal candidate of a step, in the order of families and search space."""
+def candidates(
+    step: Step, space: SearchSpace, names: Iterable[str] | None = None
+) -> tuple[Candidate, ...]:
+    """Every legal candidate of a step, in the order of families and search space; of the named
+    families alone if any are named.
+    """
+    asked = all_families().values() if names is None else map(family_named, names)
     return tuple(
         Candidate(family.name, config)
-        for family in all_families().values()
+        for family in asked
         if family.why_not_arch(space.arch) is None and family.why_not_step(step) is None
         for config in family.configs_for(step, space)
         if family.why_not_config(step, config, space.arch) is None

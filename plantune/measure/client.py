@@ -16,6 +16,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.child import Child
 from plantune.measure.outcome import Outcome, Rejected, outcome_from_json
+from plantune.measure.passes import PassCost
 from plantune.measure.protocol import Message
 from plantune.measure.race import Race, baselines_for
 from plantune.measure.reserve import WARM_UP_S, Reserve
@@ -190,6 +191,27 @@ class Worker:
         with self._lock:
             answer = self._ask_for_all(request, effort, len(plans), plans[0].arch if plans else "")
         return [_timing(row) for row in answer["rows"]]
+
+    def pass_cost(
+        self, graph: Graph, plan: Plan, runs: int, effort: Effort | None = None, seed: int = 0
+    ) -> PassCost | Rejected:
+        """What a pass of a plan costs, in so many runs, for which there is `effort`'s budget."""
+        effort = effort or Effort(budget_s=10.0)
+        request = {
+            "do": "pass_cost",
+            "graph": graph.to_json(),
+            "plan": plan.to_json(),
+            "runs": runs,
+            "seed": seed,
+            "memory_bytes": self.limits.memory_on(plan.arch),
+        }
+        with self._lock:
+            answer = self._ask_for_all(request, effort, 1, plan.arch)
+        if "cost" in answer:
+            return PassCost.from_json(answer["cost"])
+        outcome = outcome_from_json(answer["rejected"])
+        assert isinstance(outcome, Rejected)
+        return outcome
 
     def race(
         self,

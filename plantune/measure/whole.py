@@ -41,7 +41,7 @@ def time_programs(
     for plan in plans:
         say("build")
         try:
-            call = _pass(program_on(device.place, graph, plan, space), values)
+            call = one_pass(program_on(device.place, graph, plan, space), values)
             call()  # What does not run at all is not timed.
             device.synchronize()
             prepared.append(call)
@@ -57,7 +57,7 @@ def time_programs(
     return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
 
 
-def _pass(program: Program | CapturedProgram, values: Values) -> Call:
+def one_pass(program: Program | CapturedProgram, values: Values) -> Call:
     """A program with its weights prepared, as a call."""
     graph = program.graph
     program.refresh(values)

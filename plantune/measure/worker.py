@@ -40,6 +40,7 @@ from plantune.measure.limits import (
 )
 from plantune.measure.numerics import check
 from plantune.measure.outcome import Measured, Outcome, Rejected, outcome_to_json
+from plantune.measure.passes import pass_cost
 from plantune.measure.protocol import Channel, Message
 from plantune.measure.race import race
 from plantune.measure.timing import Effort, Timing, time_call
@@ -156,6 +157,18 @@ def _time_programs(request: Message, say: Say) -> Message:
     }
 
 
+def _pass_cost(request: Message, say: Say) -> Message:
+    graph, plan = Graph.from_json(request["graph"]), plan_from_json(request["plan"])
+    say("build")
+    try:
+        return {"cost": pass_cost(graph, plan, request["runs"], request["seed"]).to_json()}
+    except Exception as error:
+        rejected = rejection(error)
+        if rejected is None or not device_for(load_arch(plan.arch)).works():
+            raise
+        return {"rejected": outcome_to_json(rejected)}
+
+
 def _race(request: Message, say: Say) -> Message:
     plan = None if request["plan"] is None else plan_from_json(request["plan"])
     problem, effort = Problem(**request["problem"]), Effort(**request["effort"])
@@ -175,6 +188,7 @@ HANDLERS: Mapping[str, Callable[[Message, Say], Message]] = {
     "check_and_time": _check_and_time,
     "check_elsewhere": _check_elsewhere,
     "time_programs": _time_programs,
+    "pass_cost": _pass_cost,
     "race": _race,
     "warm_up": _warm_up,
 }

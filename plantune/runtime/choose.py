@@ -10,8 +10,8 @@ from plantune.environment import environment_of
 from plantune.errors import BuildError, CudaError, IllegalCandidate, InvalidPlan, WrongResult
 from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
-from plantune.plan_rows import Found, ProblemKey
-from plantune.planning import default_plan
+from plantune.plan_rows import Found
+from plantune.planning import default_plan, problem_of
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
@@ -52,9 +52,8 @@ def pool_for(
     """
     if given is not None and given.graph == graph.digest:
         return Pool(graph, given, space, held)
-    default = default_plan(graph, space, network=name)
     here = environment_of(device_of(held.module))
-    found = find_stored_plan(ProblemKey.of(default), here) if look else None
+    found = find_stored_plan(problem_of(graph, space, network=name), here) if look else None
     if found is not None and found.match == "foreign":
         warnings.warn(
             f"the stored plan {found.id} is for another chip: expected {here.arch}, got "
@@ -66,7 +65,7 @@ def pool_for(
         pool = _pool_of_stored(found, graph, space, held)
         if pool is not None:
             return pool
-    return Pool(graph, default, space, held)
+    return Pool(graph, default_plan(graph, space, network=name), space, held)
 
 
 def _pool_of_stored(

@@ -10,6 +10,8 @@ from plantune.environment import cpu_environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Outcome, Rejected
+from plantune.measure.passes import PassCost
+from plantune.measure.timing import Timing
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.problem import Problem
@@ -63,3 +65,18 @@ def test_a_step_without_a_time_is_left_open(run: Run, worker: FakeWorker) -> Non
     worker.outcomes = lambda step, candidate: Rejected("noisy", "busy")
     data = object_of(run("profile", 1, "--json"))
     assert all(row["plan_us"] is None and row["removed_us"] is None for row in data["steps"])
+
+
+def test_levels_of_fusion(run: Run, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cost(graph: object, plan: Plan, runs: int) -> PassCost:
+        samples = tuple(float(len(plan.choices)) for _ in range(runs))
+        return PassCost(Timing(samples), None, len(plan.choices))
+
+    monkeypatch.setattr(worker, "pass_cost", cost, raising=False)
+    result = run("profile", "--batch", 1, "--levels", "--json")
+    rows = object_of(result)["levels"]
+    names = ["none", "conv+bn", "conv+bn+relu", "conv+bn+add+relu", "plan"]
+    assert [row["level"] for row in rows] == names
+    assert all(row["runs"] >= 20 for row in rows)
+    assert rows[0]["cpu_us"] > rows[1]["cpu_us"] >= rows[2]["cpu_us"]
+    assert "conv+bn+add+relu" in result.stderr

@@ -11,7 +11,7 @@ import torch
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
-from plantune.graph.rewrite import fold_scales, without_dead_nodes
+from plantune.graph.rewrite import fold_scales, round_constants_once, without_dead_nodes
 from plantune.graph.types import TensorType
 
 GEOMETRY = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
@@ -205,3 +205,35 @@ def test_dead_nodes_before_a_backward_pass_do_not_move_its_beginning(
     assert after.saved == before.saved
     assert [node.op for node in after.nodes] == ["conv2d", "conv2d_wgrad"]
     same_meaning(before, after, evaluate, draw)
+
+
+@pytest.fixture
+def norm() -> Graph:
+    """A folded batch norm in half precision: a chain of constants before the convolution."""
+    b = GraphBuilder()
+    b.input("x", TensorType((2, 3, 5, 5), "float16"))
+    b.parameter("w", TensorType((4, 3, 3, 3), "float16"))
+    b.parameter("gain", TensorType((4,), "float16"))
+    b.buffer("var", TensorType((4,), "float16"))
+    (scale,) = b.emit("mul", "gain", b.emit("rsqrt", "var", eps=1e-5)[0])
+    (weight,) = b.emit("mul_channel", "w", scale, axis=0)
+    return b.build(b.emit("conv2d", "x", weight, **GEOMETRY))
+
+
+def test_constants_of_16_bits_are_rounded_once(norm: Graph) -> None:
+    after = without_dead_nodes(round_constants_once(norm))
+    w, gain, var = (torch.randn(4, 3, 3, 3).half(), torch.rand(4).half(), torch.rand(4).half())
+    values = {"x": torch.randn(2, 3, 5, 5).half(), "w": w, "gain": gain, "var": var}
+    for node in after.nodes[:-1]:
+        values.update(
+            zip(node.outputs, node.evaluate([values[n] for n in node.inputs]), strict=True)
+        )
+    scale = gain.float() * (var.float() + 1e-5).rsqrt()
+    wanted = (w.float() * scale[:, None, None, None]).half()
+    assert torch.equal(values[after.nodes[-1].inputs[1]], wanted)
+    assert after.types[after.outputs[0]] == norm.types[norm.outputs[0]]
+
+
+def test_constants_that_are_wide_stay_as_they_are() -> None:
+    wide = scaled_by_what_follows_from_weights()
+    assert round_constants_once(wide) is wide

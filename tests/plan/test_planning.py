@@ -101,6 +101,6 @@ def test_only_the_fusions_that_are_given_are_used(by_hand):
 
 
 def test_where_nothing_runs_a_step_it_is_named(graph, space, monkeypatch):
-    monkeypatch.setattr("plantune.planning.candidates", lambda step, space: ())
+    monkeypatch.setattr("plantune.planning.candidates", lambda step, space, names: ())
     with pytest.raises(IllegalCandidate, match="no candidate runs step 'conv1/conv2d' on cpu"):
         default_plan(graph, space, network="block")

@@ -123,6 +123,17 @@ class Arithmetic(nn.Module):
         return (y + self.bias) * x if self.twice else y / self.number + self.bias
 
 
+class Scaled(nn.Module):
+    """Images of fewer digits, which are cast and scaled."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("size", torch.rand(channels, 1, 1) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.half().to(self.size.dtype) * 0.7 / self.size
+
+
 class RandomNetwork(nn.Module):
     """Some blocks, then a head; a middle value may leave beside the last one."""
 
@@ -131,6 +142,8 @@ class RandomNetwork(nn.Module):
         channels = self.channels = rng.choice((2, 3, 4))
         self.size = rng.choice((6, 8))
         size, blocks = self.size, []
+        if (channels, size) == (3, 8):
+            blocks.append(Scaled(channels))
         if rng.random() < 0.3:
             blocks.append(SpaceToDepth(2))
             channels, size = 4 * channels, size // 2

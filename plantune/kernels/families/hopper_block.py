@@ -139,7 +139,8 @@ class HopperBlock(HopperFamily):
         design = _design(step, config)
         second = conv_shape(step, _block(step).second)
         # One launch, one wait for the kernel in front.
-        both_us = estimate_us(design) + estimate_us(replace(design, shape=second)) - 1.8
+        first_us = estimate_us(design, self.traffic_bytes(step))
+        both_us = first_us + estimate_us(replace(design, shape=second), 0.0) - 1.8
         return both_us + LAYERS_US
 
 

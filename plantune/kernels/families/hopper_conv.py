@@ -63,7 +63,7 @@ class HopperConv(HopperFamily):
         return Binding(launch.bound(), prepared.refresh)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
-        return estimate_us(_design(step, config))
+        return estimate_us(_design(step, config), self.traffic_bytes(step))
 
 
 def _design(step: Step, config: Attrs) -> Design:

@@ -82,7 +82,7 @@ class HopperConvSe(HopperFamily):
         return Binding(launch.bound(), prepared.refresh)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
-        return estimate_us(_design(step, config)) + LAYERS_US
+        return estimate_us(_design(step, config), self.traffic_bytes(step)) + LAYERS_US
 
 
 def _design(step: Step, config: Attrs) -> Design:

@@ -10,6 +10,9 @@ from plantune.kernels.patterns.epilogue import ConvEpilogue
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 SWIZZLE_BYTES = 1024
 SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
+SM_REGISTERS, SM_THREADS = 65536, 2048
+# What the assembler gives to a thread, by the channels of a tile.
+REGISTERS = {64: 64, 128: 104, 256: 168}
 CONSTANTS = """struct Conv {{
   using T = {element};
   static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
@@ -110,13 +113,23 @@ class Design:
         return max(self.used_bytes, self.shared_floor)
 
     @property
+    def resident(self) -> int:
+        """Blocks that an SM runs at once."""
+        return max(self._room(self.shared_bytes), 1)
+
+    def _room(self, shared_bytes: int) -> int:
+        """Blocks of so much shared memory that an SM has room for."""
+        by_memory = SM_SHARED_BYTES // (shared_bytes + RESERVED_BYTES)
+        by_registers = SM_REGISTERS // (self.threads * REGISTERS[self.tile_n])
+        return min(by_memory, by_registers, SM_THREADS // self.threads)
+
+    @property
     def blocks(self) -> int:
         return self.shape.tiles(self.box) * -(-self.shape.o // self.tile_n) * self.split_k
 
     def why_not(self) -> str | None:
         """Why no block of this design can do its work, or None where it can."""
-        room = SM_SHARED_BYTES // (self.used_bytes + RESERVED_BYTES)
-        crowded = self.blocks_per_sm > 1 and room < self.blocks_per_sm
+        crowded = self.blocks_per_sm > max(self._room(self.used_bytes), 1)
         large = self.tile_m * self.tile_n > 128 * 256
         outside = self.tile_n >= 2 * max(self.shape.o, CHUNK)
         steps = self.steps_of_block
@@ -125,7 +138,9 @@ class Design:
             f"half of the tile's channels lie outside of {self.shape.o}": outside,
             f"{self.steps} steps are too few for {self.split_k} blocks": self.split_k > self.steps,
             f"a block has no more than {steps} steps to load": self.stages > max(3, steps),
-            f"{self.blocks_per_sm} blocks of {self.used_bytes} bytes do not fit an SM": crowded,
+            f"{self.stages} stages are too few for {steps} steps": self.stages < min(3, steps),
+            f"{self.blocks_per_sm} blocks of {self.used_bytes} bytes and {self.threads} threads do "
+            "not fit an SM": crowded,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

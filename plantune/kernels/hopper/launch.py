@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +15,22 @@ from plantune.cuda.kernel import Kernel
 from plantune.graph.step import Step
 from plantune.kernels.family import Frame
 from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.tiles import CHUNK
+from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.memory import aligned, view_bytes
 
 ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides
+
+
+class Boxes(Protocol):
+    """What says how an image is copied."""
+
+    @property
+    def shape(self) -> ConvShape: ...
+    @property
+    def box(self) -> Box: ...
+    @property
+    def reuse(self) -> bool: ...
 
 
 class Maps(ctypes.Structure):
@@ -50,9 +61,9 @@ class Launch:
         kernel, design = Kernel(self.frame.built), self.design
         place = placing(self.step, self.epilogue, self.frame)
         kind: type[Maps] = Maps
-        written = {"w": _weight_map(self.weight, design.tile_n)}
+        written = {"w": weight_map(self.weight, design.tile_n)}
         if self.weight2 is not None:
-            kind, written["w2"] = BlockMaps, _weight_map(self.weight2, design.tile_n)
+            kind, written["w2"] = BlockMaps, weight_map(self.weight2, design.tile_n)
         for part, name in (
             ("y", self.step.nodes[-1].name),
             ("unshifted", self.epilogue.unshifted),
@@ -62,7 +73,7 @@ class Launch:
 
         def launch(stream: int) -> None:
             x, *residual, copied = place(stream)
-            maps = kind(x=_image_map(x, design), **written)
+            maps = kind(x=image_map(x, design), **written)
             if residual:
                 maps.residual = _output_map(residual[0], design)
             kernel.launch(
@@ -119,7 +130,7 @@ def packed_weight(step: Step, epilogue: ConvEpilogue, device: torch.device) -> T
     return torch.empty((o, r, s, c), dtype=type_.torch_dtype, device=device)
 
 
-def _image_map(x: Tensor, design: Design) -> TensorMap:
+def image_map(x: Tensor, design: Boxes) -> TensorMap:
     shape, box = design.shape, design.box
     row = shape.c * x.element_size()
     if design.reuse:
@@ -136,7 +147,7 @@ def _image_map(x: Tensor, design: Design) -> TensorMap:
     )
 
 
-def _weight_map(packed: Tensor, tile_n: int) -> TensorMap:
+def weight_map(packed: Tensor, tile_n: int) -> TensorMap:
     o, r, s, c = packed.shape
     row = c * packed.element_size()
     return tensor_map(

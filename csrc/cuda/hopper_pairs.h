@@ -1,0 +1,56 @@
+// Products whose rows are channels and whose columns are pixels. Row 16 a + 8 b + c of 64 is
+// channel 16 a + 2 c + b: the two rows of a thread are neighbouring channels, a word of an NHWC
+// image.
+
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace plantune {
+
+/// Two neighbouring channels of a pixel.
+template <typename T>
+struct Pair;
+template <>
+struct Pair<__half> {
+  using Type = __half2;
+  static constexpr unsigned kLeast = 0xFC00FC00u;  // -infinity, twice
+  static __device__ __forceinline__ Type of(float a, float b) { return __floats2half2_rn(a, b); }
+  static __device__ __forceinline__ float2 floats(Type v) { return __half22float2(v); }
+};
+template <>
+struct Pair<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  static constexpr unsigned kLeast = 0xFF80FF80u;
+  static __device__ __forceinline__ Type of(float a, float b) {
+    return __floats2bfloat162_rn(a, b);
+  }
+  static __device__ __forceinline__ float2 floats(Type v) { return __bfloat1622float2(v); }
+};
+
+/// NaN wins.
+template <typename Two>
+__device__ __forceinline__ Two larger(Two a, Two b) {
+  return __hmax2_nan(a, b);
+}
+
+template <typename T>
+__device__ __forceinline__ typename Pair<T>::Type least() {
+  const unsigned bits = Pair<T>::kLeast;
+  return *reinterpret_cast<const typename Pair<T>::Type*>(&bits);
+}
+
+/// The first of a thread's two channels, of the 64 that its warpgroup has.
+__device__ __forceinline__ int pair_of(int thread) {
+  return thread % 128 / 32 * 16 + thread % 32 / 4 * 2;
+}
+
+/// Of each 8 columns a thread has numbers 2 * (lane % 4) and the one behind: `which` says which.
+template <typename T, int kSize>
+__device__ __forceinline__ typename Pair<T>::Type pair_at(const float (&sums)[kSize], int eight,
+                                                          int which, const float (&bias)[2]) {
+  return Pair<T>::of(sums[4 * eight + which] + bias[0], sums[4 * eight + 2 + which] + bias[1]);
+}
+
+}  // namespace plantune

@@ -1,0 +1,277 @@
+// Convolution of stride 1 whose weights for 64 output channels stay in shared memory:
+//
+//   y = relu(conv(x, w) + bias + residual)
+//
+// x, y and the residual are NHWC, w is (O, R * S, C) with each 64 rows in the order of
+// hopper_pairs.h, all of T (2 bytes); bias is float. It writes `=`, sums in float in a fixed order,
+// and rounds once. A zero of the padding multiplies like any other value.
+//
+// A block takes tiles of 8 x kBoxH pixels, one after the other, until none is left. Warpgroups take
+// turns at the tiles; one warp copies boxes of x with their margin, 64 channels at a time, into a
+// ring of kSlots for each warpgroup. Channels are the rows of the products and pixels their
+// columns, so that one pass over the weights serves all pixels of a tile, and each tap reads the
+// box at an offset of its own. While one warpgroup writes its tile, the others multiply.
+
+#pragma once
+
+#include "cuda/arithmetic.h"
+#include "cuda/hopper_async.h"
+#include "cuda/hopper_mma.h"
+#include "cuda/hopper_pairs.h"
+#include "cuda/launch.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+struct ResidentMaps {
+  TensorMap x, w;
+};
+
+/// The constants of C are a problem, a configuration, and which parts the epilogue has.
+template <class C>
+class ResidentConv {
+  using T = typename C::T;
+  using Two = typename Pair<T>::Type;
+
+  static constexpr int kWarpgroup = 128, kConsumers = C::kGroups * kWarpgroup;
+  static constexpr int kTileO = 64, kBoxW = 8, kEights = C::kBoxH, kColumns = 8 * C::kBoxH;
+  static constexpr int kChunk = 64, kChunks = ceil_div(C::kC, kChunk);
+  static constexpr int kTaps = C::kR * C::kS;
+  static constexpr int kCopyW = kBoxW + C::kS - 1, kCopyH = C::kBoxH + C::kR - 1;
+  static constexpr int kCopyBytes = kCopyW * kCopyH * kRowBytes;
+  static constexpr int kSlotBytes = ceil_div(kCopyBytes, kGroupBytes) * kGroupBytes;
+  static constexpr int kTapBytes = kTileO * kRowBytes;
+  static constexpr int kWeightBytes = kChunks * kTaps * kTapBytes;
+  static constexpr int kSlotStart = kWeightBytes;
+  static constexpr int kSlots = C::kGroups * C::kSlots;
+  static constexpr int kBarrierStart = kSlotStart + kSlots * kSlotBytes;
+  static constexpr int kEnd = kBarrierStart + 8 * (2 * kSlots + 1);
+
+  static constexpr int kTilesW = ceil_div(C::kQ, kBoxW), kTilesH = ceil_div(C::kP, C::kBoxH);
+  static constexpr int kTiles = C::kN * kTilesH * kTilesW;
+  static constexpr int kTilesO = ceil_div(C::kO, kTileO);
+
+  static_assert(sizeof(T) == 2, "a swizzled row holds 64 elements of 2 bytes");
+  static_assert(kColumns <= 256, "columns of a product");
+  static_assert(C::kC % 8 == 0 && C::kO % 8 == 0, "pixels start at 16 bytes");
+
+ public:
+  static constexpr int kThreads = kConsumers + 32;
+  static constexpr int kSharedBytes = kEnd + kGroupBytes;
+
+  struct Arguments {
+    const float* bias;
+    const T* residual;
+    T* y;
+  };
+
+  static __device__ __forceinline__ void run(const ResidentMaps& maps, const Arguments& a) {
+    extern __shared__ uint8_t memory[];
+    release_successor();
+    const uint32_t start = shared_address(memory);
+    const ResidentConv conv(maps, a, (start + kGroupBytes - 1) / kGroupBytes * kGroupBytes);
+    conv.init_barriers();
+    const int warp = threadIdx.x / 32;
+    if (warp < kConsumers / 32) {
+      conv.consume(warp / 4);
+    } else if (threadIdx.x % 32 == 0) {
+      conv.copy();
+    }
+  }
+
+ private:
+  const ResidentMaps& maps_;
+  const Arguments& a_;
+  const uint32_t base_;
+  int o_, first_, blocks_, count_;  // of the tiles first_ + i * blocks_ the block takes count_
+
+  __device__ __forceinline__ ResidentConv(const ResidentMaps& maps, const Arguments& a,
+                                          uint32_t base)
+      : maps_(maps), a_(a), base_(base) {
+    o_ = blockIdx.x % kTilesO * kTileO;
+    first_ = blockIdx.x / kTilesO;
+    blocks_ = gridDim.x / kTilesO;
+    count_ = (kTiles - first_ + blocks_ - 1) / blocks_;
+  }
+
+  struct Place {
+    int n, h, w;
+  };
+
+  __device__ __forceinline__ Place place_of(int i) const {
+    const int tile = first_ + i * blocks_, row = tile / kTilesW;
+    return {row / kTilesH, row % kTilesH * C::kBoxH, tile % kTilesW * kBoxW};
+  }
+
+  __device__ __forceinline__ uint32_t weight(int chunk, int tap) const {
+    return base_ + (chunk * kTaps + tap) * kTapBytes;
+  }
+  __device__ __forceinline__ uint32_t box(int slot) const {
+    return base_ + kSlotStart + slot * kSlotBytes;
+  }
+  __device__ __forceinline__ uint32_t weights_full() const { return base_ + kBarrierStart; }
+  __device__ __forceinline__ uint32_t full(int slot) const { return weights_full() + 8 + 8 * slot; }
+  __device__ __forceinline__ uint32_t empty(int slot) const { return full(kSlots + slot); }
+
+  __device__ __forceinline__ void init_barriers() const {
+    if (threadIdx.x == kConsumers) {
+      prefetch(maps_.w);
+      prefetch(maps_.x);
+      init_barrier(weights_full(), 1);
+      for (int i = 0; i < kSlots; ++i) {
+        init_barrier(full(i), 1);
+        init_barrier(empty(i), kWarpgroup / 32);  // a warp arrives when it has read a slot
+      }
+      publish_barriers();
+    }
+    __syncthreads();
+  }
+
+  // Phase 1: copies.
+
+  /// The slot of a tile's box, and the parity of the ring's round.
+  struct Use {
+    int slot;
+    uint32_t parity;
+  };
+
+  static __device__ __forceinline__ Use use_of(int i, int chunk) {
+    const int turn = i / C::kGroups * kChunks + chunk;
+    return {i % C::kGroups * C::kSlots + turn % C::kSlots, uint32_t(turn / C::kSlots % 2)};
+  }
+
+  /// Packed weights are written by kernels that release no successor before they end.
+  __device__ __forceinline__ void copy() const {
+    arrive_expecting(weights_full(), kWeightBytes);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      for (int tap = 0; tap < kTaps; ++tap) {
+        load_box(maps_.w, weight(chunk, tap), weights_full(), chunk * kChunk, tap, o_);
+      }
+    }
+    wait_for_predecessor();
+    for (int i = 0; i < count_; ++i) {
+      const Place place = place_of(i);
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const Use use = use_of(i, chunk);
+        wait(empty(use.slot), use.parity ^ 1);
+        arrive_expecting(full(use.slot), kCopyBytes);
+        load_box(maps_.x, box(use.slot), full(use.slot), chunk * kChunk, place.w - C::kPadW,
+                 place.h - C::kPadH, place.n);
+      }
+    }
+  }
+
+  // Phase 2: products of one tile.
+
+  __device__ __forceinline__ void start_chunk(int slot, int chunk,
+                                              float (&sums)[kColumns / 2]) const {
+    constexpr int kStepUnits = 2;  // of 16 elements: 32 bytes, counted in 16
+    // Not known to be the same in all tiles, lest all descriptors be kept in registers.
+    uint32_t first = weight(chunk, 0);
+    asm volatile("" : "+r"(first));
+    fence_registers(sums);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int offset = (tap / C::kS * kCopyW + tap % C::kS) * kRowBytes;
+      const uint64_t pixels = matrix_descriptor(box(slot) + offset, kCopyW * kRowBytes);
+      const uint64_t weights = matrix_descriptor(first + tap * kTapBytes, kGroupBytes);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        multiply_step<T, kColumns>(weights + k * kStepUnits, pixels + k * kStepUnits,
+                                   chunk + tap + k > 0, sums);
+      }
+    }
+    cute::warpgroup_commit_batch();
+    fence_registers(sums);
+  }
+
+  static __device__ __forceinline__ void finish_chunk(float (&sums)[kColumns / 2]) {
+    cute::warpgroup_wait<0>();
+    fence_registers(sums);
+  }
+
+  // Phase 3: what leaves.
+
+  /// Elements from the first pixel's first channel to one of the thread's, and whether it is there.
+  struct Target {
+    long long first;
+    int rows, columns;  // of the tile that lie in the image, from the thread's first column on
+  };
+
+  __device__ __forceinline__ Target target_of(Place place) const {
+    const int channel = o_ + pair_of(threadIdx.x), column = place.w + threadIdx.x % 4 * 2;
+    const long long pixel = ((long long)(place.n) * C::kP + place.h) * C::kQ + column;
+    const bool there = channel < C::kO;
+    return {pixel * C::kO + channel, there ? C::kP - place.h : 0, C::kQ - column};
+  }
+
+  static __device__ __forceinline__ int offset_of(int row, int which) {
+    return (row * C::kQ + which) * C::kO;
+  }
+
+  /// Without branches: products are under way.
+  __device__ __forceinline__ void load_residual(const Target& target,
+                                                Two (&residual)[kEights][2]) const {
+    if constexpr (C::kResidual) {
+#pragma unroll
+      for (int row = 0; row < kEights; ++row) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+          const bool there = row < target.rows && which < target.columns;
+          const long long at = there ? target.first + offset_of(row, which) : 0;
+          residual[row][which] = *reinterpret_cast<const Two*>(a_.residual + at);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish_tile(const Target& target,
+                                              const float (&sums)[kColumns / 2],
+                                              const Two (&residual)[kEights][2],
+                                              const float (&bias)[2]) const {
+#pragma unroll
+    for (int row = 0; row < kEights; ++row) {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        float2 v = {sums[4 * row + which] + bias[0], sums[4 * row + 2 + which] + bias[1]};
+        if constexpr (C::kResidual) {
+          const float2 more = Pair<T>::floats(residual[row][which]);
+          v.x += more.x, v.y += more.y;
+        }
+        if constexpr (C::kRelu) v = {relu(v.x), relu(v.y)};
+        if (row < target.rows && which < target.columns) {
+          T* const to = a_.y + target.first + offset_of(row, which);
+          *reinterpret_cast<Two*>(to) = Pair<T>::of(v.x, v.y);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void consume(int group) const {
+    const int channel = o_ + pair_of(threadIdx.x);
+    float bias[2] = {};
+    if constexpr (C::kBias)
+      bias[0] = __ldg(a_.bias + channel), bias[1] = __ldg(a_.bias + channel + 1);
+    wait(weights_full(), 0);
+    wait_for_predecessor();
+#pragma unroll 1
+    for (int i = group; i < count_; i += C::kGroups) {
+      const Target target = target_of(place_of(i));
+      float sums[kColumns / 2];
+      Two residual[kEights][2];
+#pragma unroll
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const Use use = use_of(i, chunk);
+        wait(full(use.slot), use.parity);
+        start_chunk(use.slot, chunk, sums);
+        if (chunk == 0) load_residual(target, residual);
+        finish_chunk(sums);
+        if (threadIdx.x % 32 == 0) arrive(empty(use.slot));
+      }
+      finish_tile(target, sums, residual, bias);
+    }
+  }
+};
+
+}  // namespace plantune

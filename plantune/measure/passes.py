@@ -1,0 +1,85 @@
+"""What a pass of a program costs: time of the host, time of the GPU, kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from plantune.device import Device, device_for
+from plantune.graph.graph import Graph
+from plantune.measure.gpu_watch import kernel_watch
+from plantune.measure.timing import Call, Timing
+from plantune.measure.whole import draw_values, one_pass
+from plantune.plan import Plan, check_plan
+from plantune.runtime.captured import program_on
+from plantune.runtime.schedule import make_schedule
+from plantune.space.search_space import SearchSpace, load_search_space
+
+WARM_UP_CALLS = 3
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """`cpu` is the time until a call returns; on a GPU, that for starting it. `gpu` is None on a
+    CPU.
+    """
+
+    cpu: Timing
+    gpu: Timing | None
+    kernels: int
+
+    def to_json(self) -> dict[str, Any]:
+        gpu = None if self.gpu is None else self.gpu.to_json()
+        return {"cpu": self.cpu.to_json(), "gpu": gpu, "kernels": self.kernels}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> PassCost:
+        gpu = None if data["gpu"] is None else Timing.from_json(data["gpu"])
+        return PassCost(Timing.from_json(data["cpu"]), gpu, data["kernels"])
+
+
+def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:
+    """The cost of one pass of a plan on random data, in so many runs one by one."""
+    space = load_search_space(plan.arch)
+    device = device_for(space.arch)
+    values = draw_values(graph, seed, device)
+    call = one_pass(program_on(device.place, graph, plan, space), values)
+    for _ in range(WARM_UP_CALLS):
+        call()
+    cpu = Timing(tuple(_host_us(call, device) for _ in range(runs)))
+    if not device.captures:
+        return PassCost(cpu, None, launches(graph, plan, space))
+    watch = kernel_watch(device)
+    gpu = Timing(tuple(watch.batch_us(call, 1) for _ in range(runs)))
+    return PassCost(cpu, gpu, _kernels(call, device) or launches(graph, plan, space))
+
+
+def _host_us(call: Call, device: Device) -> float:
+    device.synchronize()
+    start = time.perf_counter_ns()
+    call()
+    return (time.perf_counter_ns() - start) / 1e3
+
+
+def launches(graph: Graph, plan: Plan, space: SearchSpace) -> int:
+    """What a pass starts: steps that are no mere views, and conversions of layouts."""
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    passes = [launch for launch in schedule.launches if launch.step.phase != "refresh"]
+    return sum(
+        len(launch.conversions) + (len(launch.aliases) < len(launch.step.outputs))
+        for launch in passes
+    )
+
+
+def _kernels(call: Call, device: Device) -> int:
+    """What the GPU ran in one call, as torch's profiler saw it; 0 where it may not look."""
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
+        call()
+        device.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
+    return sum(event.device_type == on_gpu for event in seen.events() or ())

@@ -1,0 +1,174 @@
+"""The convolution of an image of few channels: what it refuses, that it builds, packs and runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from plantune.kernels.families.first_conv import FAMILY, Design, Packed
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
+POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+
+
+@dataclass(frozen=True)
+class First:
+    """ResNet's first layers; other sizes, and parts that are missing, where a test says so."""
+
+    n: int = 2
+    c: int = 3
+    size: tuple[int, int] = (224, 224)
+    o: int = 64
+    kernel: tuple[int, int] = (7, 7)
+    stride: tuple[int, int] = (2, 2)
+    padding: tuple[int, int] = (3, 3)
+    dilation: tuple[int, int] = (1, 1)
+    parts: tuple[str, ...] = ("bias", "relu", "pool")
+
+    def __call__(self, b):
+        geometry = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        y = b.conv(b.x(self.n, self.c, *self.size), b.w(self.o, self.c, *self.kernel), **geometry)
+        if "scale" in self.parts:
+            y = b("mul_channel", y, b.w(self.o), axis=1)
+        if "bias" in self.parts:
+            y = b("add_channel", y, b.w(self.o), axis=1)
+        if "residual" in self.parts:
+            y = b("add", y, b.x(*b.graph.types[y].shape))
+        before = y = b("relu", y) if "relu" in self.parts else y
+        if "pool" in self.parts:
+            y = b("max_pool2d", y, **POOL)
+        if "wide pool" in self.parts:
+            y = b("max_pool2d", y, **{**POOL, "padding": (0, 0)})
+        return (before, y) if "before" in self.parts else y
+
+
+def config(layout="nchw", rows=4, threads=384):
+    return Attrs(layout=layout, rows=rows, threads=threads)
+
+
+def refusal(step, chosen):
+    return why_not(step, Candidate("first_conv", chosen), SPACE)
+
+
+STEM = First()
+CIFAR = First(size=(32, 32), kernel=(3, 3), stride=(1, 1), padding=(1, 1), parts=("bias", "relu"))
+
+
+@pytest.mark.parametrize(
+    ("emit", "dtype", "reason"),
+    [
+        (STEM, "float32", "float16 or bfloat16, got float32"),
+        (replace(STEM, dilation=(2, 2)), "float16", "without groups and dilation"),
+        (replace(STEM, stride=(2, 3)), "float16", "a stride of 1, 2 or 4, got 3"),
+        (replace(STEM, c=5), "float16", "2 pixels of 5 channels take more than 16 bytes"),
+        (replace(CIFAR, c=9), "float16", "1 pixels of 9 channels take more than 16 bytes"),
+        (replace(STEM, o=63), "float16", "63 do not divide"),
+        (replace(STEM, parts=("scale", "bias", "pool")), "float16", "a bias and ReLU are all"),
+        (replace(STEM, parts=("bias", "residual")), "float16", "a bias and ReLU are all"),
+        (replace(STEM, parts=("bias", "wide pool")), "float16", "only a pool of 3x3"),
+        (replace(STEM, parts=("bias", "pool", "before")), "float16", "read outside of it"),
+        (lambda b: b.graph.emit("max_pool2d", CIFAR(b), **POOL), "float16", "read outside of it"),
+        (lambda b: b("max_pool2d", b.x(2, 3, 8, 8), **POOL), "float16", "not with a convolution"),
+        (lambda b: b("max_pool2d", STEM(b), **POOL), "float16", "has no place"),
+    ],
+)
+def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
+    assert reason in refusal(step_of(emit, dtype), config())
+
+
+def test_rows_that_are_not_there_are_refused(step_of):
+    step = step_of(replace(STEM, size=(24, 24)), "float16")
+    assert "14 rows are far more than the 6" in refusal(step, config(rows=14))
+    assert refusal(step, config(rows=8)) is None
+
+
+def test_other_archs_have_no_warpgroup_products():
+    assert "wgmma" in FAMILY.why_not_arch(load_arch("sm80"))
+    assert "wgmma" in FAMILY.why_not_arch(load_arch("sm100"))
+    assert FAMILY.why_not_arch(ARCH) is None
+
+
+@pytest.mark.parametrize("parts", [(), ("pool",)])
+@pytest.mark.parametrize("width", [1, 7, 97, 224, 225, 256, 257, 511, 1000])
+def test_columns_cover_a_row(step_of, width, parts):
+    design = Design.of(step_of(replace(STEM, size=(32, width), parts=parts), "float16"), config())
+    move = design.columns - (2 if parts else 0)
+    assert design.columns % 8 == 0
+    assert design.columns <= 128
+    assert (design.tiles_w - 1) * move + design.columns >= design.conv[3]
+
+
+def test_a_packed_weight_has_each_value_once(step_of):
+    step = step_of(replace(STEM, o=70), "float16")
+    weight, bias = (step.types[name] for name in step.constants)
+    values = {
+        name: torch.randn(type_.shape).half()
+        for name, type_ in zip(step.constants, (weight, bias), strict=True)
+    }
+    design = Design.of(step, config())
+    packed = Packed(design, torch.float16, torch.device("cpu"))
+    packed.refresh(values)
+    w = values[design.epilogue.conv.inputs[1]]
+    tiles = packed.weight.view(2, 7, 2, 2, 64, 8)
+    # Channel 64 + 5 is row 2 of the upper half; tap 5 the second of the second step's first half.
+    assert torch.equal(tiles[1, 3, 1, 0, 8 + 2, 4:7], w[69, :, 3, 5])
+    assert tiles.count_nonzero() == w.count_nonzero()
+
+
+BUILT = [(STEM, config(rows=7)), (CIFAR, config("nhwc", rows=8)), (STEM, config(threads=128))]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("index", range(len(BUILT)))
+def test_products_do_not_wait_for_each_other(step_of, index, dtype):
+    emit, chosen = BUILT[index]
+    binary = FAMILY.build(step_of(emit, dtype), chosen, ARCH)
+    assert "serialized" not in binary.log
+    assert binary.usage["run"].spill_bytes == 0
+
+
+RUN = {
+    "stem": (STEM, config(rows=7)),
+    "nhwc": (STEM, config("nhwc", rows=14, threads=128)),
+    "225": (replace(STEM, size=(225, 225)), config(rows=8)),
+    "97": (replace(STEM, n=5, size=(97, 97)), config("nhwc", threads=128)),
+    "one image": (replace(STEM, n=1, size=(64, 48)), config()),
+    "flat": (replace(STEM, size=(5, 130)), config()),
+    "narrow": (replace(STEM, size=(40, 3)), config(rows=7)),
+    "two tiles": (replace(STEM, n=1, size=(31, 300)), config()),
+    "two tiles, odd": (replace(STEM, n=1, size=(30, 401)), config("nhwc")),
+    "no epilogue": (replace(STEM, size=(33, 41), parts=("pool",)), config()),
+    "no pool": (replace(STEM, size=(33, 41), parts=("bias", "relu")), config()),
+    "no pool, two tiles": (replace(STEM, size=(17, 270), parts=("bias",)), config("nhwc")),
+    "channels": (replace(STEM, size=(40, 40), o=150), config()),
+    "few channels": (replace(STEM, c=1, size=(40, 40), o=6), config()),
+    "cifar": (CIFAR, config(rows=8)),
+    "cifar with pool": (replace(CIFAR, parts=("bias", "relu", "pool")), config("nhwc")),
+    "eight channels": (replace(CIFAR, c=8, kernel=(5, 3)), config("nhwc")),
+    "stride 4": (replace(STEM, c=2, kernel=(11, 9), stride=(4, 4), size=(64, 64)), config()),
+    "uneven": (replace(STEM, kernel=(3, 5), stride=(1, 2), padding=(0, 2)), config(rows=28)),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_is_to_run_is_legal(step_of, name):
+    emit, chosen = RUN[name]
+    assert refusal(step_of(emit, "float16"), chosen) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", RUN)
+def test_it_is_right(step_of, name, dtype):
+    emit, chosen = RUN[name]
+    found = check(step_of(emit, dtype), Candidate("first_conv", chosen), SPACE)
+    assert found.error <= found.bound
+    assert found.deterministic

@@ -1,0 +1,33 @@
+"""The cost of a pass, asked of a worker process."""
+
+from __future__ import annotations
+
+from plantune.measure.client import Worker
+from plantune.measure.outcome import Rejected
+from plantune.measure.passes import PassCost, pass_cost
+from plantune.planning import default_plan
+from plantune.problem import Problem
+from plantune.space.search_space import load_search_space
+
+PROBLEM = Problem("se_resnet9_fixup", 1)
+PLAN = default_plan(PROBLEM.graph, load_search_space("cpu"), network=PROBLEM.network)
+
+
+def test_a_worker_tells_it():
+    with Worker() as worker:
+        cost = worker.pass_cost(PROBLEM.graph, PLAN, 4)
+    assert isinstance(cost, PassCost)
+    assert cost.cpu.samples == 4
+    assert cost.kernels == pass_cost(PROBLEM.graph, PLAN, 1).kernels > 20
+
+
+def test_a_plan_that_has_no_room_is_rejected(monkeypatch):
+    def full(*arguments):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("plantune.measure.worker.pass_cost", full)
+    from plantune.measure.worker import HANDLERS
+
+    request = {"graph": PROBLEM.graph.to_json(), "plan": PLAN.to_json(), "runs": 1, "seed": 0}
+    answer = HANDLERS["pass_cost"](request, lambda stage: None)
+    assert answer["rejected"]["stage"] == Rejected("memory", "").stage

@@ -25,7 +25,7 @@ from plantune.errors import (
 )
 from plantune.plan_db.migrations import migrate
 from plantune.plan_db.mounts import network_file_system
-from plantune.plan_db.soundness import fault_of
+from plantune.plan_db.soundness import fault_of, is_export
 from plantune.plan_db.transactions import immediate, primary_code, translated
 from plantune.plan_rows import SCHEMA_VERSION, connect_read_only, lenient_text, schema_version
 
@@ -101,6 +101,7 @@ def _open_read_only(path: Path, timeout_s: float) -> Opened:
     with translated(path):
         connection = connect_read_only(path, timeout_s)
         try:
+            _require_no_export(path, connection)
             fault = fault_of(connection)
             if fault is not None:
                 raise DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
@@ -203,7 +204,16 @@ def _why_damaged(path: Path, timeout_s: float) -> str | None:
     if 0 < os.path.getsize(path) < SMALLEST_BYTES:
         return "file is too short"  # SQLite would take it for empty and write over it
     with translated(path), closing(_connect(path, timeout_s)) as connection:
+        _require_no_export(path, connection)
         return fault_of(connection, mend=True)
+
+
+def _require_no_export(path: Path, connection: sqlite3.Connection) -> None:
+    if is_export(connection):
+        raise InvalidDatabase(
+            f"{path}: holds exported plans and is not to be worked in; `plantune import` takes "
+            "them into a database"
+        )
 
 
 @contextmanager

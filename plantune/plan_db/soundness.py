@@ -12,6 +12,8 @@ from plantune.plan_db.migrations import TABLES
 from plantune.plan_db.transactions import primary_code
 from plantune.plan_rows import SCHEMA_VERSION, lenient_text, schema_version
 
+# The tables of an exported file.
+EXPORTED = {"meta", "environments", "plans"}
 # What a statement that is right raises only on a damaged file.
 _DAMAGE = (
     sqlite3.SQLITE_CORRUPT,
@@ -44,6 +46,14 @@ def fault_of(connection: sqlite3.Connection, *, mend: bool = False) -> str | Non
         if primary_code(error) not in _DAMAGE:
             raise
         return str(error)
+
+
+def is_export(connection: sqlite3.Connection) -> bool:
+    """Whether these are exported plans: sound, and never meant to be worked in."""
+    try:
+        return _names(connection) == EXPORTED and schema_version(connection) is not None
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return False
 
 
 def _fault_of_pages(connection: sqlite3.Connection, check: str) -> str | None:

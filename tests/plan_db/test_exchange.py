@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from plantune.environment import Environment
-from plantune.errors import InvalidPlan, NoPlan, PlantuneError, ReadOnlyDatabase
+from plantune.errors import InvalidDatabase, InvalidPlan, NoPlan, PlantuneError, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
 from plantune.plan import Choice, Plan
 from plantune.plan_db import (
@@ -166,6 +166,17 @@ def test_an_export_replaces_exports_and_no_other_file(
     assert text.read_text() == "my notes"
     assert len(database.plans()) == 2
     export_plans(database, exported, "cpu")
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_export_is_no_database_to_work_in_and_stays_as_it_is(
+    exported: Path, read_only: bool
+) -> None:
+    before = exported.read_bytes()
+    with pytest.raises(InvalidDatabase, match=r"holds exported plans.*`plantune import`"):
+        PlanDatabase.open(exported, read_only=read_only)
+    assert [path.name for path in exported.parent.glob("cpu.db*")] == ["cpu.db"]
+    assert exported.read_bytes() == before
 
 
 def test_importing_twice_adds_nothing(exported: Path, target: PlanDatabase) -> None:

@@ -49,11 +49,11 @@ class Device:
         return True
 
     def held_bytes(self) -> int | None:
-        """What torch's tensors take of the GPU's memory now; None on a CPU, which nobody asks."""
+        """What torch takes of the GPU's memory for what lives; None on a CPU, which nobody asks."""
         return None
 
     def peak_bytes(self, call: Call) -> int | None:
-        """The most that they take during a call."""
+        """The most that it takes in a call, the pools of captured graphs included."""
         return None
 
     def give_back_memory(self) -> None:
@@ -95,13 +95,17 @@ class Gpu(Device):
         torch.cuda.synchronize(self.place)
 
     def held_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self.place)
+        # By segments: of a graph's pool nothing counts as allocated between two replays.
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved(self.place)
 
     def peak_bytes(self, call: Call) -> int:
+        self.held_bytes()
         torch.cuda.reset_peak_memory_stats(self.place)
         call()
         self.synchronize()
-        return torch.cuda.max_memory_allocated(self.place)
+        return torch.cuda.max_memory_reserved(self.place)
 
     def give_back_memory(self) -> None:
         torch.cuda.empty_cache()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 # The search, the command line, the plan database and the report use these; a run needs none.
-NOT_FOR_A_RUN = {"optuna", "click", "sqlite_utils", "matplotlib"}
+# sympy takes half a second of the first call on a slow disk.
+NOT_FOR_A_RUN = {"optuna", "click", "sqlite_utils", "matplotlib", "sympy"}
 # What torch itself loads when it traces.
 BY_TORCH = {"torch", "sympy", "mpmath", "numpy"}
 # Seconds to import, and for inductor's steps alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import nn
 
 from plantune.graph.spelling.casts import floating, promoted
 from plantune.graph.spelling.reader import Reader, Value
+
+Shape = tuple[int, ...]
 
 
 def _activation(op: str) -> Callable[..., Value]:
@@ -40,8 +43,16 @@ def _reduce(op: str) -> Callable[..., Value]:
 def _broadcast(g: Reader, a: Value, b: Value) -> tuple[Value, Value]:
     """Both operands in the dtype of the result, `a` also in its shape."""
     a, b = promoted(g, a, b)
-    shape = tuple(torch.broadcast_shapes(g.shape(a), g.shape(b)))
+    shape = _shape_of_both(g, g.shape(a), g.shape(b))
     return (a if g.shape(a) == shape else g.emit("broadcast_to", a, shape=shape)), b
+
+
+def _shape_of_both(g: Reader, a: Shape, b: Shape) -> Shape:
+    """As torch.broadcast_shapes, which would import sympy: half a second of the first call."""
+    pairs = [*zip_longest(reversed(a), reversed(b), fillvalue=1)]
+    if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
+        raise g.unsupported(f"arithmetic on shapes {a} and {b}, which do not fit,")
+    return tuple(y if x == 1 else x for x, y in reversed(pairs))
 
 
 def _affine(g: Reader, x: Value, alpha: Any, beta: Any) -> Value:

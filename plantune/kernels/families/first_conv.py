@@ -279,7 +279,7 @@ def _require_pool(pool: Node, before: Node) -> None:
 def _why_not(step: Step, epilogue: ConvEpilogue) -> str | None:
     attrs, dtype = epilogue.conv.attrs, step.types[epilogue.conv.inputs[0]].dtype
     (n, c, h, w), (o, *_) = (step.types[name].shape for name in epilogue.conv.inputs)
-    width = attrs["stride"][1]
+    width, columns = attrs["stride"][1], step.types[step.nodes[-1].name].shape[3]
     reasons = {
         f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
         "only convolutions without groups and dilation": attrs["groups"] != 1
@@ -288,9 +288,9 @@ def _why_not(step: Step, epilogue: ConvEpilogue) -> str | None:
         not in (1, 2, 4),
         f"{width} pixels of {c} channels take more than 16 bytes": c * width > 8,
         f"a thread writes two channels, {o} do not divide": o % 2 != 0,
-        "there is nothing to compute": min(n, c) == 0,
+        "there is nothing to compute": min(n, c, o) == 0,
         "elements of an image are counted in 31 bits": c * h * w >= 1 << 31,
-        "only an image that each call brings": epilogue.conv.inputs[0] in step.constants,
+        "elements of a row of the result are counted in 31 bits": o * columns >= 1 << 31,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

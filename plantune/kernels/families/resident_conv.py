@@ -218,6 +218,8 @@ def _why_not_shape(shape: ConvShape) -> str | None:
         return "only the taps of a larger kernel with stride 1 read the same pixels"
     if shape.n * shape.p * shape.q >= 1 << 31:
         return "tiles are counted in 31 bits"
+    if ROWS_MAX * shape.q * shape.o >= 1 << 31:
+        return "elements of a tile's rows are counted in 31 bits"
     return None
 
 

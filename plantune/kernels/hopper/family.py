@@ -60,7 +60,7 @@ def why_not_conv(step: Step, epilogue: ConvEpilogue) -> str | None:
         f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
         "only convolutions without groups and dilation": attrs["groups"] != 1
         or attrs["dilation"] != (1, 1),
-        "there is nothing to compute": min(shape.n, shape.c) == 0,
+        "there is nothing to compute": min(shape.n, shape.c, shape.o) == 0,
         f"pixels of {shape.c} and {shape.o} channels do not start at 16 bytes": shape.c % 8
         or shape.o % 8,
         f"a tensor copy steps over at most 8 pixels, got stride {shape.stride}": max(shape.stride)

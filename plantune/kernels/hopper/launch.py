@@ -111,14 +111,15 @@ def placing(step: Step, epilogue: ConvEpilogue, frame: Frame) -> Callable[[int],
         start += aligned(step.types[name].size_bytes)
 
     def place(stream: int) -> tuple[Any, ...]:
-        found = [frame.values[name] for name in rooms]
+        found = {name: frame.values[name] for name in rooms}
         copied = False
-        for i, name in enumerate(rooms):
-            if found[i].data_ptr() % ALIGNMENT:
+        for name, image in found.items():
+            if image.data_ptr() % ALIGNMENT:
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-                    found[i] = rooms[name].copy_(found[i])
+                    found[name] = rooms[name].copy_(image)
                 copied = True
-        return (*found, copied)
+        # A convolution may be added to its own input.
+        return (*(found[name] for name in images_read(epilogue)), copied)
 
     return place
 

@@ -53,6 +53,9 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
     for part, operand in (("weight", conv.inputs[1]), *parts.items()):
         if part not in ("residual", "relu") and operand not in step.constants:
             raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
+    for image in {conv.inputs[0], parts.get("residual")} & step.constants:
+        # Constants lie in nchw, whatever layout the images of a kernel have.
+        raise IllegalCandidate(f"{image!r} is constant, not an image that each call brings")
     offset = parts.get("offset")
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
     if leaving and not (unshifted and leaving == {before}):

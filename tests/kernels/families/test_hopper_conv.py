@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.kernels.families.hopper_conv import FAMILY
-from plantune.kernels.family import Candidate
+from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.hopper.launch import images_read, placing, placing_bytes
 from plantune.kernels.hopper.tiles import Box, conv_shape, copied_pixels, dense_box, reused_box
 from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.registry import why_not
@@ -50,7 +52,8 @@ class Conv:
         padding = self.kernel // 2 if self.padding is None else self.padding
         w = b.w(self.o, self.c // self.groups, self.kernel, self.kernel)
         geometry = {"stride": (self.stride, self.stride), "padding": (padding, padding)}
-        y = b.conv(b.x(self.n, self.c, *self.size), w, groups=self.groups, **geometry)
+        x = b.x(self.n, self.c, *self.size)
+        y = b.conv(x, w, groups=self.groups, **geometry)
         shape = b.graph.types[y].shape
         if "scale" in self.parts:
             y = b("mul", y, b.w(1))
@@ -58,6 +61,8 @@ class Conv:
             y = b("add_channel", y, b.w(self.o), axis=1)
         if "residual" in self.parts:
             y = b("add", y, b.x(*shape))
+        if "input" in self.parts:
+            y = b("add", y, x)
         if "relu" in self.parts:
             y = b("relu", y)
         before = y
@@ -229,6 +234,7 @@ RUN = {
     # Behind the ring of a tile so large there is room for one output alone.
     "wide": (Conv(2, 64, (8, 8), 256, parts=PARTS[:4]), config(128, 256, 3)),
     "wide, two outputs": (Conv(2, 64, (8, 8), 256), config(64, 256, 3)),
+    "added to its input": (Conv(parts=("bias", "input", "relu")), config(64, 64)),
     "no epilogue": (Conv(2, 64, (8, 8), 64, parts=()), config(64, 64)),
 }
 
@@ -237,6 +243,21 @@ RUN = {
 def test_what_is_to_run_is_legal(step_of, name):
     emit, chosen = RUN[name]
     assert refusal(step_of(emit, "float16"), chosen) is None
+
+
+@pytest.mark.parametrize("parts", [(), ("residual",), ("input",)])
+def test_every_image_that_is_read_is_placed(step_of, parts):
+    step = step_of(Conv(parts=parts), "float16")
+    epilogue = conv_epilogue(step)
+    like = torch.empty(2, 64, 8, 8, dtype=torch.float16, memory_format=torch.channels_last)
+    values = {name: torch.empty_like(like) for name, _ in step.inputs}
+    room = torch.empty(placing_bytes(step, epilogue), dtype=torch.uint8)
+    *found, copied = placing(step, epilogue, Frame(values, room, None, room.device))(0)
+    assert not copied
+    assert [image.data_ptr() for image in found] == [
+        values[name].data_ptr() for name in images_read(epilogue)
+    ]
+    assert len(found) == 1 + len(parts)
 
 
 @pytest.mark.gpu

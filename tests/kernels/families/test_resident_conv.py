@@ -35,13 +35,16 @@ class Conv:
     def __call__(self, b):
         padding = (self.kernel[0] // 2, self.kernel[1] // 2)
         geometry = {"stride": (self.stride, self.stride), "padding": padding}
-        y = b.conv(b.x(self.n, self.c, *self.size), b.w(self.o, self.c, *self.kernel), **geometry)
+        x = b.x(self.n, self.c, *self.size)
+        y = b.conv(x, b.w(self.o, self.c, *self.kernel), **geometry)
         if "scale" in self.parts:
             y = b("mul_channel", y, b.w(self.o), axis=1)
         if "bias" in self.parts:
             y = b("add_channel", y, b.w(self.o), axis=1)
         if "residual" in self.parts:
             y = b("add", y, b.x(*b.graph.types[y].shape))
+        if "input" in self.parts:
+            y = b("add", y, x)
         if "relu" in self.parts:
             y = b("relu", y)
         return b("add", y, b.w(1)) if "offset" in self.parts else y
@@ -65,6 +68,8 @@ def refusal(step, chosen):
         (Conv(parts=("scale", "bias")), "float16", "a bias, a residual and ReLU are all"),
         (Conv(parts=("relu", "offset")), "float16", "a bias, a residual and ReLU are all"),
         (Conv(c=192), "float16", "bytes of shared memory, a block has"),
+        (Conv(o=0), "float16", "there is nothing to compute"),
+        (Conv(n=1, c=8, size=(16, 70000), o=2048), "float16", "are counted in 31 bits"),
     ],
 )
 def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
@@ -124,6 +129,7 @@ RUN = {
     "one pixel": (Conv(n=1, size=(1, 1), parts=()), config()),
     "5x3": (Conv(size=(17, 17), kernel=(5, 3), c=24), config(1)),
     "one row of taps": (Conv(size=(12, 20), kernel=(1, 3), c=256, o=200), config(4)),
+    "added to its input": (Conv(parts=("bias", "input", "relu")), config(2)),
     "many outputs": (Conv(c=16, size=(10, 10), o=600), config(3)),
 }
 

@@ -107,6 +107,14 @@ REFUSED = {
         lambda b: b.conv(b.x(*IMAGE), b.x(*WEIGHT)),
         "the weight 'x1' is not constant between calls",
     ),
+    "a constant image": (
+        lambda b: b.conv(b.w(*IMAGE), b.w(*WEIGHT)),
+        "'w0' is constant, not an image that each call brings",
+    ),
+    "a constant residual": (
+        lambda b: b("add", conv(b), b.w(*MADE)),
+        "is constant, not an image that each call brings",
+    ),
     "a bias per column": (
         lambda b: b("add_channel", conv(b), b.w(4), axis=3),
         "add_channel at 'add_channel' has no place",

@@ -120,7 +120,7 @@ class Gpu(Device):
         graph = torch.cuda.CUDAGraph()
         self.synchronize()
         try:
-            with _no_collection():
+            with no_collection():
                 _capture(graph, call)
         except torch.OutOfMemoryError:
             raise
@@ -153,7 +153,7 @@ def _capture(graph: torch.cuda.CUDAGraph, call: Call) -> None:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """What a collector frees on a GPU would break the capture."""
     enabled = gc.isenabled()
     gc.disable()

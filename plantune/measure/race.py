@@ -252,6 +252,7 @@ def race(
         except Exception as error:  # It may fail in any way that torch knows.
             if not runners.device.works():
                 raise WorkerDied(f"{name}: {first_line(error)}") from error
+            calls.pop(name, None)  # it may have failed behind its first calls
             failures[name] = f"{type(error).__name__}: {error}"[:1000]
     say("time")
     watch = call_watch(runners.device)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from plantune.device import no_collection
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
@@ -69,6 +70,8 @@ class CapturedProgram:
         self._raw_stream: int | None = None
         self._addresses: tuple[int, ...] = ()
         self._copies: list[tuple[Tensor, Tensor]] = []
+        self._weights: list[Tensor] = []
+        self._places: list[int] = []
         self._passes: dict[str, Pass] = {}
         self._direct: dict[tuple[int, ...], Pass] = {}
         self._inputs = [self._place(name, type_) for name, type_ in graph.inputs]
@@ -96,6 +99,8 @@ class CapturedProgram:
             self._direct.clear()
             self._copies = self._placed({name: state[name].detach() for name in names})
             self._addresses = addresses
+            self._weights = [self._program.values[name] for name in names]
+            self._places = [*map(Tensor.data_ptr, self._weights)]
         if self._copies or self._program.refreshes:
             self._replay("refresh", self._run_refresh)
 
@@ -116,6 +121,10 @@ class CapturedProgram:
         for own, tensor in zip(self._inputs, inputs, strict=True):
             own.copy_(tensor)
         return self._replay("forward", self._program.run_forward)
+
+    def holds_its_weights(self) -> bool:
+        """Whether they still are where graphs read them: storages may be resized under us."""
+        return [*map(Tensor.data_ptr, self._weights)] == self._places
 
     def taken(self, results: Results) -> tuple[Tensor, ...]:
         """The outputs of a pass, in memory that is the caller's."""
@@ -216,7 +225,7 @@ class CapturedProgram:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with _one_capture, torch.cuda.device(self._device):
+            with _one_capture, no_collection(), torch.cuda.device(self._device):
                 self._capture(graph, run, current)
         except BaseException as error:
             with torch.cuda.device(self._device):

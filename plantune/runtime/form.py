@@ -35,6 +35,7 @@ class Form:
         self._settings = [get for _, get in settings], [held for held, _ in settings]
         self._set = [*map(call, *self._settings)]
         self.tensors = HeldTensors(module, otherwise)
+        self._moves = self.tensors.moves
         self._named = _named(module)
         self._types = self._types_now()
         self._has_parameters = self._has_parameters_now()
@@ -51,7 +52,9 @@ class Form:
 
     def _tensors_changed(self) -> bool:
         """Other tensors, or other memory in the same ones, may have other types."""
-        if not self.tensors.look():
+        self.tensors.look()
+        if self._moves != self.tensors.moves:  # by this look, or by one that a backward pass took
+            self._moves = self.tensors.moves
             if self._types_now() != self._types:
                 return True
             self._has_parameters = self._has_parameters_now()

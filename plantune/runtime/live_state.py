@@ -31,6 +31,8 @@ class HeldTensors:
         self.otherwise = otherwise
         # Counts the looks that found another tensor, or one whose memory lies elsewhere.
         self.moves = 0
+        # Counts what the user told of writes that leave no trace.
+        self.writes = 0
         self._take()
 
     def look(self) -> bool:
@@ -84,6 +86,8 @@ class LiveState:
         self._held = held
         self._places = [_place(held.module, name) for name in names]
         self._moves = -1
+        self._kept: list[Tensor] = []  # no other tensor gets the id of one of these
+        self._where: list[tuple[int, int]] = []
         self._pick: Callable[[list[int]], object] = tuple
         self._seen: tuple[object, ...] = ()
         self._samples: list[Any] = []
@@ -94,16 +98,18 @@ class LiveState:
         return {name: owner[key] for name, owner, key in self._places}
 
     def versions(self) -> tuple[object, ...]:
-        """What had changed, by the last look, when a tensor was replaced, moved or written."""
+        """What is another one, by the last look, if a tensor was replaced, moved or written."""
         if self._moves != self._held.moves:
             self._moves = self._held.moves
             order = self._held.order((owner, key) for _, owner, key in self._places)
             self._pick = itemgetter(*order) if order else tuple
-        return self._moves, self._pick(self._held.versions)
+            self._kept = [self._held.present[place] for place in order]
+            self._where = [(id(tensor), tensor.data_ptr()) for tensor in self._kept]
+        return self._where, self._pick(self._held.versions)
 
     def changed(self) -> bool:
         """Whether the last look found anything that this had not seen before."""
-        now = (*self.versions(), _Steps.taken)
+        now = (*self.versions(), _Steps.taken, self._held.writes)
         if now != self._seen:
             self._seen = now
             self._samples = [word for t in self.tensors().values() for word in _samples(t)]

@@ -27,6 +27,8 @@ from plantune.runtime.pool import Lease, Pool, device_of
 from plantune.space.search_space import SearchSpace, load_search_space
 
 FALLBACKS = ("warn", "error", "silent")
+# Private: what vmap and grad of torch.func put in force.
+_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 class UnplannedCall(UserWarning):
@@ -122,8 +124,9 @@ class TunedModule(nn.Module):
 
     def refresh(self) -> None:
         """Says that weights changed in a way that torch does not record (see LiveState)."""
-        for pool in tuple(self._pools.values()):
-            pool.invalidate()
+        with self._lock:
+            if self._last_form is not None:
+                self._last_form.tensors.writes += 1
 
     def forward(self, x: Tensor) -> Any:
         if torch.compiler.is_compiling():
@@ -134,6 +137,8 @@ class TunedModule(nn.Module):
     def _run(self, x: Tensor) -> Any:
         ahead = self._launched_ahead(x)
         form = self._form()
+        if self._last_pool is None:
+            ahead = None  # it was of another form, and holds its memory
         reason = self._why_not_planned(x, form)
         if reason is not None:
             return self._eagerly(x, reason)
@@ -143,6 +148,7 @@ class TunedModule(nn.Module):
             wanted = (*wanted, "x")
         pool = self._pool(form, wanted or None)
         if pool.plan.runner == "eager":
+            self._last_pool = None
             with torch.set_grad_enabled(gradients):
                 return self.reference(x)
         if torch.are_deterministic_algorithms_enabled() and not _is_deterministic(pool.plan):
@@ -155,6 +161,7 @@ class TunedModule(nn.Module):
         except CaptureError as error:
             reason = f"the plan cannot run: {error}"
         # Behind the handlers: an error keeps the memory of the pass that it ended.
+        ahead = None
         return self._eagerly(x, reason)
 
     def _launched_ahead(self, x: Tensor) -> Ahead | None:
@@ -167,6 +174,9 @@ class TunedModule(nn.Module):
         if pool is None or type(x) is not Tensor or self._why_not_type(x) is not None:
             return None
         if not x.is_contiguous(memory_format=MEMORY_FORMATS[self._input_type.layout]):
+            return None
+        # Such a call is the framework's. A graph that is captured in it would be of its dtypes.
+        if _transforms() is not None or torch.is_autocast_enabled(x.device.type):
             return None
         lease = pool.idle()
         if lease is None:

@@ -55,12 +55,7 @@ class Instance:
         if not (self._calm and self._launches_ahead) or torch.cuda.is_current_stream_capturing():
             return None
         assert isinstance(self.program, CapturedProgram)
-        return self.program.launch(*inputs)
-
-    def invalidate(self) -> None:
-        """The next pass prepares from the weights again, changed or not."""
-        self._stale = True
-        self._calm = False
+        return self.program.launch(*inputs) if self.program.holds_its_weights() else None
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
@@ -138,8 +133,3 @@ class Pool:
     def give_back(self, instance: Instance) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
         self._idle.append(instance)
-
-    def invalidate(self) -> None:
-        """Every idle instance prepares from the weights again."""
-        for instance in tuple(self._idle):
-            instance.invalidate()

@@ -62,7 +62,8 @@ class Program:
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
         calls = [_copy(conversion, self.values) for conversion in launch.conversions]
-        calls.append(lambda: binding.launch(current_stream(self.device)))
+        device = self.device  # not `self`: a program in a cycle would keep its memory
+        calls.append(lambda: binding.launch(current_stream(device)))
         if drops:
             calls.append(_drop(drops, self.values))
         return calls

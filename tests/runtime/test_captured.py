@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -265,6 +267,13 @@ def captured_on(device, graph, plan, space):
     return CapturedProgram(graph, plan, space, device)
 
 
+@contextmanager
+def suppressed() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnplannedCall)
+        yield
+
+
 @pytest.fixture
 def calm(module, x, launches):
     """A tuned module behind a call in which nothing had changed."""
@@ -327,6 +336,41 @@ class TestAhead:
         calm(x)
         assert len(launches) == 1
 
+    def test_no_graph_is_captured_under_autocast(self, calm, x, captures):
+        """It would be replayed without it, too."""
+        under = []
+        captures.append = lambda run: under.append(torch.is_autocast_enabled("cpu"))
+        for call in range(2 * DIRECT_AFTER):
+            with torch.autocast("cpu", enabled=call % 2 == 1), suppressed():
+                calm(x)
+        assert not any(under)
+
+    def test_transforms_of_functions_run_in_the_framework(self, calm, x, close):
+        calm.get_submodule("2").register_forward_hook(lambda module, inputs, y: y + 1)
+        with pytest.warns(UnplannedCall, match="hooks"):
+            y = torch.func.vmap(calm)(torch.stack([x, x + 1]))
+        close(y[1], calm.reference(x + 1))
+
+    @torch.no_grad()
+    def test_memory_that_a_storage_lost_is_not_read(self, calm, x, launches, close):
+        weight = calm.get_submodule("0").weight
+        kept = weight.clone()
+        size = weight.untyped_storage().nbytes()
+        weight.untyped_storage().resize_(0)
+        other = torch.empty(1 << 20)  # so that the memory is not given again
+        weight.untyped_storage().resize_(size)
+        weight.copy_(kept)
+        close(calm(x), expected(calm.reference, x))
+        assert other is not None
+        assert len(launches) == 1
+
+    def test_a_plan_that_runs_eagerly_starts_nothing(self, calm, x, launches):
+        calm.train()
+        object.__setattr__(calm.pool().plan, "runner", "eager")
+        for _ in range(3):
+            calm(x)
+        assert len(launches) <= 1
+
     def test_another_batch_is_not_started(self, calm, x, launches):
         with pytest.warns(UnplannedCall):
             calm(x[:2])
@@ -337,7 +381,7 @@ class TestAhead:
             calm.get_submodule("0").weight.data.view(-1)[1] += 1
         calm.refresh()
         close(calm(x), expected(calm.reference, x))
-        assert len(launches) == 1
+        assert len(launches) == 2
 
     def test_every_instance_goes_back(self, calm, x, launches):
         for scale in (1.0, 2.0):

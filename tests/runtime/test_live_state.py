@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.errors import UnsupportedModule
+from plantune.errors import UnsupportedModule, WeightsChanged
 from plantune.runtime.live_state import HeldTensors, LiveState
 
 
@@ -119,6 +120,53 @@ class TestReplaced:
         gradients = [torch.autograd.grad(y.sum(), swapped["stem.1.weight"])[0] for y in outputs]
         close(*gradients)
         close(model(images), small(images))
+
+
+class TestBetweenForwardAndBackward:
+    """What is as it was again has not changed."""
+
+    @pytest.fixture
+    def trained(self, small, images, tuned):
+        model = tuned(small, images, "train", "hand")
+        model(images).sum().backward()
+        return model
+
+    def test_averaged_weights_in_their_place_for_a_while(self, trained, images, close):
+        y = trained(images)
+        kept = {name: p.data for name, p in trained.named_parameters()}
+        for p in trained.parameters():
+            p.data = p.data * 0.9
+        with torch.no_grad():
+            other = trained(images)
+            close(other, trained.reference(images))
+        for name, p in trained.named_parameters():
+            p.data = kept[name]
+        (y - other).square().sum().backward()
+
+    def test_a_call_with_other_parameters(self, trained, images):
+        y = trained(images)
+        other = {name: p.detach() * 0.9 for name, p in trained.named_parameters()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            teacher = torch.func.functional_call(trained, other, (images,))
+        (y - teacher).square().sum().backward()
+
+    def test_layers_of_other_sizes_are_seen_behind_it(self, named, images, tuned, close):
+        model = tuned(named(conv=nn.Conv2d(3, 8, 3), relu=nn.ReLU()), images, "train")
+        y = model(images)
+        model.conv.weight = nn.Parameter(torch.randn(5, 3, 3, 3))
+        model.conv.bias = nn.Parameter(torch.randn(5))
+        with pytest.raises(WeightsChanged):
+            y.sum().backward()
+        close(model(images), model.reference(images))
+
+    def test_a_refresh_reaches_an_instance_in_use(self, trained, images, close):
+        y = trained(images)
+        weight = trained.layers[0][0].conv1.weight
+        weight.data.view(-1)[1::2].mul_(3)
+        trained.refresh()
+        del y
+        close(trained(images), trained.reference(images))
 
 
 class TestLoaded:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import platform
+import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plantune.env import cpu_identity, cxx_compiler
@@ -197,5 +200,8 @@ def _cpu_name() -> str:
 def _own_version() -> str:
     try:
         return version("plantune")
-    except PackageNotFoundError:
+    except PackageNotFoundError:  # run from a checkout that nobody installed
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        with suppress(OSError, LookupError, ValueError):
+            return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])
         return "unknown"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +15,7 @@ from plantune.environment import GPU, Environment, arch_of, cpu_environment, env
 from plantune.errors import InvalidPlan, UnsupportedDevice
 from plantune.values import Attrs
 
+ROOT = Path(__file__).resolve().parents[1]
 SILICON = Attrs(
     sm_count=132,
     memory_mib=143167,
@@ -147,3 +150,12 @@ def test_a_gpu_that_plantune_does_not_know_is_named(gpu: SimpleNamespace) -> Non
     gpu.major = 6
     with pytest.raises(UnsupportedDevice, match=r"cuda:0 is sm60; plantune knows cpu, sm70"):
         arch_of(torch.device("cuda", 0))
+
+
+def test_a_checkout_that_nobody_installed_has_its_version(monkeypatch):
+    def missing(name):
+        raise environment.PackageNotFoundError(name)
+
+    monkeypatch.setattr(environment, "version", missing)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert environment._own_version() == project["version"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from plantune.environment import Environment
 from plantune.kernels.family import Candidate
 from plantune.plan import Choice, Plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db import PlanDatabase, export_plans
 from plantune.values import Attrs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +31,7 @@ from plantune.environment import Environment
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Rejected
 from plantune.plan import Choice, Plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db import PlanDatabase, export_plans
 from plantune.values import Attrs
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
@@ -103,3 +105,27 @@ def start() -> Iterator[Callable[..., Process]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def target() -> Iterator[PlanDatabase]:
+    with PlanDatabase.in_memory() as database:
+        yield database
+
+
+@pytest.fixture
+def exported(
+    database: PlanDatabase, tmp_path: Path, here: Environment, make_plan: Callable[..., Plan]
+) -> Path:
+    """A file with plans for two batches."""
+    for batch in (8, 16):
+        database.put_plan(make_plan(batch=batch), here)
+    export_plans(database, tmp_path / "cpu.db", "cpu")
+    return tmp_path / "cpu.db"
+
+
+def rows_of(path: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of a database file, whatever wrote it."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        return [{**row} for row in connection.execute(f"SELECT * FROM {table}")]

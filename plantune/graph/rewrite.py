@@ -45,7 +45,7 @@ def round_constants_once(graph: Graph) -> Graph:
     """Computes in float32 what follows from 16-bit weights alone, and rounds where it is used.
 
     A batch norm that is folded into a weight is a chain of five ops: rounded after each, resnet18
-    in float16 erred twice as much as eager.
+    in float16 erred up to 2.4 times as much as eager.
     """
     if not any(_is_16_bits(graph.types[name]) for name in graph.constants):
         return graph

@@ -22,8 +22,8 @@ class Form:
     """A module's submodules, their settings (stride, momentum, ...) and its tensors' types, as they
     were when this was made. Where one of them changed, the module needs another layer graph.
 
-    It is asked in every call, so it looks at a whole dict at a time: 12 us instead of 42 for
-    se_resnet9_fixup (2026-11-20).
+    It is asked in every call, so it looks at a whole dict at a time: 16 us for se_resnet9_fixup, 10
+    of them for its tensors (2026-11-20).
     """
 
     def __init__(self, module: nn.Module, otherwise: torch.device = CPU) -> None:

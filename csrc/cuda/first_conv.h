@@ -72,7 +72,10 @@ class FirstConv {
 
  public:
   static constexpr int kThreads = C::kGroups * kWarpgroup;
-  static constexpr int kSharedBytes = kWeightBytes + C::kGroups * kRing * kRowBytes;
+  // Columns of a product lie 16 bytes apart here. compute-sanitizer takes them to be 32, as they
+  // mostly are, so there is room for such columns behind the last row.
+  static constexpr int kSharedBytes =
+      kWeightBytes + C::kGroups * kRing * kRowBytes + (kColumns - 1) * kUnit;
   static constexpr int kBlocks = ceil_div(kItems, C::kGroups) * kTilesO;
 
   struct Arguments {
@@ -225,7 +228,7 @@ class FirstConv {
     uint32_t first_weights = weights_;
     asm volatile("" : "+r"(first_weights));
     fence_registers(sums);
-    cute::warpgroup_arrive();
+    fence_products();
 #pragma unroll
     for (int r = 0; r < C::kR; ++r) {
       const uint64_t pixels = descriptor(ring_ + wrapped(slot + r) * kRowBytes, kUnit);
@@ -236,12 +239,12 @@ class FirstConv {
                                    sums);
       }
     }
-    cute::warpgroup_commit_batch();
+    commit_products();
     fence_registers(sums);
   }
 
   static __device__ __forceinline__ void finish_row(float (&sums)[kColumns / 2]) {
-    cute::warpgroup_wait<0>();
+    wait_for_products<0>();
     fence_registers(sums);
   }
 
@@ -331,6 +334,7 @@ class FirstConv {
     publish_rows();
     start_row(0, sums);
     finish_row(sums);
+    publish_rows();  // The first turn overwrites rows that these products read.
     pool_row(sums, [&](int i, Two best) { kept[i] = first_ > 0 ? best : least<T>(); });
     int slot = C::kStrideH;
 #pragma unroll 1

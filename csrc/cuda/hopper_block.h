@@ -155,7 +155,7 @@ class HopperBlock : public HopperConvSe<C> {
         slot.advance();
       }
     }
-    cute::warpgroup_wait<0>();
+    wait_for_products<0>();
     fence_registers(sums);
   }
 };

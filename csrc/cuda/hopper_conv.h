@@ -321,7 +321,7 @@ class HopperConv {
         wait(image_full(image_slot.stage), image_slot.parity);
       }
     }
-    cute::warpgroup_wait<0>();
+    wait_for_products<0>();
     fence_registers(sums);
     release(read_weight, weight_empty(read_weight));
   }
@@ -332,12 +332,12 @@ class HopperConv {
                                                 float (&sums)[C::kTileN / 2]) const {
     wait(weight_full(weight_slot.stage), weight_slot.parity);
     fence_registers(sums);
-    cute::warpgroup_arrive();
+    fence_products();
     multiply_row<T, C::kTileN>(rows, matrix_descriptor(weight(weight_slot.stage), kGroupBytes),
                                sums);
-    cute::warpgroup_commit_batch();
+    commit_products();
     fence_registers(sums);
-    cute::warpgroup_wait<1>();
+    wait_for_products<1>();
   }
 
   /// Gives a slot back that this warp has read, where it is one.

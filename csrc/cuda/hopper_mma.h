@@ -6,30 +6,16 @@
 
 #pragma once
 
-#include <cute/arch/mma_sm90_gmma.hpp>
-#include <cute/numeric/integer_sequence.hpp>
+#include <cuda/std/cstdint>
 
 namespace plantune {
 
 constexpr int kRowBytes = 128;   // 64 elements of K: one row of the swizzle's pattern
 constexpr int kGroupBytes = 8 * kRowBytes;  // 8 rows, after which the pattern repeats
 
+/// One product of n columns; a kernel's source defines those that it starts.
 template <class T, int n>
-struct MmaAtom;
-
-#define PLANTUNE_MMA_ATOM(T, NAME, n)                                                      \
-  template <>                                                                              \
-  struct MmaAtom<T, n> {                                                                   \
-    using Type = cute::SM90::GMMA::MMA_64x##n##x16_F32##NAME##NAME##_SS<                   \
-        cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::K>;                           \
-  };
-PLANTUNE_MMA_ATOM(__half, F16, 64)
-PLANTUNE_MMA_ATOM(__half, F16, 128)
-PLANTUNE_MMA_ATOM(__half, F16, 256)
-PLANTUNE_MMA_ATOM(__nv_bfloat16, BF16, 64)
-PLANTUNE_MMA_ATOM(__nv_bfloat16, BF16, 128)
-PLANTUNE_MMA_ATOM(__nv_bfloat16, BF16, 256)
-#undef PLANTUNE_MMA_ATOM
+struct Product;
 
 /// Describes rows in shared memory whose groups of 8 lie `group_bytes` apart. The swizzle depends
 /// on the address alone, so the first row may be any row of the pattern.
@@ -39,22 +25,11 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
          uint64_t(group_bytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
-namespace detail {
-template <class Atom, int kSize, int... i>
-__device__ __forceinline__ void call(uint64_t a, uint64_t b, float (&d)[kSize],
-                                     cute::integer_sequence<int, i...>,
-                                     cute::SM90::GMMA::ScaleOut out) {
-  Atom::fma(a, b, d[i]..., out);
-}
-}  // namespace detail
-
 /// Starts d = A * B, or += where `adds`, over 16 values. The caller fences, commits and waits.
 template <class T, int n>
 __device__ __forceinline__ void multiply_step(uint64_t a, uint64_t b, bool adds,
                                               float (&d)[n / 2]) {
-  using Out = cute::SM90::GMMA::ScaleOut;
-  detail::call<typename MmaAtom<T, n>::Type>(a, b, d, cute::make_integer_sequence<int, n / 2>{},
-                                             adds ? Out::One : Out::Zero);
+  Product<T, n>::start(a, b, adds, d);
 }
 
 /// Starts d += A * B over one row of K, 64 elements. The caller fences, commits and waits.
@@ -67,10 +42,27 @@ __device__ __forceinline__ void multiply_row(uint64_t a, uint64_t b, float (&d)[
   }
 }
 
+/// Keeps sums in their registers from here on: products under way change them unseen.
 template <int kSize>
 __device__ __forceinline__ void fence_registers(float (&d)[kSize]) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) cute::warpgroup_fence_operand(d[i]);
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/// Before the first product: what this warpgroup wrote to registers of sums is there.
+__device__ __forceinline__ void fence_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/// Makes a group of the products started so far.
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/// Waits until at most so many groups are under way.
+template <int kGroups>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
 }  // namespace plantune

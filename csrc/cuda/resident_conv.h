@@ -170,7 +170,7 @@ class ResidentConv {
     uint32_t first = weight(chunk, 0);
     asm volatile("" : "+r"(first));
     fence_registers(sums);
-    cute::warpgroup_arrive();
+    fence_products();
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {
       const int offset = (tap / C::kS * kCopyW + tap % C::kS) * kRowBytes;
@@ -182,12 +182,12 @@ class ResidentConv {
                                    chunk + tap + k > 0, sums);
       }
     }
-    cute::warpgroup_commit_batch();
+    commit_products();
     fence_registers(sums);
   }
 
   static __device__ __forceinline__ void finish_chunk(float (&sums)[kColumns / 2]) {
-    cute::warpgroup_wait<0>();
+    wait_for_products<0>();
     fence_registers(sums);
   }
 

@@ -40,7 +40,7 @@ def arch() -> str:
 def worker(arch: str) -> Iterator[Worker]:
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     families = {"PLANTUNE_FAMILIES": "faulty_cuda", "PYTHONPATH": path}
-    limits = Limits(run_s=8)
+    limits = Limits(run_s=20)
     with Worker(limits=limits, environment=families, reserve=arch) as worker:
         yield worker
 
@@ -67,7 +67,7 @@ FAULTS = {
     "trap": ("crash", "CUDA error"),  # F4
     "illegal_address": ("crash", "an illegal memory access"),  # F4
     "misaligned": ("crash", "misaligned address"),  # F4
-    "endless": ("timeout", "check took over 8 s"),  # F5
+    "endless": ("timeout", "check took over 20 s"),  # F5
     "wrong": ("numerics", "relative error 0.02"),  # F6
     "loses_nan": ("numerics", "NaN or infinity is lost"),  # F7
     "unwritten": ("numerics", "is nan instead of"),  # F8

@@ -32,7 +32,6 @@ class CudnnConv(KernelFamily):
 
     name: ClassVar = "cudnn_conv"
     arch_kinds = frozenset(("cuda",))
-    build_s = 0.5
     launch_us = 2.0
     flops_per_us = 4e8
 

@@ -14,9 +14,8 @@ from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper.design import ELEMENTS
 from plantune.kernels.hopper.family import SM_CYCLES_PER_US, SMS
-from plantune.kernels.hopper.widths import other_width
+from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 from plantune.kernels.vector_kernel import members
 from plantune.space.arch import Arch
@@ -31,10 +30,8 @@ ROWS_MIN = 4
 # Of a multiprocessor, in units of 64 rows by 16 products.
 COLUMNS_PER_CYCLE = 2.0
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
-SOURCE = """#include "cuda/hopper_mma.h"
-{shapes}
-#include "cuda/first_conv.h"
-struct Conv {{
+SOURCE = """#include "cuda/first_conv.h"
+{product}struct Conv {{
   using T = {element};
   static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
   static constexpr int kR = {r}, kS = {s};
@@ -132,16 +129,17 @@ class Design:
 
     @property
     def shared_bytes(self) -> int:
-        """The weights, and a ring of rows for each warpgroup."""
+        """The weights, a ring of rows for each warpgroup, and as much more as the header says."""
         weights = self.weight[2] * self.steps * TILE_O * 16 * 2
         rows_at_once = 2 if self.pool else 1
         advance = rows_at_once * self.stride[0]
         ring = (rows_at_once - 1) * self.stride[0] + self.weight[2] + advance
-        return weights + self.groups * ring * (self.columns - 1 + 2 * self.steps) * UNIT_BYTES
+        rows = self.groups * ring * (self.columns - 1 + 2 * self.steps)
+        return weights + (rows + self.columns - 1) * UNIT_BYTES
 
     def source(self, dtype: str, layout: str) -> str:
         (n, c, h, w), (o, _, r, s), (_, _, p, q) = self.x, self.weight, self.conv
-        shapes, element = other_width(dtype, self.columns), ELEMENTS[dtype]
+        element = ELEMENTS[dtype]
         sizes = {"n": n, "c": c, "h": h, "w": w, "o": o, "p": p, "q": q, "r": r, "s": s}
         own = ("columns", "tiles_w", "rows", "groups", "stride", "threads", "shared_bytes")
         flags = {
@@ -151,7 +149,7 @@ class Design:
             "nhwc": layout == "nhwc",
         }
         return SOURCE.format(
-            shapes=shapes,
+            product=product(dtype, self.columns),
             element=element,
             out=self.out[2:],
             padding=self.epilogue.conv.attrs["padding"],
@@ -167,7 +165,6 @@ class FirstConv(CudaFamily):
     """Config: the image's `layout`; the warpgroups of `threads` make `rows` rows each."""
 
     name: ClassVar = "first_conv"
-    build_s: ClassVar = 3.0
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if arch.cuda is not None and "wgmma" not in arch.cuda.features:

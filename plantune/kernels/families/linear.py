@@ -49,7 +49,6 @@ class Linear(CudaFamily):
     """Config: a block makes `tile_n` columns of so many `rows`."""
 
     name: ClassVar = "linear"
-    build_s: ClassVar = 0.5
 
     def why_not_step(self, step: Step) -> str | None:
         try:

@@ -49,7 +49,6 @@ class Pointwise(CudaFamily):
     """Config: `layout` of images; a thread of a block takes so many `vectors`."""
 
     name: ClassVar = "pointwise"
-    build_s: ClassVar = 0.5
 
     def why_not_step(self, step: Step) -> str | None:
         try:

@@ -53,7 +53,6 @@ class Pool(CudaFamily):
     """Config: `layout` of images; `threads` of a block."""
 
     name: ClassVar = "pool"
-    build_s: ClassVar = 0.5
 
     def why_not_step(self, step: Step) -> str | None:
         node = step.nodes[0]

@@ -50,7 +50,6 @@ class PoolConv(CudaFamily):
     """Config: output pixels `tile_m` and channels `tile_n` of a block."""
 
     name: ClassVar = "pool_conv"
-    build_s = 0.5
 
     def why_not_step(self, step: Step) -> str | None:
         try:

@@ -15,11 +15,11 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper.design import ELEMENTS, SWIZZLE_BYTES
+from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.family import MEMORY_BYTES_PER_US, SM_CYCLES_PER_US, SMS, why_not_conv
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, weight_map
+from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape, conv_shape
-from plantune.kernels.hopper.widths import other_width
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.vector_kernel import members
 from plantune.space.arch import Arch
@@ -30,10 +30,8 @@ WARPGROUP, TILE_O = 128, 64
 ROWS_MAX = 16
 # Of what is read and written, so much moves beside the products (H200, 2026-11-20).
 CACHED_BYTES = 50e6
-SOURCE = """#include "cuda/hopper_mma.h"
-{shapes}
-#include "cuda/resident_conv.h"
-struct Conv {{
+SOURCE = """#include "cuda/resident_conv.h"
+{product}struct Conv {{
   using T = {element};
   static constexpr int kN = {n}, kC = {c}, kO = {o}, kP = {p}, kQ = {q}, kR = {r}, kS = {s};
   static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
@@ -113,7 +111,7 @@ class Design:
             "relu": epilogue.relu,
         }
         return SOURCE.format(
-            shapes=other_width(dtype, columns),
+            product=product(dtype, columns),
             element=element,
             box_h=self.box.h,
             **vars(self.shape),
@@ -126,7 +124,6 @@ class ResidentConv(CudaFamily):
     """Config: the warpgroups of `threads` take turns, with `stages` boxes of pixels each."""
 
     name: ClassVar = "resident_conv"
-    build_s: ClassVar = 3.0
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if arch.cuda is not None and "wgmma" not in arch.cuda.features:

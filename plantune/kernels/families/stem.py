@@ -61,7 +61,6 @@ class Stem(CudaFamily):
     """
 
     name: ClassVar = "stem"
-    build_s = 0.5
 
     def why_not_step(self, step: Step) -> str | None:
         try:

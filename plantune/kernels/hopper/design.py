@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 
-ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 SWIZZLE_BYTES = 1024
 SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
 SM_REGISTERS, SM_THREADS = 65536, 2048
@@ -145,10 +145,12 @@ class Design:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def constants(self, dtype: str, epilogue: ConvEpilogue, more: str = "") -> str:
-        """The struct that the kernel is instantiated with; `more` are lines at its end."""
+        """The product, and the struct that the kernel is instantiated with; `more` are lines at its
+        end.
+        """
         parts = ("scale", "bias", "residual", "relu", "offset", "unshifted")
         has = {part: "true" if getattr(epilogue, part) else "false" for part in parts}
-        return CONSTANTS.format(
+        return product(dtype, self.tile_n) + CONSTANTS.format(
             **vars(self.shape),
             **has,
             **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},

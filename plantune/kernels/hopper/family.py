@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import images
-from plantune.kernels.hopper.design import ELEMENTS, Design
+from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import placing_bytes
+from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.space.arch import Arch

@@ -1,0 +1,43 @@
+"""Warpgroup products of one width, as source that `csrc/cuda/hopper_mma.h` asks for.
+
+CUTLASS has all of them, in headers that take NVRTC 0.8 s of each kernel's 1.0 s.
+"""
+
+from __future__ import annotations
+
+ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
+NAMES = {"float16": "f16", "bfloat16": "bf16"}
+# Behind the sums: both descriptors, and whether there are sums to add to. Neither operand is
+# negated or transposed.
+PRODUCT = """template <>
+struct plantune::Product<{element}, {columns}> {{
+  static __device__ __forceinline__ void start(uint64_t a, uint64_t b, int adds,
+                                               float (&d)[{sums}]) {{
+    asm volatile(
+        "{{\\n"
+        ".reg .pred p;\\n"
+        "setp.ne.b32 p, %{adds}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name} "
+        "{{{places}}}, %{a}, %{b}, p, 1, 1, 0, 0;\\n"
+        "}}\\n"
+        : {operands}
+        : "l"(a), "l"(b), "r"(adds));
+  }}
+}};
+"""
+
+
+def product(dtype: str, columns: int) -> str:
+    """Source behind that header for products of so many columns, a multiple of 8."""
+    sums = columns // 2
+    return PRODUCT.format(
+        element=ELEMENTS[dtype],
+        name=NAMES[dtype],
+        columns=columns,
+        sums=sums,
+        places=", ".join(f"%{i}" for i in range(sums)),
+        operands=", ".join(f'"+f"(d[{i}])' for i in range(sums)),
+        a=sums,
+        b=sums + 1,
+        adds=sums + 2,
+    )

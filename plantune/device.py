@@ -13,6 +13,7 @@ from plantune.errors import CaptureError, UnsupportedDevice
 from plantune.space.arch import ARCH_NAMES, Arch
 
 Call = Callable[[], object]
+COMMON_POOL = (0, 0)  # of torch's allocator
 
 
 class Device:
@@ -95,17 +96,24 @@ class Gpu(Device):
         torch.cuda.synchronize(self.place)
 
     def held_bytes(self) -> int:
-        # By segments: of a graph's pool nothing counts as allocated between two replays.
         gc.collect()
         torch.cuda.empty_cache()
-        return torch.cuda.memory_reserved(self.place)
+        return torch.cuda.memory_allocated(self.place) + self._idle_in_graphs()
 
     def peak_bytes(self, call: Call) -> int:
         self.held_bytes()
         torch.cuda.reset_peak_memory_stats(self.place)
         call()
         self.synchronize()
-        return torch.cuda.max_memory_reserved(self.place)
+        return torch.cuda.max_memory_allocated(self.place) + self._idle_in_graphs()
+
+    def _idle_in_graphs(self) -> int:
+        """What counts as free between two replays of a graph, and serves nobody else."""
+        return sum(
+            segment["total_size"] - segment["allocated_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if segment["device"] == self.place.index and segment["segment_pool_id"] != COMMON_POOL
+        )
 
     def give_back_memory(self) -> None:
         torch.cuda.empty_cache()

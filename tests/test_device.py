@@ -156,3 +156,50 @@ def test_memory_that_runs_out_is_no_fault_of_capturing():
 
     with pytest.raises(torch.OutOfMemoryError):
         Gpu(0).captured(call)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+class TestMemory:
+    """Counted in the way of a bench: what a call takes beyond what was held before it was made."""
+
+    MIB = 1 << 20
+
+    @pytest.fixture
+    def gpu(self):
+        found = Gpu(0)
+        found.held_bytes()
+        return found
+
+    def grown(self, gpu, make):
+        held = gpu.held_bytes()
+        call = make()
+        call()
+        return gpu.peak_bytes(call) - held
+
+    def used(self, mib):
+        return torch.zeros(mib << 20, dtype=torch.uint8, device="cuda")
+
+    def test_what_lives_and_what_a_call_takes_for_itself(self, gpu):
+        def make():
+            weights = self.used(24)
+            return lambda: self.used(8).add_(weights[0])
+
+        assert self.grown(gpu, make) == 32 * self.MIB
+
+    def test_what_lies_idle_in_a_graph(self, gpu):
+        def make():
+            with gpu.own_stream():
+                return gpu.captured(lambda: self.used(64).add_(1))
+
+        assert 64 * self.MIB <= self.grown(gpu, make) <= 96 * self.MIB
+
+    def test_room_in_the_segments_of_others_is_not_free_of_charge(self, gpu):
+        others = [self.used(4) for _ in range(8)]
+        del others[::2]
+
+        def make():
+            weights = self.used(4)
+            return lambda: weights.add_(1)
+
+        assert self.grown(gpu, make) == 4 * self.MIB

@@ -59,13 +59,10 @@ def test_it_runs_on_its_own_gpu(module, images, plan):
             assert_right(model, module, images)
 
 
-def test_it_trains_there(module, images):
+def test_it_trains_there(module, images, assert_trains):
     model = optimize(module, images, mode="train")
-    for either in (model, module):
-        either(images).float().square().mean().backward()
-    for ours, theirs in zip(model.parameters(), module.parameters(), strict=True):
-        assert ours.grad.device == SECOND
-        assert off(ours.grad, theirs.grad) < 0.05
+    assert_trains(model, module, images)
+    assert {parameter.grad.device for parameter in model.parameters()} == {SECOND}
 
 
 def test_an_input_of_another_gpu_is_refused_by_name(module, images):

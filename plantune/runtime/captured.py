@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from plantune.device import no_collection
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import MEMORY_FORMATS
 from plantune.plan import Plan
+from plantune.runtime.direct import DirectPasses, Pass, Results
 from plantune.runtime.program import Program
-from plantune.runtime.streams import stream_for
+from plantune.runtime.recorder import Recorder
 from plantune.space.search_space import SearchSpace
 
-# A caller that brings its input at the same address this often in a row gets a graph that reads it
-# there: the copy took 4.6 us of 119 (se_resnet9_fixup, batch 128, H200, 2026-11-20).
-DIRECT_AFTER = 16
-MOST_DIRECT = 4
-# Libraries choose algorithms and take workspaces in their first calls, which cannot be captured.
-WARM_UP_PASSES = 2
-# torch captures one graph at a time in a process.
-_one_capture = threading.Lock()
 # Private, but what torch's own compiled graphs ask: 0.2 us instead of 2.7 (H200, 2026-11-20).
 _raw_stream = getattr(
     torch._C,
     "_cuda_getCurrentRawStream",
     lambda index: torch.cuda.current_stream(index).cuda_stream,
 )
-# Private, but what torch's own captures end with.
-_end_allocation = getattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: None)
-_release_pool = getattr(torch._C, "_cuda_releasePool", lambda index, pool: None)
 
 
-Results = Mapping[str, Tensor]
+class Started(NamedTuple):
+    """A forward pass under way: the caller's outputs, and results that are to be copied there."""
 
-
-@dataclass(frozen=True)
-class Pass:
-    """A captured pass, and the values that each replay writes anew."""
-
-    graph: torch.cuda.CUDAGraph
+    outputs: tuple[Tensor, ...]
     results: Results
 
 
@@ -54,9 +39,10 @@ class CapturedProgram:
     """A program's face over captured graphs.
 
     Inputs are copied into memory of its own, or read where they lie by a graph for that address;
-    either way a caller may free or change them after the call, in the order of its stream. Graphs
-    read weights where they lie: one that moved is captured anew, one that changed in place is not.
-    It may be called on any stream, from one thread at a time.
+    either way a caller may free or change them after the call, in the order of its stream. Outputs
+    are allocated for each call, and copied to, or written by a graph for that address. Graphs read
+    weights where they lie: one that moved is captured anew, one that changed in place is not. It
+    may be called on any stream, from one thread at a time.
     """
 
     def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device) -> None:
@@ -64,22 +50,17 @@ class CapturedProgram:
         self.plan = plan
         self._program = Program(graph, plan, space, device)
         self._device = device
-        self._side = stream_for(self, device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream: int | None = None
         self._addresses: tuple[int, ...] = ()
         self._copies: list[tuple[Tensor, Tensor]] = []
-        self._weights: list[Tensor] = []
-        self._places: list[int] = []
         self._passes: dict[str, Pass] = {}
-        self._direct: dict[tuple[int, ...], Pass] = {}
+        self._direct = DirectPasses()
         self._inputs = [self._place(name, type_) for name, type_ in graph.inputs]
         self._gradients = [self._place(name, type_) for name, type_ in graph.output_gradients]
         self._strides = [own.stride() for own in self._inputs]
-        self._last_inputs: tuple[int, ...] = ()
-        self._repeats = 0
-        self._most_direct = MOST_DIRECT
+        self._new_outputs = [self._new(graph.types[name]) for name in graph.outputs]
 
     def _place(self, name: str, type_: TensorType) -> Tensor:
         """Memory of our own for what a caller brings."""
@@ -87,6 +68,10 @@ class CapturedProgram:
         tensor = tensor.contiguous(memory_format=MEMORY_FORMATS[type_.layout])
         self._program.values[name] = tensor
         return tensor
+
+    def _new(self, type_: TensorType) -> Callable[[], Tensor]:
+        """Makes memory for a caller."""
+        return partial(torch.empty, type_.shape, dtype=type_.torch_dtype, device=self._device)
 
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
@@ -99,8 +84,6 @@ class CapturedProgram:
             self._direct.clear()
             self._copies = self._placed({name: state[name].detach() for name in names})
             self._addresses = addresses
-            self._weights = [self._program.values[name] for name in names]
-            self._places = [*map(Tensor.data_ptr, self._weights)]
         if self._copies or self._program.refreshes:
             self._replay("refresh", self._run_refresh)
 
@@ -111,24 +94,24 @@ class CapturedProgram:
         """
         return self.taken(self.launch(*inputs))
 
-    def launch(self, *inputs: Tensor) -> Results:
-        """Starts a forward pass, whose results are in memory that the next one overwrites."""
+    def launch(self, *inputs: Tensor) -> Started:
+        """Starts a forward pass; `taken` follows before the next one."""
         self._enter()
-        direct = self._direct_pass(inputs)
+        outputs = tuple([new() for new in self._new_outputs])
+        direct = self._direct_pass(inputs, outputs)
         if direct is not None:
             direct.graph.replay()
-            return direct.results
+            return Started(outputs, direct.results)
         for own, tensor in zip(self._inputs, inputs, strict=True):
             own.copy_(tensor)
-        return self._replay("forward", self._program.run_forward)
+        return Started(outputs, self._replay("forward", self._program.run_forward))
 
-    def holds_its_weights(self) -> bool:
-        """Whether they still are where graphs read them: storages may be resized under us."""
-        return [*map(Tensor.data_ptr, self._weights)] == self._places
-
-    def taken(self, results: Results) -> tuple[Tensor, ...]:
+    def taken(self, started: Started) -> tuple[Tensor, ...]:
         """The outputs of a pass, in memory that is the caller's."""
-        return tuple([_taken(results[name]) for name in self.graph.outputs])
+        if started.results:
+            for output, name in zip(started.outputs, self.graph.outputs, strict=True):
+                output.copy_(started.results[name])
+        return started.outputs
 
     @torch.no_grad()
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
@@ -137,7 +120,10 @@ class CapturedProgram:
         for own, tensor in zip(self._gradients, output_gradients, strict=True):
             own.copy_(tensor)
         results = self._replay("backward", self._program.run_backward)
-        return {target: _taken(results[value]) for target, value in self.graph.gradients}
+        return {
+            target: results[value].clone(memory_format=torch.contiguous_format)
+            for target, value in self.graph.gradients
+        }
 
     def forget(self) -> None:
         """Nothing: the graphs keep their memory from pass to pass."""
@@ -183,22 +169,23 @@ class CapturedProgram:
         self._passes[name].graph.replay()
         return self._passes[name].results
 
-    def _direct_pass(self, inputs: tuple[Tensor, ...]) -> Pass | None:
-        """The forward pass from the caller's memory; None where that does not pay or is no good."""
+    def _direct_pass(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Pass | None:
+        """The forward pass on the caller's memory; None where that does not pay or is no good."""
         if not self._may_be_direct(inputs):
             return None
-        addresses = tuple([tensor.data_ptr() for tensor in inputs])
-        if addresses in self._direct:
-            return self._direct[addresses]
-        self._repeats = self._repeats + 1 if addresses == self._last_inputs else 0
-        self._last_inputs = addresses
-        if self._repeats < DIRECT_AFTER or len(self._direct) == self._most_direct:
-            return None
+        made = self._direct.made
+        both = tuple([tensor.data_ptr() for tensor in (*inputs, *outputs)])
+        if both in made:
+            return made[both]
+        read = both[: len(inputs)]
         try:
-            self._direct[addresses] = self._captured_at(inputs)
+            if self._direct.is_due(both):
+                made[both] = self._captured_at(inputs, outputs)
+            elif read not in made and self._direct.is_due(read):
+                made[read] = self._captured_at(inputs)
         except (CaptureError, torch.OutOfMemoryError):
-            self._most_direct = len(self._direct)  # the graph that there is reads a copy
-        return self._direct.get(addresses)
+            self._direct.stop()  # the graph that there is reads a copy
+        return made.get(both) or made.get(read)
 
     def _may_be_direct(self, inputs: tuple[Tensor, ...]) -> bool:
         """Not where a backward pass would read the input later, when the caller has changed it."""
@@ -206,87 +193,38 @@ class CapturedProgram:
             return False
         return [tensor.stride() for tensor in inputs] == self._strides
 
-    def _captured_at(self, inputs: tuple[Tensor, ...]) -> Pass:
-        """The forward pass that reads its inputs where they are now."""
+    def _captured_at(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...] = ()) -> Pass:
+        """The forward pass that reads its inputs, and writes its outputs, where they are now."""
         values, names = self._program.values, [name for name, _ in self.graph.inputs]
+
+        def run() -> None:
+            self._program.run_forward()
+            for output, name in zip(outputs, self.graph.outputs, strict=False):
+                # A kernel in any case, and bit by bit; a plain copy would be a slower kind of node.
+                torch.maximum(values[name], values[name], out=output)
+
         values.update(zip(names, inputs, strict=True))
         try:
-            return self._captured("forward", self._program.run_forward)
+            made = self._captured("forward", run)
         finally:
             values.update(zip(names, self._inputs, strict=True))
+        return Pass(made.graph, {}) if outputs else made
 
     @torch.no_grad()
     def _captured(self, name: str, run: Callable[[], None]) -> Pass:
         """The pass as a graph; raises CaptureError. Whatever happens, nothing else has changed."""
-        current = torch.cuda.current_stream(self._device)
-        moved = {buffer: self._program.values[buffer].clone() for buffer, _ in self.graph.updates}
-        if not self._passes and not self._direct:
-            # torch captures nothing into a pool whose graphs are all gone.
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        values = self._program.values
+        moved = {buffer: values[buffer].clone() for buffer, _ in self.graph.updates}
         try:
-            with _one_capture, no_collection(), torch.cuda.device(self._device):
-                self._capture(graph, run, current)
-        except BaseException as error:
-            with torch.cuda.device(self._device):
-                self._recover(current)
-            if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
-                raise
+            graph = self._recorder.graph(run, first=not (self._passes or self._direct.made))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
             raise CaptureError(f"{self.plan.network}: the {name} pass: {error}") from error
         finally:
-            current.wait_stream(self._side)
             for buffer, before in moved.items():
-                self._program.values[buffer].copy_(before)
-        values = self._program.values
+                values[buffer].copy_(before)
         return Pass(graph, {name: values[name] for name in self.graph.results if name in values})
-
-    def _capture(
-        self, graph: torch.cuda.CUDAGraph, run: Callable[[], None], current: torch.cuda.Stream
-    ) -> None:
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            for _ in range(WARM_UP_PASSES):
-                run()
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
-            # torch ends the process where a capture finds no room for the state of random numbers.
-            # This raises instead, and leaves the room; torch.cuda.graph would give it back.
-            torch.empty(1 << 14, dtype=torch.uint8, device=self._device)
-            # Other threads may go on calling CUDA while this one captures.
-            graph.capture_begin(self._pool, capture_error_mode="thread_local")
-            try:
-                run()
-            except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-
-    def _recover(self, current: torch.cuda.Stream) -> None:
-        """After a capture that broke, torch is still on its stream, allocates for it, keeps that
-        memory, and draws no random number outside of it. The last is mended by a capture that
-        succeeds.
-        """
-        torch.cuda.set_stream(current)
-        try:
-            _end_allocation(self._device.index, self._pool)
-            _release_pool(self._device.index, self._pool)
-        except RuntimeError:
-            return  # It had not begun, or it ended.
-        # On the side: next to the spare tensor that capture has room for its random numbers.
-        torch.cuda.set_stream(self._side)
-        with suppress(RuntimeError), _one_capture:
-            spare = torch.zeros(1, device=self._device)
-            with torch.cuda.graph(
-                torch.cuda.CUDAGraph(), stream=self._side, capture_error_mode="thread_local"
-            ):
-                spare.add_(1)
-        torch.cuda.set_stream(current)
-
-
-def _taken(result: Tensor) -> Tensor:
-    """A result as the caller may keep and change it; the next pass overwrites our own."""
-    return result.clone(memory_format=torch.contiguous_format)
 
 
 def program_on(

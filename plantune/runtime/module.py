@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from plantune.graph.types import TensorType, dtype_name
 from plantune.memory import MEMORY_FORMATS, in_layout
 from plantune.plan import MODES, Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
-from plantune.runtime.captured import Results
+from plantune.runtime.captured import Started
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form
 from plantune.runtime.live_state import CPU
@@ -35,12 +34,11 @@ class UnplannedCall(UserWarning):
     """A call ran through the framework because no plan covers it."""
 
 
-@dataclass(frozen=True)
-class Ahead:
+class Ahead(NamedTuple):
     """A pass that was started on the instance that the lease holds."""
 
     lease: Lease
-    results: Results
+    started: Started
 
 
 class TunedModule(nn.Module):
@@ -136,7 +134,7 @@ class TunedModule(nn.Module):
 
     def _run(self, x: Tensor) -> Any:
         ahead = self._launched_ahead(x)
-        form = self._form()
+        form = self._form(in_place=ahead is not None)
         if self._last_pool is None:
             ahead = None  # it was of another form, and holds its memory
         reason = self._why_not_planned(x, form)
@@ -182,10 +180,10 @@ class TunedModule(nn.Module):
         if lease is None:
             return None
         try:
-            results = lease.instance.launch_ahead(x.detach())
+            started = lease.instance.launch_ahead(x.detach())
         except (torch.OutOfMemoryError, CaptureError):
             return None  # the pass itself will say so
-        return None if results is None else Ahead(lease, results)
+        return None if started is None else Ahead(lease, started)
 
     def _planned(
         self, pool: Pool, x: Tensor, parameters: dict[str, Tensor] | None, ahead: Ahead | None
@@ -194,19 +192,21 @@ class TunedModule(nn.Module):
         if parameters is not None:
             return run_with_gradients(pool, x, parameters)
         if ahead is not None and ahead.lease.pool is pool:
-            lease, results = ahead.lease, ahead.results
+            lease, started = ahead.lease, ahead.started
         else:
-            lease, results = pool.lease(), None
+            lease, started = pool.lease(), None
         with lease as instance:
-            outputs = instance.forward(x.detach(), ahead=results)
+            outputs = instance.forward(x.detach(), ahead=started)
         if self._last_pool is not pool:  # nn.Module takes 1.6 us to set an attribute
             self._last_pool = pool if self._mode == "infer" else None
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _form(self) -> Form:
-        """The module's form as it is now; pools of an earlier one are given up."""
+    def _form(self, in_place: bool = False) -> Form:
+        """The module's form as it is now; pools of an earlier one are given up. `in_place` says
+        that its tensors are known to lie where they did.
+        """
         with self._lock:
-            if self._last_form is None or self._last_form.changed():
+            if self._last_form is None or self._last_form.changed(in_place):
                 self._last_form = Form(self.reference, self._device)
                 self._last_pool = None
                 self._pools.clear()

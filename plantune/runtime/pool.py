@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
-from plantune.runtime.captured import CapturedProgram, Results, program_on
+from plantune.runtime.captured import CapturedProgram, Started, program_on
 from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.space.search_space import SearchSpace
 
@@ -27,15 +27,19 @@ class Instance:
         self.state = LiveState(held, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
         self.weights = LiveState(held, [name for name in names if name not in moving])
+        self._held = held
         self._stale = True
-        # Whether the last pass found the weights as the one before had left them.
+        # Whether the last pass found the weights as the one before had left them, and of how many
+        # moves they were the last.
         self._calm = False
+        self._moves = -1
         self._launches_ahead = isinstance(self.program, CapturedProgram) and not graph.updates
 
-    def forward(self, *inputs: Tensor, ahead: Results | None = None) -> tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor, ahead: Started | None = None) -> tuple[Tensor, ...]:
         """The outputs with the weights as the last look at them found them; `ahead` is what
         `launch_ahead` gave.
         """
+        self._moves = self._held.moves
         self._calm = not (self.weights.changed() or self._stale)
         if not self._calm:
             # What is kept between passes must serve inside and outside of inference mode.
@@ -46,16 +50,19 @@ class Instance:
             return self.program.taken(ahead)
         return self.program.forward(*inputs)
 
-    def launch_ahead(self, *inputs: Tensor) -> Results | None:
+    def launch_ahead(self, *inputs: Tensor) -> Started | None:
         """Starts a pass before anybody looks whether weights changed; `forward` with the same
-        inputs must follow. None where that is not possible, or where they change all the time.
+        inputs must follow. None where that is not possible, where they change all the time, or
+        where they do not lie where graphs read them: storages may be resized under us.
 
-        The memory that the pass reads is held by the program, whatever became of the module's.
+        The memory of other weights is held by the program, whatever became of the module's.
         """
         if not (self._calm and self._launches_ahead) or torch.cuda.is_current_stream_capturing():
             return None
         assert isinstance(self.program, CapturedProgram)
-        return self.program.launch(*inputs) if self.program.holds_its_weights() else None
+        if self._moves != self._held.moves or not self._held.in_place():
+            return None
+        return self.program.launch(*inputs)
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:

@@ -13,7 +13,8 @@ from plantune import load_model, optimize
 from plantune.environment import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import hand_plan
-from plantune.runtime.captured import DIRECT_AFTER, CapturedProgram
+from plantune.runtime.captured import CapturedProgram
+from plantune.runtime.direct import DIRECT_AFTER
 from plantune.space.search_space import load_search_space
 
 pytestmark = pytest.mark.gpu
@@ -191,6 +192,19 @@ class TestSameAddress:
             assert torch.equal(kept, expected)
             for _ in range(3):
                 model(images)
+
+    def test_results_that_are_kept_stay(self, small, images, tuned):
+        """Graphs write to the memory of a result that nobody has any more."""
+        model, kept = tuned(small, images, plan="hand"), []
+        for turn in range(6 * DIRECT_AFTER):
+            images.normal_()
+            y = model(images)
+            kept = [*kept[-(turn % 3) :], (y, y.clone())]
+            assert all(torch.equal(*pair) for pair in kept)
+            if turn % DIRECT_AFTER == 0:
+                assert_follows(model, images)
+        (program,) = [instance.program for instance in model.pool()._idle]
+        assert any(len(addresses) == 2 for addresses in program._direct.made)
 
     def test_addresses_in_turns(self, small, images):
         model = optimize(small, images)

@@ -1,0 +1,93 @@
+"""How work becomes a CUDA graph, and what is mended where that breaks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+
+from plantune.device import no_collection
+from plantune.runtime.streams import stream_for
+
+# Libraries choose algorithms and take workspaces in their first calls, which cannot be captured.
+WARM_UP_PASSES = 2
+# torch captures one graph at a time in a process.
+_one_capture = threading.Lock()
+# Private, but what torch's own captures end with.
+_end_allocation = getattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: None)
+_release_pool = getattr(torch._C, "_cuda_releasePool", lambda index, pool: None)
+
+
+class Recorder:
+    """Captures on a stream of its own; its graphs share one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = stream_for(self, device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def graph(self, run: Callable[[], None], first: bool) -> torch.cuda.CUDAGraph:
+        """What `run` does, after some runs to warm up; `first` if there is no other graph by now.
+
+        Raises what that raises. Then, too, torch is as it was before.
+        """
+        current = torch.cuda.current_stream(self._device)
+        if first:
+            # torch captures nothing into a pool whose graphs are all gone.
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _one_capture, no_collection(), torch.cuda.device(self._device):
+                self._capture(graph, run, current)
+        except BaseException:
+            with torch.cuda.device(self._device):
+                self._recover(current)
+            raise
+        finally:
+            current.wait_stream(self._side)
+        return graph
+
+    def _capture(
+        self, graph: torch.cuda.CUDAGraph, run: Callable[[], None], current: torch.cuda.Stream
+    ) -> None:
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            for _ in range(WARM_UP_PASSES):
+                run()
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+            # torch ends the process where a capture finds no room for the state of random numbers.
+            # This raises instead, and leaves the room; torch.cuda.graph would give it back.
+            torch.empty(1 << 14, dtype=torch.uint8, device=self._device)
+            # Other threads may go on calling CUDA while this one captures.
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+
+    def _recover(self, current: torch.cuda.Stream) -> None:
+        """After a capture that broke, torch is still on its stream, allocates for it, keeps that
+        memory, and draws no random number outside of it. The last is mended by a capture that
+        succeeds.
+        """
+        torch.cuda.set_stream(current)
+        try:
+            _end_allocation(self._device.index, self._pool)
+            _release_pool(self._device.index, self._pool)
+        except RuntimeError:
+            return  # It had not begun, or it ended.
+        # On the side: next to the spare tensor that capture has room for its random numbers.
+        torch.cuda.set_stream(self._side)
+        with suppress(RuntimeError), _one_capture:
+            spare = torch.zeros(1, device=self._device)
+            with torch.cuda.graph(
+                torch.cuda.CUDAGraph(), stream=self._side, capture_error_mode="thread_local"
+            ):
+                spare.add_(1)
+        torch.cuda.set_stream(current)

@@ -9,20 +9,16 @@ import pytest
 import torch
 
 from plantune.cuda.build import compile_cuda
-from plantune.device import best_arch
 from plantune.errors import WrongResult
 from plantune.kernels.cutlass.launch import ConvOperands, ConvProblem, Report
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.families.implicit_gemm_conv import FAMILY
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import candidates
 from plantune.measure.numerics import TOLERANCES, check
-from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
 
-CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
-AMPERE_AND_LATER = [name for name in CUDA_ARCHS if name not in ("sm70", "sm75")]
 SMALL = Attrs(
     math="mma", tile_m=64, tile_n=64, tile_k=32, warp_m=32, warp_n=32, stages=2, split_k=1,
     split_mode="serial", swizzle=1,
@@ -159,13 +155,11 @@ def test_products_one_by_one_take_any_number_of_channels(step_of):
     assert FAMILY.why_not_config(step, changed(math="simt", tile_k=8), load_arch("sm70")) is None
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_each_arch_has_some_hundred_configs_for_a_step_at_most(step_of, arch):
-    space = load_search_space(arch)
+def test_each_arch_has_some_hundred_configs_for_a_step_at_most(step_of, cuda_arch):
+    space = load_search_space(cuda_arch.name)
     for conv, least in ((Conv((128, 64, 16, 16), 64), 15), (Conv((128, 512, 2, 2), 512), 60)):
         step = step_of(conv, "float16")
-        legal = [c for c in FAMILY.configs(space)
-                 if not why_not(step, Candidate(FAMILY.name, c), space)]  # fmt: skip
+        legal = [candidate.config for candidate in candidates(step, space, [FAMILY.name])]
         assert least <= len(legal) <= 500
         split = {(c["split_k"] > 1, c["split_mode"]) for c in legal}
         assert split >= ({(False, "serial")} if conv.outputs == 64 else {(True, "parallel")})
@@ -193,14 +187,10 @@ def test_a_guess_knows_the_price_of_the_arithmetic(step_of):
     assert FAMILY.estimate_us(step, tf32) < FAMILY.estimate_us(step, simt) / 2
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_a_guess_for_another_chip_goes_by_its_datasheet(step_of, arch):
+def test_a_guess_for_another_chip_goes_by_its_datasheet(step_of, cuda_arch):
     step = step_of(Conv((256, 128, 16, 16)), "float16")
-    here, there = (
-        FAMILY.estimate_us(step, SMALL),
-        FAMILY.estimate_us_on(step, SMALL, load_arch(arch)),
-    )
-    assert there == here if arch == "sm90" else there >= here * 0.7
+    here, there = FAMILY.estimate_us(step, SMALL), FAMILY.estimate_us_on(step, SMALL, cuda_arch)
+    assert there == here if cuda_arch.name == "sm90" else there >= here * 0.7
 
 
 # Builds.
@@ -224,13 +214,11 @@ BUILDS = [
 
 
 @pytest.mark.parametrize(("arch_name", "dtype", "config"), BUILDS)
-def test_it_builds_within_the_limits(step_of, arch_name, dtype, config):
+def test_it_builds_within_the_limits(step_of, build_within_limits, arch_name, dtype, config):
     arch, step = load_arch(arch_name), step_of(Conv((2, 128, 16, 16)), dtype)
     assert FAMILY.why_not_config(step, config, arch) is None
-    usage = FAMILY.build(step, config, arch).usage
+    usage = build_within_limits(FAMILY, step, config, arch)
     assert set(usage) == {"run", "reduce", "run_unaligned", "make_params", "clear"}
-    assert usage["run"].spill_bytes == usage["reduce"].spill_bytes == 0
-    assert 0 < usage["run"].registers <= arch.cuda.registers_per_thread_max
     # All shared memory is the launch's.
     assert usage["run"].shared_bytes == usage["reduce"].shared_bytes == 0
 
@@ -330,46 +318,26 @@ class TestOnTheGpu:
 
         return run
 
-    @pytest.fixture
-    def assert_right(self, step_of, checked):
-        space = load_search_space(best_arch())
-
-        def run(conv, dtype, configs):
-            step = step_of(conv, dtype)
-            for config in configs:
-                candidate = Candidate(FAMILY.name, config)
-                if why_not(step, candidate, space) is None:
-                    report = checked(step, candidate, space)
-                    assert report.deterministic
-                    assert report.error <= report.bound
-
-        return run
-
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     @pytest.mark.parametrize("name", AWKWARD)
-    def test_16_bit_types(self, assert_right, name, dtype):
+    def test_16_bit_types(self, step_of, assert_legal_configs_right, name, dtype):
         splits = [(1, "serial"), *((k, mode) for k in (2, 4) for mode in ("serial", "parallel"))]
         configs = [changed(split_k=k, split_mode=mode) for k, mode in splits]
-        assert_right(
-            AWKWARD[name], dtype, [*configs, changed(**LARGE, stages=3), changed(swizzle=4)]
-        )
+        configs += [changed(**LARGE, stages=3), changed(swizzle=4)]
+        assert_legal_configs_right(FAMILY, step_of(AWKWARD[name], dtype), configs)
 
     @pytest.mark.parametrize("name", AWKWARD)
-    def test_float32(self, assert_right, name):
+    def test_float32(self, step_of, assert_legal_configs_right, name):
         configs = [changed(math="tf32", stages=3), changed(math="tf32", stages=4, split_k=2)]
-        simt = [
-            changed(math="simt", tile_k=8),
-            changed(math="simt", tile_k=8, split_k=2),
-        ]
-        assert_right(AWKWARD[name], "float32", [*configs, *simt])
+        configs += [changed(math="simt", tile_k=8, split_k=k) for k in (1, 2)]
+        assert_legal_configs_right(FAMILY, step_of(AWKWARD[name], "float32"), configs)
 
-    def test_a_first_convolution_of_three_channels(self, assert_right):
+    def test_a_first_convolution_of_three_channels(self, step_of, assert_legal_configs_right):
         stem = Conv((2, 3, 33, 31), 64, (7, 7), (2, 2), (3, 3), parts="add_channel relu")
-        assert_right(stem, "float32", [changed(math="simt", tile_k=8)])
+        assert_legal_configs_right(FAMILY, step_of(stem), [changed(math="simt", tile_k=8)])
 
     @pytest.mark.slow
-    def test_every_main_loop(self, assert_right):
-        space = load_search_space(best_arch())
-        once = [c for c in FAMILY.configs(space) if c["split_k"] == c["swizzle"] == 1]
+    def test_every_main_loop(self, step_of, assert_legal_configs_right, gpu_space):
+        once = [c for c in FAMILY.configs(gpu_space) if c["split_k"] == c["swizzle"] == 1]
         for dtype in ELEMENTS:
-            assert_right(AWKWARD["many tiles"], dtype, once)
+            assert_legal_configs_right(FAMILY, step_of(AWKWARD["many tiles"], dtype), once)

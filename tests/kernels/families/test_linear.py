@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.device import best_arch
-from plantune.kernels.families.linear import FAMILY, THREADS
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
-from plantune.measure.numerics import check
-from plantune.space.arch import ARCH_NAMES, load_arch
-from plantune.space.search_space import load_search_space
+from plantune.kernels.families.linear import FAMILY
+from plantune.space.arch import load_arch
 from plantune.values import Attrs
 
-CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 CONFIG = Attrs(rows=2, tile_n=32)
 
 
@@ -90,25 +84,15 @@ def test_rows_fit_the_batch(step_of):
     assert reasons[8] == "half of 8 rows hold the 3 that are there"
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_it_builds_within_its_limits(step_of, arch):
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
     step = step_of(LAYERS["many rows"], "float16")
     for config in (CONFIG, Attrs(rows=8, tile_n=32)):
-        usage = FAMILY.build(step, config, load_arch(arch)).usage
+        usage = build_within_limits(FAMILY, step, config, cuda_arch)
         assert set(usage) == {"run", "run_unaligned"}
-        assert usage["run"].spill_bytes == 0
-        for used in usage.values():
-            assert used.registers * THREADS <= 65536
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_it_is_right_on_the_gpu(step_of, name, dtype):
-    space, step = load_search_space(best_arch()), step_of(LAYERS[name], dtype)
-    for config in FAMILY.configs(space):
-        candidate = Candidate("linear", config)
-        if why_not(step, candidate, space) is None:
-            report = check(step, candidate, space)
-            assert report.deterministic
-            assert report.error <= report.bound
+def test_it_is_right_on_the_gpu(step_of, assert_legal_configs_right, name, dtype):
+    assert_legal_configs_right(FAMILY, step_of(LAYERS[name], dtype))

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.device import best_arch
 from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pointwise import FAMILY
-from plantune.kernels.family import Candidate
 from plantune.kernels.patterns.pointwise_chain import (
     EXPRESSIONS,
     Geometry,
     expression_of,
     geometry_of,
 )
-from plantune.kernels.registry import why_not
-from plantune.measure.numerics import check
-from plantune.space.arch import ARCH_NAMES, load_arch
-from plantune.space.search_space import load_search_space
+from plantune.space.arch import load_arch
 from plantune.values import Attrs
 
 COUNTER = TensorType((3,), "int64")
-CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 CONFIG = Attrs(layout="nhwc", threads=256, vectors=2)
 IMAGE, WIDE = (2, 3, 5, 7), (3, 64, 4, 4)
 
@@ -191,23 +185,13 @@ def test_weights_are_demanded_as_they_are_read(step_of, layout):
     assert demanded == {"w0": "nchw", "mul_channel": "nchw"}
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_it_builds_within_its_limits(step_of, arch):
-    usage = FAMILY.build(step_of(conv_tail, "float16"), CONFIG, load_arch(arch)).usage
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+    usage = build_within_limits(FAMILY, step_of(conv_tail, "float16"), CONFIG, cuda_arch)
     assert set(usage) == {"run", "run_unaligned"}
-    for used in usage.values():
-        assert used.registers * CONFIG["threads"] <= 65536
-        assert used.spill_bytes == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_it_is_right_on_the_gpu(step_of, name, dtype):
-    space, step = load_search_space(best_arch()), step_of(CHAINS[name], dtype)
-    for config in FAMILY.configs(space):
-        candidate = Candidate("pointwise", config)
-        if why_not(step, candidate, space) is None:
-            report = check(step, candidate, space)
-            assert report.deterministic
-            assert report.error <= report.bound
+def test_it_is_right_on_the_gpu(step_of, assert_legal_configs_right, name, dtype):
+    assert_legal_configs_right(FAMILY, step_of(CHAINS[name], dtype))

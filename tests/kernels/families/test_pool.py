@@ -7,17 +7,12 @@ import math
 import pytest
 import torch
 
-from plantune.device import best_arch
 from plantune.kernels.families.pool import FAMILY
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
-from plantune.measure.numerics import check
 from plantune.measure.trial import NUMBERS, Trial
-from plantune.space.arch import ARCH_NAMES, load_arch
-from plantune.space.search_space import load_search_space
+from plantune.space.arch import load_arch
 from plantune.values import Attrs
 
-CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 CONFIG = Attrs(layout="nhwc", threads=256)
 
 
@@ -88,41 +83,27 @@ def test_the_mean_has_one_layout(step_of):
     assert "nhwc" in FAMILY.why_not_config(step, config, load_arch("sm90"))
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
 @pytest.mark.parametrize("name", ["average", "max and places", "mean"])
-def test_it_builds_within_its_limits(step_of, arch, name):
-    usage = FAMILY.build(step_of(STEPS[name], "float16"), CONFIG, load_arch(arch)).usage
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
+    usage = build_within_limits(FAMILY, step_of(STEPS[name], "float16"), CONFIG, cuda_arch)
     assert set(usage) == {"run", "run_unaligned"}
-    for used in usage.values():
-        assert used.registers * CONFIG["threads"] <= 65536
-        assert used.spill_bytes == 0
-        assert used.shared_bytes <= 48 << 10
+    assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
 
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.fixture
-    def space(self):
-        return load_search_space(best_arch())
-
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, step_of, space, name, dtype):
-        step = step_of(STEPS[name], dtype)
-        for config in FAMILY.configs(space):
-            candidate = Candidate("pool", config)
-            if why_not(step, candidate, space) is None:
-                report = check(step, candidate, space)
-                assert report.deterministic
-                assert report.error <= report.bound
+    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
+        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
 
     @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-    def test_of_nan_and_equals_the_place_is_that_of_torch(self, step_of, space, layout):
+    def test_of_nan_and_equals_the_place_is_that_of_torch(self, step_of, gpu_space, layout):
         step = step_of(pool("max_pool2d", (1, 8, 6, 6)), "float16")
         x = torch.randint(3, (1, 8, 6, 6), device="cuda").half()
         x[0, 1, 2, 2] = x[0, 2, 1, 1] = x[0, 2, 2, 2] = math.nan
         x[0, 3] = -math.inf
-        trial = Trial(step, Candidate("pool", Attrs(layout=layout, threads=128)), space.arch)
+        trial = Trial(step, Candidate("pool", Attrs(layout=layout, threads=128)), gpu_space.arch)
         trial.put_data({"x0": x})
         got = trial.run("run", NUMBERS)
         exact = step.evaluate({"x0": x})

@@ -6,21 +6,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from plantune.device import best_arch
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pool_conv import FAMILY
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
-from plantune.measure.numerics import check
+from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
 
-CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 CONFIG = Attrs(tile_m=16, tile_n=64)
 
 
@@ -113,23 +109,17 @@ def test_illegal_configs_have_reasons(step_of, pool, dtype, arch, config, reason
     assert reason in FAMILY.why_not_config(step, Attrs(CONFIG, **config), load_arch(arch))
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_each_arch_has_configs_for_each_variant(step_of, arch):
-    space = load_search_space(arch)
+def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
+    space = load_search_space(cuda_arch.name)
     for name, pool in VARIANTS.items():
-        step = step_of(pool, "float16")
-        candidates = [Candidate("pool_conv", config) for config in FAMILY.configs(space)]
-        legal = [c for c in candidates if why_not(step, c, space) is None]
+        legal = candidates(step_of(pool, "float16"), space, ["pool_conv"])
         assert bool(legal) == (pool.outputs > 32), name
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_it_builds_within_its_limits(step_of, arch):
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
     config, step = Attrs(tile_m=32, tile_n=256), step_of(BLOCKS["block 3"], "float16")
     # That Python and C++ agree on the shared memory, the source asserts.
-    used = FAMILY.build(step, config, load_arch(arch)).usage["run"]
-    assert used.spill_bytes == used.stack_bytes == 0
-    assert used.registers * FAMILY.threads(step, config) <= 65536
+    build_within_limits(FAMILY, step, config, cuda_arch)
 
 
 @pytest.mark.parametrize("channels", [8, 16, 24, 32, 48, 56, 64, 72, 128])
@@ -142,27 +132,12 @@ def test_pooled_pixels_are_spread_over_the_banks(step_of, channels):
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.fixture
-    def assert_right(self, step_of):
-        space = load_search_space(best_arch())
-
-        def run(pool, dtype):
-            step = step_of(pool, dtype)
-            for config in FAMILY.configs(space):
-                candidate = Candidate("pool_conv", config)
-                if why_not(step, candidate, space) is None:
-                    report = check(step, candidate, space)
-                    assert report.deterministic
-                    assert report.error <= report.bound
-
-        return run
-
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, assert_right, name, dtype):
-        assert_right(VARIANTS[name], dtype)
+    def test_every_variant(self, step_of, assert_legal_configs_right, name, dtype):
+        assert_legal_configs_right(FAMILY, step_of(VARIANTS[name], dtype))
 
     @pytest.mark.parametrize("n", [1, 7, 128, 129])
     @pytest.mark.parametrize("name", BLOCKS)
-    def test_every_batch(self, assert_right, name, n):
-        assert_right(replace(BLOCKS[name], n=n), "float16")
+    def test_every_batch(self, step_of, assert_legal_configs_right, name, n):
+        assert_legal_configs_right(FAMILY, step_of(replace(BLOCKS[name], n=n), "float16"))

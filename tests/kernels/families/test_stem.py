@@ -9,23 +9,19 @@ import pytest
 import torch
 
 from plantune import optimize
-from plantune.device import best_arch
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
 from plantune.kernels.families.stem import FAMILY, by_patches
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import why_not
-from plantune.measure.numerics import check
+from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import FALLBACK, Preference, compose
-from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
 
-CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 CONFIG = Attrs(tile_m=128, tile_n=64, warp_m=16)
 
 
@@ -213,23 +209,17 @@ def test_a_weight_by_patches_multiplies_them_as_they_lie_in_the_image():
     assert torch.equal(got, torch.conv2d(moved, weight).permute(0, 2, 3, 1))
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
-def test_each_arch_has_configs_for_each_variant(step_of, arch):
-    space = load_search_space(arch)
+def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
+    space = load_search_space(cuda_arch.name)
     for name, stem in VARIANTS.items():
-        step = step_of(stem, "float16")
-        candidates = [Candidate("stem", config) for config in FAMILY.configs(space)]
-        assert [c for c in candidates if why_not(step, c, space) is None], name
+        assert candidates(step_of(stem, "float16"), space, ["stem"]), name
 
 
-@pytest.mark.parametrize("arch", CUDA_ARCHS)
 @pytest.mark.parametrize("more", [{}, BYTES, FLOATS], ids=str)
-def test_it_builds_within_its_limits(step_of, arch, more):
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, more):
     config = Attrs(tile_m=256, tile_n=64, warp_m=32)
     step = step_of(Stem(unshifted=True, **more, scale="number" if more else ""), "float16")
-    used = FAMILY.build(step, config, load_arch(arch)).usage["run"]
-    assert used.spill_bytes == used.stack_bytes == used.shared_bytes == 0
-    assert used.registers * FAMILY.threads(step, config) <= 65536
+    assert build_within_limits(FAMILY, step, config, cuda_arch)["run"].shared_bytes == 0
 
 
 def test_the_batch_is_no_part_of_the_source(step_of):
@@ -241,42 +231,27 @@ def test_the_batch_is_no_part_of_the_source(step_of):
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.fixture
-    def assert_right(self, step_of):
-        space = load_search_space(best_arch())
-
-        def run(stem, dtype):
-            step = step_of(stem, dtype)
-            for config in FAMILY.configs(space):
-                candidate = Candidate("stem", config)
-                if why_not(step, candidate, space) is None:
-                    report = check(step, candidate, space)
-                    assert report.deterministic
-                    assert report.error <= report.bound
-
-        return run
-
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
     @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, assert_right, name, dtype):
-        assert_right(VARIANTS[name], dtype)
+    def test_every_variant(self, step_of, assert_legal_configs_right, name, dtype):
+        assert_legal_configs_right(FAMILY, step_of(VARIANTS[name], dtype))
 
     @pytest.mark.parametrize("n", [1, 7, 128, 129])
     @pytest.mark.parametrize("pixels", ["uint8", "float32"])
-    def test_every_image_of_another_dtype(self, assert_right, pixels, n):
-        assert_right(Stem(n, pixels=pixels, scale="number", offset=False), "float16")
+    def test_every_image_of_another_dtype(self, step_of, assert_legal_configs_right, pixels, n):
+        stem = Stem(n, pixels=pixels, scale="number", offset=False)
+        assert_legal_configs_right(FAMILY, step_of(stem, "float16"))
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
     @torch.no_grad()
-    def test_a_wrapped_network_end_to_end(self, dtype):
+    def test_a_wrapped_network_end_to_end(self, gpu_space, dtype):
         module = Wrapped().cuda()
         for parameter in module.parameters():
             parameter.normal_(std=parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.3)
         x = torch.randint(256, (8, 3, 64, 64), device="cuda").to(dtype)
-        space = load_search_space(best_arch())
         plan = compose(
             optimize(module, x).pool().graph,
-            space,
+            gpu_space,
             network="wrapped",
             fusions=fusions_named("image_stem", "conv_epilogue"),
             preferences=[Preference("stem"), *FALLBACK],
@@ -296,5 +271,6 @@ class TestOnTheGpu:
 
     @pytest.mark.parametrize("n", [1, 7, 128, 129])
     @pytest.mark.parametrize("channels", [1, 3, 11, 14])
-    def test_every_image(self, assert_right, channels, n):
-        assert_right(replace(Stem(unshifted=True), channels=channels, n=n), "float16")
+    def test_every_image(self, step_of, assert_legal_configs_right, channels, n):
+        stem = replace(Stem(unshifted=True), channels=channels, n=n)
+        assert_legal_configs_right(FAMILY, step_of(stem, "float16"))

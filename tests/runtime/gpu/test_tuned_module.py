@@ -196,7 +196,7 @@ class TestSameAddress:
     def test_results_that_are_kept_stay(self, small, images, tuned):
         """Graphs write to the memory of a result that nobody has any more."""
         model, kept = tuned(small, images, plan="hand"), []
-        for turn in range(6 * DIRECT_AFTER):
+        for turn in range(10 * DIRECT_AFTER):
             images.normal_()
             y = model(images)
             kept = [*kept[-(turn % 3) :], (y, y.clone())]

@@ -1,0 +1,86 @@
+"""What the tests of CUDA families share: within which limits they build, and what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+
+from plantune.cuda.build import Usage
+from plantune.device import best_arch
+from plantune.graph.step import Step
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import Numerics, check
+from plantune.space.arch import ARCH_NAMES, Arch, load_arch
+from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.values import Attrs
+
+Check = Callable[[Step, Candidate, SearchSpace], Numerics]
+AssertRight = Callable[[Step, Candidate, SearchSpace], None]
+
+
+@pytest.hookimpl(trylast=True)  # so that a test's own parameters come first in its id
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `cuda_arch` runs for each arch of CUDA."""
+    if "cuda_arch" in metafunc.fixturenames:
+        names = [name for name in ARCH_NAMES if name != "cpu"]
+        metafunc.parametrize("cuda_arch", [load_arch(name) for name in names], ids=names)
+
+
+@pytest.fixture
+def build_within_limits() -> Callable[..., Mapping[str, Usage]]:
+    """Builds a config; its kernels spill nothing and fit into an SM. What they take is returned."""
+
+    def build(family: CudaFamily, step: Step, config: Attrs, arch: Arch) -> Mapping[str, Usage]:
+        binary, threads = family.build(step, config, arch), family.threads(step, config)
+        assert arch.cuda is not None
+        for name, used in binary.usage.items():
+            assert used.spill_bytes == used.stack_bytes == 0, name
+            assert 0 < used.registers <= arch.cuda.registers_per_thread_max, name
+            assert used.registers * threads <= arch.cuda.registers_per_sm, name
+        # The assembler says so where it has to wait for each product of a warpgroup.
+        assert "serialized" not in binary.log
+        return binary.usage
+
+    return build
+
+
+@pytest.fixture
+def gpu_space() -> SearchSpace:
+    """The search space of the GPU that is here."""
+    return load_search_space(best_arch())
+
+
+@pytest.fixture
+def checked() -> Check:
+    """Runs a candidate; tests with a bound of their own define this fixture anew."""
+    return check
+
+
+@pytest.fixture
+def assert_right(checked: Check) -> AssertRight:
+    """That a candidate is legal, keeps its bound and makes the same of the same data."""
+
+    def run(step: Step, candidate: Candidate, space: SearchSpace) -> None:
+        found = checked(step, candidate, space)
+        assert found.error <= found.bound
+        assert found.deterministic
+
+    return run
+
+
+@pytest.fixture
+def assert_legal_configs_right(
+    assert_right: AssertRight, gpu_space: SearchSpace
+) -> Callable[..., None]:
+    """That on the GPU that is here every legal config is right, of those given or of all."""
+
+    def run(family: CudaFamily, step: Step, configs: Iterable[Attrs] | None = None) -> None:
+        for config in family.configs(gpu_space) if configs is None else configs:
+            candidate = Candidate(family.name, config)
+            if why_not(step, candidate, gpu_space) is None:
+                assert_right(step, candidate, gpu_space)
+
+    return run

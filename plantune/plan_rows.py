@@ -300,8 +300,12 @@ def find_plan(
     environment: Environment,
     status: str = COMPLETE,
 ) -> Found | None:
-    """The newest plan that matches exactly, else compatibly, else one for another chip."""
-    where = {name: getattr(problem, name) for name in PROBLEM if name != "arch"}
+    """The newest plan that matches exactly, else compatibly, else one for another chip.
+
+    The name of the network does not count: its layers are all in the graph.
+    """
+    free = ("network", "arch")
+    where = {name: getattr(problem, name) for name in PROBLEM if name not in free}
     stored = read_plans(connection, {**where, "status": status})
     return best(_found(item, problem, environment) for item in stored)
 

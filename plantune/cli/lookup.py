@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from plantune.plan_db import PlanDatabase, StoredPlan
     from plantune.problem import Problem
 
-# What an image has where nobody says it: colours, grey, with alpha, stacked frames.
-LIKELY_CHANNELS = (3, 1, 4, 2, 6, 8, 9, 12, 16, 32)
+# What an image has where nobody says it: colours, with depth in bins, grey, alpha, stacked frames.
+LIKELY_CHANNELS = (3, 11, 14, 1, 4, 2, 6, 8, 9, 12, 16, 32)
 
 
 @dataclass(frozen=True)

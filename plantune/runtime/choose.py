@@ -7,10 +7,17 @@ import warnings
 import torch
 
 from plantune.environment import environment_of
-from plantune.errors import BuildError, CudaError, IllegalCandidate, InvalidPlan, WrongResult
+from plantune.errors import (
+    BuildError,
+    CudaError,
+    IllegalCandidate,
+    InvalidPlan,
+    NoPlan,
+    WrongResult,
+)
 from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
-from plantune.plan_rows import Found
+from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan, problem_of
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
@@ -44,32 +51,54 @@ def pool_for(
     name: str,
     *,
     given: Plan | None,
-    look: bool,
+    fallback: str,
+    known: bool,
 ) -> Pool:
-    """Instances of the best plan there is for a graph; `look` says whether stored ones count.
+    """Instances of the best plan there is for a graph: the given one, else one that is stored for
+    this graph under whatever name, else the framework's kernels.
 
-    A stored plan that cannot run here is passed over with a warning.
+    `fallback` says whether these come with a warning, silently or as NoPlan. Where nothing is
+    stored there is a word only for a `known` network, for which a search can find something.
     """
-    if given is not None and given.graph == graph.digest:
-        return Pool(graph, given, space, held)
-    here = environment_of(device_of(held.module))
-    found = find_stored_plan(problem_of(graph, space, network=name), here) if look else None
-    if found is not None and found.match == "foreign":
-        warnings.warn(
-            f"the stored plan {found.id} is for another chip: expected {here.arch}, got "
-            f"{found.environment.arch} ({found.environment.device}); the framework's kernels run",
-            NoStoredPlan,
-            stacklevel=2,
-        )
-    elif found is not None:
-        pool = _pool_of_stored(found, graph, space, held)
+    if given is not None:
+        fits = given.graph == graph.digest
+        plan = given if fits else default_plan(graph, space, network=name)
+        return Pool(graph, plan, space, held)
+    problem, here = problem_of(graph, space, network=name), environment_of(device_of(held.module))
+    found = find_stored_plan(problem, here)
+    if found is not None and found.match != "foreign":
+        pool = _pool_of_stored(found, graph, space, held, fallback)
         if pool is not None:
             return pool
+    elif found is not None:
+        _without_plan(
+            f"the stored plan {found.id} is for another chip: expected {here.arch}, got "
+            f"{found.environment.arch} ({found.environment.device}); the framework's kernels run",
+            fallback,
+        )
+    elif known:
+        _without_plan(
+            f"no plan for {_told(problem)} is stored, the framework's kernels run; "
+            f"`plantune search --model {name} --batch {problem.batch}` finds one",
+            fallback,
+        )
     return Pool(graph, default_plan(graph, space, network=name), space, held)
 
 
+def _told(problem: ProblemKey) -> str:
+    parts = (problem.network, f"batch {problem.batch}", problem.dtype, problem.mode, problem.arch)
+    return ", ".join(parts)
+
+
+def _without_plan(text: str, fallback: str) -> None:
+    if fallback == "error":
+        raise NoPlan(text)
+    if fallback == "warn":
+        warnings.warn(text, NoStoredPlan, stacklevel=3)
+
+
 def _pool_of_stored(
-    found: Found, graph: Graph, space: SearchSpace, held: HeldTensors
+    found: Found, graph: Graph, space: SearchSpace, held: HeldTensors, fallback: str
 ) -> Pool | None:
     """The pool of a stored plan with one instance made, None where it cannot run here.
 
@@ -83,10 +112,9 @@ def _pool_of_stored(
         if from_elsewhere and found.plan.runner == "program":
             recheck(graph, found.plan, space, held.module)
     except CANNOT_RUN as error:
-        warnings.warn(
+        _without_plan(
             f"the stored plan {found.id} cannot run here, the framework's kernels do: {error}",
-            NoStoredPlan,
-            stacklevel=2,
+            fallback,
         )
         return None
     if found.plan.origin == "predicted":

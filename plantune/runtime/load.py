@@ -40,9 +40,9 @@ def load_model(
 
     `device` is the GPU where there is one, else the CPU; `dtype` float16 on the first, float32 on
     the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
-    one. Without it the plan that a search stored is used, else the framework's kernels run. Other
-    batches run through the framework: `fallback` says whether with a warning, silently, or as an
-    error.
+    one. Without it the plan that a search stored is used, or one that plantune ships, else the
+    framework's kernels run. Other batches run through the framework. `fallback` says whether that
+    comes with a warning, silently, or as an error.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
@@ -59,7 +59,7 @@ def load_model(
         name=name,
         mode=mode,
         plan=_plan(plan),
-        look=plan is None,
+        known=True,
         fallback=fallback,
     )
 
@@ -72,7 +72,8 @@ def optimize(
     plan: GivenPlan | None = None,
     fallback: str = "warn",
 ) -> TunedModule:
-    """A copy of `module` that runs from a plan for inputs like `example_input`.
+    """A copy of `module` that runs from a plan for inputs like `example_input`: the given one, one
+    that a search stored for a network of the same layers, else the framework's kernels.
 
     The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
     where it holds an op that plantune does not know.

@@ -45,8 +45,8 @@ class TunedModule(nn.Module):
     """Runs `reference` from plans for one input shape, and eagerly for everything else.
 
     Parameters, buffers and submodules are the reference's own, under the same names: every change
-    of them counts in the next call. In mode "infer" no gradient is recorded. `look` admits plans
-    that are stored under `name`.
+    of them counts in the next call. In mode "infer" no gradient is recorded. `known` says that a
+    search can find a plan for `name`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TunedModule(nn.Module):
         name: str,
         mode: str,
         plan: Plan | None = None,
-        look: bool = False,
+        known: bool = False,
         fallback: str = "warn",
         device: torch.device = CPU,
     ) -> None:
@@ -76,7 +76,7 @@ class TunedModule(nn.Module):
         self._name = name
         self._mode = mode
         self._plan = plan
-        self._look = look
+        self._known = known
         self._fallback = fallback
         self._warned: set[str] = set()
         self._pools: dict[object, Pool] = {}
@@ -229,7 +229,8 @@ class TunedModule(nn.Module):
             form.tensors,
             self._name,
             given=self._plan,
-            look=self._look,
+            fallback=self._fallback,
+            known=self._known,
         )
 
     def _space(self) -> SearchSpace:

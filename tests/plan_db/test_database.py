@@ -96,10 +96,19 @@ def test_what_is_stored_outlives_the_process_that_stored_it(
         assert database.trials("step", here) == {candidate: MEASURED}
 
 
+def test_the_name_of_the_network_does_not_count(
+    database: PlanDatabase, here: Environment, make_plan: MakePlan
+) -> None:
+    plan = make_plan()
+    database.put_plan(plan, here)
+    found = database.find_plan(ProblemKey.of(make_plan(network="another")), here)
+    assert found is not None
+    assert found.plan == plan
+
+
 @pytest.mark.parametrize(
     "other",
     [
-        {"network": "another"},
         {"graph": "b" * 64},
         {"batch": 9},
         {"dtype": "bfloat16"},

@@ -82,7 +82,7 @@ class TestLoading:
     @pytest.fixture
     def store(self):
         def put(**changes):
-            plan = load_model(NAME, batch=1).plan
+            plan = load_model(NAME, batch=1, fallback="silent").plan
             with PlanDatabase.open() as database:
                 database.put_plan(plan, replace(cpu_environment(), **changes))
 

@@ -32,7 +32,7 @@ class TestParameters:
 
     @pytest.fixture
     def model(self):
-        return load_model("se_resnet9_fixup", batch=2, mode="train")
+        return load_model("se_resnet9_fixup", batch=2, mode="train", fallback="silent")
 
     def test_state_dict_has_the_references_keys_in_their_order(self, model):
         reference = se_resnet9_fixup()

@@ -1,4 +1,4 @@
-"""Which stored plan load_model takes, and what it says of it: F31, F32 and F34."""
+"""Which stored plan is taken, and what is said of it: F31, F32, F34 and F41."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from plantune import load_model
+from plantune import load_model, optimize
 from plantune.environment import cpu_environment
-from plantune.errors import BuildError, CudaError, IllegalCandidate
+from plantune.errors import BuildError, CudaError, IllegalCandidate, NoPlan
+from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db import PlanDatabase
-from plantune.planning import hand_plan
+from plantune.planning import default_plan, hand_plan
 from plantune.runtime import choose
 from plantune.runtime.choose import NoStoredPlan, OtherMachine
 from plantune.space.search_space import load_search_space
@@ -22,7 +24,7 @@ NAME = "se_resnet9_fixup"
 
 @pytest.fixture(scope="module")
 def plan():
-    graph = load_model(NAME, batch=1).pool().graph
+    graph = load_model(NAME, batch=1, fallback="silent").pool().graph
     return hand_plan(graph, load_search_space("cpu"), network=NAME, compiled=False)
 
 
@@ -67,6 +69,61 @@ def test_a_plan_of_other_versions_runs_and_says_what_differs(store, plan, change
     ((name, value),) = change.items()
     assert f"{name} {value!r}, now {getattr(cpu_environment(), name)!r}" in text
     assert "plantune verify" in text
+
+
+class TestNoPlan:
+    """F41: the framework's kernels run, and the user knows."""
+
+    TEXT = f"no plan for {NAME}, batch 1, float32, infer, cpu is stored, the framework's kernels"
+
+    def test_it_says_so_and_what_to_do(self):
+        model, said = loaded()
+        assert model.plan.origin == "default"
+        ((kind, text),) = said
+        assert kind is NoStoredPlan
+        assert text.startswith(self.TEXT)
+        assert f"`plantune search --model {NAME} --batch 1`" in text
+
+    def test_it_says_so_once(self):
+        model, _ = loaded()
+        model(torch.randn(1, 3, 64, 64))
+
+    def test_silently_where_that_is_asked_for(self):
+        model = load_model(NAME, batch=1, fallback="silent")
+        assert model(torch.randn(1, 3, 64, 64)).shape == (1, 512, 2, 2)
+
+    def test_as_an_error_where_that_is_asked_for(self):
+        model = load_model(NAME, batch=1, fallback="error")
+        with pytest.raises(NoPlan, match=self.TEXT):
+            model(torch.randn(1, 3, 64, 64))
+
+    def test_of_a_module_that_no_search_knows_nothing_is_said(self):
+        module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+        model = optimize(module, torch.randn(1, 3, 8, 8), fallback="error")
+        assert model.plan.origin == "default"
+
+
+class TestAnyModule:
+    """What a search found serves each module of the same layers."""
+
+    def test_it_runs_from_the_plan_of_a_known_network(self, store, plan, close):
+        store()
+        module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
+        model = optimize(module, x)
+        assert model.plan == plan
+        close(model(x), module(x))
+
+    def test_with_other_layers_it_does_not(self, store):
+        store()
+        model = optimize(SEResNet9Fixup(3, base_planes=16).eval(), torch.randn(1, 3, 64, 64))
+        assert model.plan.origin == "default"
+
+    def test_a_given_plan_comes_first(self, store):
+        store()
+        module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
+        graph = optimize(module, x).pool().graph
+        given = default_plan(graph, load_search_space("cpu"), network="given")
+        assert optimize(module, x, plan=given).plan == given
 
 
 def test_a_plan_for_another_chip_is_refused_with_expected_and_got(store):

@@ -14,6 +14,7 @@ from plantune import TunedModule, UnplannedCall, optimize
 from plantune.environment import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import hand_plan
+from plantune.runtime.choose import OtherMachine
 from plantune.space.search_space import load_search_space
 
 ROUNDINGS = 8
@@ -38,8 +39,13 @@ def planned() -> Iterator[None]:
 
 
 def _tuned(module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "default") -> TunedModule:
-    """`module` optimized with the default plan, or with the one picked by hand."""
+    """`module` optimized with the plan that it gets by itself: a shipped one if there is one for
+    its layers, else the framework's kernels; or with the one picked by hand.
+    """
     model = optimize(module, x, mode=mode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherMachine)  # shipped plans are of another GPU, mostly
+        model.pool()
     if plan == "default":
         return model
     space = load_search_space(arch_of(torch.device("cuda")))

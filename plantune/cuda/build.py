@@ -17,7 +17,13 @@ from typing import Any, Literal
 
 from plantune.cuda import nvrtc as child
 from plantune.cuda.blobs import read_blob, write_blob
-from plantune.cuda.toolchain import Nvrtc, headers_digest, include_folders, nvrtc_for
+from plantune.cuda.toolchain import (
+    Nvrtc,
+    headers_digest,
+    include_folders,
+    nvrtc_for,
+    release_digest,
+)
 from plantune.env import cache_folder
 from plantune.errors import BuildError
 from plantune.space.arch import Arch
@@ -134,7 +140,7 @@ def _asked(request: Mapping[str, Any], command: str) -> Any:
 
 def _key(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> str:
     """Everything that a binary depends on."""
-    parts = (source, headers_digest(), str(nvrtc), *options)
+    parts = (source, headers_digest(), release_digest(nvrtc), *options)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -27,6 +27,10 @@ WHEELS = (
         ("cuda_runtime/include", "cuda_nvcc/include", "cuda_cccl/include", "cuda_crt/include"),
     ),
 )
+CUDA_HEADERS = (
+    *("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp"),
+    *("crt/host_defines.h", "cuda/std/__cccl/version.h"),
+)
 T = TypeVar("T")
 INSTALL = "install torch's CUDA build, or nvidia-cuda-nvrtc, -runtime, -cccl and -crt with pip"
 
@@ -82,6 +86,18 @@ def include_folders(nvrtc: Nvrtc) -> tuple[Path, ...]:
     """Where kernels find their headers: plantune's own, CUTLASS's where they are, CUDA's."""
     cutlass = cutlass_include()
     return (data_folder("csrc"), *((cutlass,) if cutlass else ()), *nvrtc.includes)
+
+
+@cache
+def release_digest(nvrtc: Nvrtc) -> str:
+    """Tells apart what has one version number: patches of NVRTC, by its size, and of the CUDA
+    headers, by those that kernels include first.
+    """
+    total = hashlib.sha256(f"{nvrtc} {nvrtc.library.stat().st_size}".encode())
+    for path in (include / name for include in nvrtc.includes for name in CUDA_HEADERS):
+        if path.is_file():
+            total.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
 
 
 @once

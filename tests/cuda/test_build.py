@@ -86,6 +86,23 @@ class TestCache:
         assert first.key != second.key
         assert len(compilations) == 2
 
+    @pytest.mark.parametrize("what", ["library", "cuda_fp16.hpp", "cuda/std/__cccl/version.h"])
+    def test_patches_of_one_release_are_told_apart(self, what: str, tmp_path: Path) -> None:
+        """F31: by contents, wherever they lie."""
+
+        def digest(folder: str, changed: str = "") -> str:
+            place = tmp_path / folder
+            library, include = place / "libnvrtc.so.13", place / "include"
+            for path in (library, include / "cuda_fp16.hpp", include / "cuda/std/__cccl/version.h"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("as it was")
+            if changed:
+                (library if changed == "library" else include / changed).write_text("patched")
+            return toolchain.release_digest(Nvrtc(library, (13, 0), (include,)))
+
+        assert digest("here") == digest("there")
+        assert digest("here") != digest("elsewhere", what)
+
     def test_headers_count_by_contents(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

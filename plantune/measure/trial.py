@@ -130,7 +130,8 @@ class Trial:
         self.device.give_back_memory()
 
     def run(self, what: str, pattern: int, *, fresh_workspace: bool = True) -> Values:
-        """The outputs of one launch; `pattern` surrounds all buffers.
+        """The outputs of one launch; `pattern` surrounds all buffers. Outputs hold NaN before, or
+        zeros where NaN surrounds them: a kernel that takes the larger of the two shows with these.
 
         Raises WrongResult where the kernel touched what is not its own, CudaError where the GPU
         refused to go on.
@@ -158,7 +159,7 @@ class Trial:
         for _, buffer in self._buffers():
             buffer.surround(pattern)
         for buffer in self._outputs.values():
-            buffer.content.fill_(NANS)
+            buffer.content.fill_(NANS if pattern == NUMBERS else 0)
         if fresh_workspace:
             self._workspace.content.fill_(NANS)
         for name in (*self._adopts, *self._aliases):

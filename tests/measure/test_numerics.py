@@ -75,6 +75,27 @@ def test_an_element_that_is_not_written(relu, fake, check_fake):
     assert "first run: 'relu'[1, 2, 3, 4] is nan instead of" in message
 
 
+def test_what_an_output_held_before_does_not_count(step_of, fake, check_fake):
+    """F8: not even for a kernel whose comparisons pass over NaN."""
+
+    class Larger(fake):
+        def bind(self, step, config, frame):
+            def launch(stream):
+                ((name, _),) = step.outputs
+                y = frame.values[name]
+                known = step.evaluate({name: frame.values[name] for name, _ in step.inputs})
+                torch.fmax(y, known[name], out=y)
+
+            return Binding(launch)
+
+    shifted = step_of(
+        lambda b: b.emit(
+            "add_channel", b.input("x", IMAGE), b.parameter("bias", TensorType((3,))), axis=1
+        )
+    )
+    assert "second run on the same data" in caught(check_fake, shifted, Larger(None))
+
+
 @pytest.mark.parametrize("place", [-1, 2 * 3 * 5 * 7])
 def test_a_write_outside_of_the_output(relu, fake, check_fake, place):
     def twist(step, frame):

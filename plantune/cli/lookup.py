@@ -75,17 +75,20 @@ def is_passing(folder: Path) -> bool:
 
 
 def require_match(chosen: Chosen) -> None:
-    """Raises ForeignPlan where a plan that was asked for by its id is for another chip."""
+    """Raises ForeignPlan where a plan is for another chip than this machine's."""
     if chosen.match == "foreign":
-        expected, got = environment_here(chosen.plan.arch).arch, chosen.environment.arch
+        here = environment_here(chosen.plan.arch)
+        expected = f"{here.arch} ({here.device})"
+        got = f"{chosen.environment.arch} ({chosen.environment.device})"
         text = f"{chosen.label} is for another chip: expected {expected}, got {got}"
-        raise ForeignPlan(f"{text} ({chosen.environment.device})", expected, got)
+        raise ForeignPlan(text, expected, got)
 
 
 def chosen_plan(place: Path | None, key: Key, id: int | None = None) -> Chosen:
-    """The stored plan with this id, else the best one for the key.
+    """The stored plan with this id, else the best one for the key. One that was made for another
+    chip of the key's arch is found, too: see `require_match`.
 
-    Raises NoPlan, and ForeignPlan where the only one is for another chip.
+    Raises NoPlan where there is none, and ForeignPlan where all are for other archs.
     """
     with database(place) as opened:
         return _by_id(opened, key, id) if id is not None else _by_key(opened, key)
@@ -107,20 +110,20 @@ def _by_id(opened: PlanDatabase, key: Key, id: int) -> Chosen:
 
 
 def _by_key(opened: PlanDatabase, key: Key) -> Chosen:
-    from plantune.plan_rows import ProblemKey
+    from plantune.plan_rows import ProblemKey, best
     from plantune.stored_plans import find_stored_plan
 
     problem, here = key.problem(), environment_here(key.arch)
     wanted = ProblemKey(key.model, problem.graph.digest, key.arch, key.batch, key.dtype, key.mode)
-    found = opened.find_plan(wanted, here)
-    own = found is not None
-    if found is None:
-        found = find_stored_plan(wanted, here, database=opened.path)
+    stored = opened.find_plan(wanted, here)
+    found = best((stored, find_stored_plan(wanted, here, database=opened.path)))
+    own = found is stored
     if found is None:
         raise NoPlan(f"no plan for {key} is stored; run plantune search {key.arguments()}")
-    if found.match == "foreign":
-        expected, got = here.device, found.environment.device
-        raise ForeignPlan(f"the only plan for {key} is for {got}, not {expected}", expected, got)
+    if found.plan.arch != key.arch:
+        got = f"{found.plan.arch} ({found.environment.device})"
+        text = f"the only plan for these layers is for another chip: expected {key.arch}, got {got}"
+        raise ForeignPlan(f"{text}; run plantune search {key.arguments()}", key.arch, got)
     return Chosen(found.plan, found.environment, found.match, found.id if own else None, problem)
 
 

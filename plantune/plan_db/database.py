@@ -12,7 +12,7 @@ from sqlite_utils import Database
 
 from plantune.env import database_path
 from plantune.environment import Environment
-from plantune.errors import ForeignPlan, NoPlan, ReadOnlyDatabase
+from plantune.errors import NoPlan, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Outcome
 from plantune.plan import Plan
@@ -106,22 +106,11 @@ class PlanDatabase:
                 self._add(stored)
 
     def find_plan(self, problem: ProblemKey, environment: Environment) -> Found | None:
-        """The newest complete plan for a problem, an exact match before a compatible one.
-
-        Raises ForeignPlan where the only ones were made for another chip.
+        """The newest complete plan for a problem, an exact match before a compatible one, and last
+        one for another chip, which must not be used.
         """
         with translated(self._place):
-            found = find_plan(self._db.conn, problem, environment)
-        if found is not None and found.match == "foreign":
-            expected = f"{problem.arch} ({environment.device})"
-            got = f"{found.plan.arch} ({found.environment.device})"
-            raise ForeignPlan(
-                f"{self._place}: plan {found.id} is for another chip: expected {expected}, "
-                f"got {got}; search here",
-                expected,
-                got,
-            )
-        return found
+            return find_plan(self._db.conn, problem, environment)
 
     def plans(self) -> tuple[StoredPlan, ...]:
         """Every plan, partial and earlier ones too, the newest first."""

@@ -141,7 +141,7 @@ def test_a_plan_for_another_chip_is_refused_with_4(
         database.put_plan(changed(plan, arch="sm90"), there)
     result = run("bench", "--batch", 1, "--db", path, "--json")
     assert result.exit_code == 4
-    assert "H200" in object_of(result)["error"]["message"]
+    assert "expected cpu, got sm90 (H200)" in object_of(result)["error"]["message"]
 
 
 def test_another_arch_needs_its_device(run: Run) -> None:

@@ -129,8 +129,14 @@ def test_what_was_refused_is_explained(
 def test_it_is_refused_where_it_cannot_run(run: Run, predicted: int) -> None:
     assert run("verify", predicted).exit_code == 4
     assert run("verify", "--arch", "sm80", "--batch", 4).exit_code == 6
-    assert run("explain", "--arch", "sm80", "--batch", 4).exit_code == 4
-    assert run("explain", "--arch", "sm86", "--batch", 4).exit_code == 4
+    result = run("explain", "--arch", "sm86", "--batch", 4)
+    assert result.exit_code == 4
+    assert "expected sm86, got sm80 (predicted for sm80" in result.stderr
+
+
+def test_it_is_explained_wherever_it_is_asked_for(run: Run, predicted: int) -> None:
+    result = run("explain", "--arch", "sm80", "--batch", 4, "--json")
+    assert object_of(result)["plan_id"] == predicted
 
 
 def test_export_takes_the_arch_from_the_name_of_the_file(

@@ -67,7 +67,8 @@ def test_a_plan_for_another_chip_is_4(run: Run, store: Callable[..., int], plan:
     id = store(changed(plan, arch="sm90"), there)
     result = run("verify", id)
     assert result.exit_code == 4
-    assert "expected cpu, got sm90" in result.stderr
+    assert "expected cpu (" in result.stderr
+    assert "got sm90 (H200)" in result.stderr
 
 
 def test_a_plan_that_does_not_fit_is_4(run: Run, store: Callable[..., int], plan: Plan) -> None:

@@ -14,7 +14,6 @@ from plantune.cli.lookup import (
     chosen_plan,
     environment_here,
     require_device,
-    require_match,
     worker_for,
 )
 from plantune.cli.options import (
@@ -85,7 +84,6 @@ def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted
     _require_plot(wanted.plot)
     peers = _peers(wanted.peers, key.arch)
     chosen = chosen_plan(place, key)
-    require_match(chosen)
     if SLOW_PEER in peers:
         console.say(f"{SLOW_PEER} compiles for a minute or two; --peers leaves it out")
     race = _race(chosen, peers, wanted)

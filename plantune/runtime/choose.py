@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from plantune.environment import environment_of
+from plantune.environment import Environment, environment_of
 from plantune.errors import (
     BuildError,
     CudaError,
@@ -64,30 +64,35 @@ def pool_for(
         fits = given.graph == graph.digest
         plan = given if fits else default_plan(graph, space, network=name)
         return Pool(graph, plan, space, held)
-    problem, here = problem_of(graph, space, network=name), environment_of(device_of(held.module))
+    problem, here = problem_of(graph, space, network=name), _environment(held)
     found = find_stored_plan(problem, here)
     if found is not None and found.match != "foreign":
         pool = _pool_of_stored(found, graph, space, held, fallback)
         if pool is not None:
             return pool
-    elif found is not None:
-        _without_plan(
-            f"the stored plan {found.id} is for another chip: expected {here.arch}, got "
-            f"{found.environment.arch} ({found.environment.device}); the framework's kernels run",
-            fallback,
-        )
     elif known:
-        _without_plan(
-            f"no plan for {_told(problem)} is stored, the framework's kernels run; "
-            f"`plantune search --model {name} --batch {problem.batch}` finds one",
-            fallback,
-        )
+        _without_plan(_what_is_missing(problem, graph, found), fallback)
     return Pool(graph, default_plan(graph, space, network=name), space, held)
 
 
-def _told(problem: ProblemKey) -> str:
-    parts = (problem.network, f"batch {problem.batch}", problem.dtype, problem.mode, problem.arch)
-    return ", ".join(parts)
+def _environment(held: HeldTensors) -> Environment:
+    return environment_of(device_of(held.module, held.otherwise))
+
+
+def _what_is_missing(problem: ProblemKey, graph: Graph, found: Found | None) -> str:
+    if found is not None:
+        return (
+            f"the stored plan {found.id} is for another chip: expected {problem.arch}, got "
+            f"{found.environment.arch} ({found.environment.device}); the framework's kernels run"
+        )
+    channels = graph.inputs[0][1].shape[1]
+    return (
+        f"no plan for {problem.network}, batch {problem.batch}, {channels} channels, "
+        f"{problem.dtype}, {problem.mode}, {problem.arch} is stored, the framework's kernels run; "
+        f"`plantune search --model {problem.network} --batch {problem.batch} "
+        f"--in-channels {channels} --dtype {problem.dtype} --mode {problem.mode} "
+        f"--arch {problem.arch}` finds one"
+    )
 
 
 def _without_plan(text: str, fallback: str) -> None:
@@ -104,18 +109,20 @@ def _pool_of_stored(
 
     One that was made elsewhere must first compute the network here.
     """
+    why_not: str | None = None
     try:
         check_plan(found.plan, graph, space)
         pool = Pool(graph, found.plan, space, held)
         pool.lease().release()
         from_elsewhere = found.match != "exact" or found.plan.origin == "predicted"
         if from_elsewhere and found.plan.runner == "program":
-            recheck(graph, found.plan, space, held.module)
+            recheck(graph, found.plan, space, held.module, held.otherwise)
     except CANNOT_RUN as error:
-        _without_plan(
-            f"the stored plan {found.id} cannot run here, the framework's kernels do: {error}",
-            fallback,
-        )
+        why_not = str(error)
+    if why_not is not None:
+        # Behind the handler: an error keeps the memory of what it ended.
+        text = f"the stored plan {found.id} cannot run here, the framework's kernels do: {why_not}"
+        _without_plan(text, fallback)
         return None
     if found.plan.origin == "predicted":
         warnings.warn(
@@ -125,7 +132,7 @@ def _pool_of_stored(
             stacklevel=2,
         )
     elif found.match == "compatible":
-        differences = environment_of(device_of(held.module)).differences(found.environment)
+        differences = _environment(held).differences(found.environment)
         told = ", ".join(f"{key} {then!r}, now {now!r}" for key, (now, then) in differences.items())
         warnings.warn(
             f"the plan for {found.plan.network} was measured elsewhere ({told}); "

@@ -29,7 +29,7 @@ class HeldTensors:
         self.module = module
         # Where it runs if there is none.
         self.otherwise = otherwise
-        # Counts the looks that found another tensor, or one whose memory lies elsewhere.
+        # Another number after each look that found another tensor, or memory that lies elsewhere.
         self.moves = 0
         # Counts what the user told of writes that leave no trace.
         self.writes = 0
@@ -55,6 +55,8 @@ class HeldTensors:
         return True
 
     def _moved(self) -> bool:
+        # Before and behind: who looks meanwhile, in another thread, must look again.
+        self.moves += 1
         self._take()
         self.moves += 1
         return False

@@ -41,8 +41,8 @@ def load_model(
     `device` is the GPU where there is one, else the CPU; `dtype` float16 on the first, float32 on
     the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
     one. Without it the plan that a search stored is used, or one that plantune ships, else the
-    framework's kernels run. Other batches run through the framework. `fallback` says whether that
-    comes with a warning, silently, or as an error.
+    framework's kernels run. Other batches run through the framework. `fallback` says whether either
+    comes with a warning, silently, or as an error, NoPlan or InputMismatch, in the first such call.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
@@ -73,7 +73,8 @@ def optimize(
     fallback: str = "warn",
 ) -> TunedModule:
     """A copy of `module` that runs from a plan for inputs like `example_input`: the given one, one
-    that a search stored for a network of the same layers, else the framework's kernels.
+    that a search stored for a network of the same layers, else the framework's kernels. `fallback`
+    says what becomes of a stored plan that cannot run here, and of calls that differ.
 
     The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
     where it holds an op that plantune does not know.

@@ -21,7 +21,7 @@ from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import Started
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form
-from plantune.runtime.live_state import CPU
+from plantune.runtime.live_state import CPU, HeldTensors
 from plantune.runtime.pool import Lease, Pool, device_of
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -134,7 +134,7 @@ class TunedModule(nn.Module):
 
     def _run(self, x: Tensor) -> Any:
         ahead = self._launched_ahead(x)
-        form = self._form(in_place=ahead is not None)
+        form = self._form(None if ahead is None else ahead.lease.pool.held)
         if self._last_pool is None:
             ahead = None  # it was of another form, and holds its memory
         reason = self._why_not_planned(x, form)
@@ -197,20 +197,23 @@ class TunedModule(nn.Module):
             lease, started = pool.lease(), None
         with lease as instance:
             outputs = instance.forward(x.detach(), ahead=started)
-        if self._last_pool is not pool:  # nn.Module takes 1.6 us to set an attribute
-            self._last_pool = pool if self._mode == "infer" else None
+        if self._last_pool is not pool and self._mode == "infer":
+            with self._lock:
+                if pool in self._pools.values():  # no other thread has seen another form since
+                    self._last_pool = pool
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _form(self, in_place: bool = False) -> Form:
-        """The module's form as it is now; pools of an earlier one are given up. `in_place` says
-        that its tensors are known to lie where they did.
+    def _form(self, in_place: HeldTensors | None = None) -> Form:
+        """The module's form as it is now; pools of an earlier one are given up. `in_place` are
+        tensors that are known to lie where they did.
         """
         with self._lock:
-            if self._last_form is None or self._last_form.changed(in_place):
-                self._last_form = Form(self.reference, self._device)
+            form = self._last_form
+            if form is None or form.changed(form.tensors is in_place):
+                form = self._last_form = Form(self.reference, self._device)
                 self._last_pool = None
                 self._pools.clear()
-            return self._last_form
+            return form
 
     def _pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
         key = (form.training(), wanted)

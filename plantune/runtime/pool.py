@@ -29,8 +29,8 @@ class Instance:
         self.weights = LiveState(held, [name for name in names if name not in moving])
         self._held = held
         self._stale = True
-        # Whether the last pass found the weights as the one before had left them, and of how many
-        # moves they were the last.
+        # Whether the last pass found the weights as the one before had left them, and the count of
+        # moves then.
         self._calm = False
         self._moves = -1
         self._launches_ahead = isinstance(self.program, CapturedProgram) and not graph.updates
@@ -60,7 +60,8 @@ class Instance:
         if not (self._calm and self._launches_ahead) or torch.cuda.is_current_stream_capturing():
             return None
         assert isinstance(self.program, CapturedProgram)
-        if self._moves != self._held.moves or not self._held.in_place():
+        # In this order: another thread that finds them elsewhere counts before it notes it.
+        if not self._held.in_place() or self._moves != self._held.moves:
             return None
         return self.program.launch(*inputs)
 

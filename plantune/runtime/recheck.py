@@ -14,7 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import in_layout
 from plantune.plan import Plan
-from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.live_state import CPU, HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.space.search_space import SearchSpace
 
@@ -23,21 +23,28 @@ ROUNDINGS = 16
 
 
 @torch.no_grad()
-def recheck(graph: Graph, plan: Plan, space: SearchSpace, module: nn.Module) -> None:
-    """Raises WrongResult where the plan's outputs are not the network's.
+def recheck(
+    graph: Graph,
+    plan: Plan,
+    space: SearchSpace,
+    module: nn.Module,
+    otherwise: torch.device = CPU,
+) -> None:
+    """Raises WrongResult where the plan's outputs are not the network's; `otherwise` is where one
+    without a tensor of its own runs.
 
     A copy with random weights and images runs, in the module's mode: weights as they are at first
     may hide a mistake, as Fixup's zeros do.
     """
     # Of its own, so that loading a model moves no random number of the user's.
-    random = torch.Generator(device_of(module)).manual_seed(0)
+    random = torch.Generator(device_of(module, otherwise)).manual_seed(0)
     randomised = _randomised(copy.deepcopy(module), random)
     exact = copy.deepcopy(randomised).double()
     rival = copy.deepcopy(randomised)
     x = _drawn(graph.inputs[0][1], random)
     wanted = _outputs(exact(x.double() if x.is_floating_point() else x))
     theirs = _outputs(rival(x))
-    with Pool(graph, plan, space, HeldTensors(randomised)).lease() as instance:
+    with Pool(graph, plan, space, HeldTensors(randomised, otherwise)).lease() as instance:
         ours = instance.forward(x)
     for index, output in enumerate(wanted):
         bound = 2 * _error(theirs[index], output) + ROUNDINGS * torch.finfo(ours[index].dtype).eps

@@ -70,10 +70,11 @@ def test_a_plan_of_another_network_is_4(run: Run, store: Callable[..., int], pla
     assert "--in-channels" in result.stderr
 
 
-def test_unusual_channels_are_found(run: Run, store: Callable[..., int]) -> None:
+@pytest.mark.parametrize("channels", [1, 11, 14])
+def test_other_channels_are_found(run: Run, store: Callable[..., int], channels: int) -> None:
     from plantune.planning import default_plan
 
-    gray = Problem("se_resnet9_fixup", 1, in_channels=1)
+    other = Problem("se_resnet9_fixup", 1, in_channels=channels)
     space = load_search_space("cpu")
-    id = store(default_plan(gray.graph, space, network=gray.network))
+    id = store(default_plan(other.graph, space, network=other.network))
     assert run("explain", id, "--step", "stem").exit_code == 0

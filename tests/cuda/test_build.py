@@ -70,13 +70,15 @@ class TestCache:
         assert first == second
         assert len(compilations) == 1
 
-    @pytest.mark.parametrize("what", ["source", "arch", "kind", "headers", "nvrtc"])
+    @pytest.mark.parametrize("what", ["source", "arch", "kind", "headers", "nvrtc", "patch"])
     def test_whatever_changes_a_binary_has_a_key_of_its_own(
         self, what: str, compilations: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = compile_cuda(SOURCE, SM90)
         if what == "headers":
             monkeypatch.setattr(build, "headers_digest", lambda: "other")
+        if what == "patch":
+            monkeypatch.setattr(build, "release_digest", lambda nvrtc: "other")
         if what == "nvrtc":
             other = Nvrtc(nvrtc_for(SM90).library, (13, 9), nvrtc_for(SM90).includes)
             monkeypatch.setattr(build, "nvrtc_for", lambda arch: other)

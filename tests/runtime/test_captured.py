@@ -22,6 +22,7 @@ from plantune.runtime import pool, recorder
 from plantune.runtime.captured import CapturedProgram, program_on
 from plantune.runtime.direct import DIRECT_AFTER
 from plantune.runtime.form import Form
+from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.module import UnplannedCall
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorder
@@ -54,7 +55,8 @@ class Recorded:
 def replay_of(program, run):
     """Runs on the memory of the capture, as a graph does, whatever a program has there now."""
     values, graph = program._program.values, program.graph
-    sources = [name for name, _ in (*graph.inputs, *graph.output_gradients)]
+    given = (*graph.inputs, *graph.output_gradients, *graph.parameters, *graph.buffers)
+    sources = [name for name, _ in given if name in values]
     read = {name: values[name] for name in sources}
     written = {name: values[name] for name in graph.results if name in values}
 
@@ -251,7 +253,9 @@ class TestOutputs:
             (y,) = program.forward(x)
             close(y, expected(module, x))
 
-    def test_with_other_weights(self, module, x, close, outputs_in):
+    def test_with_other_weights(self, x, close, outputs_in):
+        """Graphs read weights where they lie."""
+        module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
         program = program_of(module)
         outputs_in(program, torch.full((4, 8, 6, 6), torch.nan))
         for _ in range(2):
@@ -260,6 +264,17 @@ class TestOutputs:
             close(y, expected(module, x))
             module[0].weight = nn.Parameter(torch.randn(8, 3, 3, 3))
             program.refresh(state_of(module))
+
+    def test_a_capture_that_breaks_is_not_tried_in_each_call(self, module, x, captures, outputs_in):
+        program, tried = program_of(module), []
+        outputs_in(program, torch.full((4, 8, 6, 6), torch.nan))
+        program.forward(x)
+        captures.failure = RuntimeError("no")
+        captured_at = program._captured_at
+        program._captured_at = lambda *a: tried.append(a) or captured_at(*a)
+        for _ in range(4 * DIRECT_AFTER):
+            program.forward(x)
+        assert len(tried) == 1
 
 
 FAILURES = {
@@ -304,6 +319,21 @@ class TestFailures:
         program.refresh(state_of(module))
         (y,) = program.forward(x)
         close(y, expected(module, x))
+
+    @pytest.mark.usefixtures("captures")
+    def test_where_all_graphs_are_gone_they_get_other_memory(self, module, x, monkeypatch):
+        first, graph = [], Recorder.graph
+
+        def noted(self, run, **known):
+            first.append(known["first"])
+            return graph(self, run, **known)
+
+        monkeypatch.setattr(Recorder, "graph", noted)
+        program = program_of(module)
+        program.forward(x)
+        module[0].weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+        program.refresh(state_of(module))
+        assert first == [True, False, True]
 
     def test_a_capture_after_a_broken_one_is_behind_its_work(self, module, x, captures):
         program, stream = program_of(module), Stream.current
@@ -419,6 +449,47 @@ class TestAhead:
         with pytest.warns(UnplannedCall, match="hooks"):
             y = torch.func.vmap(calm)(torch.stack([x, x + 1]))
         close(y[1], calm.reference(x + 1))
+
+    def test_where_weights_lie_is_looked_at_once_a_call(self, calm, x, monkeypatch):
+        looks, in_place = [], HeldTensors.in_place
+        monkeypatch.setattr(
+            HeldTensors, "in_place", lambda self: looks.append(self) or in_place(self)
+        )
+        for _ in range(3):
+            calm(x)
+        assert len(looks) == 3
+
+    def test_what_is_known_of_other_tensors_does_not_count(self, calm, x, close):
+        """Another thread's call may end with a pool of an earlier form."""
+        earlier = calm._last_pool
+        calm.reference[0] = nn.Conv2d(3, 8, 3)
+        calm(x)
+        calm._last_pool = earlier
+        weight = calm.get_submodule("0").weight
+        weight.data = weight.data.clone() * 3
+        close(calm(x), expected(calm.reference, x))
+
+    def test_a_call_that_ends_late_brings_no_earlier_pool_back(self, calm, x, monkeypatch):
+        earlier, forward = calm._last_pool, pool.Instance.forward
+
+        def change_meanwhile(self, *inputs, ahead=None):
+            monkeypatch.setattr(pool.Instance, "forward", forward)
+            calm.reference[0] = nn.Conv2d(3, 8, 3)
+            calm(x)
+            return forward(self, *inputs, ahead=ahead)
+
+        calm._last_pool = None
+        monkeypatch.setattr(pool.Instance, "forward", change_meanwhile)
+        calm(x)
+        assert calm._last_pool is not earlier
+
+    def test_where_another_thread_saw_weights_move_nothing_starts(self, calm, x, launches, close):
+        """Its look says where they lie now; graphs of this instance read where they lay."""
+        weight = calm.get_submodule("0").weight
+        weight.data = weight.data.clone() * 3
+        calm._last_form.tensors.look()
+        close(calm(x), expected(calm.reference, x))
+        assert len(launches) == 1
 
     @torch.no_grad()
     def test_memory_that_a_storage_lost_is_not_read(self, calm, x, launches, close):

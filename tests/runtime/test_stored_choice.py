@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from plantune.errors import BuildError, CudaError, IllegalCandidate, NoPlan
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db import PlanDatabase
 from plantune.planning import default_plan, hand_plan
+from plantune.problem import Problem
 from plantune.runtime import choose
 from plantune.runtime.choose import NoStoredPlan, OtherMachine
 from plantune.space.search_space import load_search_space
@@ -74,7 +76,7 @@ def test_a_plan_of_other_versions_runs_and_says_what_differs(store, plan, change
 class TestNoPlan:
     """F41: the framework's kernels run, and the user knows."""
 
-    TEXT = f"no plan for {NAME}, batch 1, float32, infer, cpu is stored, the framework's kernels"
+    TEXT = f"no plan for {NAME}, batch 1, 3 channels, float32, infer, cpu is stored"
 
     def test_it_says_so_and_what_to_do(self):
         model, said = loaded()
@@ -82,7 +84,24 @@ class TestNoPlan:
         ((kind, text),) = said
         assert kind is NoStoredPlan
         assert text.startswith(self.TEXT)
-        assert f"`plantune search --model {NAME} --batch 1`" in text
+        assert f"`plantune search --model {NAME} --batch 1 --in-channels 3 " in text
+
+    def test_what_it_advises_finds_that_very_plan(self):
+        options = {"in_channels": 11, "dtype": torch.float64, "mode": "train", "device": "cpu"}
+        with pytest.warns(NoStoredPlan) as caught:
+            wanted = load_model(NAME, batch=2, **options).pool().graph
+        (command,) = re.findall("`plantune search (.*)`", str(caught[0].message))
+        words = command.split()
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        problem = Problem(
+            given["--model"],
+            int(given["--batch"]),
+            int(given["--in-channels"]),
+            given["--mode"],
+            given["--dtype"],
+            given["--arch"],
+        )
+        assert problem.graph.digest == wanted.digest
 
     def test_it_says_so_once(self):
         model, _ = loaded()
@@ -118,6 +137,12 @@ class TestAnyModule:
         model = optimize(SEResNet9Fixup(3, base_planes=16).eval(), torch.randn(1, 3, 64, 64))
         assert model.plan.origin == "default"
 
+    def test_of_a_plan_for_another_chip_nothing_is_said(self, store):
+        """Else what others keep in one database would decide whether a call is an error."""
+        store(arch="sm90", device="NVIDIA H200")
+        model = optimize(SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64), fallback="error")
+        assert model.plan.origin == "default"
+
     def test_a_given_plan_comes_first(self, store):
         store()
         module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
@@ -134,6 +159,12 @@ def test_a_plan_for_another_chip_is_refused_with_expected_and_got(store):
     ((kind, text),) = said
     assert kind is NoStoredPlan
     assert f"plan {number} is for another chip: expected cpu, got sm90 (NVIDIA H200)" in text
+
+
+def test_one_for_another_chip_is_an_error_where_that_is_asked_for(store):
+    store(arch="sm90", device="NVIDIA H200")
+    with pytest.raises(NoPlan, match="expected cpu, got sm90"):
+        load_model(NAME, batch=1, fallback="error").pool()
 
 
 def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
@@ -170,3 +201,6 @@ def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, erro
     assert kind is NoStoredPlan
     assert f"the stored plan {number} cannot run here" in text
     assert str(error) in text
+    with pytest.raises(NoPlan, match="cannot run here") as raised:
+        load_model(NAME, batch=1, fallback="error").pool()
+    assert raised.value.__context__ is None  # which would keep the memory of what failed

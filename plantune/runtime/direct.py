@@ -13,7 +13,8 @@ from torch import Tensor
 DIRECT_AFTER = 16
 # Two inputs and two outputs in turns make four, and one for each input alone; some were in vain.
 MOST_DIRECT = 8
-MOST_COUNTED = 64
+# Enough for some inputs in turns whose outputs never lie where others lay.
+MOST_COUNTED = 256
 
 Results = Mapping[str, Tensor]
 # Of the inputs, and behind them of the outputs, unless a graph writes to memory of its own.

@@ -40,6 +40,12 @@ def test_addresses_that_never_come_again_take_no_memory(passes):
     assert len(passes._calls) <= MOST_COUNTED
 
 
+def test_inputs_in_turns_get_theirs_though_no_output_comes_again(passes):
+    due = [number % 8 for number in range(10 * DIRECT_AFTER) if passes.is_due(place(number % 8))
+           or passes.is_due((number % 8, 1000 + number))]  # fmt: skip
+    assert set(due) == set(range(8))
+
+
 def test_there_are_only_so_many(passes):
     for number in range(MOST_DIRECT):
         passes.made[place(number)] = MADE

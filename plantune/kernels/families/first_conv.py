@@ -12,9 +12,8 @@ from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
-from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper.family import SM_CYCLES_PER_US, SMS
+from plantune.kernels.hopper.family import SM_CYCLES_PER_US, SMS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 from plantune.kernels.vector_kernel import members
@@ -161,15 +160,13 @@ class Design:
         )
 
 
-class FirstConv(CudaFamily):
+class FirstConv(WarpgroupFamily):
     """Config: the image's `layout`; the warpgroups of `threads` make `rows` rows each."""
 
     name: ClassVar = "first_conv"
 
-    def why_not_arch(self, arch: Arch) -> str | None:
-        if arch.cuda is not None and "wgmma" not in arch.cuda.features:
-            return f"{arch.name} has no warpgroup products (wgmma)"
-        return super().why_not_arch(arch)
+    def design(self, step: Step, config: Attrs) -> Design:
+        return Design.of(step, config)
 
     def why_not_step(self, step: Step) -> str | None:
         try:
@@ -186,12 +183,6 @@ class FirstConv(CudaFamily):
 
     def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
         return {**images(step, "nhwc"), step.nodes[0].inputs[0]: config["layout"]}
-
-    def threads(self, step: Step, config: Attrs) -> int:
-        return Design.of(step, config).threads
-
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
-        return Design.of(step, config).shared_bytes
 
     def source(self, step: Step, config: Attrs, arch: Arch) -> str:
         dtype = step.types[step.nodes[0].inputs[0]].dtype

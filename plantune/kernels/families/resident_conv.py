@@ -13,10 +13,15 @@ from plantune.cuda.driver import TensorMap
 from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
-from plantune.kernels.hopper.family import MEMORY_BYTES_PER_US, SM_CYCLES_PER_US, SMS, why_not_conv
+from plantune.kernels.hopper.family import (
+    MEMORY_BYTES_PER_US,
+    SM_CYCLES_PER_US,
+    SMS,
+    WarpgroupFamily,
+    why_not_conv,
+)
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, weight_map
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape, conv_shape
@@ -120,15 +125,13 @@ class Design:
         )
 
 
-class ResidentConv(CudaFamily):
+class ResidentConv(WarpgroupFamily):
     """Config: the warpgroups of `threads` take turns, with `stages` boxes of pixels each."""
 
     name: ClassVar = "resident_conv"
 
-    def why_not_arch(self, arch: Arch) -> str | None:
-        if arch.cuda is not None and "wgmma" not in arch.cuda.features:
-            return f"{arch.name} has no warpgroup products (wgmma)"
-        return super().why_not_arch(arch)
+    def design(self, step: Step, config: Attrs) -> Design:
+        return Design.of(step, config)
 
     def why_not_step(self, step: Step) -> str | None:
         try:
@@ -138,15 +141,6 @@ class ResidentConv(CudaFamily):
         if epilogue.scale is not None or epilogue.offset is not None:
             return "a bias, a residual and ReLU are all that may stand behind the convolution"
         return why_not_conv(step, epilogue) or _why_not_shape(conv_shape(step, epilogue))
-
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
-
-    def threads(self, step: Step, config: Attrs) -> int:
-        return Design.of(step, config).threads
-
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
-        return Design.of(step, config).shared_bytes
 
     def workspace_bytes(self, step: Step, config: Attrs) -> int:
         return placing_bytes(step, conv_epilogue(step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Protocol
 
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
@@ -21,7 +22,39 @@ SMS, SM_BYTES_PER_US, SM_CYCLES_PER_US = 132, 80e3, 1800
 CACHED_BYTES, MEMORY_BYTES_PER_US = 20e6, 4.5e6
 
 
-class HopperFamily(CudaFamily):
+class Sized(Protocol):
+    """What a launch takes, as a design plans it."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def shared_bytes(self) -> int: ...
+
+
+class WarpgroupFamily(CudaFamily):
+    """A family whose kernels multiply by warpgroups, each after a design of its step and config."""
+
+    @abstractmethod
+    def design(self, step: Step, config: Attrs) -> Sized:
+        """The sizes of the kernel; raises IllegalCandidate where there are none."""
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        if arch.cuda is not None and "wgmma" not in arch.cuda.features:
+            return f"{arch.name} has no warpgroup products (wgmma)"
+        return super().why_not_arch(arch)
+
+    def threads(self, step: Step, config: Attrs) -> int:
+        return self.design(step, config).threads
+
+    def shared_bytes(self, step: Step, config: Attrs) -> int:
+        return self.design(step, config).shared_bytes
+
+    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+        return images(step, "nhwc")
+
+
+class HopperFamily(WarpgroupFamily):
     """A family whose kernels are a convolution of some design, with more or less around it."""
 
     @abstractmethod
@@ -32,22 +65,8 @@ class HopperFamily(CudaFamily):
     def whole(self, step: Step) -> ConvEpilogue:
         """The convolution with what the step reads and writes."""
 
-    def why_not_arch(self, arch: Arch) -> str | None:
-        if arch.cuda is not None and "wgmma" not in arch.cuda.features:
-            return f"{arch.name} has no warpgroup products (wgmma)"
-        return super().why_not_arch(arch)
-
     def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
         return self.design(step, config).why_not() or super().why_not_config(step, config, arch)
-
-    def threads(self, step: Step, config: Attrs) -> int:
-        return self.design(step, config).threads
-
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
-        return self.design(step, config).shared_bytes
-
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
 
     def workspace_bytes(self, step: Step, config: Attrs) -> int:
         return placing_bytes(step, self.whole(step))

@@ -11,7 +11,7 @@ import pytest
 
 from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
-from plantune.measure.race import Race
+from plantune.measure.race import Race, _Runners
 from plantune.plan import Plan
 from plantune.report.bench import bench_document
 
@@ -46,6 +46,25 @@ def test_the_json_is_that_of_the_design(run: Run) -> None:
         assert row["peak_mib"] is None
     assert data["best_baseline"] == "torchscript"
     assert data["ratio"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("peak", "told"), [(300 << 20, {"way": 100.0}), (100 << 20, {})])
+def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(
+    peak: int, told: dict[str, float]
+) -> None:
+    class Gpu:
+        def held_bytes(self) -> int:
+            return 200 << 20
+
+        def peak_bytes(self, call: object) -> int:
+            return peak
+
+    runners = object.__new__(_Runners)
+    runners.device = Gpu()  # type: ignore[assignment]
+    peaks: dict[str, float] = {}
+    with runners.memory_of("way", {"way": print}, peaks):
+        pass
+    assert peaks == told
 
 
 def test_the_memory_of_each_way_is_in_its_row() -> None:

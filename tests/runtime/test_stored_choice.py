@@ -143,6 +143,14 @@ class TestAnyModule:
         model = optimize(SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64), fallback="error")
         assert model.plan.origin == "default"
 
+    def test_a_given_plan_is_for_its_own_layers_alone(self, plan, close):
+        x = torch.randn(1, 3, 64, 64)
+        model = optimize(SEResNet9Fixup(3).eval(), x, plan=plan)
+        conv = model.get_submodule("layers.1.0.conv1")
+        conv.dilation = conv.padding = (2, 2)
+        close(model(x), model.reference(x))
+        assert model.plan.origin == "default"
+
     def test_a_given_plan_comes_first(self, store):
         store()
         module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)

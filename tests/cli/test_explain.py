@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from plantune.environment import cpu_environment
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
+from plantune.plan_rows import Found
 from plantune.problem import Problem
 from plantune.report.steps import plan_steps
 from plantune.space.search_space import load_search_space
@@ -78,3 +80,18 @@ def test_other_channels_are_found(run: Run, store: Callable[..., int], channels:
     space = load_search_space("cpu")
     id = store(default_plan(other.graph, space, network=other.network))
     assert run("explain", id, "--step", "stem").exit_code == 0
+
+
+def test_an_exact_shipped_plan_comes_before_an_own_one_of_other_versions(
+    run: Run,
+    store: Callable[..., int],
+    plan: Plan,
+    fused_plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As load_model takes them."""
+    own = store(plan, replace(cpu_environment(), torch="2.0.0"))
+    assert object_of(run("explain", "--batch", 1, "--json"))["plan_id"] == own
+    shipped = Found(fused_plan, cpu_environment(), "exact", 1)
+    monkeypatch.setattr("plantune.stored_plans.find_stored_plan", lambda *_, **__: shipped)
+    assert object_of(run("explain", "--batch", 1, "--json"))["plan_id"] is None

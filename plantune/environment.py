@@ -158,6 +158,7 @@ def _gpu_environment(index: int) -> Environment:
     import torch
 
     from plantune.cuda.driver import driver_version
+    from plantune.cuda.nvml import driver_release
     from plantune.cuda.toolchain import all_nvrtc, cutlass_version
 
     properties = torch.cuda.get_device_properties(index)
@@ -179,7 +180,8 @@ def _gpu_environment(index: int) -> Environment:
         gpu=Attrs(
             {
                 **silicon,
-                "driver": "{}.{}".format(*driver_version()),
+                # Drivers of one CUDA release compile PTX each in their way.
+                "driver": driver_release() or "for CUDA {}.{}".format(*driver_version()),
                 "cuda": torch.version.cuda or "none",
                 "cudnn": str(torch.backends.cudnn.version()),
                 "cutlass": cutlass_version(),

@@ -21,7 +21,7 @@ SILICON = Attrs(
     memory_mib=143167,
     l2_kib=51200,
     mig="none",
-    driver="13.0",
+    driver="580.95.05",
     cuda="13.0",
     cudnn="91500",
     cutlass="4.2.0.0",
@@ -38,7 +38,7 @@ def with_gpu(**changes: object) -> Environment:
 
 # F31, and F33 with what differs on a part of a GPU.
 CHANGES = {
-    "driver": with_gpu(driver="12.8"),
+    "driver": with_gpu(driver="580.82.07"),
     "cuda": with_gpu(cuda="12.8"),
     "cudnn": with_gpu(cudnn="91000"),
     "cutlass": with_gpu(cutlass="4.3.0.0"),
@@ -113,6 +113,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         torch.cuda, "get_device_capability", lambda device: (here.major, here.minor)
     )
     monkeypatch.setattr("plantune.cuda.driver.driver_version", lambda: (13, 0))
+    monkeypatch.setattr("plantune.cuda.nvml.driver_release", lambda: "580.95.05")
     return here
 
 
@@ -127,8 +128,16 @@ def read() -> Environment:
 def test_a_gpu_is_read(gpu: SimpleNamespace) -> None:
     found = read()
     assert (found.arch, found.device, found.gpu["mig"]) == ("sm90", "NVIDIA H200", "none")
-    assert (found.gpu["sm_count"], found.gpu["driver"]) == (132, "13.0")
+    assert (found.gpu["sm_count"], found.gpu["driver"]) == (132, "580.95.05")
     assert Environment.from_json(found.to_json()) == found
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_nvidias_library_the_driver_is_known_by_its_cuda_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plantune.cuda.nvml.driver_release", lambda: None)
+    assert read().gpu["driver"] == "for CUDA 13.0"
 
 
 def test_parts_of_a_gpu_and_virtual_ones_have_keys_of_their_own(gpu: SimpleNamespace) -> None:

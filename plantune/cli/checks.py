@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from plantune.cli.lookup import is_passing
+from plantune.cuda.nvml import driver_release
 from plantune.env import cache_folder, cxx_compiler, database_path
 from plantune.report.tables import bytes_text
 from plantune.space.arch import ARCH_NAMES, Version
@@ -158,12 +159,13 @@ def _driver() -> Check:
         return Check("CUDA driver", LIMITED, "absent: libcuda.so.1 does not load", how)
     number = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(number))
-    return judged_driver((number.value // 1000, number.value % 1000 // 10), _cuda_of_torch())
+    known = number.value // 1000, number.value % 1000 // 10
+    return judged_driver(known, _cuda_of_torch(), driver_release())
 
 
-def judged_driver(known: Version, wanted: Version | None) -> Check:
+def judged_driver(known: Version, wanted: Version | None, release: str | None = None) -> Check:
     """Whether a driver that knows one CUDA release runs a torch that was built for another."""
-    told = "for CUDA {}.{}".format(*known)
+    told = " ".join(filter(None, (release, "for CUDA {}.{}".format(*known))))
     if wanted is not None and known[0] < wanted[0]:
         needs = "{}.{}".format(*wanted)
         how = f"install a newer driver, or a torch for CUDA {known[0]}"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from functools import cache
-from typing import Any
 
 import torch
 
+from plantune.cuda.nvml import is_slowed
 from plantune.device import Device
 from plantune.measure.timing import HOST, Call, Sample, Watch
 
 # Long beside the start and the end of a batch, some 10 us for waiting until the GPU is idle.
 LEAST_BATCH_S = 2e-3
-# nvml.h: hardware and software slowdown by heat, by power supply. A power cap that software set
-# is how large work runs on many GPUs all the time; it disturbs nothing.
-SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 
 
 class CallWatch(Watch):
@@ -38,7 +33,7 @@ class CallWatch(Watch):
 
     def sample(self, call: Call, count: int) -> Sample:
         sample = super().sample(call, count)
-        return Sample(sample.us, 1.0) if is_throttled(self._device.place.index) else sample
+        return Sample(sample.us, 1.0) if is_slowed(self._device.place.index) else sample
 
 
 class KernelWatch(CallWatch):
@@ -60,7 +55,7 @@ class KernelWatch(CallWatch):
 
     def sample(self, call: Call, count: int) -> Sample:
         time_us = self.batch_us(call, count)
-        return Sample(time_us, float(is_throttled(self._device.place.index)))
+        return Sample(time_us, float(is_slowed(self._device.place.index)))
 
 
 def call_watch(device: Device) -> Watch:
@@ -71,28 +66,3 @@ def call_watch(device: Device) -> Watch:
 def kernel_watch(device: Device) -> Watch:
     """The clock for single kernels."""
     return KernelWatch(device) if device.captures else HOST
-
-
-def is_throttled(index: int) -> bool:
-    """Whether heat or power slow the GPU down now; False where NVIDIA's library cannot tell."""
-    asked = _nvml(index)
-    if asked is None:
-        return False
-    library, handle = asked
-    reasons = ctypes.c_ulonglong()
-    failed = library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
-    return not failed and bool(reasons.value & SLOWED)
-
-
-@cache
-def _nvml(index: int) -> tuple[Any, ctypes.c_void_p] | None:
-    """NVIDIA's management library with its handle of torch's GPU number `index`."""
-    handle = ctypes.c_void_p()
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}".encode()
-        if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)):
-            return None
-    except (OSError, AttributeError):
-        return None
-    return library, handle

@@ -28,6 +28,10 @@ def test_a_driver_of_the_same_release_serves(known: object, wanted: object) -> N
     assert judged_driver(known, wanted).status == OK  # type: ignore[arg-type]
 
 
+def test_a_driver_is_told_with_its_own_version() -> None:
+    assert judged_driver((13, 0), None, "580.95.05").detail == "580.95.05 for CUDA 13.0"
+
+
 def test_a_driver_that_is_too_old_is_named() -> None:
     found = judged_driver((12, 4), (13, 0))
     assert found.status == LIMITED

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from plantune.cuda.workspaces import kept_workspaces
 from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
 from plantune.graph.ops.matmul import operands
@@ -126,7 +127,7 @@ def _matmul(node: Node, values: Values) -> Call:
         left, right = operands((values[a], values[b]), attrs)
         torch.mm(left, right, out=y)
 
-    return call
+    return kept_workspaces()(call) if y.is_cuda else call
 
 
 def _avg_pool2d(node: Node, values: Values) -> Call:

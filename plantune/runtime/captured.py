@@ -104,7 +104,7 @@ class CapturedProgram:
             return Started(outputs, direct.results)
         for own, tensor in zip(self._inputs, inputs, strict=True):
             own.copy_(tensor)
-        return Started(outputs, self._replay("forward", self._program.run_forward))
+        return Started(outputs, self._run_forward())
 
     def taken(self, started: Started) -> tuple[Tensor, ...]:
         """The outputs of a pass, in memory that is the caller's."""
@@ -158,6 +158,33 @@ class CapturedProgram:
         for own, tensor in self._copies:
             own.copy_(tensor)
         self._program.run_refresh()
+
+    def _run_forward(self) -> Results:
+        first = self.graph.backward_from is not None and "backward" not in self._passes
+        if first and not torch.cuda.is_current_stream_capturing():
+            self._capture_both()
+        return self._replay("forward", self._program.run_forward)
+
+    @torch.no_grad()
+    def _capture_both(self) -> None:
+        """Captures the backward pass beside the forward one: where that is not possible, the
+        framework can still run both.
+        """
+        moved = self._moving()
+        try:
+            # Some kernels go astray on values that no forward pass has left, such as indices.
+            self._replay("forward", self._program.run_forward)
+            self._passes["backward"] = self._captured("backward", self._program.run_backward)
+        finally:
+            self._restore(moved)
+
+    def _moving(self) -> dict[str, Tensor]:
+        """Copies of what passes update."""
+        return {name: self._program.values[name].clone() for name, _ in self.graph.updates}
+
+    def _restore(self, moved: Mapping[str, Tensor]) -> None:
+        for buffer, before in moved.items():
+            self._program.values[buffer].copy_(before)
 
     def _replay(self, name: str, run: Callable[[], None]) -> Results:
         """The results of one pass, which becomes a part of a capture that the caller has begun."""
@@ -213,8 +240,7 @@ class CapturedProgram:
     @torch.no_grad()
     def _captured(self, name: str, run: Callable[[], None]) -> Pass:
         """The pass as a graph; raises CaptureError. Whatever happens, nothing else has changed."""
-        values = self._program.values
-        moved = {buffer: values[buffer].clone() for buffer, _ in self.graph.updates}
+        values, moved = self._program.values, self._moving()
         try:
             graph = self._recorder.graph(run, first=not (self._passes or self._direct.made))
         except torch.OutOfMemoryError:
@@ -222,8 +248,7 @@ class CapturedProgram:
         except RuntimeError as error:
             raise CaptureError(f"{self.plan.network}: the {name} pass: {error}") from error
         finally:
-            for buffer, before in moved.items():
-                values[buffer].copy_(before)
+            self._restore(moved)
         return Pass(graph, {name: values[name] for name in self.graph.results if name in values})
 
 

@@ -134,10 +134,17 @@ class TunedModule(nn.Module):
 
     def _run(self, x: Tensor) -> Any:
         ahead = self._launched_ahead(x)
-        form = self._form(None if ahead is None else ahead.lease.pool.held)
-        if self._last_pool is None:
-            ahead = None  # it was of another form, and holds its memory
-        reason = self._why_not_planned(x, form)
+        if ahead is not None:
+            outputs = self._confirmed(ahead)
+            if outputs is not None:
+                return _of_module(outputs)
+            del ahead  # it holds memory
+        return self._run_anew(x)
+
+    def _run_anew(self, x: Tensor) -> Any:
+        """A call that rests on nothing of the last one."""
+        form = self._form()
+        reason = self._why_not_called_so(x, form) or _why_not_inside(form)
         if reason is not None:
             return self._eagerly(x, reason)
         gradients = self._mode == "train" and torch.is_grad_enabled()
@@ -149,17 +156,16 @@ class TunedModule(nn.Module):
             self._last_pool = None
             with torch.set_grad_enabled(gradients):
                 return self.reference(x)
-        if torch.are_deterministic_algorithms_enabled() and not _is_deterministic(pool.plan):
+        if _lacks_determinism(pool.plan):
             return self._eagerly(x, "the plan is not known to be deterministic, as is asked for")
         x = in_layout(x, self._input_type.layout)
         try:
-            return self._planned(pool, x, form.parameters(wanted) if wanted else None, ahead)
+            return self._planned(pool, x, form.parameters(wanted) if wanted else None)
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
         except CaptureError as error:
             reason = f"the plan cannot run: {error}"
         # Behind the handlers: an error keeps the memory of the pass that it ended.
-        ahead = None
         return self._eagerly(x, reason)
 
     def _launched_ahead(self, x: Tensor) -> Ahead | None:
@@ -185,23 +191,28 @@ class TunedModule(nn.Module):
             return None  # the pass itself will say so
         return None if started is None else Ahead(lease, started)
 
-    def _planned(
-        self, pool: Pool, x: Tensor, parameters: dict[str, Tensor] | None, ahead: Ahead | None
-    ) -> Any:
+    def _confirmed(self, ahead: Ahead) -> tuple[Tensor, ...] | None:
+        """The outputs of a pass that was started ahead; None where what it rests on has changed."""
+        with ahead.lease as instance:
+            pool = ahead.lease.pool
+            form = self._form(pool.held)
+            if self._pools.get((form.training(), None)) is not pool:
+                return None
+            if _why_not_inside(form) is not None or _lacks_determinism(pool.plan):
+                return None
+            return instance.confirmed(ahead.started)
+
+    def _planned(self, pool: Pool, x: Tensor, parameters: dict[str, Tensor] | None) -> Any:
         """The plan's outputs; with gradients where parameters, or the input alone, want them."""
         if parameters is not None:
             return run_with_gradients(pool, x, parameters)
-        if ahead is not None and ahead.lease.pool is pool:
-            lease, started = ahead.lease, ahead.started
-        else:
-            lease, started = pool.lease(), None
-        with lease as instance:
-            outputs = instance.forward(x.detach(), ahead=started)
+        with pool.lease() as instance:
+            outputs = instance.forward(x.detach())
         if self._last_pool is not pool and self._mode == "infer":
             with self._lock:
                 if pool in self._pools.values():  # no other thread has seen another form since
                     self._last_pool = pool
-        return outputs if len(outputs) > 1 else outputs[0]
+        return _of_module(outputs)
 
     def _form(self, in_place: HeldTensors | None = None) -> Form:
         """The module's form as it is now; pools of an earlier one are given up. `in_place` are
@@ -239,8 +250,10 @@ class TunedModule(nn.Module):
     def _space(self) -> SearchSpace:
         return load_search_space(arch_of(self._device))
 
-    def _why_not_planned(self, x: Tensor, form: Form) -> str | None:
-        """Why this call cannot run from a plan, None where it can. Raises InputMismatch."""
+    def _why_not_called_so(self, x: Tensor, form: Form) -> str | None:
+        """Why a call with `x` here cannot run from a plan, None where it can. Raises
+        InputMismatch.
+        """
         if not isinstance(x, Tensor):
             raise InputMismatch(f"{self._name}: the input must be a tensor, got {type(x).__name__}")
         first = form.first_tensor()
@@ -254,10 +267,6 @@ class TunedModule(nn.Module):
             )
         if autocast:
             return "autocast is on, which changes what each op computes"
-        if form.has_hooks():
-            return "submodules have hooks, which a plan cannot call"
-        if not form.has_parameters():
-            return "parameters are replaced by plain tensors, as functional_call does"
         return self._why_not_type(x)
 
     def _why_not_type(self, x: Tensor) -> str | None:
@@ -275,8 +284,8 @@ class TunedModule(nn.Module):
             raise InputMismatch(text)
         if self._fallback == "warn" and reason not in self._warned:
             self._warned.add(reason)
-            # Up through _run, forward and torch's two frames, to whoever called the module.
-            warnings.warn(text, UnplannedCall, stacklevel=6)
+            # Up through both of _run, forward and torch's two frames, to the module's caller.
+            warnings.warn(text, UnplannedCall, stacklevel=7)
         return self.reference(x)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -296,9 +305,25 @@ class TunedModule(nn.Module):
         return f"plantune {self._mode} plan for {self._input_type.shape}"
 
 
-def _is_deterministic(plan: Plan) -> bool:
-    """Whether a search saw that each of its kernels gives the same bits again."""
-    return bool(plan.evidence.get("deterministic"))
+def _why_not_inside(form: Form) -> str | None:
+    """Why the module cannot run from a plan, whatever it is called with."""
+    if form.has_hooks():
+        return "submodules have hooks, which a plan cannot call"
+    if not form.has_parameters():
+        return "parameters are replaced by plain tensors, as functional_call does"
+    return None
+
+
+def _lacks_determinism(plan: Plan) -> bool:
+    """Whether determinism is asked for, and no search saw the plan's kernels give the same bits
+    again.
+    """
+    return torch.are_deterministic_algorithms_enabled() and not plan.evidence.get("deterministic")
+
+
+def _of_module(outputs: tuple[Tensor, ...]) -> Any:
+    """What the module returned where the graph has these outputs."""
+    return outputs if len(outputs) > 1 else outputs[0]
 
 
 def input_type_of(example: Tensor) -> TensorType:

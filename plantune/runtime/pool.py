@@ -35,25 +35,33 @@ class Instance:
         self._moves = -1
         self._launches_ahead = isinstance(self.program, CapturedProgram) and not graph.updates
 
-    def forward(self, *inputs: Tensor, ahead: Started | None = None) -> tuple[Tensor, ...]:
-        """The outputs with the weights as the last look at them found them; `ahead` is what
-        `launch_ahead` gave.
-        """
-        self._moves = self._held.moves
-        self._calm = not (self.weights.changed() or self._stale)
-        if not self._calm:
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs with the weights as the last look at them found them."""
+        if not self._is_calm():
             # What is kept between passes must serve inside and outside of inference mode.
             with torch.inference_mode(False):
                 self.program.refresh(self.state.tensors())
             self._stale = False
-        elif ahead is not None and isinstance(self.program, CapturedProgram):
-            return self.program.taken(ahead)
         return self.program.forward(*inputs)
 
+    def confirmed(self, started: Started) -> tuple[Tensor, ...] | None:
+        """The outputs of what `launch_ahead` started; None where a weight had changed by then."""
+        assert isinstance(self.program, CapturedProgram)
+        if self._is_calm():
+            return self.program.taken(started)
+        self._stale = True
+        return None
+
+    def _is_calm(self) -> bool:
+        """Whether the last look found the weights as the program has them. Notes what it found."""
+        self._moves = self._held.moves
+        self._calm = not (self.weights.changed() or self._stale)
+        return self._calm
+
     def launch_ahead(self, *inputs: Tensor) -> Started | None:
-        """Starts a pass before anybody looks whether weights changed; `forward` with the same
-        inputs must follow. None where that is not possible, where they change all the time, or
-        where they do not lie where graphs read them: storages may be resized under us.
+        """Starts a pass before anybody looks whether weights changed; `confirmed` must follow. None
+        where that is not possible, where they change all the time, or where they do not lie where
+        graphs read them: storages may be resized under us.
 
         The memory of other weights is held by the program, whatever became of the module's.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -74,10 +75,13 @@ def replay_of(program, run):
 
 @pytest.fixture
 def captures(monkeypatch):
-    """What was captured so far; an error in `.failure` breaks the next capture behind its pass."""
+    """What was captured so far; an error in `.failure` breaks the next capture behind its pass, one
+    in `.later` that behind the next.
+    """
 
     class Captures(list):
         failure: BaseException | None = None
+        later: BaseException | None = None
 
     made = Captures()
     Stream.current = Stream()
@@ -101,6 +105,7 @@ def captures(monkeypatch):
             run()
         if made.failure is not None:
             raise made.failure
+        made.failure, made.later = made.later, None
         Stream.current = current
         made.append(run)
 
@@ -277,6 +282,28 @@ class TestOutputs:
         assert len(tried) == 1
 
 
+@pytest.mark.usefixtures("captures")
+def test_training_follows_eager_from_the_first_pass(close):
+    """Both passes are captured in it, and the backward pass may take the memory of outputs."""
+    first, second = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False)
+    blocks = (first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.BatchNorm2d(8), nn.ReLU())
+    module = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128, 5))
+    other = copy.deepcopy(module)
+    program = program_of(module, train=True)
+    for _ in range(3):
+        x, dy = torch.randn(SHAPE), torch.randn(4, 5)
+        (y,) = program.forward(x)
+        gradients = program.backward(dy)
+        wanted = other(x)
+        close(y, wanted)
+        other.zero_grad()
+        wanted.backward(dy)
+        for name, parameter in other.named_parameters():
+            close(gradients[name], parameter.grad)
+    for ours, theirs in zip(module.buffers(), other.buffers(), strict=True):
+        close(ours, theirs)
+
+
 FAILURES = {
     "refused": (RuntimeError("operation not permitted when stream is capturing"), CaptureError),
     "no memory": (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
@@ -307,6 +334,42 @@ class TestFailures:
         for (buffer, ours), theirs in zip(module.named_buffers(), other.buffers(), strict=True):
             close(ours, theirs)
             assert not torch.equal(ours, before[buffer])
+
+    @pytest.mark.parametrize("name", FAILURES)
+    def test_of_the_backward_pass_in_the_first_forward(self, module, x, captures, close, name):
+        """F35: there the framework can still run both."""
+        failure, raised = FAILURES[name]
+        program = program_of(module, train=True)
+        before = {name: value.clone() for name, value in module.named_buffers()}
+        captures.later = failure
+        with pytest.raises(raised):
+            program.forward(x)
+        for buffer, value in module.named_buffers():
+            assert torch.equal(value, before[buffer]), buffer
+
+        captures.failure = None
+        other = copy.deepcopy(module)
+        (y,) = program.forward(x)
+        close(y, other(x))
+        for (_, ours), theirs in zip(module.named_buffers(), other.buffers(), strict=True):
+            close(ours, theirs)
+
+    @pytest.mark.usefixtures("launches")
+    def test_a_module_without_room_for_its_backward_pass(self, module, x, captures, close):
+        """F35."""
+        tuned = optimize(module.train(), x, mode="train")
+        other = copy.deepcopy(module)
+        captures.later = FAILURES["no memory"][0]
+        with pytest.warns(UnplannedCall, match="out of memory"):
+            y = tuned(x)
+        wanted = other(x)
+        close(y, wanted)
+        y.sum().backward()
+        wanted.sum().backward()
+        for ours, theirs in zip(tuned.parameters(), other.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
+        for ours, theirs in zip(tuned.buffers(), other.buffers(), strict=True):
+            close(ours, theirs)
 
     def test_in_the_preparation(self, module, x, captures, close):
         program = program_of(module)
@@ -426,6 +489,33 @@ class TestAhead:
         with pytest.warns(UnplannedCall, match="hooks"):
             close(calm(x), calm.reference(x))
 
+    def test_determinism_that_is_asked_for_stops_it(self, calm, x, close):
+        torch.use_deterministic_algorithms(True)
+        try:
+            with pytest.warns(UnplannedCall, match="deterministic"):
+                close(calm(x), calm.reference(x))
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_a_pass_that_does_not_count_holds_no_memory(self, calm, x, monkeypatch):
+        held, launch, eagerly = [], CapturedProgram.launch, calm.reference.forward
+
+        def launch_and_note(self, *inputs):
+            started = launch(self, *inputs)
+            held.extend(map(weakref.ref, started.outputs))
+            return started
+
+        def alive_in_forward(x):
+            held[:] = [output() for output in held]
+            return eagerly(x)
+
+        monkeypatch.setattr(CapturedProgram, "launch", launch_and_note)
+        monkeypatch.setattr(calm.reference, "forward", alive_in_forward)
+        calm.get_submodule("2").register_forward_hook(lambda module, inputs, y: y + 1)
+        with suppressed():
+            calm(x)
+        assert held == [None]
+
     def test_what_the_framework_runs_is_not_started_again(self, calm, x, launches):
         calm.get_submodule("2").register_forward_hook(lambda module, inputs, y: y + 1)
         with pytest.warns(UnplannedCall, match="hooks"):
@@ -472,11 +562,11 @@ class TestAhead:
     def test_a_call_that_ends_late_brings_no_earlier_pool_back(self, calm, x, monkeypatch):
         earlier, forward = calm._last_pool, pool.Instance.forward
 
-        def change_meanwhile(self, *inputs, ahead=None):
+        def change_meanwhile(self, *inputs):
             monkeypatch.setattr(pool.Instance, "forward", forward)
             calm.reference[0] = nn.Conv2d(3, 8, 3)
             calm(x)
-            return forward(self, *inputs, ahead=ahead)
+            return forward(self, *inputs)
 
         calm._last_pool = None
         monkeypatch.setattr(pool.Instance, "forward", change_meanwhile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -73,7 +74,7 @@ FAULTS = {
     "unwritten": ("numerics", "is nan instead of"),  # F8
     "outside": ("numerics", "wrote outside of 'relu'"),  # F9
     "writes_input": ("numerics", "wrote to its input 'x'"),  # F11
-    "ignores_stream": ("numerics", "is nan instead of"),  # F12
+    "ignores_stream": ("numerics", "is (nan|0) instead of"),  # F12
     "synchronizes": ("numerics", "no graph can be captured"),
 }
 
@@ -84,7 +85,7 @@ def test_a_bad_kernel_is_rejected_and_the_next_one_measured(ask, fault):
     outcome = ask(fault)
     assert isinstance(outcome, Rejected)
     assert outcome.stage == stage
-    assert reason in outcome.reason
+    assert re.search(reason, outcome.reason)
     assert is_good(ask("none"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,8 @@ import torch
 
 # By device and stream; never given back, as cuBLAS's workspaces of these streams are not.
 _pools: dict[tuple[int, int], torch.cuda.MemPool] = {}
+# torch refuses two threads that allocate in one pool.
+_one_thread = threading.Lock()
 
 
 @contextmanager
@@ -17,15 +20,19 @@ def kept_workspaces() -> Iterator[None]:
 
     torch keeps workspaces for each stream, and captured products go on writing to them. But others
     give them back: torch.compile, when it records graphs, those of the whole process; torch 2.12,
-    when a graph ends, those of its stream. Later replays wrote to other tensors then (H200, torch
-    2.11, 2026-11-20). In a pool of its own the memory stays mapped, and nobody allocates there.
+    when a graph is destroyed, those of its stream. Later replays wrote to other tensors then (H200,
+    torch 2.11, 2026-11-20). In a pool of its own the memory stays mapped, and only products of that
+    stream come back to it. Other allocators than torch's own have no pools: nothing is kept there.
     """
-    if torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_current_stream_capturing() or torch.cuda.get_allocator_backend() != "native":
         yield
         return
     stream = torch.cuda.current_stream()
-    place = stream.device_index, stream.cuda_stream
-    if place not in _pools:
-        _pools.setdefault(place, torch.cuda.MemPool())
-    with torch.cuda.use_mem_pool(_pools[place]):
+    with _one_thread, torch.cuda.use_mem_pool(_pool(stream.device_index, stream.cuda_stream)):
         yield
+
+
+def _pool(device: int, stream: int) -> torch.cuda.MemPool:
+    if (device, stream) not in _pools:
+        _pools[device, stream] = torch.cuda.MemPool()
+    return _pools[device, stream]

@@ -142,7 +142,7 @@ class TunedModule(nn.Module):
         return self._run_anew(x)
 
     def _run_anew(self, x: Tensor) -> Any:
-        """A call that rests on nothing of the last one."""
+        """A call for which nothing was started, or nothing that counts."""
         form = self._form()
         reason = self._why_not_called_so(x, form) or _why_not_inside(form)
         if reason is not None:
@@ -284,7 +284,7 @@ class TunedModule(nn.Module):
             raise InputMismatch(text)
         if self._fallback == "warn" and reason not in self._warned:
             self._warned.add(reason)
-            # Up through both of _run, forward and torch's two frames, to the module's caller.
+            # Up through _run_anew, _run, forward and torch's two frames, to the module's caller.
             warnings.warn(text, UnplannedCall, stacklevel=7)
         return self.reference(x)
 

@@ -54,14 +54,16 @@ class Instance:
 
     def _is_calm(self) -> bool:
         """Whether the last look found the weights as the program has them. Notes what it found."""
-        self._moves = self._held.moves
-        self._calm = not (self.weights.changed() or self._stale)
+        moves = self._held.moves
+        # What passes update is no weight here, but may be another tensor now.
+        moved, self._moves = moves != self._moves, moves
+        self._calm = not (self.weights.changed() or moved or self._stale)
         return self._calm
 
     def launch_ahead(self, *inputs: Tensor) -> Started | None:
-        """Starts a pass before anybody looks whether weights changed; `confirmed` must follow. None
-        where that is not possible, where they change all the time, or where they do not lie where
-        graphs read them: storages may be resized under us.
+        """Starts a pass before anybody looks whether weights changed; `confirmed` says whether it
+        counts. None where that is not possible, where they change all the time, or where they do
+        not lie where graphs read them: storages may be resized under us.
 
         The memory of other weights is held by the program, whatever became of the module's.
         """

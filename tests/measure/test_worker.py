@@ -181,6 +181,23 @@ def test_a_baseline_that_fails_says_why(monkeypatch):
     assert stages == ["build", "build", "build", "time"]
 
 
+def test_what_is_captured_is_made_behind_all_others(monkeypatch):
+    """What the compiler gives back meanwhile would be its."""
+    made = []
+
+    def way(name, captured):
+        def make(module, x):
+            made.append(name)
+            return module
+
+        return race.Baseline(make, captured=captured)
+
+    ways = {"cuda-graph": way("cuda-graph", True), "compile": way("compile", False)}
+    monkeypatch.setattr(race, "BASELINES", {"cpu": ways})
+    race.race(Problem(NAME, batch=1), None, tuple(ways), EFFORT, 0, lambda stage: None)
+    assert made == ["compile", "cuda-graph"]
+
+
 @pytest.mark.slow
 def test_compiling_without_a_compiler_says_why(tmp_path):
     no_compiler = {"CXX": "/no/such/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

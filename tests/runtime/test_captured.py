@@ -23,7 +23,7 @@ from plantune.runtime import pool, recorder
 from plantune.runtime.captured import CapturedProgram, program_on
 from plantune.runtime.direct import DIRECT_AFTER
 from plantune.runtime.form import Form
-from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.runtime.module import UnplannedCall
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorder
@@ -304,6 +304,21 @@ def test_training_follows_eager_from_the_first_pass(close):
         close(ours, theirs)
 
 
+def test_passes_of_training_are_captured_once(module, x, captures):
+    program = program_of(module, train=True)
+    for _ in range(3):
+        program.forward(x)
+        program.backward(torch.ones(4, 8, 6, 6))
+    assert len(captures) == 2
+
+
+def test_in_a_capture_of_the_callers_nothing_is_captured(module, x, captures, monkeypatch):
+    program = program_of(module, train=True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    program.forward(x)
+    assert not captures
+
+
 FAILURES = {
     "refused": (RuntimeError("operation not permitted when stream is capturing"), CaptureError),
     "no memory": (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
@@ -474,6 +489,22 @@ class TestAhead:
             calm.get_submodule("0").weight.mul_(1.1)
             close(calm(x), expected(calm.reference, x))
         assert len(launches) == 5
+
+    @torch.no_grad()
+    def test_an_interrupt_in_the_look_loses_no_change(self, calm, x, close, monkeypatch):
+        """The look has noted the change by then."""
+        changed = LiveState.changed
+
+        def interrupted(self):
+            monkeypatch.setattr(LiveState, "changed", changed)
+            assert changed(self)
+            raise KeyboardInterrupt
+
+        calm.get_submodule("0").weight.mul_(2)
+        monkeypatch.setattr(LiveState, "changed", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calm(x)
+        close(calm(x), expected(calm.reference, x))
 
     def test_another_layer_is_run(self, calm, x, close):
         calm.get_submodule("0").stride = (2, 2)

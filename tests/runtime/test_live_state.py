@@ -122,6 +122,34 @@ class TestReplaced:
         close(model(images), small(images))
 
 
+class TestBuffersThatPassesUpdate:
+    """They feed no constant, but a pass must update the ones that are there."""
+
+    @pytest.fixture(params=["infer", "train"])
+    def normed(self, request, named, images, tuned):
+        module = named(conv=nn.Conv2d(3, 8, 3), norm=nn.BatchNorm2d(8), relu=nn.ReLU())
+        model = tuned(module, images, request.param)
+        model.norm.train()
+        for _ in range(2):
+            model(images)
+        return model
+
+    def test_replaced(self, normed, images, close):
+        normed.norm.running_var = torch.full((8,), 5.0)
+        other = copy.deepcopy(normed.reference)
+        close(normed(images), other(images))
+        close(normed.norm.running_var, other.norm.running_var)
+
+    def test_for_one_call_alone(self, normed, images, close):
+        before = normed.norm.running_mean.clone()
+        given = [{name: b.clone() for name, b in normed.named_buffers()} for _ in range(2)]
+        other = copy.deepcopy(normed.reference)
+        for model, buffers in zip((normed, other), given, strict=True):
+            torch.func.functional_call(model, buffers, (images + 3,))
+        close(given[0]["norm.running_mean"], given[1]["norm.running_mean"])
+        assert torch.equal(normed.norm.running_mean, before)
+
+
 class TestBetweenForwardAndBackward:
     """What is as it was again has not changed."""
 

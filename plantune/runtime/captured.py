@@ -53,7 +53,8 @@ class CapturedProgram:
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream: int | None = None
-        self._addresses: tuple[int, ...] = ()
+        self._state: list[Tensor] = []
+        self._addresses: list[int] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._passes: dict[str, Pass] = {}
         self._direct = DirectPasses()
@@ -85,11 +86,14 @@ class CapturedProgram:
         """Takes parameters and buffers by name and computes everything that follows from them."""
         self._enter()
         names = [name for name, _ in (*self.graph.parameters, *self.graph.buffers)]
-        addresses = tuple(state[name].data_ptr() for name in names)
-        if addresses != self._addresses:
+        addresses = [state[name].data_ptr() for name in names]
+        # Those in place may have lost their memory, and others may have got it.
+        in_place = [tensor.data_ptr() for tensor in self._state]
+        if not addresses == in_place == self._addresses:
             self._passes.clear()
             self._direct.clear()
-            self._copies = self._placed({name: state[name].detach() for name in names})
+            self._state = [state[name].detach() for name in names]
+            self._copies = self._placed(dict(zip(names, self._state, strict=True)))
             self._addresses = addresses
         if self._copies or self._program.refreshes:
             self._replay("refresh", self._run_refresh)

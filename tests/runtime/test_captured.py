@@ -319,6 +319,18 @@ def test_in_a_capture_of_the_callers_nothing_is_captured(module, x, captures, mo
     assert not captures
 
 
+@pytest.mark.usefixtures("captures")
+@torch.no_grad()
+def test_memory_that_another_weight_got_is_that_weights(module, x, close):
+    program, weight = program_of(module), module[0].weight
+    weight.data = torch.randn_like(weight)
+    # As if the other one's storage had been resized to nothing, and this one had got its memory.
+    program._addresses = [tensor.data_ptr() for tensor in state_of(module).values()]
+    program.refresh(state_of(module))
+    (y,) = program.forward(x)
+    close(y, expected(module, x))
+
+
 FAILURES = {
     "refused": (RuntimeError("operation not permitted when stream is capturing"), CaptureError),
     "no memory": (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),

@@ -325,8 +325,9 @@ def test_memory_that_another_weight_got_is_that_weights(module, x, close):
     program, weight = program_of(module), module[0].weight
     weight.data = torch.randn_like(weight)
     # As if the other one's storage had been resized to nothing, and this one had got its memory.
-    program._addresses = [tensor.data_ptr() for tensor in state_of(module).values()]
-    program.refresh(state_of(module))
+    state, names = state_of(module), (*program.graph.parameters, *program.graph.buffers)
+    program._addresses = [state[name].data_ptr() for name, _ in names]
+    program.refresh(state)
     (y,) = program.forward(x)
     close(y, expected(module, x))
 

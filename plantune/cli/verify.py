@@ -55,7 +55,7 @@ def verify_command(
 
     Each step is checked against float64, then the whole network, which is then raced with eager.
     The plan is the one for the options, or the one with this ID. Exit 5 if a number is wrong. One
-    that was predicted is kept as measured.
+    that was predicted, or measured elsewhere, is kept as measured here.
     """
     require_device(key.arch, "verify")
     chosen = chosen_plan(place, key, id)
@@ -83,15 +83,17 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
 
 
 def _measured(console: Console, place: Path | None, chosen: Chosen, race: Race) -> int | None:
-    """Keeps a plan that was predicted as one that is measured from now on; gives its new id."""
-    if chosen.plan.origin != "predicted":
+    """Keeps a plan that was not measured here as one that is from now on; gives its new id."""
+    predicted = chosen.plan.origin == "predicted"
+    if chosen.match == "exact" and not predicted:
         return None
     from plantune.search.search import judged
 
     plan = judged(replace(chosen.plan, origin="measured"), race)
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, environment_here(plan.arch))
-    console.say(f"{chosen.label} was predicted; it is kept as plan {id}, which is measured")
+    before = "predicted" if predicted else "made elsewhere"
+    console.say(f"{chosen.label} was {before}; it is kept as plan {id}, which is measured here")
     return id
 
 

@@ -136,7 +136,7 @@ def _pool_of_stored(
         told = ", ".join(f"{key} {then!r}, now {now!r}" for key, (now, then) in differences.items())
         warnings.warn(
             f"the plan for {found.plan.network} was measured elsewhere ({told}); "
-            "`plantune verify` checks it here",
+            "`plantune verify` measures it here",
             OtherMachine,
             stacklevel=2,
         )

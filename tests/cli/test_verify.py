@@ -11,6 +11,7 @@ from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
 
 from .conftest import FakeWorker, Run, changed, measured, object_of
 
@@ -83,3 +84,18 @@ def test_a_compatible_plan_says_what_differs(
     result = run("verify", id)
     assert result.exit_code == 0
     assert "threads: 64 there" in result.stderr
+
+
+def test_a_plan_from_elsewhere_is_kept_as_measured_here(
+    run: Run, store: Callable[..., int], plan: Plan
+) -> None:
+    """It is used without a warning from then on."""
+    id = store(plan, replace(cpu_environment(), threads=64))
+    result = run("verify", id, "--json")
+    kept = object_of(result)["measured_plan_id"]
+    assert f"plan {id} was made elsewhere; it is kept as plan {kept}" in result.stderr
+    with PlanDatabase.open() as database:
+        newest = database.plans()[0]
+    assert (newest.id, newest.environment) == (kept, cpu_environment())
+    assert newest.plan.evidence["median_ms"] == pytest.approx(2.0, rel=0.01)
+    assert object_of(run("verify", kept, "--json"))["measured_plan_id"] is None

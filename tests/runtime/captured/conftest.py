@@ -1,0 +1,184 @@
+"""Captured programs with graphs that are calls of this process."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from plantune import optimize
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+from plantune.planning import default_plan
+from plantune.runtime import pool, recorder
+from plantune.runtime.captured import CapturedProgram
+from plantune.runtime.module import UnplannedCall
+from plantune.runtime.recorder import Recorder
+from plantune.space.search_space import load_search_space
+
+CPU = torch.device("cpu")
+SHAPE = (4, 3, 8, 8)
+
+
+class Stream:
+    """Remembers which one is current."""
+
+    current: Stream
+
+    def __init__(self, device=None) -> None:
+        self.waited: list[Stream] = []
+        self.cuda_stream = id(self)
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited.append(other)
+
+
+class Recorded:
+    """A graph: `captures` says what a replay does."""
+
+    def replay(self) -> None:
+        raise AssertionError("nothing was captured")
+
+
+def replay_of(program, run):
+    """Runs on the memory of the capture, as a graph does, whatever a program has there now."""
+    values, graph = program._program.values, program.graph
+    given = (*graph.inputs, *graph.output_gradients, *graph.parameters, *graph.buffers)
+    sources = [name for name, _ in given if name in values]
+    read = {name: values[name] for name in sources}
+    written = {name: values[name] for name in graph.results if name in values}
+
+    def replay():
+        now = {name: values[name] for name in sources}
+        values.update(read)
+        run()
+        for name, tensor in written.items():
+            if values[name] is not tensor:
+                tensor.copy_(values[name])
+        values.update(now)
+
+    return replay
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """What was captured so far; an error in `.failure` breaks the next capture behind its pass, one
+    in `.later` that behind the next.
+    """
+
+    class Captures(list):
+        failure: BaseException | None = None
+        later: BaseException | None = None
+
+    made = Captures()
+    Stream.current = Stream()
+    for name, value in {
+        "Stream": Stream,
+        "CUDAGraph": Recorded,
+        "graph_pool_handle": lambda: (0, 1),
+        "current_stream": lambda device=None: Stream.current,
+        "set_stream": lambda stream: setattr(Stream, "current", stream),
+        "is_current_stream_capturing": lambda: False,
+        "device": lambda device: nullcontext(),
+        "graph": lambda graph, **_: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
+
+    def capture(self, graph, run, current):
+        # As torch does where a capture breaks: it stays on its stream.
+        Stream.current = self._side
+        for _ in range(recorder.WARM_UP_PASSES + 1):
+            run()
+        if made.failure is not None:
+            raise made.failure
+        made.failure, made.later = made.later, None
+        Stream.current = current
+        made.append(run)
+
+    def captured(self, name, run):
+        found = make_pass(self, name, run)
+        found.graph.replay = replay_of(self, run)
+        return found
+
+    make_pass = CapturedProgram._captured
+    monkeypatch.setattr(CapturedProgram, "_captured", captured)
+    monkeypatch.setattr(Recorder, "_capture", capture)
+    return made
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+
+@pytest.fixture
+def module():
+    return Normed()
+
+
+def program_of(module, train=False):
+    module.train(train)
+    graph = extract(module, TensorType(SHAPE), fold=False if train else None)
+    if train:
+        graph = differentiate(graph, [name for name, _ in module.named_parameters()])
+    space = load_search_space("cpu")
+    program = CapturedProgram(graph, default_plan(graph, space, network="normed"), space, CPU)
+    program.refresh(state_of(module))
+    return program
+
+
+def state_of(module):
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@torch.no_grad()
+def expected(module, x):
+    return copy.deepcopy(module)(x)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(SHAPE)
+
+
+@pytest.fixture
+def launches(captures, monkeypatch):
+    """One entry for each forward pass that a tuned module starts."""
+    monkeypatch.setattr(pool, "program_on", captured_on)
+    started = []
+    launch = CapturedProgram.launch
+
+    def launch_and_note(self, *inputs):
+        started.append(inputs)
+        return launch(self, *inputs)
+
+    monkeypatch.setattr(CapturedProgram, "launch", launch_and_note)
+    return started
+
+
+def captured_on(device, graph, plan, space):
+    return CapturedProgram(graph, plan, space, device)
+
+
+@contextmanager
+def suppressed() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnplannedCall)
+        yield
+
+
+@pytest.fixture
+def calm(module, x, launches):
+    """A tuned module behind a call in which nothing had changed."""
+    tuned = optimize(module.eval(), x)
+    tuned(x)
+    tuned(x)
+    launches.clear()
+    return tuned

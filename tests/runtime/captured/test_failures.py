@@ -1,0 +1,120 @@
+"""F46: a capture that breaks changes nothing, and the next one works."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from plantune import optimize
+from plantune.errors import CaptureError
+from plantune.runtime import recorder
+from plantune.runtime.module import UnplannedCall
+from plantune.runtime.recorder import Recorder
+
+from .conftest import Stream, expected, program_of, state_of
+
+FAILURES = {
+    "refused": (RuntimeError("operation not permitted when stream is capturing"), CaptureError),
+    "no memory": (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError),
+    "interrupt": (KeyboardInterrupt(), KeyboardInterrupt),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_in_training(module, x, captures, close, name):
+    failure, raised = FAILURES[name]
+    program, stream = program_of(module, train=True), Stream.current
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    captures.failure = failure
+    with pytest.raises(raised):
+        program.forward(x)
+    assert Stream.current is stream
+    for buffer, value in module.named_buffers():
+        assert torch.equal(value, before[buffer]), buffer
+    assert not recorder._one_capture.locked()
+
+    captures.failure = None
+    other = copy.deepcopy(module)
+    (y,) = program.forward(x)
+    close(y, other(x))
+    for (buffer, ours), theirs in zip(module.named_buffers(), other.buffers(), strict=True):
+        close(ours, theirs)
+        assert not torch.equal(ours, before[buffer])
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_of_the_backward_pass_in_the_first_forward(module, x, captures, close, name):
+    """F35: there the framework can still run both."""
+    failure, raised = FAILURES[name]
+    program = program_of(module, train=True)
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    captures.later = failure
+    with pytest.raises(raised):
+        program.forward(x)
+    for buffer, value in module.named_buffers():
+        assert torch.equal(value, before[buffer]), buffer
+
+    captures.failure = None
+    other = copy.deepcopy(module)
+    (y,) = program.forward(x)
+    close(y, other(x))
+    for (_, ours), theirs in zip(module.named_buffers(), other.buffers(), strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_module_without_room_for_its_backward_pass(module, x, captures, close):
+    """F35."""
+    tuned = optimize(module.train(), x, mode="train")
+    other = copy.deepcopy(module)
+    captures.later = FAILURES["no memory"][0]
+    with pytest.warns(UnplannedCall, match="out of memory"):
+        y = tuned(x)
+    wanted = other(x)
+    close(y, wanted)
+    y.sum().backward()
+    wanted.sum().backward()
+    for ours, theirs in zip(tuned.parameters(), other.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
+    for ours, theirs in zip(tuned.buffers(), other.buffers(), strict=True):
+        close(ours, theirs)
+
+
+def test_in_the_preparation(module, x, captures, close):
+    program = program_of(module)
+    with torch.no_grad():
+        module[0].weight = nn.Parameter(module[0].weight * 2)
+    captures.failure = RuntimeError("no")
+    with pytest.raises(CaptureError, match="the refresh pass: no"):
+        program.refresh(state_of(module))
+    captures.failure = None
+    program.refresh(state_of(module))
+    (y,) = program.forward(x)
+    close(y, expected(module, x))
+
+
+@pytest.mark.usefixtures("captures")
+def test_where_all_graphs_are_gone_they_get_other_memory(module, x, monkeypatch):
+    first, graph = [], Recorder.graph
+
+    def noted(self, run, **known):
+        first.append(known["first"])
+        return graph(self, run, **known)
+
+    monkeypatch.setattr(Recorder, "graph", noted)
+    program = program_of(module)
+    program.forward(x)
+    module[0].weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+    program.refresh(state_of(module))
+    assert first == [True, False, True]
+
+
+def test_a_capture_after_a_broken_one_is_behind_its_work(module, x, captures):
+    program, stream = program_of(module), Stream.current
+    captures.failure = RuntimeError("no")
+    with pytest.raises(CaptureError):
+        program.forward(x)
+    assert stream.waited[-1] is program._recorder._side

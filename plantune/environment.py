@@ -180,7 +180,7 @@ def _gpu_environment(index: int) -> Environment:
         gpu=Attrs(
             {
                 **silicon,
-                # Drivers of one CUDA release compile PTX each in their way.
+                # Its own version: a release of CUDA has many drivers.
                 "driver": driver_release() or "for CUDA {}.{}".format(*driver_version()),
                 "cuda": torch.version.cuda or "none",
                 "cudnn": str(torch.backends.cudnn.version()),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import MEMORY_FORMATS
 from plantune.plan import Plan
-from plantune.runtime.direct import DirectPasses, Pass, Results
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorder
 from plantune.space.search_space import SearchSpace
@@ -28,22 +27,27 @@ _raw_stream = getattr(
 )
 
 
-class Started(NamedTuple):
-    """A forward pass under way: the caller's outputs, and results that are to be copied there."""
+Results = Mapping[str, Tensor]
 
-    outputs: tuple[Tensor, ...]
+
+@dataclass(frozen=True)
+class Pass:
+    """A captured pass, and the values that each replay writes anew in memory of its own."""
+
+    graph: torch.cuda.CUDAGraph
     results: Results
 
 
 class CapturedProgram:
     """A program's face over captured graphs.
 
-    Inputs are copied into memory of its own, or read where they lie by a graph for that address;
-    either way a caller may free or change them after the call, in the order of its stream. Outputs
-    are allocated for each call, and copied to, or written by a graph for that address. Graphs read
-    weights where they lie: one that moved is captured anew, one that changed in place is not. It
-    may be called on any stream, from one thread at a time.
+    A pass computes all that it needs from the weights' own memory, in the order of the stream, so
+    nothing of it can be out of date. Graphs read weights where they lie: one that moved is captured
+    anew. Inputs are copied, outputs are allocated for each call: a caller may free or change either
+    afterwards. It may be called on any stream, from one thread at a time.
     """
+
+    keeps_copies = False
 
     def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device) -> None:
         self.graph = graph
@@ -57,10 +61,8 @@ class CapturedProgram:
         self._addresses: list[int] = []
         self._copies: list[tuple[Tensor, Tensor]] = []
         self._passes: dict[str, Pass] = {}
-        self._direct = DirectPasses()
         self._inputs = [self._place(name, type_) for name, type_ in graph.inputs]
         self._gradients = [self._place(name, type_) for name, type_ in graph.output_gradients]
-        self._strides = [own.stride() for own in self._inputs]
         self._new_outputs = [self._new(graph.types[name]) for name in graph.outputs]
 
     def _place(self, name: str, type_: TensorType) -> Tensor:
@@ -83,46 +85,31 @@ class CapturedProgram:
 
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers by name and computes everything that follows from them."""
-        self._enter()
+        """Takes parameters and buffers by name, wherever they lie now."""
         names = [name for name, _ in (*self.graph.parameters, *self.graph.buffers)]
         addresses = [state[name].data_ptr() for name in names]
         # Those in place may have lost their memory, and others may have got it.
         in_place = [tensor.data_ptr() for tensor in self._state]
         if not addresses == in_place == self._addresses:
             self._passes.clear()
-            self._direct.clear()
             self._state = [state[name].detach() for name in names]
             self._copies = self._placed(dict(zip(names, self._state, strict=True)))
             self._addresses = addresses
-        if self._copies or self._program.refreshes:
-            self._replay("refresh", self._run_refresh)
 
+    @torch.no_grad()
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs, in memory that is the caller's. Buffers that the graph updates are updated.
 
         Inputs must be detached and of the graph's shapes and dtypes; they are read, never written.
         """
-        return self.taken(self.launch(*inputs))
-
-    def launch(self, *inputs: Tensor) -> Started:
-        """Starts a forward pass; `taken` follows before the next one."""
         self._enter()
         outputs = tuple([new() for new in self._new_outputs])
-        direct = self._direct_pass(inputs, outputs)
-        if direct is not None:
-            direct.graph.replay()
-            return Started(outputs, direct.results)
         for own, tensor in zip(self._inputs, inputs, strict=True):
             own.copy_(tensor)
-        return Started(outputs, self._run_forward())
-
-    def taken(self, started: Started) -> tuple[Tensor, ...]:
-        """The outputs of a pass, in memory that is the caller's."""
-        if started.results:
-            for output, name in zip(started.outputs, self.graph.outputs, strict=True):
-                output.copy_(started.results[name])
-        return started.outputs
+        results = self._run_forward()
+        for output, name in zip(outputs, self.graph.outputs, strict=True):
+            output.copy_(results[name])
+        return outputs
 
     @torch.no_grad()
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
@@ -165,16 +152,18 @@ class CapturedProgram:
                 copies.append((own, tensor))
         return copies
 
-    def _run_refresh(self) -> None:
+    def _forward_pass(self) -> None:
+        """All of a forward pass, with what follows from weights alone."""
         for own, tensor in self._copies:
             own.copy_(tensor)
         self._program.run_refresh()
+        self._program.run_forward()
 
     def _run_forward(self) -> Results:
         first = self.graph.backward_from is not None and "backward" not in self._passes
         if first and not torch.cuda.is_current_stream_capturing():
             self._capture_both()
-        return self._replay("forward", self._program.run_forward)
+        return self._replay("forward", self._forward_pass)
 
     @torch.no_grad()
     def _capture_both(self) -> None:
@@ -184,7 +173,7 @@ class CapturedProgram:
         moved = self._moving()
         try:
             # Some kernels go astray on values that no forward pass has left, such as indices.
-            self._replay("forward", self._program.run_forward)
+            self._replay("forward", self._forward_pass)
             self._passes["backward"] = self._captured("backward", self._program.run_backward)
         finally:
             self._restore(moved)
@@ -207,53 +196,12 @@ class CapturedProgram:
         self._passes[name].graph.replay()
         return self._passes[name].results
 
-    def _direct_pass(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> Pass | None:
-        """The forward pass on the caller's memory; None where that does not pay or is no good."""
-        if not self._may_be_direct(inputs):
-            return None
-        made = self._direct.made
-        both = tuple([tensor.data_ptr() for tensor in (*inputs, *outputs)])
-        if both in made:
-            return made[both]
-        read = both[: len(inputs)]
-        try:
-            if self._direct.is_due(both):
-                made[both] = self._captured_at(inputs, outputs)
-            elif read not in made and self._direct.is_due(read):
-                made[read] = self._captured_at(inputs)
-        except (CaptureError, torch.OutOfMemoryError):
-            self._direct.stop()  # the graph that there is reads a copy
-        return made.get(both) or made.get(read)
-
-    def _may_be_direct(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Not where a backward pass would read the input later, when the caller has changed it."""
-        if self.graph.backward_from is not None or torch.cuda.is_current_stream_capturing():
-            return False
-        return [tensor.stride() for tensor in inputs] == self._strides
-
-    def _captured_at(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...] = ()) -> Pass:
-        """The forward pass that reads its inputs, and writes its outputs, where they are now."""
-        values, names = self._program.values, [name for name, _ in self.graph.inputs]
-
-        def run() -> None:
-            self._program.run_forward()
-            for output, name in zip(outputs, self.graph.outputs, strict=False):
-                # A kernel in any case, and bit by bit; a plain copy would be a slower kind of node.
-                torch.maximum(values[name], values[name], out=output)
-
-        values.update(zip(names, inputs, strict=True))
-        try:
-            made = self._captured("forward", run)
-        finally:
-            values.update(zip(names, self._inputs, strict=True))
-        return Pass(made.graph, {}) if outputs else made
-
     @torch.no_grad()
     def _captured(self, name: str, run: Callable[[], None]) -> Pass:
         """The pass as a graph; raises CaptureError. Whatever happens, nothing else has changed."""
         values, moved = self._program.values, self._moving()
         try:
-            graph = self._recorder.graph(run, first=not (self._passes or self._direct.made))
+            graph = self._recorder.graph(run, first=not self._passes)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -41,20 +41,18 @@ class Form:
         self._has_parameters = self._has_parameters_now()
         self._hooks = [getattr(m, kind) for m in self._modules for kind in HOOKS]
 
-    def changed(self, in_place: bool = False) -> bool:
-        """Whether the module is not what it was when this was made; looks at its tensors, and at
-        their memory if it is not known to be in place.
-        """
+    def changed(self) -> bool:
+        """Whether the module is not what it was when this was made; looks at its tensors."""
         try:
             if [*map(call, *self._settings)] != self._set:
                 return True
         except KeyError:
             return True
-        return [*map(len, self._children)] != self._sizes or self._tensors_changed(in_place)
+        return [*map(len, self._children)] != self._sizes or self._tensors_changed()
 
-    def _tensors_changed(self, in_place: bool) -> bool:
+    def _tensors_changed(self) -> bool:
         """Other tensors, or other memory in the same ones, may have other types."""
-        self.tensors.look(in_place)
+        self.tensors.look()
         if self._moves != self.tensors.moves:  # by this look, or by one that a backward pass took
             self._moves = self.tensors.moves
             if self._types_now() != self._types:

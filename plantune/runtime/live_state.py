@@ -39,17 +39,15 @@ class HeldTensors:
         """Whether the memory of those that the last look found is where it was."""
         return [*map(Tensor.data_ptr, self.present)] == self._pointers
 
-    def look(self, in_place: bool = False) -> bool:
-        """Whether all are the same tensors as before, in the same memory; `in_place` says that of
-        their memory this is known.
-        """
+    def look(self) -> bool:
+        """Whether all are the same tensors as before, in the same memory."""
         try:
             now = [*map(getitem, *self._places)]
         except KeyError:
             return self._moved()
         if not all(map(is_, now, self._tensors)) or [*map(len, self._held)] != self._sizes:
             return self._moved()
-        if not (in_place or self.in_place()):
+        if not self.in_place():
             return self._moved()
         self.versions = _versions(self.present)
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,30 +15,20 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType, dtype_name
-from plantune.memory import MEMORY_FORMATS, in_layout
+from plantune.memory import in_layout
 from plantune.plan import MODES, Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
-from plantune.runtime.captured import Started
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form
-from plantune.runtime.live_state import CPU, HeldTensors
-from plantune.runtime.pool import Lease, Pool, device_of
+from plantune.runtime.live_state import CPU
+from plantune.runtime.pool import Pool, device_of
 from plantune.space.search_space import SearchSpace, load_search_space
 
 FALLBACKS = ("warn", "error", "silent")
-# Private: what vmap and grad of torch.func put in force.
-_transforms = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 
 
 class UnplannedCall(UserWarning):
     """A call ran through the framework because no plan covers it."""
-
-
-class Ahead(NamedTuple):
-    """A pass that was started on the instance that the lease holds."""
-
-    lease: Lease
-    started: Started
 
 
 class TunedModule(nn.Module):
@@ -81,7 +71,6 @@ class TunedModule(nn.Module):
         self._warned: set[str] = set()
         self._pools: dict[object, Pool] = {}
         self._last_form: Form | None = None
-        self._last_pool: Pool | None = None
         self._lock = threading.Lock()
         self._device = device_of(reference, device)
         first = next(reference.parameters(), None)
@@ -133,16 +122,6 @@ class TunedModule(nn.Module):
         return self._run(x)
 
     def _run(self, x: Tensor) -> Any:
-        ahead = self._launched_ahead(x)
-        if ahead is not None:
-            outputs = self._confirmed(ahead)
-            if outputs is not None:
-                return _of_module(outputs)
-            del ahead  # it holds memory
-        return self._run_anew(x)
-
-    def _run_anew(self, x: Tensor) -> Any:
-        """A call for which nothing was started, or nothing that counts."""
         form = self._form()
         reason = self._why_not_called_so(x, form) or _why_not_inside(form)
         if reason is not None:
@@ -153,7 +132,6 @@ class TunedModule(nn.Module):
             wanted = (*wanted, "x")
         pool = self._pool(form, wanted or None)
         if pool.plan.runner == "eager":
-            self._last_pool = None
             with torch.set_grad_enabled(gradients):
                 return self.reference(x)
         if _lacks_determinism(pool.plan):
@@ -168,61 +146,19 @@ class TunedModule(nn.Module):
         # Behind the handlers: an error keeps the memory of the pass that it ended.
         return self._eagerly(x, reason)
 
-    def _launched_ahead(self, x: Tensor) -> Ahead | None:
-        """The pass that this call will most likely need, started before everything is looked at.
-
-        That took 37 us of the host beside an H200 (se_resnet9_fixup, 2026-11-20), in which the GPU
-        would have nothing to do. Where something has changed, the pass is not used.
-        """
-        pool = self._last_pool
-        if pool is None or type(x) is not Tensor or self._why_not_type(x) is not None:
-            return None
-        if not x.is_contiguous(memory_format=MEMORY_FORMATS[self._input_type.layout]):
-            return None
-        # Such a call is the framework's. A graph that is captured in it would be of its dtypes.
-        if _transforms() is not None or torch.is_autocast_enabled(x.device.type):
-            return None
-        lease = pool.idle()
-        if lease is None:
-            return None
-        try:
-            started = lease.instance.launch_ahead(x.detach())
-        except (torch.OutOfMemoryError, CaptureError):
-            return None  # the pass itself will say so
-        return None if started is None else Ahead(lease, started)
-
-    def _confirmed(self, ahead: Ahead) -> tuple[Tensor, ...] | None:
-        """The outputs of a pass that was started ahead; None where what it rests on has changed."""
-        with ahead.lease as instance:
-            pool = ahead.lease.pool
-            form = self._form(pool.held)
-            if self._pools.get((form.training(), None)) is not pool:
-                return None
-            if _why_not_inside(form) is not None or _lacks_determinism(pool.plan):
-                return None
-            return instance.confirmed(ahead.started)
-
     def _planned(self, pool: Pool, x: Tensor, parameters: dict[str, Tensor] | None) -> Any:
         """The plan's outputs; with gradients where parameters, or the input alone, want them."""
         if parameters is not None:
             return run_with_gradients(pool, x, parameters)
         with pool.lease() as instance:
-            outputs = instance.forward(x.detach())
-        if self._last_pool is not pool and self._mode == "infer":
-            with self._lock:
-                if pool in self._pools.values():  # no other thread has seen another form since
-                    self._last_pool = pool
-        return _of_module(outputs)
+            return _of_module(instance.forward(x.detach()))
 
-    def _form(self, in_place: HeldTensors | None = None) -> Form:
-        """The module's form as it is now; pools of an earlier one are given up. `in_place` are
-        tensors that are known to lie where they did.
-        """
+    def _form(self) -> Form:
+        """The module's form as it is now; pools of an earlier one are given up."""
         with self._lock:
             form = self._last_form
-            if form is None or form.changed(form.tensors is in_place):
+            if form is None or form.changed():
                 form = self._last_form = Form(self.reference, self._device)
-                self._last_pool = None
                 self._pools.clear()
             return form
 
@@ -278,21 +214,19 @@ class TunedModule(nn.Module):
         return None
 
     def _eagerly(self, x: Tensor, reason: str) -> Any:
-        self._last_pool = None
         text = f"{self._name}: {reason}; the framework runs it instead"
         if self._fallback == "error":
             raise InputMismatch(text)
         if self._fallback == "warn" and reason not in self._warned:
             self._warned.add(reason)
-            # Up through _run_anew, _run, forward and torch's two frames, to the module's caller.
-            warnings.warn(text, UnplannedCall, stacklevel=7)
+            # Up through _run, forward and torch's two frames, to the module's caller.
+            warnings.warn(text, UnplannedCall, stacklevel=6)
         return self.reference(x)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         state["_pools"] = {}
         state["_last_form"] = None
-        state["_last_pool"] = None
         state["_warned"] = set()
         del state["_lock"]
         return state

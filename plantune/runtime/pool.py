@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
-from plantune.runtime.captured import CapturedProgram, Started, program_on
+from plantune.runtime.captured import program_on
 from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.space.search_space import SearchSpace
 
@@ -28,52 +28,25 @@ class Instance:
         # What the graph itself updates in every pass is read in place and feeds no constant.
         self.weights = LiveState(held, [name for name in names if name not in moving])
         self._held = held
-        self._stale = True
-        # Whether the last pass found the weights as the one before had left them, and the count of
-        # moves then.
-        self._calm = False
-        self._moves = -1
-        self._launches_ahead = isinstance(self.program, CapturedProgram) and not graph.updates
+        # The count of moves when the program was last given its tensors.
+        self._moves: int | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs with the weights as the last look at them found them."""
-        if not self._is_calm():
+        """The outputs with the weights as they are now."""
+        if self._is_due():
+            moves, self._moves = self._held.moves, None
             # What is kept between passes must serve inside and outside of inference mode.
             with torch.inference_mode(False):
                 self.program.refresh(self.state.tensors())
-            self._stale = False
+            self._moves = moves
         return self.program.forward(*inputs)
 
-    def confirmed(self, started: Started) -> tuple[Tensor, ...] | None:
-        """The outputs of what `launch_ahead` started; None where a weight had changed by then."""
-        assert isinstance(self.program, CapturedProgram)
-        if self._is_calm():
-            return self.program.taken(started)
-        self._stale = True
-        return None
-
-    def _is_calm(self) -> bool:
-        """Whether the last look found the weights as the program has them. Notes what it found."""
-        moves = self._held.moves
-        # What passes update is no weight here, but may be another tensor now.
-        moved, self._moves = moves != self._moves, moves
-        self._calm = not (self.weights.changed() or moved or self._stale)
-        return self._calm
-
-    def launch_ahead(self, *inputs: Tensor) -> Started | None:
-        """Starts a pass before anybody looks whether weights changed; `confirmed` says whether it
-        counts. None where that is not possible, where they change all the time, or where they do
-        not lie where graphs read them: storages may be resized under us.
-
-        The memory of other weights is held by the program, whatever became of the module's.
+    def _is_due(self) -> bool:
+        """Whether the program must be given its tensors again: some were replaced or moved, or it
+        keeps copies of them and one was written.
         """
-        if not (self._calm and self._launches_ahead) or torch.cuda.is_current_stream_capturing():
-            return None
-        assert isinstance(self.program, CapturedProgram)
-        # In this order: another thread that finds them elsewhere counts before it notes it.
-        if not self._held.in_place() or self._moves != self._held.moves:
-            return None
-        return self.program.launch(*inputs)
+        written = self.program.keeps_copies and self.weights.changed()
+        return written or self._moves != self._held.moves
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:

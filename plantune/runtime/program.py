@@ -28,6 +28,9 @@ class Program:
     by one or more `backward`; the next `forward` overwrites what they read.
     """
 
+    # Of what follows from weights: it must hear of each change.
+    keeps_copies = True
+
     def __init__(
         self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device = CPU
     ) -> None:
@@ -77,11 +80,6 @@ class Program:
             # Steps rely on the layout; a moving buffer is written, so it must be the module's own.
             self.values[name] = tensor if name in moving else in_layout(tensor, "nchw")
         self.run_refresh()
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether anything follows from weights alone."""
-        return bool(self._prepare)
 
     def run_refresh(self) -> None:
         """Computes what follows from weights alone."""

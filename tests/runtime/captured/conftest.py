@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
@@ -149,18 +148,9 @@ def x():
 
 
 @pytest.fixture
-def launches(captures, monkeypatch):
-    """One entry for each forward pass that a tuned module starts."""
+def captured_modules(captures, monkeypatch):
+    """Tuned modules run from captured programs."""
     monkeypatch.setattr(pool, "program_on", captured_on)
-    started = []
-    launch = CapturedProgram.launch
-
-    def launch_and_note(self, *inputs):
-        started.append(inputs)
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(CapturedProgram, "launch", launch_and_note)
-    return started
 
 
 def captured_on(device, graph, plan, space):
@@ -172,13 +162,3 @@ def suppressed() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnplannedCall)
         yield
-
-
-@pytest.fixture
-def calm(module, x, launches):
-    """A tuned module behind a call in which nothing had changed."""
-    tuned = optimize(module.eval(), x)
-    tuned(x)
-    tuned(x)
-    launches.clear()
-    return tuned

@@ -69,7 +69,7 @@ def _as_before() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.usefixtures("launches", "_as_before")
+@pytest.mark.usefixtures("captured_modules", "_as_before")
 @settings(
     max_examples=60,
     deadline=None,

@@ -1,10 +1,10 @@
 // The convolution that reads an image of few channels, with a max pool of 3x3 behind it or without:
 //
-//   v = relu(conv(x, w) + bias)        y = v, or the largest of 3x3 of v, stride 2, padding 1
+//   v = relu(conv(x, w) * scale + bias)        y = v, or the largest of 3x3 of v, stride 2, padding 1
 //
-// x is NCHW or NHWC, y is NHWC, both of T (2 bytes); w is packed as below, bias is float. It writes
-// `=`, sums in float in a fixed order, and rounds once: of several values the largest is that after
-// rounding. A NaN or infinity of x may also reach the next output to the left, whose window it is
+// x is NCHW or NHWC, y is NHWC, both of T (2 bytes); w is packed as below, scale and bias are
+// float. It writes `=`, sums in float in a fixed order, and rounds once: of several values the
+// largest is that after rounding. A NaN or infinity of x may also reach the next output to the left, whose window it is
 // one pixel beyond: a product takes taps by twos.
 //
 // A warpgroup makes kRows rows of y, one by one. Channels are the rows of its products, pixels of
@@ -81,6 +81,7 @@ class FirstConv {
   struct Arguments {
     const T* x;
     const uint4* w;
+    const float* scale;
     const float* bias;
     T* y;
   };
@@ -104,10 +105,10 @@ class FirstConv {
   const Arguments& a_;
   const uint32_t weights_, ring_;
   int thread_, image_, column_, first_, end_;
-  float bias_[2];
+  float scale_[2], bias_[2];
   const T* x_;  // of the image
 
-  /// Packed weights are written by kernels that release no successor before they end.
+  /// Weights are packed by kernels that release no successor before they end.
   static __device__ __forceinline__ void copy_weights(uint4* to, const uint4* from) {
 #pragma unroll 4
     for (int i = threadIdx.x; i < kWeightBytes / 16; i += kThreads) to[i] = __ldg(from + i);
@@ -122,7 +123,10 @@ class FirstConv {
     image_ = item;
     const int channel = channel_of(threadIdx.x);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) bias_[i] = C::kBias ? __ldg(a.bias + channel + i) : 0.f;
+    for (int i = 0; i < 2; ++i) {
+      scale_[i] = C::kScale ? __ldg(a.scale + channel + i) : 1.f;
+      bias_[i] = C::kBias ? __ldg(a.bias + channel + i) : 0.f;
+    }
     x_ = a.x + (long long)(image_) * (C::kC * C::kH * C::kW);
   }
 
@@ -256,6 +260,12 @@ class FirstConv {
     return *reinterpret_cast<Two*>(&bits);
   }
 
+  __device__ __forceinline__ Two value_at(const float (&sums)[kColumns / 2], int eight,
+                                          int which) const {
+    const float2 v = pair_at<C::kScale>(sums, eight, which, scale_, bias_);
+    return Pair<T>::of(v.x, v.y);
+  }
+
   /// Gives `take` the largest of three neighbours in a row, for each 8 columns.
   template <class Take>
   __device__ __forceinline__ void pool_row(const float (&sums)[kColumns / 2], Take take) const {
@@ -263,9 +273,9 @@ class FirstConv {
     Two before = least<T>();
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
-      Two right = pair_at<T>(sums, i, 1, bias_);
+      Two right = value_at(sums, i, 1);
       if (C::kQ % 2 && column_ + 8 * i + 2 * lane + 1 >= C::kQ) right = least<T>();
-      const Two own = larger(pair_at<T>(sums, i, 0, bias_), right);
+      const Two own = larger(value_at(sums, i, 0), right);
       take(i, larger(own, from_left(lane == 3 ? before : right)));
       before = right;
     }
@@ -322,8 +332,8 @@ class FirstConv {
 #pragma unroll
     for (int i = 0; i < kEights; ++i) {
       const int column = column_ + 8 * i + thread_ % 4 * 2;
-      put(to, column, pair_at<T>(sums, i, 0, bias_));
-      put(to, column + 1, pair_at<T>(sums, i, 1, bias_));
+      put(to, column, value_at(sums, i, 0));
+      put(to, column + 1, value_at(sums, i, 1));
     }
   }
 

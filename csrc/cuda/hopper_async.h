@@ -110,6 +110,15 @@ __device__ __forceinline__ void load_box(const TensorMap& map, uint32_t to, uint
       : "memory");
 }
 
+__device__ __forceinline__ void load_box(const TensorMap& map, uint32_t to, uint32_t barrier,
+                                         int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];"
+      ::"r"(to), "l"(map_address(map)), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 /// Starts to copy a box from shared memory; what lies outside of the tensor is left out.
 __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t from, int c0, int c1,
                                           int c2, int c3) {

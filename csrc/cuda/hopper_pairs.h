@@ -47,10 +47,13 @@ __device__ __forceinline__ int pair_of(int thread) {
 }
 
 /// Of each 8 columns a thread has numbers 2 * (lane % 4) and the one behind: `which` says which.
-template <typename T, int kSize>
-__device__ __forceinline__ typename Pair<T>::Type pair_at(const float (&sums)[kSize], int eight,
-                                                          int which, const float (&bias)[2]) {
-  return Pair<T>::of(sums[4 * eight + which] + bias[0], sums[4 * eight + 2 + which] + bias[1]);
+/// They are scaled where kScale says so, and get a bias.
+template <bool kScale, int kSize>
+__device__ __forceinline__ float2 pair_at(const float (&sums)[kSize], int eight, int which,
+                                          const float (&scale)[2], const float (&bias)[2]) {
+  const float a = sums[4 * eight + which], b = sums[4 * eight + 2 + which];
+  if constexpr (kScale) return {fmaf(a, scale[0], bias[0]), fmaf(b, scale[1], bias[1])};
+  return {a + bias[0], b + bias[1]};
 }
 
 }  // namespace plantune

@@ -1,10 +1,10 @@
 // Convolution of stride 1 whose weights for 64 output channels stay in shared memory:
 //
-//   y = relu(conv(x, w) + bias + residual)
+//   y = relu(conv(x, w) * scale + bias + residual)
 //
-// x, y and the residual are NHWC, w is (O, R * S, C) with each 64 rows in the order of
-// hopper_pairs.h, all of T (2 bytes); bias is float. It writes `=`, sums in float in a fixed order,
-// and rounds once. A zero of the padding multiplies like any other value.
+// x, y and the residual are NHWC, w is (O, R * S, C), all of T (2 bytes); scale and bias are float.
+// The map of w says how 16 rows become 8 even and 8 odd ones, which is the order of hopper_pairs.h.
+// It writes `=`, sums in float in a fixed order, and rounds once. A zero of the padding multiplies like any other value.
 //
 // A block takes tiles of 8 x kBoxH pixels, one after the other, until none is left. Warpgroups take
 // turns at the tiles; one warp copies boxes of x with their margin, 64 channels at a time, into a
@@ -60,6 +60,7 @@ class ResidentConv {
   static constexpr int kSharedBytes = kEnd + kGroupBytes;
 
   struct Arguments {
+    const float* scale;
     const float* bias;
     const T* residual;
     T* y;
@@ -140,12 +141,12 @@ class ResidentConv {
     return {i % C::kGroups * C::kSlots + turn % C::kSlots, uint32_t(turn / C::kSlots % 2)};
   }
 
-  /// Packed weights are written by kernels that release no successor before they end.
+  /// Weights are written by kernels that release no successor before they end.
   __device__ __forceinline__ void copy() const {
     arrive_expecting(weights_full(), kWeightBytes);
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       for (int tap = 0; tap < kTaps; ++tap) {
-        load_box(maps_.w, weight(chunk, tap), weights_full(), chunk * kChunk, tap, o_);
+        load_box(maps_.w, weight(chunk, tap), weights_full(), chunk * kChunk, tap, 0, 0, o_ / 16);
       }
     }
     wait_for_predecessor();
@@ -229,12 +230,13 @@ class ResidentConv {
   __device__ __forceinline__ void finish_tile(const Target& target,
                                               const float (&sums)[kColumns / 2],
                                               const Two (&residual)[kEights][2],
+                                              const float (&scale)[2],
                                               const float (&bias)[2]) const {
 #pragma unroll
     for (int row = 0; row < kEights; ++row) {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
-        float2 v = {sums[4 * row + which] + bias[0], sums[4 * row + 2 + which] + bias[1]};
+        float2 v = pair_at<C::kScale>(sums, row, which, scale, bias);
         if constexpr (C::kResidual) {
           const float2 more = Pair<T>::floats(residual[row][which]);
           v.x += more.x, v.y += more.y;
@@ -250,7 +252,9 @@ class ResidentConv {
 
   __device__ __forceinline__ void consume(int group) const {
     const int channel = o_ + pair_of(threadIdx.x);
-    float bias[2] = {};
+    float scale[2] = {}, bias[2] = {};
+    if constexpr (C::kScale)
+      scale[0] = __ldg(a_.scale + channel), scale[1] = __ldg(a_.scale + channel + 1);
     if constexpr (C::kBias)
       bias[0] = __ldg(a_.bias + channel), bias[1] = __ldg(a_.bias + channel + 1);
     wait(weights_full(), 0);
@@ -269,7 +273,7 @@ class ResidentConv {
         finish_chunk(sums);
         if (threadIdx.x % 32 == 0) arrive(empty(use.slot));
       }
-      finish_tile(target, sums, residual, bias);
+      finish_tile(target, sums, residual, scale, bias);
     }
   }
 };

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
+from plantune.kernels.constants import Constant
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs
@@ -44,10 +45,10 @@ class Candidate:
 class Frame:
     """The memory a kernel is bound to; the caller owns all of it.
 
-    `values` holds a tensor per value name. Inputs may be other tensors in each call, so a kernel
-    reads them when it is launched; outputs that it does not adopt are there when it is bound and
-    stay. `workspace` has the bytes that the family asked for. What a kernel prepares from weights
-    is its own and lies on `device`.
+    `values` holds a tensor per value name. Inputs and, on a GPU, outputs may be other tensors in
+    each call, so a kernel reads them when it is launched. Outputs that it does not adopt are there
+    when it is bound; on a CPU they stay. `workspace` has the bytes that the family asked for. What
+    a kernel prepares from weights is its own and is on `device`.
     """
 
     values: Values
@@ -59,12 +60,16 @@ class Frame:
 @dataclass(frozen=True)
 class Binding:
     """A bound kernel. `launch` takes the stream handle (0 on the CPU), returns at once, allocates
-    nothing but what the kernel adopts, and synchronises nothing. `refresh`, where it is there, must
-    run before the first launch and whenever a constant input changed.
+    nothing but what the kernel adopts, and synchronises nothing.
+
+    On a CPU `refresh`, if there is one, must run before the first launch and whenever a constant
+    input changed. On a GPU `constants` are the weights that the kernel reads in an order or dtype
+    of its own: each pass fills them.
     """
 
     launch: Callable[[int], None]
     refresh: Callable[[], None] | None = None
+    constants: tuple[Constant, ...] = ()
 
 
 class KernelFamily(ABC):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from functools import partial
+
 from torch import Tensor
 
+from plantune.kernels.constants import Constant
+from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.space.arch import Arch
 
 # Images that one product of tensor cores has columns for, and the chips that have it.
@@ -25,17 +29,33 @@ def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:
 class SmallMatrix:
     """A constant matrix (rows, columns) in the order in which a kernel reads it."""
 
-    def __init__(self, rows: int, columns: int, unit: int, like: Tensor, *, mma: bool) -> None:
-        """Rows end at whole units of columns; `like` has the dtype and the device."""
-        padded_rows = _up(rows, TILE) if mma else rows
-        self._plain = like.new_zeros(padded_rows, _up(columns, unit))
-        self._weight = self._plain[:rows, :columns]
-        self._ordered = _in_tiles(self._plain) if mma else self._plain
-        self.tensor = torch.empty_like(self._ordered, memory_format=torch.contiguous_format)
+    def __init__(self, rows: int, columns: int, unit: int, *, mma: bool) -> None:
+        """Rows end at whole units of columns."""
+        self._size = rows, columns
+        self._padded = _up(rows, TILE) if mma else rows, _up(columns, unit)
+        self._mma = mma
 
-    def fill(self, weight: Tensor) -> None:
-        self._weight.copy_(weight)
-        self.tensor.copy_(self._ordered)
+    def packed(self, weight: Tensor) -> Tensor:
+        """The matrix so."""
+        plain = weight.new_zeros(self._padded)
+        plain[: self._size[0], : self._size[1]] = weight
+        return _in_tiles(plain) if self._mma else plain
+
+    def constant(self, values: Mapping[str, Tensor], layer: Layer, like: Tensor) -> Constant:
+        """A layer's weight so; `like` has the dtype and the device."""
+        if not self._mma and self._padded == self._size:
+            room = partial(like.new_empty, self._size)
+            return Constant(values, layer.weight, room, layer.rows, in_place=True)
+
+        def order(weight: Tensor) -> Tensor:
+            return self.packed(layer.rows(weight))
+
+        memory = like.new_empty(order(like.new_empty(1, 1).expand(self._shape(layer))).shape)
+        return Constant(values, layer.weight, memory, order, packs=True)
+
+    def _shape(self, layer: Layer) -> tuple[int, int]:
+        """Of the weight as the layer has it."""
+        return self._size if layer.by_rows else (self._size[1], self._size[0])
 
 
 def _up(size: int, multiple: int) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from plantune.cuda.build import Binary
 from plantune.cuda.kernel import Kernel
+from plantune.kernels.constants import Constant, Order, as_it_is
 from plantune.kernels.vector_kernel import PROGRAMMATIC_FROM
 from plantune.space.arch import Arch
 
@@ -38,20 +38,28 @@ class PackedWeight:
     Both sizes are padded with zeros; channels to a multiple of `tile_n`, which 32 must divide.
     """
 
-    def __init__(self, weight: tuple[int, int], tile_n: int, like: Tensor) -> None:
-        channels, values = padded(weight[0], tile_n), padded(weight[1], VALUES)
-        self._plain = like.new_zeros(channels, values)
-        self._weight = self._plain[: weight[0], : weight[1]]
+    def __init__(self, weight: tuple[int, int], tile_n: int) -> None:
+        self._size = weight
+        self._padded = padded(weight[0], tile_n), padded(weight[1], VALUES)
+
+    def packed(self, weight: Tensor) -> Tensor:
+        """A weight of any shape whose rows are the channels, in that order."""
+        (channels, values), rows = self._padded, weight.reshape(self._size)
+        plain = weight.new_zeros(channels, values)
+        plain[: self._size[0], : self._size[1]] = rows
         # Channel 8 * (lane / 8) + 4 * h + 2 * (e / 4) + lane / 4 % 2, value 4 * (lane % 4) + e % 4
         # becomes element e of vector 32 * h + lane.
         shape = (channels // CHANNELS, 4, 2, 2, 2, values // VALUES, 4, 4)
-        self._ordered = self._plain.view(shape).permute(5, 0, 2, 1, 4, 6, 3, 7)
-        self.tensor = torch.empty_like(self._ordered, memory_format=torch.contiguous_format)
+        return plain.view(shape).permute(5, 0, 2, 1, 4, 6, 3, 7)
 
-    def fill(self, weight: Tensor) -> None:
-        """Packs a weight of any shape whose rows are the channels."""
-        self._weight.unflatten(1, weight.shape[1:]).copy_(weight)
-        self.tensor.copy_(self._ordered)
+    def constant(
+        self, values: Mapping[str, Tensor], name: str, like: Tensor, rows: Order = as_it_is
+    ) -> Constant:
+        """The weight of that name so, after `rows` made its rows; `like` has dtype and device."""
+        channels, columns = self._padded
+        shape = (columns // VALUES, channels // CHANNELS, 2, 4, 2, 4, 2, 4)
+        memory = like.new_empty(shape)
+        return Constant(values, name, memory, lambda w: self.packed(rows(w)), packs=True)
 
 
 class TiledKernel:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from plantune.device import Call, device_for
+from plantune.device import Call, Device, device_for
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Frame, Values
+from plantune.kernels.preparation import Preparation
 from plantune.kernels.registry import family_named
 from plantune.measure.inputs import draw_inputs
+from plantune.measure.launching import one_pass, preparation_of
 from plantune.memory import view_bytes
 from plantune.space.arch import Arch
 
@@ -22,6 +24,9 @@ from plantune.space.arch import Arch
 GRAPH_US = 150.0
 FEW_LAUNCHES, MOST_LAUNCHES = 4, 100
 WARM_UP_LAUNCHES = 2
+# What a kernel needs of weights is filled in one launch for the whole network. Less than this takes
+# no longer there than the launch itself, so it is not counted again for each step.
+SMALL_BYTES = 1 << 18
 
 
 class BoundStep:
@@ -44,8 +49,9 @@ class BoundStep:
             if name not in elsewhere
         }
         for name, data in draw_inputs(step, device.generator(seed)).items():
-            image = len(step.types[name].shape) == 4 and name not in step.constants
-            layout = layouts.get(name, made[0] if image and made else "nchw")
+            image = len(step.types[name].shape) == 4
+            free = _weight_layout(device) if name in step.constants else made[0] if made else "nchw"
+            layout = layouts.get(name, free if image else "nchw")
             self._values[name] = self._empty(step.types[name], layout).copy_(data)
         size = family.workspace_bytes(step, config)
         workspace = self._bytes(size) if size else None
@@ -53,11 +59,16 @@ class BoundStep:
         binding = family.bind(step, config, frame)
         if binding.refresh is not None:
             binding.refresh()
-        self._binding = binding  # whole: what one part prepares, the other may use
+        preparation = preparation_of(binding, self._values, arch, device)
+        preparation.place()
+        preparation.launch(device.stream)
+        if preparation.moved_bytes < SMALL_BYTES:
+            preparation = Preparation((), {}, {}, arch, device.place)
+        self._pass = one_pass(binding, preparation, device)
 
     def launch(self) -> None:
         """Runs the step once; what it made in fresh memory is dropped, as in a program."""
-        self._binding.launch(self._device.stream)
+        self._pass()
         for name in self._made_anew:
             del self._values[name]
 
@@ -87,3 +98,8 @@ class BoundStep:
 
     def _bytes(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._device.place)
+
+
+def _weight_layout(device: Device) -> str:
+    """A network that runs on a GPU has its filters in channels_last, as load_model makes it."""
+    return "nhwc" if device.captures else "nchw"

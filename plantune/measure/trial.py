@@ -13,6 +13,7 @@ from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Frame, Values
 from plantune.kernels.registry import family_named
+from plantune.measure.launching import one_pass, preparation_of
 from plantune.memory import MEMORY_FORMATS, view_bytes
 from plantune.space.arch import Arch
 
@@ -59,6 +60,7 @@ class Trial:
         family, config = family_named(candidate.family), candidate.config
         self.step, self.candidate, self.device = step, candidate, device or device_for(arch)
         self._layouts = family.layouts(step, config)
+        self._any_strides = self.device.captures
         self._aliases, self._adopts = family.aliases(step, config), family.adopts(step, config)
         self._values: Values = {}
         self._inputs: dict[str, Buffer] = {}
@@ -80,13 +82,18 @@ class Trial:
         # A captured graph reads what the kernel prepared, so the binding stays.
         binding = self._binding = family.bind(step, config, frame)
         self._refresh: Call | None = binding.refresh
-        device = self.device  # not self: a cycle would hold the memory until a collection
-        self._launch: Call = lambda: binding.launch(device.stream)
+        self._preparation = preparation_of(binding, self._values, arch, self.device)
+        self._launch: Call = one_pass(binding, self._preparation, self.device)
 
     def put_constants(self, data: Values, *, awkward: bool = False) -> None:
-        """Places the constant inputs, and refreshes what the kernel made of them."""
+        """Places the constant inputs, and refreshes what the kernel made of them.
+
+        On a GPU a filter may have any strides: it is in channels_last unless it is `awkward`.
+        """
         for name in self.step.constants:
-            self._put(name, data[name], awkward)
+            self._put(name, data[name], awkward, "nhwc" if self._any_strides != awkward else "nchw")
+        if not self._replays:
+            self._preparation.place()
         if self._refresh is not None:
             self._refresh()
 
@@ -98,17 +105,16 @@ class Trial:
         """
         for name, _ in self.step.inputs:
             if name not in self.step.constants:
-                self._put(name, data[name], awkward)
+                self._put(name, data[name], awkward, "nhwc" if awkward else "nchw")
 
-    def _put(self, name: str, tensor: Tensor, awkward: bool) -> None:
+    def _put(self, name: str, tensor: Tensor, awkward: bool, free: str) -> None:
         if self._replays:
             self._values[name].copy_(tensor)
             return
         type_ = self.step.types[name]
-        free = "nhwc" if awkward and len(type_.shape) == 4 else "nchw"
         offset = tensor.dtype.itemsize if awkward else 0
         buffer = Buffer(type_.size_bytes, self.device.place, offset)
-        layout = self._layouts.get(name, free)
+        layout = self._layouts.get(name, free if len(type_.shape) == 4 else "nchw")
         self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout).copy_(tensor)
         self._inputs[name] = buffer
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plantune.graph.graph import Graph
 from plantune.kernels.build import build, build_all
+from plantune.kernels.constants import Constant
 from plantune.kernels.family import CPU, Binding, Frame, Values
 from plantune.memory import in_layout
 from plantune.plan import Plan, check_plan
@@ -18,6 +19,7 @@ from plantune.runtime.lanes import Call, Lanes
 from plantune.runtime.liveness import liveness, passes
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
 from plantune.runtime.storage import allocate
+from plantune.runtime.weights import Weights
 from plantune.space.search_space import SearchSpace
 
 
@@ -42,14 +44,22 @@ class Program:
         self.device = device
         self.values = allocate(schedule, live, device)
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
+        self._weights = None
+        first = schedule.phase("refresh")
+        if device.type == "cuda":
+            self._weights = Weights(graph, self.values, space.arch, device)
+            first = self._weights.others(schedule)
         self._prepare: list[Call] = []
-        for launch in schedule.phase("refresh"):
+        self._constants: dict[str, tuple[Constant, ...]] = {}
+        for launch in first:
             self._prepare += self._calls(launch, space)
         launches, turn = passes(schedule), len(schedule.phase("forward"))
         calls = [
             self._calls(launch, space, drops)
             for launch, drops in zip(launches, live.drops, strict=True)
         ]
+        if self._weights is not None:
+            self._weights.bind((*first, *launches), self._constants)
         lanes = Lanes(branches, device)
         self._forward = lanes.ordered(calls, range(turn))
         self._backward = lanes.ordered(calls, range(turn, len(calls)))
@@ -64,6 +74,7 @@ class Program:
         binding: Binding = launch.family.bind(launch.step, launch.candidate.config, frame)
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
+        self._constants[launch.step.name] = binding.constants
         calls = [_copy(conversion, self.values) for conversion in launch.conversions]
         device = self.device  # not `self`: a program in a cycle would keep its memory
         calls.append(lambda: binding.launch(current_stream(device)))
@@ -71,9 +82,18 @@ class Program:
             calls.append(_drop(drops, self.values))
         return calls
 
+    def place(self, state: Mapping[str, Tensor]) -> None:
+        """On a GPU, takes parameters and buffers by name, wherever they lie now."""
+        assert self._weights is not None
+        self._weights.place(state)
+
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers by name and computes everything that follows from them."""
+        if self._weights is not None:
+            self.place(state)
+            self.run_refresh()
+            return
         moving = {buffer for buffer, _ in self.graph.updates}
         for name, _ in (*self.graph.parameters, *self.graph.buffers):
             tensor = state[name].detach()
@@ -83,6 +103,9 @@ class Program:
 
     def run_refresh(self) -> None:
         """Computes what follows from weights alone."""
+        if self._weights is not None:
+            self._weights.compute(current_stream(self.device), self._prepare)
+            return
         for call in self._prepare:
             call()
 

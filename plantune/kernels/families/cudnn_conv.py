@@ -15,9 +15,10 @@ from torch import Tensor
 from plantune.cuda import cudnn
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant, conv_weight, vector
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
-from plantune.memory import MEMORY_FORMATS, aligned, view_bytes
+from plantune.memory import aligned, view_bytes
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs
@@ -97,30 +98,21 @@ class CudnnConv(KernelFamily):
         values, epilogue = frame.values, conv_epilogue(step, unshifted=True)
         plan = cudnn.conv_plans(problem_of(step), frame.device.index).built(config["plan"])
         sources = _constants(epilogue)
-        packed = {
-            word: _empty_constant(step, word, name, frame.device) for word, name in sources.items()
-        }
+        read = {word: _constant(step, word, name, frame) for word, name in sources.items()}
         images, places = _images(step), _places(step, plan.workspace_bytes, frame.workspace)
         outputs = {"y": step.nodes[-1].name, "unshifted": epilogue.unshifted}
-        # Tensors, not addresses: what is packed lives as long as the kernel may be launched.
-        fixed = {
-            **packed,
-            **{word: values[name] for word, name in outputs.items() if name is not None},
-        }
-
-        def refresh() -> None:
-            for word, constant in packed.items():
-                constant.copy_(values[sources[word]].view(constant.shape))
 
         def launch(stream: int) -> None:
-            read = {word: values[name] for word, name in images.items()}
-            for word, image in read.items():
+            given = {word: values[name] for word, name in images.items()}
+            for word, image in given.items():
                 if image.data_ptr() % cudnn.ALIGNMENT_BYTES:
                     with torch.cuda.stream(_stream(stream, frame.device)):
-                        read[word] = places[images[word]].copy_(image)
-            plan.launch(stream, {**fixed, **read}, frame.workspace)
+                        given[word] = places[images[word]].copy_(image)
+            given |= {word: constant.tensor for word, constant in read.items()}
+            given |= {word: values[name] for word, name in outputs.items() if name is not None}
+            plan.launch(stream, given, frame.workspace)
 
-        return Binding(launch, refresh)
+        return Binding(launch, constants=tuple(read.values()))
 
 
 def problem_of(step: Step) -> cudnn.ConvProblem:
@@ -163,12 +155,11 @@ def _images(step: Step) -> dict[str, str]:
     return {"x": x} if residual is None else {"x": x, "residual": residual}
 
 
-def _empty_constant(step: Step, word: str, name: str, device: torch.device) -> Tensor:
-    type_ = step.types[name]
+def _constant(step: Step, word: str, name: str, frame: Frame) -> Constant:
+    """The weight as KRSC, anything else in float32."""
     if word != "weight":
-        return torch.empty(type_.numel, dtype=torch.float32, device=device)
-    krsc = MEMORY_FORMATS["nhwc"]
-    return torch.empty(type_.shape, dtype=type_.torch_dtype, device=device, memory_format=krsc)
+        return vector(name, step.types[name].numel, frame)
+    return conv_weight(step, name, frame)
 
 
 def _places(step: Step, start: int, workspace: Tensor | None) -> dict[str, Tensor]:

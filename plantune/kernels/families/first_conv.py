@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.hopper.family import SM_CYCLES_PER_US, SMS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
@@ -39,7 +40,8 @@ SOURCE = """#include "cuda/first_conv.h"
   static constexpr int kOutH = {out[0]}, kOutW = {out[1]};
   static constexpr int kColumns = {columns}, kTilesW = {tiles_w};
   static constexpr int kRows = {rows}, kGroups = {groups};
-  static constexpr bool kPool = {pool}, kBias = {bias}, kRelu = {relu}, kNhwc = {nhwc};
+  static constexpr bool kPool = {pool}, kScale = {scale};
+  static constexpr bool kBias = {bias}, kRelu = {relu}, kNhwc = {nhwc};
 }};
 using Kernel = plantune::FirstConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
@@ -143,6 +145,7 @@ class Design:
         own = ("columns", "tiles_w", "rows", "groups", "stride", "threads", "shared_bytes")
         flags = {
             "pool": self.pool,
+            "scale": self.epilogue.scale is not None,
             "bias": self.epilogue.bias is not None,
             "relu": self.epilogue.relu,
             "nhwc": layout == "nhwc",
@@ -190,8 +193,8 @@ class FirstConv(WarpgroupFamily):
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         design, values = Design.of(step, config), frame.values
-        x, y = step.nodes[0].inputs[0], values[step.nodes[-1].name]
-        packed = Packed(design, y.dtype, frame.device)
+        x, y = step.nodes[0].inputs[0], step.nodes[-1].name
+        packed = Packed(design, values[y].dtype, frame)
         kernel = Kernel(frame.built)
 
         def launch(stream: int) -> None:
@@ -199,12 +202,12 @@ class FirstConv(WarpgroupFamily):
                 stream,
                 (design.blocks, 1, 1),
                 design.threads,
-                [members(values[x].data_ptr(), *packed.addresses(), y.data_ptr())],
+                [members(values[x].data_ptr(), *packed.addresses(), values[y].data_ptr())],
                 shared_bytes=design.shared_bytes,
                 programmatic=True,
             )
 
-        return Binding(launch, lambda: packed.refresh(values))
+        return Binding(launch, constants=packed.constants)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
         """Products of all warpgroups of a multiprocessor, or what is moved."""
@@ -218,30 +221,32 @@ class FirstConv(WarpgroupFamily):
 
 
 class Packed:
-    """The weight as products read it, and the bias in float32; both padded with zeros."""
+    """The weight as products read it, scale and bias in float32; all padded with zeros."""
 
-    def __init__(self, design: Design, dtype: torch.dtype, device: torch.device) -> None:
-        self._epilogue, self._shape = design.epilogue, design.weight
-        channels, steps, pixel = design.tiles_o * TILE_O, design.steps, design.pixel
-        rows = design.weight[2]
-        self._wide = torch.zeros(
-            (channels, rows, steps * 16 // pixel, pixel), dtype=dtype, device=device
+    def __init__(self, design: Design, dtype: torch.dtype, frame: Frame) -> None:
+        self._design = design
+        epilogue, o = design.epilogue, design.weight[0]
+        channels, steps, rows = design.tiles_o * TILE_O, design.steps, design.weight[2]
+        shape = (design.tiles_o, rows, steps, 2, 4, 2, 8, 8)
+        weight = torch.empty(shape, dtype=dtype, device=frame.device)
+        self._vectors = torch.zeros(2, channels, dtype=torch.float32, device=frame.device)
+        named = zip((epilogue.scale, epilogue.bias), self._vectors, strict=True)
+        self.constants = (
+            Constant(frame.values, epilogue.conv.inputs[1], weight, self.ordered, packs=True),
+            *(Constant(frame.values, name, row[:o]) for name, row in named if name is not None),
         )
-        parts = self._wide.view(design.tiles_o, 4, 8, 2, rows, steps, 2, 8)
-        self._parts = parts.permute(0, 4, 5, 6, 1, 3, 2, 7)
-        self.weight = torch.empty(self._parts.shape, dtype=dtype, device=device)
-        self._bias = torch.zeros(channels, device=device)
 
-    def refresh(self, values: Mapping[str, Any]) -> None:
-        o, c, _, s = self._shape
-        weight = values[self._epilogue.conv.inputs[1]]
-        self._wide[:o, :, :s, :c].copy_(weight.permute(0, 2, 3, 1))
-        self.weight.copy_(self._parts)
-        if self._epilogue.bias is not None:
-            self._bias[:o].copy_(values[self._epilogue.bias].flatten())
+    def ordered(self, weight: torch.Tensor) -> torch.Tensor:
+        (o, c, rows, s), design = self._design.weight, self._design
+        sizes = (design.tiles_o * TILE_O, rows, design.steps * 16 // design.pixel, design.pixel)
+        wide = weight.new_zeros(sizes)
+        wide[:o, :, :s, :c] = weight.permute(0, 2, 3, 1)
+        parts = wide.view(design.tiles_o, 4, 8, 2, rows, design.steps, 2, 8)
+        return parts.permute(0, 4, 5, 6, 1, 3, 2, 7)
 
-    def addresses(self) -> tuple[int, int]:
-        return self.weight.data_ptr(), self._bias.data_ptr()
+    def addresses(self) -> tuple[int, int, int]:
+        scale, bias = self._vectors
+        return self.constants[0].tensor.data_ptr(), scale.data_ptr(), bias.data_ptr()
 
 
 def _read(step: Step) -> tuple[ConvEpilogue, bool]:
@@ -251,9 +256,9 @@ def _read(step: Step) -> tuple[ConvEpilogue, bool]:
     epilogue = epilogue_of(step, before if pooled else step.nodes)
     if pooled:
         _require_pool(last, before[-1])
-    extra = (epilogue.scale, epilogue.residual, epilogue.offset)
+    extra = (epilogue.residual, epilogue.offset)
     if any(part is not None for part in extra):
-        raise IllegalCandidate("a bias and ReLU are all that may stand behind the convolution")
+        raise IllegalCandidate("only a scale, a bias and ReLU may follow the convolution")
     return epilogue, pooled
 
 

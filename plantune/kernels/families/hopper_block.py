@@ -128,12 +128,8 @@ class HopperBlock(HopperFamily):
             mid = {f"mid_{part}": address for part, address in first.addresses().items()}
             return BlockScalars(**second.named(), **mid)
 
-        def refresh() -> None:
-            first.refresh()
-            second.refresh()
-
         launch = Launch(step, block.whole, design, frame, first.weight, scalars, second.weight)
-        return Binding(launch.bound(), refresh)
+        return Binding(launch.bound(), constants=(*first.constants, *second.constants))
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
         design = _design(step, config)

@@ -60,7 +60,7 @@ class HopperConv(HopperFamily):
         epilogue, design = conv_epilogue(step, unshifted=True), _design(step, config)
         prepared = Prepared(step, epilogue, frame)
         launch = Launch(step, epilogue, design, frame, prepared.weight, prepared.scalars)
-        return Binding(launch.bound(), prepared.refresh)
+        return Binding(launch.bound(), constants=prepared.constants)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
         return estimate_us(_design(step, config), self.traffic_bytes(step))

@@ -79,7 +79,7 @@ class HopperConvSe(HopperFamily):
         prepared = PreparedSe(step, epilogue, layers, frame)
         design = _design(step, config)
         launch = Launch(step, epilogue, design, frame, prepared.weight, prepared.scalars)
-        return Binding(launch.bound(), prepared.refresh)
+        return Binding(launch.bound(), constants=prepared.constants)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
         return estimate_us(_design(step, config), self.traffic_bytes(step)) + LAYERS_US

@@ -13,11 +13,11 @@ from functools import cache
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant, conv_weight
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.cutlass.cost import Rates, estimate_us
 from plantune.kernels.cutlass.gemm import (
@@ -123,10 +123,10 @@ class ImplicitGemmConv(CudaFamily):
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         epilogue = conv_epilogue(step)
-        constants = Constants(step, epilogue, frame.device)
+        constants = Constants(step, epilogue, frame)
         with torch.cuda.device(frame.device):
             launch = _launching(step, config, frame, constants)
-        return Binding(launch, lambda: constants.refresh(frame.values))
+        return Binding(launch, constants=constants.all)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
         return estimate_us(step, config)
@@ -168,25 +168,24 @@ def _why_not_tf32(loop: MainLoop) -> str | None:
 class Constants:
     """What the kernels read of weights: the filter as KRSC, float32 vectors, and the offset."""
 
-    def __init__(self, step: Step, epilogue: ConvEpilogue, device: torch.device) -> None:
-        weight = step.types[epilogue.conv.inputs[1]]
-        k, c, r, s = weight.shape
-        self._epilogue = epilogue
-        self.weight = torch.empty(k, r, s, c, dtype=weight.torch_dtype, device=device)
-        self.scale = torch.ones(k, device=device)
-        self.bias = torch.zeros(k, device=device)
-        self.offset = torch.zeros(1, device=device) if epilogue.offset is not None else None
-
-    def refresh(self, values: Mapping[str, Tensor]) -> None:
-        parts = self._epilogue
-        self.weight.copy_(values[parts.conv.inputs[1]].permute(0, 2, 3, 1))
-        for target, name in (
-            (self.scale, parts.scale),
-            (self.bias, parts.bias),
-            (self.offset, parts.offset),
-        ):
-            if target is not None and name is not None:
-                target.copy_(values[name].flatten())
+    def __init__(self, step: Step, epilogue: ConvEpilogue, frame: Frame) -> None:
+        name, values = epilogue.conv.inputs[1], frame.values
+        k = step.types[name].shape[0]
+        self.weight = conv_weight(step, name, frame)
+        like = torch.empty(0, dtype=torch.float32, device=frame.device)
+        self.scale, self.bias = like.new_ones(k), like.new_zeros(k)
+        self.offset = like.new_zeros(1) if epilogue.offset is not None else None
+        parts = (
+            (epilogue.scale, self.scale),
+            (epilogue.bias, self.bias),
+            (epilogue.offset, self.offset),
+        )
+        vectors = [
+            Constant(values, part, memory)
+            for part, memory in parts
+            if part is not None and memory is not None
+        ]
+        self.all = (self.weight, *vectors)
 
 
 def _problem(step: Step, config: Attrs) -> ConvProblem:
@@ -203,11 +202,10 @@ def _problem(step: Step, config: Attrs) -> ConvProblem:
 
 
 def _operands(step: Step, config: Attrs, frame: Frame, constants: Constants) -> ConvOperands:
-    """What stays the same; inputs and weight are those of each launch."""
+    """What stays the same; images and weight are those of each launch."""
     gemm, work = Gemm.of(step), address_of(frame.workspace)
     split = config["split_k"] > 1
     return ConvOperands(
-        y=address_of(frame.values[step.nodes[-1].name]),
         scale=address_of(constants.scale),
         bias=address_of(constants.bias),
         offset=address_of(constants.offset),
@@ -222,7 +220,7 @@ def _launching(
 ) -> Callable[[int], None]:
     """A call that enqueues one convolution."""
     epilogue, gemm, values = conv_epilogue(step), Gemm.of(step), frame.values
-    x, residual = epilogue.conv.inputs[0], epilogue.residual
+    x, residual, y = epilogue.conv.inputs[0], epilogue.residual, step.nodes[-1].name
     problem, operands = _problem(step, config), _operands(step, config, frame, constants)
     access = MainLoop.of(config, gemm.dtype).vector * step.types[x].torch_dtype.itemsize
     run_tiles = _launching_tiles(config, frame, problem, counters_of(gemm, config))
@@ -231,7 +229,8 @@ def _launching(
 
     def launch(stream: int) -> None:
         operands.x = values[x].data_ptr()
-        operands.w = constants.weight.data_ptr()
+        operands.w = constants.weight.tensor.data_ptr()
+        operands.y = values[y].data_ptr()
         operands.residual = None if residual is None else values[residual].data_ptr()
         if (operands.x | (operands.residual or 0)) % access:
             unaligned.launch(stream, (blocks, 1, 1), UNALIGNED_THREADS, (problem, operands))

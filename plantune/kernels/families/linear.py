@@ -7,8 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel, members
@@ -91,16 +94,20 @@ class Linear(CudaFamily):
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         layer, values = layer_of(step), frame.values
         kernel = VectorKernel(frame.built, THREADS)
-        y = values[step.nodes[-1].name].data_ptr()
+        y = step.nodes[-1].name
+        constants = {name: in_rows(step, name, frame) for name in step.constants}
         grid = (-(-layer.n // int(config["tile_n"])), -(-layer.m // int(config["rows"])), 1)
 
+        def read(name: str) -> torch.Tensor:
+            return constants[name].tensor if name in constants else values[name]
+
         def launch(stream: int) -> None:
-            a, b = values[layer.a], values[layer.b]
-            bias = 0 if layer.bias is None else values[layer.bias].data_ptr()
-            arguments = members(a.data_ptr(), b.data_ptr(), bias, y, layer.m, layer.n)
+            a, b, to = read(layer.a), read(layer.b), values[y].data_ptr()
+            bias = 0 if layer.bias is None else read(layer.bias).data_ptr()
+            arguments = members(a.data_ptr(), b.data_ptr(), bias, to, layer.m, layer.n)
             kernel.launch(stream, grid, [arguments], [a, b])
 
-        return Binding(launch)
+        return Binding(launch, constants=tuple(constants.values()))
 
 
 def layer_of(step: Step) -> Layer:

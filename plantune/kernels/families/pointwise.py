@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.patterns.pointwise_chain import (
@@ -73,9 +74,7 @@ class Pointwise(CudaFamily):
         return super().why_not_config(step, config, arch)
 
     def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        # The source is written for weights in nchw; nobody else says that they lie so.
-        weights = {name: "nchw" for name in step.constants if len(step.types[name].shape) == 4}
-        return {**weights, **images(step, config["layout"])}
+        return images(step, config["layout"])
 
     def threads(self, step: Step, config: Attrs) -> int:
         return int(config["threads"])
@@ -103,16 +102,18 @@ class Pointwise(CudaFamily):
         chain, values, count = _Chain(step, config), frame.values, step.outputs[-1][1].numel
         kernel = VectorKernel(frame.built, int(config["threads"]))
         names = [operand.name for operand in chain.expression.operands]
-        outputs = [values[name].data_ptr() for name, _ in step.outputs]
+        # The source is written for constants in nchw.
+        constants = {name: in_rows(step, name, frame) for name in step.constants}
         block = chain.geometry.width * int(config["threads"]) * int(config["vectors"])
         grid = (-(-count // block), 1, 1)
 
         def launch(stream: int) -> None:
-            read = [values[name] for name in names]
-            addresses = [tensor.data_ptr() for tensor in read]
-            kernel.launch(stream, grid, [members(*addresses, *outputs, count)], read)
+            read = [constants[n].tensor if n in constants else values[n] for n in names]
+            made = [values[name] for name, _ in step.outputs]
+            addresses = [tensor.data_ptr() for tensor in (*read, *made)]
+            kernel.launch(stream, grid, [members(*addresses, count)], read)
 
-        return Binding(launch)
+        return Binding(launch, constants=tuple(constants.values()))
 
 
 class _Chain:

@@ -97,7 +97,7 @@ class Pool(CudaFamily):
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         node, values = step.nodes[0], frame.values
         kernel = VectorKernel(frame.built, int(config["threads"]))
-        x, y = node.inputs[0], values[node.name].data_ptr()
+        x, y = node.inputs[0], node.name
         if node.op == "mean":
             n, channels = step.types[x].shape[:2]
             rest, blocks = [], n * (channels // _slice(step, config))
@@ -108,7 +108,7 @@ class Pool(CudaFamily):
             rest, blocks = [places, count], -(-count // int(config["threads"]))
 
         def launch(stream: int) -> None:
-            arguments = members(values[x].data_ptr(), y, *rest)
+            arguments = members(values[x].data_ptr(), values[y].data_ptr(), *rest)
             kernel.launch(stream, (blocks, 1, 1), [arguments], [values[x]])
 
         return Binding(launch)

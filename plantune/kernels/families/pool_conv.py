@@ -105,23 +105,20 @@ class PoolConv(CudaFamily):
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         epilogue, values = _read(step), frame.values
-        x, y = step.nodes[0].inputs[0], values[step.nodes[-1].name]
+        x, y = step.nodes[0].inputs[0], step.nodes[-1].name
         (channels, outputs), pixels = _channels(step), _pixels(epilogue)
         tile_n = int(config["tile_n"])
-        weight = PackedWeight((outputs, channels), tile_n, y)
-        bias = Shifts(epilogue, padded(outputs, tile_n), frame.device)
+        packing = PackedWeight((outputs, channels), tile_n)
+        weight = packing.constant(values, epilogue.conv.inputs[1], values[y])
+        bias = Shifts(epilogue, padded(outputs, tile_n), frame)
         kernel = TiledKernel(frame.built, config, pixels, outputs)
         threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 
-        def refresh() -> None:
-            weight.fill(values[epilogue.conv.inputs[1]])
-            bias.fill(values)
-
         def launch(stream: int) -> None:
-            arguments = (values[x], weight.tensor, bias.tensor, y, c_int(pixels))
+            arguments = (values[x], weight.tensor, bias.tensor, values[y], c_int(pixels))
             kernel.launch(stream, threads, arguments, shared_bytes)
 
-        return Binding(launch, refresh)
+        return Binding(launch, constants=(weight, *bias.constants))
 
 
 def _read(step: Step) -> ConvEpilogue:

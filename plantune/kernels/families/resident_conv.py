@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 
-from plantune.cuda.driver import TensorMap
+from plantune.cuda.driver import TensorMap, tensor_map
 from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant, by_pixels
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.family import (
@@ -22,7 +23,7 @@ from plantune.kernels.hopper.family import (
     WarpgroupFamily,
     why_not_conv,
 )
-from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, weight_map
+from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
@@ -41,7 +42,7 @@ SOURCE = """#include "cuda/resident_conv.h"
   static constexpr int kN = {n}, kC = {c}, kO = {o}, kP = {p}, kQ = {q}, kR = {r}, kS = {s};
   static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
   static constexpr int kBoxH = {box_h}, kSlots = {stages}, kGroups = {groups};
-  static constexpr bool kBias = {bias}, kResidual = {residual}, kRelu = {relu};
+  static constexpr bool kScale = {scale}, kBias = {bias}, kResidual = {residual}, kRelu = {relu};
 }};
 using Kernel = plantune::ResidentConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
@@ -111,6 +112,7 @@ class Design:
         columns, element = 8 * self.box.h, ELEMENTS[dtype]
         epilogue = self.epilogue
         flags = {
+            "scale": epilogue.scale is not None,
             "bias": epilogue.bias is not None,
             "residual": epilogue.residual is not None,
             "relu": epilogue.relu,
@@ -138,8 +140,8 @@ class ResidentConv(WarpgroupFamily):
             epilogue = conv_epilogue(step)
         except IllegalCandidate as reason:
             return str(reason)
-        if epilogue.scale is not None or epilogue.offset is not None:
-            return "a bias, a residual and ReLU are all that may stand behind the convolution"
+        if epilogue.offset is not None:
+            return "only scale, bias, residual and ReLU may follow the convolution"
         return why_not_conv(step, epilogue) or _why_not_shape(conv_shape(step, epilogue))
 
     def workspace_bytes(self, step: Step, config: Attrs) -> int:
@@ -150,10 +152,9 @@ class ResidentConv(WarpgroupFamily):
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         design, values = Design.of(step, config), frame.values
-        y = values[step.nodes[-1].name]
-        packed = Packed(design, y.dtype, frame.device)
+        y = step.nodes[-1].name
+        read = Read(design, values[y].dtype, frame)
         kernel, place = Kernel(frame.built), placing(step, design.epilogue, frame)
-        weights = weight_map(packed.weight, TILE_O)
 
         def launch(stream: int) -> None:
             x, *residual, copied = place(stream)
@@ -163,14 +164,14 @@ class ResidentConv(WarpgroupFamily):
                 (design.blocks, 1, 1),
                 design.threads,
                 (
-                    Maps(x=image_map(x, design), w=weights),
-                    members(packed.bias.data_ptr(), added, y.data_ptr()),
+                    Maps(x=image_map(x, design), w=_weight_map(read.weight.tensor)),
+                    members(*read.vectors(), added, values[y].data_ptr()),
                 ),
                 shared_bytes=design.shared_bytes,
                 programmatic=not copied,
             )
 
-        return Binding(launch, lambda: packed.refresh(values))
+        return Binding(launch, constants=read.constants)
 
     def estimate_us(self, step: Step, config: Attrs) -> float:
         """Products of an SM's tiles, its last tile alone, and what the cache does not hold."""
@@ -183,25 +184,50 @@ class ResidentConv(WarpgroupFamily):
         return self.launch_us + busy + moving
 
 
-class Packed:
-    """The weight with its channels in the order of products, and the bias in float32."""
+class Read:
+    """What the kernel reads of weights: the filter as (O, R, S, C), float32 scales and biases.
 
-    def __init__(self, design: Design, dtype: torch.dtype, device: torch.device) -> None:
-        shape, self._epilogue = design.shape, design.epilogue
+    A tile reads whole 16 channels: of a filter without them a copy is padded with zeros.
+    """
+
+    def __init__(self, design: Design, dtype: torch.dtype, frame: Frame) -> None:
+        shape, epilogue, values = design.shape, design.epilogue, frame.values
         channels = design.tiles_o * TILE_O
-        sizes = (shape.r, shape.s, shape.c)
-        self._outputs = shape.o
-        self._wide = torch.zeros((channels, *sizes), dtype=dtype, device=device)
-        self.weight = torch.zeros((channels, *sizes), dtype=dtype, device=device)
-        self.bias = torch.zeros(channels, device=device)
 
-    def refresh(self, values: Mapping[str, Any]) -> None:
-        weight, o = values[self._epilogue.conv.inputs[1]], self._outputs
-        self._wide[:o].copy_(weight.permute(0, 2, 3, 1))
-        rows = self._wide.view(-1, 8, 2, *self._wide.shape[1:])
-        self.weight.view(-1, 2, 8, *self.weight.shape[1:]).copy_(rows.transpose(1, 2))
-        if self._epilogue.bias is not None:
-            self.bias[:o].copy_(values[self._epilogue.bias].flatten())
+        def padded() -> torch.Tensor:
+            return torch.zeros((channels, *sizes), dtype=dtype, device=frame.device)
+
+        sizes, whole, name = (shape.r, shape.s, shape.c), shape.o % 16 == 0, epilogue.conv.inputs[1]
+        if whole:
+            memory = partial(torch.empty, (shape.o, *sizes), dtype=dtype, device=frame.device)
+            self.weight = Constant(values, name, memory, by_pixels, in_place=True)
+        else:
+            self._padded = padded()
+            self.weight = Constant(values, name, self._padded[: shape.o], by_pixels)
+        self._vectors = torch.zeros(2, channels, dtype=torch.float32, device=frame.device)
+        named = zip((epilogue.scale, epilogue.bias), self._vectors, strict=True)
+        vectors = [
+            Constant(values, part, row[: shape.o]) for part, row in named if part is not None
+        ]
+        self.constants = (self.weight, *vectors)
+
+    def vectors(self) -> tuple[int, int]:
+        """The addresses of scales and biases."""
+        scale, bias = self._vectors
+        return scale.data_ptr(), bias.data_ptr()
+
+
+def _weight_map(weight: torch.Tensor) -> TensorMap:
+    """Rows by sixteens, of these the even ones before the odd ones: the order of the products."""
+    o, r, s, c = weight.shape
+    row = c * r * s * weight.element_size()
+    return tensor_map(
+        word(weight),
+        weight.data_ptr(),
+        (c, r * s, 8, 2, -(-o // 16)),
+        (c * weight.element_size(), 2 * row, row, 16 * row),
+        (64, 1, 8, 2, TILE_O // 16),
+    )
 
 
 def _why_not_shape(shape: ConvShape) -> str | None:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, Values, images
-from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
+from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
 from plantune.kernels.small_matrix import TILE, SmallMatrix, shared_bytes_at_most, why_not_mma
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel
 from plantune.space.arch import Arch
@@ -95,7 +94,7 @@ class SeTail(CudaFamily):
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         bound = _Bound(step, config, frame)
-        return Binding(bound.launch, bound.refresh)
+        return Binding(bound.launch, constants=(bound.weight1, bound.weight2))
 
 
 class _Arguments(ctypes.Structure):
@@ -124,12 +123,10 @@ class _Bound:
         like = torch.empty(0, dtype=type_.torch_dtype, device=frame.device)
         mma = config["math"] == "mma"
         hidden, unit = self.parts.squeeze.width, TILE if mma else _vector(type_)
-        self.weight1 = SmallMatrix(hidden, channels, unit, like, mma=mma)
-        self.weight2 = SmallMatrix(channels, hidden, unit, like, mma=mma)
-
-    def refresh(self) -> None:
-        self.weight1.fill(_by_rows(self.parts.squeeze, self.values))
-        self.weight2.fill(_by_rows(self.parts.excite, self.values))
+        squeeze = SmallMatrix(hidden, channels, unit, mma=mma)
+        excite = SmallMatrix(channels, hidden, unit, mma=mma)
+        self.weight1 = squeeze.constant(frame.values, self.parts.squeeze, like)
+        self.weight2 = excite.constant(frame.values, self.parts.excite, like)
 
     def launch(self, stream: int) -> None:
         names = (self.parts.image, self.parts.residual)
@@ -195,11 +192,6 @@ def static_shared_bytes_at_most(step: Step, config: Attrs) -> int:
     sums = images * _groups(type_, config) * (channels + 16) * 4
     squeeze = shared_bytes_at_most(hidden, channels, images, threads)
     return sums + squeeze + shared_bytes_at_most(channels, hidden, images, threads)
-
-
-def _by_rows(layer: Layer, values: Values) -> Tensor:
-    weight = values[layer.weight]
-    return weight if layer.by_rows else weight.t()
 
 
 FAMILY = SeTail()

@@ -113,27 +113,23 @@ class Stem(CudaFamily):
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         parts, values = _read(step), frame.values
         epilogue, outputs = parts.epilogue, parts.outputs
-        x, y = parts.affine.source, values[step.nodes[-1].name]
-        plain = y if epilogue.unshifted is None else values[epilogue.unshifted]
+        x, y = parts.affine.source, step.nodes[-1].name
+        plain = epilogue.unshifted or y
         tile_n = int(config["tile_n"])
         channels = parts.image.shape[1]
-        weight = PackedWeight((outputs, BLOCK * BLOCK * channels), tile_n, y)
-        shifts = Shifts(epilogue, padded(outputs, tile_n), frame.device)
-        scales = ChannelScales(parts.affine, channels, frame.device)
+        packing = PackedWeight((outputs, BLOCK * BLOCK * channels), tile_n)
+        weight = packing.constant(values, epilogue.conv.inputs[1], values[y], by_patches)
+        shifts = Shifts(epilogue, padded(outputs, tile_n), frame)
+        scales = ChannelScales(parts.affine, channels, frame)
         kernel = TiledKernel(frame.built, config, parts.pixels, outputs)
         threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 
-        def refresh() -> None:
-            weight.fill(by_patches(values[epilogue.conv.inputs[1]]))
-            shifts.fill(values)
-            scales.fill(values)
-
         def launch(stream: int) -> None:
             tables = (weight.tensor, shifts.tensor, scales.tensor)
-            arguments = (values[x], *tables, y, plain, c_int(parts.pixels))
+            arguments = (values[x], *tables, values[y], values[plain], c_int(parts.pixels))
             kernel.launch(stream, threads, arguments, shared_bytes)
 
-        return Binding(launch, refresh)
+        return Binding(launch, constants=(weight, *shifts.constants, *scales.constants))
 
 
 @dataclass(frozen=True)

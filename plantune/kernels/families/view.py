@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from torch import Tensor
+
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily
 from plantune.space.arch import Arch
@@ -34,8 +36,11 @@ class View(KernelFamily):
         (source, _), (result, type_) = step.inputs[0], step.outputs[0]
         shape = type_.shape
 
+        # A weight may have any strides.
+        view = Tensor.reshape if source in step.constants else Tensor.view
+
         def launch(stream: int) -> None:
-            values[result] = values[source].view(shape)
+            values[result] = view(values[source], shape)
 
         return Binding(launch)
 

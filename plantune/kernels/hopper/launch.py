@@ -47,33 +47,24 @@ class BlockMaps(Maps):
 
 @dataclass(frozen=True)
 class Launch:
-    """A bound convolution: where to copy from and to. `scalars` is read at each launch."""
+    """A bound convolution: where to copy from and to. All of it is read at each launch."""
 
     step: Step
     epilogue: ConvEpilogue
     design: Design
     frame: Frame
-    weight: Tensor
+    weight: Callable[[], Tensor]
     scalars: Callable[[], ctypes.Structure]
-    weight2: Tensor | None = None  # of a second convolution
+    weight2: Callable[[], Tensor] | None = None  # of a second convolution
 
     def bound(self) -> Callable[[int], None]:
         kernel, design = Kernel(self.frame.built), self.design
         place = placing(self.step, self.epilogue, self.frame)
-        kind: type[Maps] = Maps
-        written = {"w": weight_map(self.weight, design.tile_n)}
-        if self.weight2 is not None:
-            kind, written["w2"] = BlockMaps, weight_map(self.weight2, design.tile_n)
-        for part, name in (
-            ("y", self.step.nodes[-1].name),
-            ("unshifted", self.epilogue.unshifted),
-        ):
-            if name is not None:
-                written[part] = _output_map(self.frame.values[name], design)
+        kind: type[Maps] = Maps if self.weight2 is None else BlockMaps
 
         def launch(stream: int) -> None:
             x, *residual, copied = place(stream)
-            maps = kind(x=image_map(x, design), **written)
+            maps = kind(x=image_map(x, design), **self._others())
             if residual:
                 maps.residual = _output_map(residual[0], design)
             kernel.launch(
@@ -87,6 +78,17 @@ class Launch:
             )
 
         return launch
+
+    def _others(self) -> dict[str, TensorMap]:
+        """The maps of weights and outputs."""
+        maps = {"w": weight_map(self.weight(), self.design.tile_n)}
+        if self.weight2 is not None:
+            maps["w2"] = weight_map(self.weight2(), self.design.tile_n)
+        outputs = {"y": self.step.nodes[-1].name, "unshifted": self.epilogue.unshifted}
+        for part, name in outputs.items():
+            if name is not None:
+                maps[part] = _output_map(self.frame.values[name], self.design)
+        return maps
 
 
 def images_read(epilogue: ConvEpilogue) -> tuple[str, ...]:
@@ -124,13 +126,6 @@ def placing(step: Step, epilogue: ConvEpilogue, frame: Frame) -> Callable[[int],
     return place
 
 
-def packed_weight(step: Step, epilogue: ConvEpilogue, device: torch.device) -> Tensor:
-    """Room for the weight as (O, R, S, C)."""
-    type_ = step.types[epilogue.conv.inputs[1]]
-    o, c, r, s = type_.shape
-    return torch.empty((o, r, s, c), dtype=type_.torch_dtype, device=device)
-
-
 def image_map(x: Tensor, design: Boxes) -> TensorMap:
     shape, box = design.shape, design.box
     row = shape.c * x.element_size()
@@ -139,7 +134,7 @@ def image_map(x: Tensor, design: Boxes) -> TensorMap:
     else:
         sides = (box.w * shape.stride[1], box.h * shape.stride[0])
     return tensor_map(
-        _word(x),
+        word(x),
         x.data_ptr(),
         (shape.c, shape.w, shape.h, shape.n),
         (row, row * shape.w, row * shape.w * shape.h),
@@ -152,7 +147,7 @@ def weight_map(packed: Tensor, tile_n: int) -> TensorMap:
     o, r, s, c = packed.shape
     row = c * packed.element_size()
     return tensor_map(
-        _word(packed),
+        word(packed),
         packed.data_ptr(),
         (c, r * s, o),
         (row, row * r * s),
@@ -166,7 +161,7 @@ def _output_map(y: Tensor, design: Design) -> TensorMap:
     row = shape.o * y.element_size()
     channels = min(design.own, CHUNK)
     return tensor_map(
-        _word(y),
+        word(y),
         y.data_ptr(),
         (shape.o, shape.q, shape.p, shape.n),
         (row, row * shape.q, row * shape.q * shape.p),
@@ -175,5 +170,6 @@ def _output_map(y: Tensor, design: Design) -> TensorMap:
     )
 
 
-def _word(tensor: Tensor) -> str:
+def word(tensor: Tensor) -> str:
+    """What a tensor map calls its elements."""
     return "float16" if tensor.dtype == torch.float16 else "bfloat16"

@@ -1,14 +1,14 @@
-"""What the Hopper convolutions prepare from weights, and how they hand it to a kernel."""
+"""What the Hopper convolutions read of weights, and how they hand it to a kernel."""
 
 from __future__ import annotations
 
 import ctypes
 
-import torch
+from torch import Tensor
 
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant, conv_weight, vector
 from plantune.kernels.family import Frame
-from plantune.kernels.hopper.launch import packed_weight
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 
@@ -19,25 +19,27 @@ class Scalars(ctypes.Structure):
 
 
 class Prepared:
-    """What follows from weights alone, packed when they change."""
+    """The weight as (O, R, S, C), and scale, bias and offset in float32."""
 
     def __init__(self, step: Step, epilogue: ConvEpilogue, frame: Frame) -> None:
-        self._epilogue, self._values = epilogue, frame.values
-        self.weight = packed_weight(step, epilogue, frame.device)
-        channels = self.weight.shape[0]
+        weight = epilogue.conv.inputs[1]
+        channels = step.types[weight].shape[0]
+        self._weight = conv_weight(step, weight, frame)
         self._scalars = {
-            part: torch.empty(1 if part == "offset" else channels, device=frame.device)
+            part: vector(name, 1 if part == "offset" else channels, frame)
             for part in ("scale", "bias", "offset")
-            if getattr(epilogue, part) is not None
+            if (name := getattr(epilogue, part)) is not None
         }
 
-    def refresh(self) -> None:
-        self.weight.copy_(self._values[self._epilogue.conv.inputs[1]].permute(0, 2, 3, 1))
-        for part, scalars in self._scalars.items():
-            scalars.copy_(self._values[getattr(self._epilogue, part)].flatten())
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return (self._weight, *self._scalars.values())
+
+    def weight(self) -> Tensor:
+        return self._weight.tensor
 
     def addresses(self) -> dict[str, int]:
-        return {part: scalars.data_ptr() for part, scalars in self._scalars.items()}
+        return {part: scalar.tensor.data_ptr() for part, scalar in self._scalars.items()}
 
     def scalars(self) -> Scalars:
         return Scalars(**self.addresses())

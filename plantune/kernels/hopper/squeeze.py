@@ -10,10 +10,11 @@ import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant
 from plantune.kernels.family import Frame
 from plantune.kernels.hopper.prepared import Prepared, Scalars
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
-from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
 
 HIDDEN = "  static constexpr int kHidden = {};\n"
 LAYERS_US = 2.2  # more than the convolution alone, in its first version (H200, 2026-11-20)
@@ -34,28 +35,24 @@ class PreparedSe(Prepared):
         self, step: Step, epilogue: ConvEpilogue, layers: SqueezeExcite, frame: Frame
     ) -> None:
         super().__init__(step, epilogue, frame)
-        self._read = layers
-        channels, hidden = self.weight.shape[0], padded(layers.squeeze.width)
-        sizes = (hidden * channels, hidden * channels, hidden, channels)
-        # What stands behind the hidden columns stays zero.
-        self.layers = torch.zeros(sum(sizes), device=frame.device)
-        self._weights = self.layers[: 2 * sizes[0]].view(2, hidden, channels)
-        self._biases = self.layers[2 * sizes[0] :].split(sizes[2:])
+        squeeze, excite, hidden = layers.squeeze, layers.excite, layers.squeeze.width
+        channels = step.types[epilogue.conv.name].shape[1]
+        sizes = (padded(hidden) * channels,) * 2 + (padded(hidden), channels)
+        # The columns after the hidden ones stay zero.
+        self.layers = torch.zeros(sum(sizes), dtype=torch.float32, device=frame.device)
+        weights = self.layers[: 2 * sizes[0]].view(2, -1, channels)
+        biases = self.layers[2 * sizes[0] :].split(sizes[2:])
+        self._layers = [
+            Constant(frame.values, squeeze.weight, weights[0, :hidden], squeeze.rows),
+            Constant(frame.values, excite.weight, weights[1, :hidden], excite.columns),
+        ]
+        for bias, memory in ((squeeze.bias, biases[0][:hidden]), (excite.bias, biases[1])):
+            if bias is not None:
+                self._layers.append(Constant(frame.values, bias, memory))
 
-    def refresh(self) -> None:
-        super().refresh()
-        squeeze, excite = self._read.squeeze, self._read.excite
-        hidden = squeeze.width
-        self._weights[0, :hidden].copy_(self._by_rows(squeeze))
-        self._weights[1, :hidden].copy_(self._by_rows(excite).t())
-        if squeeze.bias is not None:
-            self._biases[0][:hidden].copy_(self._values[squeeze.bias])
-        if excite.bias is not None:
-            self._biases[1].copy_(self._values[excite.bias])
-
-    def _by_rows(self, layer: Layer) -> torch.Tensor:
-        weight = self._values[layer.weight]
-        return weight if layer.by_rows else weight.t()
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return (*super().constants, *self._layers)
 
     def named(self) -> dict[str, int]:
         return {**self.addresses(), "layers": self.layers.data_ptr()}

@@ -11,6 +11,8 @@ from torch import Tensor
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant
+from plantune.kernels.family import Frame
 
 ARITHMETIC = ("affine", "add", "add_channel", "sub", "mul", "mul_channel", "div")
 COMMUTE = ("add", "mul")
@@ -77,9 +79,14 @@ def _axis(shape: tuple[int, ...]) -> int:
 class ChannelScales:
     """Scale and shift of each channel in float32, side by side."""
 
-    def __init__(self, affine: ChannelAffine, channels: int, device: torch.device) -> None:
-        self._affine = affine
-        self.tensor = torch.empty(channels, 2, device=device)
+    def __init__(self, affine: ChannelAffine, channels: int, frame: Frame) -> None:
+        self._affine, self._values = affine, frame.values
+        self.tensor = torch.empty(channels, 2, dtype=torch.float32, device=frame.device)
+        pairs = zip(affine.nodes, (affine.source, *(n.name for n in affine.nodes)), strict=False)
+        read = [name for node, last in pairs for name in _operands(node, last)]
+        self.constants = (_Composed(self, read),) if read else ()
+        if not read:
+            self.fill(frame.values)
 
     def fill(self, values: Mapping[str, Tensor]) -> None:
         """Composes what the nodes do, from the first on."""
@@ -94,6 +101,21 @@ class ChannelScales:
                 both.mul_(node.attrs["alpha"])
                 shift.add_(node.attrs["beta"])
             last = node.name
+
+
+class _Composed(Constant):
+    """Scales that follow from several constants: torch computes them in each pass."""
+
+    def __init__(self, scales: ChannelScales, read: list[str]) -> None:
+        super().__init__(scales._values, read[0], scales.tensor)
+        self._scales = scales
+
+    @property
+    def by_torch(self) -> bool:
+        return True
+
+    def fill(self) -> None:
+        self._scales.fill(self._values)
 
 
 def _apply(op: str, both: Tensor, shift: Tensor, operand: Tensor) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import Constant
+from plantune.kernels.family import Frame
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 from plantune.values import Attrs
 
@@ -39,19 +38,15 @@ def _is_plain(attrs: Attrs) -> bool:
 
 
 class Shifts:
-    """What is added behind a convolution, in float32: a bias for each channel, then the offset.
+    """What is added after a convolution, in float32: a bias for each channel, then the offset.
 
     Channels are padded with zeros to `padded` of them. A scalar bias becomes one of every channel.
     """
 
-    def __init__(self, epilogue: ConvEpilogue, padded: int, device: torch.device) -> None:
-        self._epilogue = epilogue
-        self._channels = epilogue.conv.types[0].shape[1]
-        self.tensor = torch.zeros(padded + 1, device=device)
-
-    def fill(self, values: Mapping[str, Tensor]) -> None:
-        bias, offset = self._epilogue.bias, self._epilogue.offset
-        if bias is not None:
-            self.tensor[: self._channels].copy_(values[bias].flatten())
-        if offset is not None:
-            self.tensor[-1:].copy_(values[offset].flatten())
+    def __init__(self, epilogue: ConvEpilogue, padded: int, frame: Frame) -> None:
+        channels = epilogue.conv.types[0].shape[1]
+        self.tensor = torch.zeros(padded + 1, dtype=torch.float32, device=frame.device)
+        parts = ((epilogue.bias, self.tensor[:channels]), (epilogue.offset, self.tensor[-1:]))
+        self.constants = tuple(
+            Constant(frame.values, name, memory) for name, memory in parts if name is not None
+        )

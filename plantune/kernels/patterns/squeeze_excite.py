@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
@@ -18,6 +20,14 @@ class Layer:
     by_rows: bool
     bias: str | None
     width: int
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """The weight as (out, in)."""
+        return weight if self.by_rows else weight.t()
+
+    def columns(self, weight: Tensor) -> Tensor:
+        """The weight as (in, out)."""
+        return self.rows(weight).t()
 
 
 @dataclass(frozen=True)

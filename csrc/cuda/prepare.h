@@ -1,0 +1,161 @@
+// All that a pass computes from weights before its first kernel, in one launch.
+//
+//   job:  out[i] = expression(in[0][i], in[1][i], ...)     for each element of a box, cast to out's type
+//   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
+//
+// A job says for each tensor how far apart its elements lie along up to kAxes axes, 0 where it is
+// broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in float
+// and rounded once. Written by `=`. Deterministic.
+//
+// It releases no successor before it ends: kernels behind it may read what it wrote before they wait
+// for the kernel in front of them.
+
+#pragma once
+
+#include "cuda/arithmetic.h"
+#include "cuda/launch.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+constexpr int kJobInputs = 4, kJobAxes = 4;
+constexpr int kPrepareThreads = 256, kPrepareChunk = 4096;
+constexpr unsigned char kPack = 255;
+enum ElementType : unsigned char { kFloat32, kFloat16, kBfloat16 };
+
+struct Job {
+  void* out;
+  const void* in[kJobInputs];
+  unsigned sizes[kJobAxes];  // the innermost axis is the last
+  unsigned out_strides[kJobAxes];
+  unsigned in_strides[kJobInputs][kJobAxes];
+  unsigned count, first_block;
+  unsigned char out_type, in_types[kJobInputs];
+  unsigned char inputs, expression;
+  unsigned char width;  // neighbours along the innermost axis that leave as one word of 16 bytes, or 1
+};
+
+template <int kJobs>
+struct JobTable {
+  int count;
+  Job jobs[kJobs];
+};
+
+__device__ __forceinline__ float load_element(const void* from, unsigned i, unsigned char type) {
+  if (type == kFloat16) return to_float(static_cast<const __half*>(from)[i]);
+  if (type == kBfloat16) return to_float(static_cast<const __nv_bfloat16*>(from)[i]);
+  return static_cast<const float*>(from)[i];
+}
+
+__device__ __forceinline__ void store_element(void* to, unsigned i, unsigned char type, float v) {
+  if (type == kFloat16) {
+    static_cast<__half*>(to)[i] = from_float<__half>(v);
+  } else if (type == kBfloat16) {
+    static_cast<__nv_bfloat16*>(to)[i] = from_float<__nv_bfloat16>(v);
+  } else {
+    static_cast<float*>(to)[i] = v;
+  }
+}
+
+/// Expressions::evaluate(number, in) computes one of the network's expressions.
+template <class Expressions, int kJobs>
+struct Preparation {
+  using Table = JobTable<kJobs>;
+
+  static __device__ __forceinline__ void run(const Table& table) {
+    wait_for_predecessor();
+    int first = 0, last = table.count - 1;
+    while (first < last) {
+      const int middle = (first + last + 1) / 2;
+      if (table.jobs[middle].first_block <= blockIdx.x) {
+        first = middle;
+      } else {
+        last = middle - 1;
+      }
+    }
+    if (table.count == 0) return;
+    const Job& job = table.jobs[first];
+    const unsigned begin = (blockIdx.x - job.first_block) * kPrepareChunk;
+    const unsigned end = job.count - begin < kPrepareChunk ? job.count : begin + kPrepareChunk;
+    if (job.expression == kPack) {
+      pack(job, begin, end);
+    } else if (job.width == 8) {
+      fill<8>(job, begin, end);
+    } else if (job.width == 4) {
+      fill<4>(job, begin, end);
+    } else {
+      fill<1>(job, begin, end);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void pack(const Job& job, unsigned begin, unsigned end) {
+    const int* index = static_cast<const int*>(job.in[1]);
+#pragma unroll 4
+    for (unsigned i = begin + threadIdx.x; i < end; i += kPrepareThreads) {
+      const int at = index[i];
+      const float v = at == 0 ? 0.f : load_element(job.in[0], at - 1, job.in_types[0]);
+      store_element(job.out, i, job.out_type, v);
+    }
+  }
+
+  /// Where the tensors of a job have an element of the box.
+  struct Places {
+    unsigned out = 0, in[kJobInputs] = {};
+
+    __device__ __forceinline__ Places(const Job& job, unsigned i) {
+#pragma unroll
+      for (int axis = kJobAxes - 1; axis >= 0; --axis) {
+        const unsigned at = axis == 0 ? i : i % job.sizes[axis];
+        if (axis > 0) i /= job.sizes[axis];
+        out += at * job.out_strides[axis];
+#pragma unroll
+        for (int k = 0; k < kJobInputs; ++k) in[k] += at * job.in_strides[k][axis];
+      }
+    }
+  };
+
+  template <int kWidth>
+  static __device__ __forceinline__ void fill(const Job& job, unsigned begin, unsigned end) {
+#pragma unroll 1
+    for (unsigned i = begin + threadIdx.x * kWidth; i < end; i += kPrepareThreads * kWidth) {
+      const Places places(job, i);
+      float v[kWidth];
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        float x[kJobInputs];
+#pragma unroll
+        for (int k = 0; k < kJobInputs; ++k) {
+          const unsigned at = places.in[k] + e * job.in_strides[k][kJobAxes - 1];
+          x[k] = k < job.inputs ? load_element(job.in[k], at, job.in_types[k]) : 0.f;
+        }
+        v[e] = Expressions::evaluate(job.expression, x);
+      }
+      store(job, places.out, v);
+    }
+  }
+
+  static __device__ __forceinline__ void store(const Job& job, unsigned at, const float (&v)[1]) {
+    store_element(job.out, at, job.out_type, v[0]);
+  }
+  static __device__ __forceinline__ void store(const Job& job, unsigned at, const float (&v)[4]) {
+    Vector<float, 4> word;
+    word.round(v);
+    word.store(static_cast<float*>(job.out) + at);
+  }
+  static __device__ __forceinline__ void store(const Job& job, unsigned at, const float (&v)[8]) {
+    if (job.out_type == kFloat16) {
+      store_eight(static_cast<__half*>(job.out) + at, v);
+    } else {
+      store_eight(static_cast<__nv_bfloat16*>(job.out) + at, v);
+    }
+  }
+  template <typename T>
+  static __device__ __forceinline__ void store_eight(T* to, const float (&v)[8]) {
+    Vector<T, 8> word;
+    word.round(v);
+    word.store(to);
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,111 @@
+"""Constants of a step in the order and dtype in which its kernel reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from plantune.graph.step import Step
+
+if TYPE_CHECKING:
+    from plantune.kernels.family import Frame
+
+ALIGNMENT_BYTES = 16  # of what a kernel reads in place
+Order = Callable[[Tensor], Tensor]
+
+
+def as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The elements in a row."""
+    return tensor.view(-1)
+
+
+def by_pixels(weight: Tensor) -> Tensor:
+    """A convolution's weight as (O, R, S, C): in channels_last it lies so."""
+    return weight.permute(0, 2, 3, 1)
+
+
+class Constant:
+    """The value `name` as a kernel reads it.
+
+    It is read in place where that is allowed and it lies so already. Elsewhere each pass fills
+    memory of the kernel's own with it: `order` views the value such that its elements come as in
+    that memory, to which they are broadcast and cast. One that `packs` may also copy and pad with
+    zeros, whatever dtype it is given.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        name: str,
+        memory: Tensor | Callable[[], Tensor],
+        order: Order = flat,
+        *,
+        packs: bool = False,
+        in_place: bool = False,
+    ) -> None:
+        self.name = name
+        self.order = order
+        self.packs = packs
+        self._values = values
+        self._in_place = in_place
+        self._memory = memory
+
+    @property
+    def memory(self) -> Tensor:
+        """The memory of the kernel's own; made when it is first asked for."""
+        if not isinstance(self._memory, Tensor):
+            self._memory = self._memory()
+        return self._memory
+
+    @property
+    def tensor(self) -> Tensor:
+        """What the kernel reads in this pass."""
+        return self.ordered() if self.is_in_place() else self.memory
+
+    def ordered(self) -> Tensor:
+        return self.order(self._values[self.name])
+
+    def is_in_place(self) -> bool:
+        """Whether the value lies as the kernel wants it."""
+        if not self._in_place or self.name not in self._values:
+            return False
+        found = self.ordered()
+        return found.is_contiguous() and not found.data_ptr() % ALIGNMENT_BYTES
+
+    @property
+    def by_torch(self) -> bool:
+        """Whether only `fill` can make it."""
+        return False
+
+    def fill(self) -> None:
+        """Fills the memory by torch."""
+        self.memory.copy_(self.ordered())
+
+
+def conv_weight(step: Step, name: str, frame: Frame) -> Constant:
+    """A convolution's weight as (O, R, S, C)."""
+    type_ = step.types[name]
+    o, c, r, s = type_.shape
+    memory = partial(torch.empty, (o, r, s, c), dtype=type_.torch_dtype, device=frame.device)
+    return Constant(frame.values, name, memory, by_pixels, in_place=True)
+
+
+def in_rows(step: Step, name: str, frame: Frame) -> Constant:
+    """A constant of any shape, its last axis the innermost."""
+    type_ = step.types[name]
+    memory = partial(torch.empty, type_.shape, dtype=type_.torch_dtype, device=frame.device)
+    return Constant(frame.values, name, memory, as_it_is, in_place=True)
+
+
+def vector(name: str, count: int, frame: Frame) -> Constant:
+    """One float32 number of each channel, or one for all."""
+    memory = partial(torch.empty, count, dtype=torch.float32, device=frame.device)
+    return Constant(frame.values, name, memory)

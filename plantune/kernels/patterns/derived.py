@@ -1,0 +1,77 @@
+"""Values that follow from weights place by place, such as what a batch norm scales by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Graph, Node
+from plantune.graph.step import Step
+from plantune.kernels.patterns.pointwise_chain import NONE, Operand, expression_of
+
+ELEMENTS = ("float32", "float16", "bfloat16")
+INPUTS_MAX = 4
+
+
+@dataclass(frozen=True)
+class Derived:
+    """`lines` of C++ make `result` from in[0], in[1], ..., elements of the operands."""
+
+    shape: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    lines: tuple[str, ...]
+    result: str
+
+    @property
+    def expression(self) -> tuple[tuple[str, ...], str]:
+        """What it computes, wherever the operands come from."""
+        return self.lines, self.result
+
+    def spread(self, sources: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, str]]:
+        """Each operand as it is broadcast to the shape of the value, and its name."""
+        for operand in self.operands:
+            source = sources[operand.name]
+            strides = [0] * len(self.shape)
+            for axis, stride in zip(operand.place, source.stride(), strict=True):
+                if axis != NONE:
+                    strides[axis] = stride
+            yield source.as_strided(self.shape, strides, source.storage_offset()), operand.name
+
+
+def derived_values(graph: Graph) -> dict[str, Derived]:
+    """Those constants of a graph that are one expression over parameters and buffers."""
+    makers = {node.name: node for node in graph.nodes if graph.constants.issuperset(node.outputs)}
+    found = {}
+    for name in makers:
+        try:
+            found[name] = _derived(graph, name, makers)
+        except IllegalCandidate:
+            continue
+    return found
+
+
+def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
+    """Raises IllegalCandidate where the value is something else."""
+    needed: dict[str, Node] = {}
+    leaves: dict[str, None] = {}
+    open_ = [name]
+    while open_:
+        value = open_.pop()
+        if value in makers and value not in needed:
+            needed[value] = makers[value]
+            open_ += makers[value].inputs
+        elif value not in makers:
+            leaves[value] = None
+    types = graph.types
+    if any(types[value].dtype not in ELEMENTS for value in (*needed, *leaves)):
+        raise IllegalCandidate(f"{name!r} follows from what is no float")
+    nodes = tuple(node for node in graph.nodes if node.name in needed)
+    inputs = tuple((leaf, types[leaf]) for leaf in leaves)
+    step = Step(nodes, inputs, ((name, types[name]),), frozenset(leaves), "refresh")
+    expression = expression_of(step)
+    if len(expression.operands) > INPUTS_MAX:
+        raise IllegalCandidate(f"{name!r} follows from more than {INPUTS_MAX} tensors")
+    return Derived(types[name].shape, expression.operands, expression.lines, expression.results[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_char, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,13 +14,8 @@ from plantune.errors import CudaError
 REGISTERS, LOCAL_BYTES, DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTER = 4, 3, 8, 14
 STATIC_SHARED_BYTES, PTX_VERSION = 1, 5
 CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6
-TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
-TENSOR_MAP_DTYPES = {
-    "uint8": 0, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "tfloat32": 11
-}  # fmt: skip
-SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
-PROMOTE_256_BYTES = 3
 NON_BLOCKING = 1
+ACTIVE = 1  # of a capture
 
 
 class _Attribute(ctypes.Structure):
@@ -40,12 +35,6 @@ class _Config(ctypes.Structure):
         ("attributes", POINTER(_Attribute)),
         ("count", c_uint),
     )
-
-
-class TensorMap(ctypes.Structure):
-    """What the tensor memory accelerator knows of a tensor; passed by value to a kernel."""
-
-    _fields_ = (("opaque", c_char * TENSOR_MAP_BYTES),)
 
 
 @cache
@@ -140,37 +129,49 @@ def launch(function: c_void_p, stream: int, extent: Extent, arguments: Sequence[
     _call("cuLaunchKernelEx", byref(config), function, addresses, None)
 
 
-def tensor_map(
-    dtype: str,
-    address: int,
-    sizes: Sequence[int],
-    strides_bytes: Sequence[int],
-    box: Sequence[int],
-    *,
-    steps: Sequence[int] | None = None,
-    swizzle_bytes: int = 128,
-) -> TensorMap:
-    """How to load boxes of a tensor; dimensions from the innermost out, whose stride is left out.
+def encode_tensor_map(place: int, address: int, *what: Any) -> None:
+    """Writes how boxes of the tensor at `address` are loaded to a place that is aligned for it."""
+    dtype, rank, *rest = what
+    _call("cuTensorMapEncodeTiled", c_void_p(place), dtype, rank, c_void_p(address), *rest)
 
-    Along a dimension with a step, every step-th element of the box is loaded. What lies outside of
-    the tensor is read as zero.
+
+def capture_of(stream: int) -> tuple[int, int | None] | None:
+    """The number of the capture that is under way on a stream and, if the driver tells it, the last
+    node that the stream added; None where there is no capture.
     """
-    rank = len(sizes)
-    memory = ctypes.create_string_buffer(TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT)
-    start = -ctypes.addressof(memory) % TENSOR_MAP_ALIGNMENT
-    _call(
-        "cuTensorMapEncodeTiled",
-        c_void_p(ctypes.addressof(memory) + start),
-        TENSOR_MAP_DTYPES[dtype],
-        rank,
-        c_void_p(address),
-        (c_uint64 * rank)(*sizes),
-        (c_uint64 * max(rank - 1, 1))(*strides_bytes),
-        (c_uint32 * rank)(*box),
-        (c_uint32 * rank)(*(steps or [1] * rank)),
-        0,  # not interleaved
-        SWIZZLES[swizzle_bytes],
-        PROMOTE_256_BYTES,
-        0,  # zeros outside
+    status, number, count = c_int(), c_uint64(), c_size_t()
+    graph, nodes, edges = c_void_p(), POINTER(c_void_p)(), c_void_p()
+    arguments = [c_void_p(stream), *map(byref, (status, number, graph, nodes, edges, count))]
+    name = "cuStreamGetCaptureInfo_v3"
+    if not hasattr(_cuda(), name):  # a driver from before CUDA 12.3 knows no edges
+        name = "cuStreamGetCaptureInfo_v2"
+        del arguments[5]
+    _call(name, *arguments)
+    if status.value != ACTIVE:
+        return None
+    return number.value, nodes[0] if count.value == 1 else None
+
+
+class NodeParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS, version 2."""
+
+    _fields_ = (
+        ("function", c_void_p),
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("arguments", POINTER(c_void_p)),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
     )
-    return TensorMap.from_buffer_copy(memory, start)
+
+
+def set_node_params(executable: c_void_p, node: c_void_p, params: NodeParams) -> None:
+    """Changes a kernel of an instantiated graph, from its next launch on."""
+    _call("cuGraphExecKernelNodeSetParams_v2", executable, node, byref(params))
+
+
+def launch_graph(executable: c_void_p, stream: c_void_p) -> None:
+    """Launches an instantiated graph on a stream."""
+    _call("cuGraphLaunch", executable, stream)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.cuda import driver
+from plantune.cuda import driver, recording
 from plantune.cuda.build import Binary
 
 Dimensions = tuple[int, int, int]
@@ -54,7 +54,8 @@ class Kernel:
             driver.set_attribute(self._function, driver.NON_PORTABLE_CLUSTER, 1)
             self._large_clusters = True
         extent = driver.Extent(grid, block, shared_bytes, cluster, programmatic)
-        driver.launch(self._function, stream, extent, [_value(argument) for argument in arguments])
+        values = [_value(argument) for argument in arguments]
+        recording.launch(self._function, stream, extent, values)
 
     def _ask_for(self, shared_bytes: int) -> None:
         handle = self._function.value or 0

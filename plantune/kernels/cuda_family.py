@@ -19,6 +19,7 @@ class CudaFamily(KernelFamily):
     """A family whose kernels are rendered from a header in `csrc/cuda` and compiled by NVRTC."""
 
     arch_kinds = frozenset(("cuda",))
+    launches_kernels: ClassVar[bool] = True
     build_s: ClassVar[float] = 0.5
     launch_us: ClassVar[float] = 1.5
     flops_per_us: ClassVar[float] = 2e8

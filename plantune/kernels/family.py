@@ -77,6 +77,8 @@ class KernelFamily(ABC):
 
     name: ClassVar[str]
     arch_kinds: ClassVar[frozenset[str]]
+    # Whether all that it does in a pass are launches by `plantune.cuda.kernel`.
+    launches_kernels: ClassVar[bool] = False
     # Seconds that one build takes, roughly. A tie goes to a family that builds nothing.
     build_s: ClassVar[float] = 0.0
     # What a guess at its time rests on: see `estimate_us`.

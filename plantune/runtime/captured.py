@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,17 +14,11 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import MEMORY_FORMATS
 from plantune.plan import Plan
+from plantune.runtime.ends import Ends
 from plantune.runtime.program import Program
-from plantune.runtime.recorder import Recorder
+from plantune.runtime.recorder import Recorded, Recorder
+from plantune.runtime.torch_internals import raw_stream
 from plantune.space.search_space import SearchSpace
-
-# Private, but what torch's own compiled graphs ask: 0.2 us instead of 2.7 (H200, 2026-11-20).
-_raw_stream = getattr(
-    torch._C,
-    "_cuda_getCurrentRawStream",
-    lambda index: torch.cuda.current_stream(index).cuda_stream,
-)
-
 
 Results = Mapping[str, Tensor]
 
@@ -34,36 +27,56 @@ Results = Mapping[str, Tensor]
 class Pass:
     """A captured pass, and the values that each replay writes anew in memory of its own."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: Recorded
     results: Results
 
 
 class CapturedProgram:
     """A program's face over captured graphs.
 
-    A pass computes all that it needs from the weights' own memory, in the order of the stream, so
-    nothing of it can be out of date. Graphs read weights where they lie: one that moved is captured
-    anew. Inputs are copied, outputs are allocated for each call: a caller may free or change either
-    afterwards. It may be called on any stream, from one thread at a time.
+    A pass computes all that it needs from the weights' own memory, in stream order, so that nothing
+    can be out of date; with `frozen` that is done once, in `refresh`. Graphs hold the weights'
+    addresses: after a weight moved, passes are captured anew. Inputs are read, and outputs written,
+    in the caller's memory where only kernels of ours touch them (see Ends); else they are copied.
+    It may be called on any stream, from one thread at a time.
     """
 
     keeps_copies = False
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        space: SearchSpace,
+        device: torch.device,
+        *,
+        frozen: bool = False,
+    ) -> None:
         self.graph = graph
         self.plan = plan
+        self.captures = 0
+        self._frozen = frozen
         self._program = Program(graph, plan, space, device)
         self._device = device
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
-        self._raw_stream: int | None = None
+        self._raw_stream = -1
         self._state: list[Tensor] = []
-        self._addresses: list[int] = []
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._places: list[tuple[int, tuple[int, ...]]] = []
         self._passes: dict[str, Pass] = {}
-        self._inputs = [self._place(name, type_) for name, type_ in graph.inputs]
+        inputs = [self._place(name, type_) for name, type_ in graph.inputs]
         self._gradients = [self._place(name, type_) for name, type_ in graph.output_gradients]
-        self._new_outputs = [self._new(graph.types[name]) for name in graph.outputs]
+        self._ends = Ends(self._program, inputs)
+
+    @property
+    def held_bytes(self) -> int:
+        """What its graphs and values take of the GPU's memory."""
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for name, tensor in self._program.values.items()
+            if not any(tensor is own for own in self._state)
+        }
+        return sum(storages.values())
 
     def _place(self, name: str, type_: TensorType) -> Tensor:
         """Memory of our own for what a caller brings."""
@@ -72,29 +85,22 @@ class CapturedProgram:
         self._program.values[name] = tensor
         return tensor
 
-    def _new(self, type_: TensorType) -> Callable[[], Tensor]:
-        """Makes memory for a caller."""
-        # torch.empty takes 1.4 us instead of 0.9 to see which of its forms is meant (2026-11-20).
-        return partial(
-            torch.empty_strided,
-            type_.shape,
-            type_.strides("nchw"),
-            dtype=type_.torch_dtype,
-            device=self._device,
-        )
-
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers by name, wherever they lie now."""
         names = [name for name, _ in (*self.graph.parameters, *self.graph.buffers)]
-        addresses = [state[name].data_ptr() for name in names]
+        given = [state[name].detach() for name in names]
+        places = [(tensor.data_ptr(), tensor.stride()) for tensor in given]
         # Those in place may have lost their memory, and others may have got it.
-        in_place = [tensor.data_ptr() for tensor in self._state]
-        if not addresses == in_place == self._addresses:
+        in_place = [(tensor.data_ptr(), tensor.stride()) for tensor in self._state]
+        if not places == in_place == self._places:
             self._passes.clear()
-            self._state = [state[name].detach() for name in names]
-            self._copies = self._placed(dict(zip(names, self._state, strict=True)))
-            self._addresses = addresses
+            self._state, self._places = given, places
+            self._program.place(dict(zip(names, given, strict=True)))
+            self._ends.follow(given)
+        if self._frozen:
+            self._enter()
+            self._program.run_refresh()
 
     @torch.no_grad()
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -102,13 +108,15 @@ class CapturedProgram:
 
         Inputs must be detached and of the graph's shapes and dtypes; they are read, never written.
         """
+        if torch.cuda.is_current_stream_capturing():
+            return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
         self._enter()
-        outputs = tuple([new() for new in self._new_outputs])
-        for own, tensor in zip(self._inputs, inputs, strict=True):
-            own.copy_(tensor)
-        results = self._run_forward()
-        for output, name in zip(outputs, self.graph.outputs, strict=True):
-            output.copy_(results[name])
+        if "forward" not in self._passes:
+            self._capture_forward()
+        made = self._passes["forward"]
+        outputs = self._ends.meet(inputs)
+        made.graph.launch(self._raw_stream)
+        self._ends.leave(outputs, made.results)
         return outputs
 
     @torch.no_grad()
@@ -131,7 +139,7 @@ class CapturedProgram:
 
         A capture of the caller's cannot wait for work outside of it; ordering is the caller's then.
         """
-        raw = _raw_stream(self._device.index)
+        raw = raw_stream(self._device.index)
         if raw == self._raw_stream or torch.cuda.is_current_stream_capturing():
             return
         current = torch.cuda.current_stream(self._device)
@@ -139,42 +147,31 @@ class CapturedProgram:
             current.wait_stream(self._stream)
         self._stream, self._raw_stream = current, raw
 
-    def _placed(self, state: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Puts the weights in place; returns what each refresh copies because it lies otherwise."""
-        moving = {buffer for buffer, _ in self.graph.updates}
-        copies = []
-        for name, tensor in state.items():
-            if name in moving or tensor.is_contiguous():
-                self._program.values[name] = tensor
-            else:
-                own = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-                self._program.values[name] = own
-                copies.append((own, tensor))
-        return copies
-
-    def _forward_pass(self) -> None:
+    def _forward_pass(self, *, orders: bool = False) -> None:
         """All of a forward pass, with what follows from weights alone."""
-        for own, tensor in self._copies:
-            own.copy_(tensor)
-        self._program.run_refresh()
+        if not self._frozen:
+            self._program.run_refresh(orders=orders)
         self._program.run_forward()
 
-    def _run_forward(self) -> Results:
-        first = self.graph.backward_from is not None and "backward" not in self._passes
-        if first and not torch.cuda.is_current_stream_capturing():
-            self._capture_both()
-        return self._replay("forward", self._forward_pass)
-
     @torch.no_grad()
-    def _capture_both(self) -> None:
-        """Captures the backward pass beside the forward one: where that is not possible, the
-        framework can still run both.
+    def _capture_forward(self) -> None:
+        """In training the backward pass, too: where that is not possible, the framework can still
+        run both.
         """
+        if self.graph.backward_from is None:
+            self._passes["forward"] = self._captured("forward", self._forward_pass)
+            self._ends.find_patches(self._passes["forward"].graph)
+            return
         moved = self._moving()
         try:
+            made = self._captured("forward", self._forward_pass)
             # Some kernels go astray on values that no forward pass has left, such as indices.
-            self._replay("forward", self._forward_pass)
+            made.graph.launch(self._raw_stream)
+            self._passes["forward"] = made
             self._passes["backward"] = self._captured("backward", self._program.run_backward)
+        except BaseException:
+            self._passes.clear()
+            raise
         finally:
             self._restore(moved)
 
@@ -193,7 +190,7 @@ class CapturedProgram:
             return self._program.values
         if name not in self._passes:
             self._passes[name] = self._captured(name, run)
-        self._passes[name].graph.replay()
+        self._passes[name].graph.launch(self._raw_stream)
         return self._passes[name].results
 
     @torch.no_grad()
@@ -208,18 +205,20 @@ class CapturedProgram:
             raise CaptureError(f"{self.plan.network}: the {name} pass: {error}") from error
         finally:
             self._restore(moved)
+        self.captures += 1
         return Pass(graph, {name: values[name] for name in self.graph.results if name in values})
 
 
 def program_on(
-    device: torch.device, graph: Graph, plan: Plan, space: SearchSpace
+    device: torch.device, graph: Graph, plan: Plan, space: SearchSpace, *, frozen: bool = False
 ) -> Program | CapturedProgram:
     """The plan made runnable on a device."""
     # Where there is nothing to compute there is nothing to capture, either.
     captured = device.type == "cuda" and all(type_.numel for _, type_ in graph.inputs)
-    kind = CapturedProgram if captured else Program
     with _current(device):
-        return kind(graph, plan, space, device)
+        if captured:
+            return CapturedProgram(graph, plan, space, device, frozen=frozen)
+        return Program(graph, plan, space, device)
 
 
 @contextmanager

@@ -50,6 +50,9 @@ def load_model(
     place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or DEFAULT_DTYPES[place.type]
     reference = spec.build(in_channels).to(device=place, dtype=dtype)
+    if place.type == "cuda":
+        # There a filter in channels_last is the matrix that kernels read.
+        reference.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if weights is not None:
         reference.load_state_dict(_state_dict(weights), strict=True)
     input_type = TensorType(spec.input_shape(batch, in_channels), dtype_name(dtype))

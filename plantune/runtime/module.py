@@ -170,7 +170,9 @@ class TunedModule(nn.Module):
             return self._pools[key]
 
     def _make_pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
-        graph = extract(self.reference, self._input_type, fold=False if wanted else None)
+        # On a GPU weights are read where they lie, so nothing is folded into them.
+        live = wanted is not None or self._device.type == "cuda"
+        graph = extract(self.reference, self._input_type, fold=False if live else None)
         if wanted is not None:
             graph = differentiate(graph, [n for n in wanted if n in graph.types])
         return pool_for(

@@ -9,6 +9,8 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from plantune.cuda.driver import capture_of
+from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
@@ -16,37 +18,48 @@ from plantune.runtime.captured import program_on
 from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.space.search_space import SearchSpace
 
+# The number of a capture, and the stream.
+Capture = tuple[int, int]
+
 
 class Instance:
     """A program with its view of the module's weights."""
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, held: HeldTensors) -> None:
-        self.program = program_on(device_of(held.module, held.otherwise), graph, plan, space)
+    def __init__(self, pool: Pool) -> None:
+        graph, held = pool.graph, pool.held
+        device = device_of(held.module, held.otherwise)
+        self.program = program_on(device, graph, pool.plan, pool.space, frozen=pool.frozen)
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(held, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
         self.weights = LiveState(held, [name for name in names if name not in moving])
-        self._held = held
-        # The count of moves when the program was last given its tensors.
-        self._moves: int | None = None
+        self.has_run = False
+        self._held, self._frozen = held, pool.frozen
+        # When the program was last given its tensors.
+        self._given: tuple[int, int] | None = None
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs with the weights as they are now."""
-        if self._is_due():
-            moves, self._moves = self._held.moves, None
+        if self.is_due():
+            given, self._given = (self._held.moves, self._held.writes), None
             # What is kept between passes must serve inside and outside of inference mode.
             with torch.inference_mode(False):
                 self.program.refresh(self.state.tensors())
-            self._moves = moves
-        return self.program.forward(*inputs)
+            self._given = given
+        outputs = self.program.forward(*inputs)
+        self.has_run = True
+        return outputs
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether the program must be given its tensors again: some were replaced or moved, or it
-        keeps copies of them and one was written.
+        keeps what follows from them and one was written.
         """
-        written = self.program.keeps_copies and self.weights.changed()
-        return written or self._moves != self._held.moves
+        if self._given is None or self._given[0] != self._held.moves:
+            return True
+        if self._frozen:
+            return self._given[1] != self._held.writes
+        return self.program.keeps_copies and self.weights.changed()
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
@@ -58,12 +71,20 @@ def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
     return otherwise if state is None else state.device
 
 
+def capture_on(device: torch.device) -> Capture:
+    """The capture that is under way on the current stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    found = capture_of(stream)
+    return (found[0] if found is not None else 0, stream)
+
+
 class Lease:
     """An instance in use. It goes back to its pool on `release`, or when nobody holds the lease."""
 
-    def __init__(self, pool: Pool, instance: Instance) -> None:
+    def __init__(self, pool: Pool, instance: Instance, capture: Capture | None = None) -> None:
         self.pool = pool
         self._held: Instance | None = instance
+        self._capture = capture
 
     @property
     def instance(self) -> Instance:
@@ -74,7 +95,7 @@ class Lease:
     def release(self) -> None:
         instance, self._held = self._held, None
         if instance is not None:
-            self.pool.give_back(instance)
+            self.pool.give_back(instance, self._capture)
 
     def discard(self) -> None:
         """After an error: what the instance holds is not known, so it is not used again."""
@@ -99,28 +120,63 @@ class Lease:
 
 
 class Pool:
-    """Makes an instance where none is idle; most programs need one."""
+    """Makes an instance where none is idle; most programs need one.
 
-    def __init__(self, graph: Graph, plan: Plan, space: SearchSpace, held: HeldTensors) -> None:
+    What a caller's capture uses belongs to that capture, which may be replayed at any time: nobody
+    else gets it, and it lives as long as the process.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        space: SearchSpace,
+        held: HeldTensors,
+        *,
+        frozen: bool = False,
+    ) -> None:
         self.graph = graph
         self.plan = plan
-        self._space = space
+        self.space = space
         self.held = held
+        self.frozen = frozen
         self._idle: list[Instance] = []
+        self._captured: dict[Capture, list[Instance]] = {}
         self._lock = threading.Lock()
 
-    def idle(self) -> Lease | None:
-        """An instance that nobody uses now, None where there is none."""
-        with self._lock:
-            return Lease(self, self._idle.pop()) if self._idle else None
-
     def lease(self) -> Lease:
-        idle = self.idle()
-        if idle is not None:
-            return idle
+        device = device_of(self.held.module, self.held.otherwise)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return self._lease_in(capture_on(device))
+        with self._lock:
+            if self._idle:
+                return Lease(self, self._idle.pop())
         with torch.inference_mode(False):
-            return Lease(self, Instance(self.graph, self.plan, self._space, self.held))
+            return Lease(self, Instance(self))
 
-    def give_back(self, instance: Instance) -> None:
+    def _lease_in(self, capture: Capture) -> Lease:
+        """In one capture, one stream orders what it is given."""
+        with self._lock:
+            free = self._captured.setdefault(capture, [])
+            if not free:
+                ready = [one for one in self._idle if one.has_run and not one.is_due()]
+                if not ready:
+                    raise CaptureError(
+                        "a capture needs a program that has run and that no other capture uses; "
+                        "call the module once before each capture"
+                    )
+                self._idle.remove(ready[0])
+                _in_captures.append(ready[0])
+                free.append(ready[0])
+            return Lease(self, free.pop(), capture)
+
+    def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
-        self._idle.append(instance)
+        if capture is None:
+            self._idle.append(instance)
+        else:
+            self._captured[capture].append(instance)
+
+
+# Their memory is part of graphs that plantune does not see.
+_in_captures: list[Instance] = []

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from plantune.cuda import recording
 from plantune.graph.graph import Graph
 from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
@@ -42,7 +43,11 @@ class Program:
         self.graph = graph
         self.plan = plan
         self.device = device
-        self.values = allocate(schedule, live, device)
+        # On a GPU a caller's memory may take the place of an output.
+        apart = graph.outputs if device.type == "cuda" else ()
+        self.values = allocate(schedule, live, device, apart)
+        self._schedule = schedule
+        self._bound: dict[str, Call] = {}
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
         self._weights = None
         first = schedule.phase("refresh")
@@ -77,34 +82,39 @@ class Program:
         self._constants[launch.step.name] = binding.constants
         calls = [_copy(conversion, self.values) for conversion in launch.conversions]
         device = self.device  # not `self`: a program in a cycle would keep its memory
-        calls.append(lambda: binding.launch(current_stream(device)))
+        name = launch.step.name
+
+        def bound() -> None:
+            recording.label(name)
+            binding.launch(current_stream(device))
+
+        self._bound[name] = bound
+        calls.append(bound)
         if drops:
             calls.append(_drop(drops, self.values))
         return calls
 
     def place(self, state: Mapping[str, Tensor]) -> None:
-        """On a GPU, takes parameters and buffers by name, wherever they lie now."""
-        assert self._weights is not None
-        self._weights.place(state)
-
-    @torch.no_grad()
-    def refresh(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers by name and computes everything that follows from them."""
+        """Takes parameters and buffers by name, wherever they lie now."""
         if self._weights is not None:
-            self.place(state)
-            self.run_refresh()
+            self._weights.place(state)
             return
         moving = {buffer for buffer, _ in self.graph.updates}
         for name, _ in (*self.graph.parameters, *self.graph.buffers):
             tensor = state[name].detach()
             # Steps rely on the layout; a moving buffer is written, so it must be the module's own.
             self.values[name] = tensor if name in moving else in_layout(tensor, "nchw")
+
+    @torch.no_grad()
+    def refresh(self, state: Mapping[str, Tensor]) -> None:
+        """Takes parameters and buffers by name and computes everything that follows from them."""
+        self.place(state)
         self.run_refresh()
 
-    def run_refresh(self) -> None:
-        """Computes what follows from weights alone."""
+    def run_refresh(self, *, orders: bool = False) -> None:
+        """Computes what follows from weights alone; for `orders` see Preparation.launch."""
         if self._weights is not None:
-            self._weights.compute(current_stream(self.device), self._prepare)
+            self._weights.compute(current_stream(self.device), self._prepare, orders=orders)
             return
         for call in self._prepare:
             call()
@@ -124,6 +134,26 @@ class Program:
             for name, _ in self.graph.inputs:
                 del values[name]
         return outputs
+
+    def touching(self, value: str) -> tuple[str, ...]:
+        """The steps of the forward pass that read or write a value, if nothing but kernels of ours
+        does; none where the framework takes part.
+        """
+        found = [
+            launch
+            for launch in self._schedule.phase("forward")
+            if value in launch.reads | launch.writes
+        ]
+        for launch in found:
+            converted = any(conversion.source == value for conversion in launch.conversions)
+            at_rest = all(name in self.values for name, _ in launch.step.inputs)
+            if converted or not at_rest or not launch.family.launches_kernels:
+                return ()
+        return tuple(launch.step.name for launch in found)
+
+    def run_step(self, name: str) -> None:
+        """One step alone, on whatever its inputs hold."""
+        self._bound[name]()
 
     def run_forward(self) -> None:
         """The forward pass alone: inputs are placed before, outputs taken afterwards."""

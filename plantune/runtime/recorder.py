@@ -5,19 +5,55 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from ctypes import c_void_p
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from plantune.cuda import driver
+from plantune.cuda.patches import Nodes
+from plantune.cuda.recording import Recording, recorded
 from plantune.device import no_collection
 from plantune.runtime.streams import stream_for
 
 # Libraries choose algorithms and take workspaces in their first calls, which cannot be captured.
 WARM_UP_PASSES = 2
+# Where torch hands out the graph that it captured.
+_KEPT = {"keep_graph": True} if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec") else {}
 # torch captures one graph at a time in a process.
 _one_capture = threading.Lock()
 # Private, but what torch's own captures end with.
 _end_allocation = getattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: None)
 _release_pool = getattr(torch._C, "_cuda_releasePool", lambda index, pool: None)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A graph, and the launches of our own kernels in it."""
+
+    graph: torch.cuda.CUDAGraph
+    launches: Recording
+
+    def nodes(self) -> Nodes | None:
+        """Its kernels, None where torch does not hand out the graph."""
+        executable = self._executable
+        return None if executable is None else Nodes(executable, self.launches)
+
+    def replay(self) -> None:
+        """Also gives random ops of the framework their state."""
+        self.graph.replay()
+
+    def launch(self, stream: int) -> None:
+        """For graphs without random ops: 2.6 us instead of 3.9 (H200, 2026-11-22)."""
+        if self._executable is None:
+            self.graph.replay()
+        else:
+            driver.launch_graph(c_void_p(self._executable), c_void_p(stream))
+
+    @cached_property
+    def _executable(self) -> int | None:
+        return self.graph.raw_cuda_graph_exec() if _KEPT else None
 
 
 class Recorder:
@@ -28,7 +64,7 @@ class Recorder:
         self._side = stream_for(self, device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def graph(self, run: Callable[[], None], first: bool) -> torch.cuda.CUDAGraph:
+    def graph(self, run: Callable[[], None], first: bool) -> Recorded:
         """What `run` does, after some runs to warm up; `first` if there is no other graph by now.
 
         Raises what that raises. Then, too, torch is as it was before.
@@ -37,21 +73,21 @@ class Recorder:
         if first:
             # torch captures nothing into a pool whose graphs are all gone.
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(**_KEPT)
         try:
             with _one_capture, no_collection(), torch.cuda.device(self._device):
-                self._capture(graph, run, current)
+                launches = self._capture(graph, run, current)
         except BaseException:
             with torch.cuda.device(self._device):
                 self._recover(current)
             raise
         finally:
             current.wait_stream(self._side)
-        return graph
+        return Recorded(graph, launches)
 
     def _capture(
         self, graph: torch.cuda.CUDAGraph, run: Callable[[], None], current: torch.cuda.Stream
-    ) -> None:
+    ) -> Recording:
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             for _ in range(WARM_UP_PASSES):
@@ -64,12 +100,16 @@ class Recorder:
             # Other threads may go on calling CUDA while this one captures.
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
-                run()
+                with recorded() as launches:
+                    run()
             except BaseException:
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise
             graph.capture_end()
+            if _KEPT:
+                graph.instantiate()
+        return launches
 
     def _recover(self, current: torch.cuda.Stream) -> None:
         """After a capture that broke, torch is still on its stream, allocates for it, keeps that

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import Tensor
 
@@ -13,8 +15,13 @@ from plantune.runtime.memory_plan import plan_memory
 from plantune.runtime.schedule import Launch, Schedule
 
 
-def allocate(schedule: Schedule, live: Liveness, device: torch.device) -> Values:
-    """A tensor for every value and workspace that is written into memory of the program's own."""
+def allocate(
+    schedule: Schedule, live: Liveness, device: torch.device, apart: Container[str] = ()
+) -> Values:
+    """A tensor for every value and workspace that is written into memory of the program's own.
+
+    Those `apart` share their memory with no other value.
+    """
 
     def fresh(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, device=device)
@@ -24,7 +31,7 @@ def allocate(schedule: Schedule, live: Liveness, device: torch.device) -> Values
     values: Values = {}
     for launch in schedule.launches:
         for name, type_, layout in _written(launch, schedule):
-            if name in plan.starts:
+            if name in plan.starts and name not in apart:
                 values[name] = view_bytes(arena, plan.starts[name], type_, layout)
             else:
                 values[name] = view_bytes(fresh(type_.size_bytes), 0, type_, layout)

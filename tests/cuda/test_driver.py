@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from plantune.cuda import driver
+from plantune.cuda.tensor_map import tensor_map
 from plantune.errors import CudaError
 
 
@@ -25,7 +26,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> object:
 @pytest.mark.usefixtures("library")
 def test_a_function_that_the_driver_does_not_have_is_named() -> None:
     with pytest.raises(CudaError, match="no cuTensorMapEncodeTiled: it is too old; install"):
-        driver.tensor_map("float16", 0, (64, 64), (128,), (64, 64))
+        tensor_map("float16", 0, (64, 64), (128,), (64, 64))
 
 
 def test_an_absent_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

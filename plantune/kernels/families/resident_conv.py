@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
-from plantune.cuda.driver import TensorMap, tensor_map
 from plantune.cuda.kernel import Kernel
+from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constant, by_pixels

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from plantune.cuda.driver import TensorMap, tensor_map
 from plantune.cuda.kernel import Kernel
+from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.graph.step import Step
 from plantune.kernels.family import Frame
 from plantune.kernels.hopper.design import Design

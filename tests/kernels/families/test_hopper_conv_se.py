@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from plantune.cuda.driver import TensorMap
+from plantune.cuda.tensor_map import TensorMap
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives

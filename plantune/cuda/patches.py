@@ -1,0 +1,150 @@
+"""Kernels of an instantiated graph whose pointers to a caller's memory change from call to call.
+
+Which bytes of their arguments hold such a pointer is not guessed: the launches are recorded with
+the tensor at two places, and what differs must be the two addresses, or tensor maps of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import c_uint, c_uint64, c_void_p
+from dataclasses import dataclass
+
+from plantune.cuda import driver, tensor_map
+from plantune.cuda.recording import Encodes, Launched, Recording
+
+WORD_BYTES = 8
+Places = tuple[int, int]  # of a tensor: when the graph was captured, and when it lay elsewhere
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where an argument holds a pointer, or with `encoder` a tensor map."""
+
+    argument: int
+    start: int
+    encoder: Encodes | None = None
+
+
+class Node:
+    """A kernel node, and the arguments that its next launch has."""
+
+    def __init__(self, executable: int, launched: Launched) -> None:
+        self._memory = [ctypes.create_string_buffer(a, len(a)) for a in launched.arguments]
+        self.starts = [ctypes.addressof(memory) for memory in self._memory]
+        self._params = driver.NodeParams(
+            function=launched.function,
+            grid=(c_uint * 3)(*launched.extent.grid),
+            block=(c_uint * 3)(launched.extent.threads, 1, 1),
+            shared_bytes=launched.extent.shared_bytes,
+            arguments=(c_void_p * len(self.starts))(*self.starts),
+        )
+        self._executable, self._node = c_void_p(executable), c_void_p(launched.node)
+
+    def update(self) -> None:
+        driver.set_node_params(self._executable, self._node, self._params)
+
+
+class Patch:
+    """Where a node's arguments hold a tensor."""
+
+    def __init__(self, node: Node, slots: Sequence[Slot]) -> None:
+        self._node = node
+        self._writes = [
+            _writes(node.starts[slot.argument] + slot.start, slot.encoder) for slot in slots
+        ]
+
+    def move(self, address: int) -> None:
+        """From the next launch on the kernel finds the tensor there."""
+        for write in self._writes:
+            write(address)
+        self._node.update()
+
+
+class Nodes:
+    """The kernels that one capture recorded, in the graph that was made of it."""
+
+    def __init__(self, executable: int, captured: Recording) -> None:
+        self._executable = executable
+        self._captured = captured
+        self._made: dict[int, Node] = {}
+
+    def patches(
+        self, elsewhere: Recording, places: Places, labels: Sequence[str]
+    ) -> list[Patch] | None:
+        """What moves a tensor that only the launches under these labels touch, which were recorded
+        `elsewhere`, too. None where some arguments differ otherwise, or a node is not known.
+        """
+        found = []
+        for label in labels:
+            here, there = self._captured.under(label), elsewhere.under(label)
+            if len(here) != len(there):
+                return None
+            for one, other in zip(here, there, strict=True):
+                slots = _slots(one, other, places, self._captured.encoders)
+                if slots is None or (slots and one.node is None):
+                    return None
+                if slots:
+                    found.append(Patch(self._node_of(one), slots))
+        return found or None
+
+    def _node_of(self, launched: Launched) -> Node:
+        assert launched.node is not None
+        if launched.node not in self._made:
+            self._made[launched.node] = Node(self._executable, launched)
+        return self._made[launched.node]
+
+
+def _slots(
+    one: Launched, other: Launched, places: Places, encoders: dict[bytes, Encodes]
+) -> list[Slot] | None:
+    """Where two launches differ by the place of a tensor; None where they differ otherwise."""
+    same = one.extent == other.extent and one.function.value == other.function.value
+    if not same or [*map(len, one.arguments)] != [*map(len, other.arguments)]:
+        return None
+    slots: list[Slot] = []
+    for index, (mine, its) in enumerate(zip(one.arguments, other.arguments, strict=True)):
+        start = 0
+        while start < len(mine):
+            if mine[start : start + WORD_BYTES] == its[start : start + WORD_BYTES]:
+                start += WORD_BYTES
+                continue
+            slot = _slot(index, start, mine, its, places, encoders)
+            if slot is None:
+                return None
+            slots.append(slot)
+            start = slot.start + (WORD_BYTES if slot.encoder is None else tensor_map.BYTES)
+    return slots
+
+
+def _slot(
+    index: int, start: int, mine: bytes, its: bytes, places: Places, encoders: dict[bytes, Encodes]
+) -> Slot | None:
+    """The slot at a word that differs."""
+    words = (mine[start : start + WORD_BYTES], its[start : start + WORD_BYTES])
+    if words == tuple(place.to_bytes(WORD_BYTES, "little") for place in places):
+        return Slot(index, start)
+    last = start // tensor_map.ALIGNMENT * tensor_map.ALIGNMENT
+    for first in range(last, max(last - tensor_map.BYTES, -1), -tensor_map.ALIGNMENT):
+        encoded, moved = (text[first : first + tensor_map.BYTES] for text in (mine, its))
+        encoder = encoders.get(encoded)
+        if encoder is not None:
+            fits = [bytes(encoder.encoded(place)) for place in places] == [encoded, moved]
+            return Slot(index, first, encoder) if fits else None
+    return None
+
+
+def _writes(at: int, encoder: Encodes | None) -> Callable[[int], None]:
+    if encoder is None:
+        word = c_uint64.from_address(at)
+
+        def write(address: int) -> None:
+            word.value = address
+
+        return write
+
+    def encode(address: int) -> None:
+        ctypes.memmove(at, ctypes.addressof(encoder.encoded(address)), tensor_map.BYTES)
+
+    return encode

@@ -1,0 +1,22 @@
+"""Private functions of torch, a fraction as costly as the public ones that stand in for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# What torch's own compiled graphs ask: 0.2 us instead of 2.7 (H200, 2026-11-20).
+raw_stream: Any = getattr(
+    torch._C,
+    "_cuda_getCurrentRawStream",
+    lambda index: torch.cuda.current_stream(index).cuda_stream,
+)
+
+
+def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+# On the current GPU: 2.4 us instead of 5.4 (H200, 2026-11-22).
+empty_on_gpu: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)

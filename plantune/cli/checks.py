@@ -148,7 +148,7 @@ def cuda_checks() -> Iterator[Check]:
     yield _nvrtc()
     yield _cutlass()
     yield _kernels()
-    yield _package("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend")
+    yield _package("nvidia-cudnn-frontend", "pip install 'plantune[cudnn]'")
 
 
 def _driver() -> Check:

@@ -228,7 +228,7 @@ def _cutlass() -> Check:
 
 def _kernels() -> Check:
     """For which GPUs kernels can be compiled here, and why not for the others."""
-    from plantune.cuda.toolchain import nvrtc_for
+    from plantune.cuda.choice import nvrtc_for
     from plantune.errors import BuildError
     from plantune.space.arch import load_arch
 

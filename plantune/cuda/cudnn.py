@@ -153,7 +153,7 @@ class ConvPlans:
             self._graph.build_plan_at_index(index)
             plan = self._plan(self._graph, index)
         except _refusals() as error:
-            raise BuildError(f"cuDNN did not build {name}: {_brief(error)}") from error
+            raise BuildError(f"cuDNN did not build {name}: {_brief(error)}", str(error)) from error
         if time.monotonic() - started > WORTH_KEEPING_S:
             with suppress(OSError):  # a full disk costs time in the next process
                 write_blob(place, bytes(self._graph.serialize()))

@@ -98,14 +98,15 @@ def test_doctor_names_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch
 
 
 def test_doctor_says_why_kernels_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plantune.cuda import toolchain
+    from plantune.cuda import choice, toolchain
 
-    new = toolchain.Nvrtc(checks.Path("/lib/libnvrtc.so.13"), (13, 0), ())
-    monkeypatch.setattr(toolchain, "all_nvrtc", lambda: (new,))
+    new = next(one for one in toolchain.all_nvrtc() if one.version >= (13, 0))
+    monkeypatch.setattr(choice, "all_nvrtc", lambda: (new,))
     found = checks._kernels()
     assert found.status == LIMITED
     assert found.detail == "can be compiled for sm75, sm80, sm86, sm89, sm90, sm100, sm120"
     assert "no NVRTC here compiles for sm70" in found.how
-    monkeypatch.setattr(toolchain, "all_nvrtc", tuple)
+    for module in (choice, toolchain):
+        monkeypatch.setattr(module, "all_nvrtc", tuple)
     assert checks._kernels().detail == "can be compiled for no GPU"
     assert checks._nvrtc().status == LIMITED

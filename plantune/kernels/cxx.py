@@ -10,6 +10,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from plantune.build_log import build_error
 from plantune.env import cache_folder, cpu_identity, cxx_compiler, data_folder
 from plantune.errors import BuildError
 
@@ -46,9 +47,10 @@ def _compile(source: str, compiler: str, library: Path) -> None:
                 command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{' '.join(command)}: took over {TIME_LIMIT_S} s") from error
+            raise BuildError(f"{compiler} took over {TIME_LIMIT_S} s for one kernel") from error
         if done.returncode != 0:
-            raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+            what = f"{compiler} did not compile a kernel"
+            raise build_error(what, done.stderr, f"{' '.join(command)}\n\n{source}")
         os.replace(built, library)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.cuda.recording import Recording
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
@@ -39,8 +40,14 @@ class Stream:
         self.waited.append(other)
 
 
-class Recorded:
-    """A graph: `captures` says what a replay does."""
+class FakeGraph:
+    """A graph: `captures` says what a replay does. Nobody hands out its nodes."""
+
+    def __init__(self, **_) -> None:
+        pass
+
+    def raw_cuda_graph_exec(self) -> None:
+        return None
 
     def replay(self) -> None:
         raise AssertionError("nothing was captured")
@@ -93,7 +100,7 @@ def captures(monkeypatch):
     Stream.current = Stream()
     for name, value in {
         "Stream": Stream,
-        "CUDAGraph": Recorded,
+        "CUDAGraph": FakeGraph,
         "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: Stream.current,
         "set_stream": lambda stream: setattr(Stream, "current", stream),
@@ -120,10 +127,11 @@ def captures(monkeypatch):
         made.failure, made.later = made.later, None
         Stream.current = current
         made.append(run)
+        return Recording(only=False)
 
     def captured(self, name, run):
         found = make_pass(self, name, run)
-        found.graph.replay = replay_of(self, run)
+        found.graph.graph.replay = replay_of(self, run)
         return found
 
     make_pass = CapturedProgram._captured
@@ -173,8 +181,8 @@ def captured_modules(captures, monkeypatch):
     monkeypatch.setattr(pool, "program_on", captured_on)
 
 
-def captured_on(device, graph, plan, space):
-    return CapturedProgram(graph, plan, space, device)
+def captured_on(device, graph, plan, space, *, frozen=False):
+    return CapturedProgram(graph, plan, space, device, frozen=frozen)
 
 
 @contextmanager

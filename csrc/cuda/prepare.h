@@ -2,6 +2,7 @@
 //
 //   job:  out[i] = expression(in[0][i], in[1][i], ...)     for each element of a box, cast to out's type
 //   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
+//   turn: out (O, R, C) = in (O, C, R) turned, both dense and of the same 16 bits
 //
 // A job says for each tensor how far apart its elements lie along up to kAxes axes, 0 where it is
 // broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in float
@@ -19,8 +20,11 @@
 namespace plantune {
 
 constexpr int kJobInputs = 4, kJobAxes = 4;
-constexpr int kPrepareThreads = 256, kPrepareChunk = 4096;
-constexpr unsigned char kPack = 255;
+// A thread has a word or two, so that all loads of a pass are under way at once.
+constexpr int kPrepareThreads = 128, kPrepareChunk = 1024;
+// Elements that turn in shared memory at once.
+constexpr int kTurned = 2304;
+constexpr unsigned char kPack = 255, kTurn = 254;
 enum ElementType : unsigned char { kFloat32, kFloat16, kBfloat16 };
 
 struct Job {
@@ -29,7 +33,7 @@ struct Job {
   unsigned sizes[kJobAxes];  // the innermost axis is the last
   unsigned out_strides[kJobAxes];
   unsigned in_strides[kJobInputs][kJobAxes];
-  unsigned count, first_block;
+  unsigned count;
   unsigned char out_type, in_types[kJobInputs];
   unsigned char inputs, expression;
   unsigned char width;  // neighbours along the innermost axis that leave as one word of 16 bytes, or 1
@@ -38,6 +42,7 @@ struct Job {
 template <int kJobs>
 struct JobTable {
   int count;
+  unsigned first_blocks[kJobs];
   Job jobs[kJobs];
 };
 
@@ -64,20 +69,15 @@ struct Preparation {
 
   static __device__ __forceinline__ void run(const Table& table) {
     wait_for_predecessor();
-    int first = 0, last = table.count - 1;
-    while (first < last) {
-      const int middle = (first + last + 1) / 2;
-      if (table.jobs[middle].first_block <= blockIdx.x) {
-        first = middle;
-      } else {
-        last = middle - 1;
-      }
-    }
     if (table.count == 0) return;
-    const Job& job = table.jobs[first];
-    const unsigned begin = (blockIdx.x - job.first_block) * kPrepareChunk;
+    const int number = job_of_block(table);
+    const Job& job = table.jobs[number];
+    const unsigned block = blockIdx.x - table.first_blocks[number];
+    const unsigned begin = block * kPrepareChunk;
     const unsigned end = job.count - begin < kPrepareChunk ? job.count : begin + kPrepareChunk;
-    if (job.expression == kPack) {
+    if (job.expression == kTurn) {
+      turn(job, block);
+    } else if (job.expression == kPack) {
       pack(job, begin, end);
     } else if (job.width == 8) {
       fill<8>(job, begin, end);
@@ -86,16 +86,63 @@ struct Preparation {
     } else {
       fill<1>(job, begin, end);
     }
+    __threadfence();  // for those that read it before they wait for the kernel in front
   }
 
  private:
+  /// The last job that begins at this block or before it.
+  static __device__ __forceinline__ int job_of_block(const Table& table) {
+    int begun = 0;
+    for (int first = 0; first < table.count; first += 32) {
+      const int lane = first + int(threadIdx.x % 32);
+      const bool has = lane < table.count && table.first_blocks[lane] <= blockIdx.x;
+      begun += __popc(__ballot_sync(~0u, has));
+    }
+    return begun - 1;
+  }
+
   static __device__ __forceinline__ void pack(const Job& job, unsigned begin, unsigned end) {
+    constexpr int kEach = kPrepareChunk / kPrepareThreads;
     const int* index = static_cast<const int*>(job.in[1]);
-#pragma unroll 4
-    for (unsigned i = begin + threadIdx.x; i < end; i += kPrepareThreads) {
-      const int at = index[i];
-      const float v = at == 0 ? 0.f : load_element(job.in[0], at - 1, job.in_types[0]);
-      store_element(job.out, i, job.out_type, v);
+    int at[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const unsigned i = begin + k * kPrepareThreads + threadIdx.x;
+      at[k] = i < end ? index[i] : 0;
+    }
+    float v[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      v[k] = at[k] == 0 ? 0.f : load_element(job.in[0], at[k] - 1, job.in_types[0]);
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const unsigned i = begin + k * kPrepareThreads + threadIdx.x;
+      if (i < end) store_element(job.out, i, job.out_type, v[k]);
+    }
+  }
+
+  /// sizes: O, the channels of a block, C, R. A block turns some channels of one filter.
+  static __device__ __forceinline__ void turn(const Job& job, unsigned block) {
+    __shared__ __align__(16) unsigned short tile[kTurned];
+    const unsigned most = job.sizes[1], channels = job.sizes[2], taps = job.sizes[3];
+    const unsigned tiles = (channels + most - 1) / most;
+    const unsigned first = block % tiles * most;
+    const unsigned count = channels - first < most ? channels - first : most;
+    const unsigned long long filter = (unsigned long long)(block / tiles) * channels * taps;
+    const unsigned short* from = static_cast<const unsigned short*>(job.in[0]) + filter;
+    unsigned short* to = static_cast<unsigned short*>(job.out) + filter + first;
+    const uint4* words = reinterpret_cast<const uint4*>(from + first * taps);
+    for (unsigned i = threadIdx.x; i < count * taps / 8; i += kPrepareThreads) {
+      reinterpret_cast<uint4*>(tile)[i] = words[i];
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < count / 8 * taps; i += kPrepareThreads) {
+      const unsigned tap = i / (count / 8), channel = i % (count / 8) * 8;
+      Vector<unsigned short, 8> word;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) word.values[e] = tile[(channel + e) * taps + tap];
+      word.store(to + tap * channels + channel);
     }
   }
 

@@ -2,14 +2,14 @@
 //
 //   x       (images, kChannels, kHeight, kWidth)               input, nchw, at any address
 //   scales  (kChannels, 2)                  a scale each and a shift, which pixels get first
-//   weight  (kChannels, kOutputs padded to kTileN / 32, 64 vectors of 8)   packed for WarpMma; the
-//           16 values of a channel are its 4x4 patch in row-major order
-//   shifts  (kOutputs padded to kTileN + 1)                     a bias each, then the offset
+//   weight  (kOutputs, 16 * kChannels), aligned to 16 bytes     value (dy * 4 + dx) * kChannels + c
+//   bias    (kOutputs) or one value, offset one value           as the parameters are, of type T
 //   y       (images, kHeight / 4, kWidth / 4, kOutputs) =       relu(conv + bias) + offset, nhwc
 //   plain   the same shape =                                    relu(conv + bias), where asked for
 //
 // Each lane reads patches straight into the operand of its instruction and holds 8 channels of a
-// pixel at the end, so only the weights pass through shared memory, once for each block. Pixels of
+// pixel at the end, so only the weights pass through shared memory, once for each block: it puts
+// them into the order of WarpMma, before it waits for the kernel in front. Pixels of
 // another type, or with a scale, are rounded once when they become operands. Sums are float32,
 // rounded once for each output. Deterministic.
 
@@ -74,8 +74,17 @@ __device__ __forceinline__ void widen_run(float (&values)[4],
   }
 }
 
-template <typename T, typename Pixels, typename Image, int kOutputs, typename Tile, bool kRelu,
-          bool kPlain>
+/// Which values a bias has.
+enum class Bias { kNone, kOne, kEach };
+
+/// What follows the convolution; with kPlain its value before the offset leaves, too.
+template <Bias kBias_, bool kRelu_, bool kOffset_, bool kPlain_>
+struct StemEnd {
+  static constexpr Bias kBias = kBias_;
+  static constexpr bool kRelu = kRelu_, kOffset = kOffset_, kPlain = kPlain_;
+};
+
+template <typename T, typename Pixels, typename Image, int kOutputs, typename Tile, typename End>
 struct Stem {
   using Mma = WarpMma<T>;
   using A = typename Mma::A;
@@ -93,13 +102,11 @@ struct Stem {
   static constexpr int kThreads = Tile::kTileM / Tile::kWarpM * 32;
   static constexpr int kTilesM = Tile::kWarpM / Mma::kRows;
   static constexpr int kTilesN = Tile::kTileN / Mma::kChannels;
-  static constexpr int kPaddedOutputs = ceil_div(kOutputs, Tile::kTileN) * Tile::kTileN;
   // Channels whose patches a lane asks for at once; those of the next batch before it needs them.
   static constexpr int kBatch = smaller(kChannels, sizeof(In) > 2 ? 2 : 4);
   static constexpr int kBatches = ceil_div(kChannels, kBatch);
-  // Vectors of a channel's weights: of the block's outputs, and of all.
+  // Vectors of a channel's weights, of the block's outputs.
   static constexpr int kVectors = kTilesN * Mma::kVectors;
-  static constexpr int kVectorsOfAll = kPaddedOutputs / Mma::kChannels * Mma::kVectors;
   static constexpr int kSharedBytes = kChannels * kVectors * static_cast<int>(sizeof(uint4));
   // Rows of all products that a lane brings, and products whose rows are neighbours in the image.
   static constexpr int kRows = kTilesM * Mma::kRowsOfA;
@@ -132,17 +139,29 @@ struct Stem {
     float2 scales[Pixels::kScaled ? kBatch : 1];
   };
 
-  __device__ static void run(const In* x, const uint4* weight, const float* shifts,
-                             const float2* scales, T* y, T* plain, int pixels) {
+  struct Arguments {
+    const In* x;
+    const T* weight;
+    const T* bias;
+    const T* offset;
+    const float2* scales;
+    T* y;
+    T* plain;
+    int pixels;
+  };
+
+  __device__ static void run(const Arguments& a) {
+    extern __shared__ uint4 weights[];
     release_successor();
+    fetch(reinterpret_cast<T*>(weights), a.weight);
     wait_for_predecessor();
-    const unsigned long long address = reinterpret_cast<unsigned long long>(x);
+    const unsigned long long address = reinterpret_cast<unsigned long long>(a.x);
     if (kRunsAtOnce > 1 && address % (kRunsAtOnce * sizeof(Run)) == 0) {
-      run_with<kRunsAtOnce>(x, weight, shifts, scales, y, plain, pixels);
+      run_with<kRunsAtOnce>(a, weights);
     } else if (address % sizeof(Run) == 0) {
-      run_with<1>(x, weight, shifts, scales, y, plain, pixels);
+      run_with<1>(a, weights);
     } else {
-      run_with<0>(x, weight, shifts, scales, y, plain, pixels);
+      run_with<0>(a, weights);
     }
   }
 
@@ -160,10 +179,7 @@ struct Stem {
 
   /// Everything, with loads of kRuns runs from the image; single pixels where it is 0.
   template <int kRuns>
-  __device__ __forceinline__ static void run_with(const In* x, const uint4* weight,
-                                                  const float* shifts, const float2* scales, T* y,
-                                                  T* plain, int pixels) {
-    extern __shared__ uint4 weights[];
+  __device__ __forceinline__ static void run_with(const Arguments& a, const uint4* weights) {
     const int first = blockIdx.x * Tile::kTileM + threadIdx.x / 32 * Tile::kWarpM;
     Patches patches;
 #pragma unroll
@@ -171,53 +187,67 @@ struct Stem {
 #pragma unroll
       for (int i = 0; i < Mma::kRowsOfA; ++i) {
         const int pixel = first + pixel_of(m, Mma::row_of_a(i));
-        patches[m * Mma::kRowsOfA + i] = patch_of(x, pixel, pixels);
+        patches[m * Mma::kRowsOfA + i] = patch_of(a.x, pixel, a.pixels);
       }
     }
     Batch batch;
-    load_batch<kRuns>(batch, patches, scales, 0);
+    load_batch<kRuns>(batch, patches, a.scales, 0);
     Accumulator sums;
-    start(sums, shifts);
-    const float offset = shifts[kPaddedOutputs];
-    fetch(weights, weight);
+    start(sums, a.bias);
+    const float offset = End::kOffset ? to_float(*a.offset) : 0.f;
     __syncthreads();
-    accumulate<kRuns>(sums, batch, patches, scales, weights);
-    finish(sums, offset, y, plain, first, pixels);
+    accumulate<kRuns>(sums, batch, patches, a.scales, weights);
+    finish(sums, offset, a.y, a.plain, first, a.pixels);
   }
 
-  /// The block's weights, in the order in which they are packed; a barrier must follow.
-  __device__ __forceinline__ static void fetch(uint4* weights, const uint4* weight) {
-    const uint4* from = weight + blockIdx.y * kVectors;
-#pragma unroll 16
-    for (int first = 0; first < kChannels * kVectors; first += kThreads) {
-      const int i = first + threadIdx.x;
-      if (i < kChannels * kVectors) {
-        copy(weights + i, from + i / kVectors * kVectorsOfAll + i % kVectors);
+  /// The block's weights, in the order of WarpMma; a barrier must follow.
+  __device__ __forceinline__ static void fetch(T* weights, const T* weight) {
+    constexpr int kValues = kBlock * kBlock * kChannels, kRunsOfRow = kValues / 8;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < Tile::kTileN * kRunsOfRow; i += kThreads) {
+      const int row = i / kRunsOfRow, first = i % kRunsOfRow * 8;
+      const int output = blockIdx.y * Tile::kTileN + row;
+      Vector<T, 8> run;
+      run.clear();
+      if (output < kOutputs) {
+        run.template load<true>(weight + static_cast<long long>(output) * kValues + first);
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int value = first + e;
+        weights[packed_place(row, value % kChannels, value / kChannels)] = run.values[e];
       }
     }
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
   }
 
-  __device__ __forceinline__ static void copy(uint4* shared, const uint4* from) {
-#if __CUDA_ARCH__ >= 800
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-#else
-    *shared = *from;
-#endif
+  /// Where WarpMma looks for the weight of an output, a channel and a place in the patch.
+  __device__ __forceinline__ static int packed_place(int output, int channel, int place) {
+    int at = channel * kTilesN + output / 32;
+    at = at * 2 + output / 4 % 2;
+    at = at * 4 + output / 8 % 4;
+    at = at * 2 + output % 2;
+    at = at * 4 + place / 4;
+    at = at * 2 + output / 2 % 2;
+    return at * 4 + place % 4;
   }
 
-  __device__ __forceinline__ static void start(Accumulator& sums, const float* shifts) {
+  __device__ __forceinline__ static void start(Accumulator& sums, const T* bias) {
 #pragma unroll
     for (int n = 0; n < kTilesN; ++n) {
-      Sums biases;
-      Mma::start(biases, shifts + channel_of(n));
+      const bool there = channel_of(n) < kOutputs;
+      float biases[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        biases[i] = 0.f;
+        if constexpr (End::kBias == Bias::kOne) biases[i] = to_float(bias[0]);
+        if constexpr (End::kBias == Bias::kEach) {
+          if (there) biases[i] = to_float(bias[channel_of(n) + i]);
+        }
+      }
 #pragma unroll
       for (int m = 0; m < kTilesM; ++m) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sums[m][n][0][i] = sums[m][n][1][i] = biases[0][i];
+        for (int i = 0; i < 8; ++i) sums[m][n][0][i] = sums[m][n][1][i] = biases[i];
       }
     }
   }
@@ -340,7 +370,7 @@ struct Stem {
         for (int n = 0; n < kTilesN; ++n) {
           if (channel_of(n) >= kOutputs) continue;
           const long long place = static_cast<long long>(pixel) * kOutputs + channel_of(n);
-          write(sums[m][n][i], offset, y + place, kPlain ? plain + place : nullptr);
+          write(sums[m][n][i], offset, y + place, End::kPlain ? plain + place : nullptr);
         }
       }
     }
@@ -351,8 +381,8 @@ struct Stem {
     float values[8];
     Vector<T, 8> rounded;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = kRelu ? relu(sums[i]) : sums[i];
-    if constexpr (kPlain) {
+    for (int i = 0; i < 8; ++i) values[i] = End::kRelu ? relu(sums[i]) : sums[i];
+    if constexpr (End::kPlain) {
       rounded.round(values);
       rounded.store(plain);
     }

@@ -17,9 +17,12 @@ from plantune.kernels.constants import Constant
 from plantune.kernels.patterns.derived import Derived
 from plantune.space.arch import Arch
 
-INPUTS, AXES, THREADS, CHUNK, PACK = 4, 4, 256, 4096, 255
+INPUTS, AXES, THREADS, CHUNK = 4, 4, 128, 1024
+PACK, TURN, TURNED = 255, 254, 2304
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 WORD_BYTES = 16
+# The size of an axis, and the strides of the memory and of all inputs along it.
+Axis = tuple[int, list[int]]
 # Jobs of a launch: what 4 KiB of arguments hold, and what 32 KiB do where the driver takes so much.
 FEW_JOBS, MANY_JOBS = 24, 200
 MANY_FROM_DRIVER, MANY_FROM_CHIP = (12, 1), (7, 0)
@@ -54,7 +57,6 @@ class Job(ctypes.Structure):
         ("out_strides", c_uint * AXES),
         ("in_strides", (c_uint * AXES) * INPUTS),
         ("count", c_uint),
-        ("first_block", c_uint),
         ("out_type", c_ubyte),
         ("in_types", c_ubyte * INPUTS),
         ("inputs", c_ubyte),
@@ -213,6 +215,8 @@ def job_of(memory: Tensor, inputs: Sequence[Tensor]) -> Job | None:
     axes = _merged(memory, wide)
     if len(axes) > AXES or any(stride >= 1 << 31 for _, row in axes for stride in row):
         return None
+    if len(inputs) == 1 and (turn := _turn(memory, wide[0], axes)) is not None:
+        return turn
     job = Job(out=memory.data_ptr(), count=memory.numel(), inputs=len(inputs), width=1)
     job.out_type = TYPES[memory.dtype]
     for place in range(AXES):
@@ -232,7 +236,22 @@ def job_of(memory: Tensor, inputs: Sequence[Tensor]) -> Job | None:
     return job
 
 
-def _merged(memory: Tensor, inputs: Sequence[Tensor]) -> list[tuple[int, list[int]]]:
+def _turn(memory: Tensor, source: Tensor, axes: Sequence[Axis]) -> Job | None:
+    """The job of dense filters whose taps and channels change places; None for anything else."""
+    if len(axes) != 3 or memory.dtype != source.dtype or memory.element_size() != 2:
+        return None
+    (filters, _), (taps, _), (channels, _) = axes
+    most = TURNED // taps // 8 * 8
+    wanted = [[taps * channels] * 2, [channels, 1], [1, taps]]
+    aligned = not (memory.data_ptr() | source.data_ptr()) % WORD_BYTES
+    if [row for _, row in axes] != wanted or channels % 8 or not most or not aligned:
+        return None
+    job = Job(out=memory.data_ptr(), count=memory.numel(), inputs=1, expression=TURN)
+    job.inputs_at[0], job.sizes[:] = source.data_ptr(), (filters, most, channels, taps)
+    return job
+
+
+def _merged(memory: Tensor, inputs: Sequence[Tensor]) -> list[Axis]:
     """The axes from the outermost in as they lie in memory: size, and the strides of all tensors.
 
     Neighbours are one axis where all tensors allow it.
@@ -242,7 +261,7 @@ def _merged(memory: Tensor, inputs: Sequence[Tensor]) -> list[tuple[int, list[in
         for axis, size in enumerate(memory.shape)
         if size > 1
     ]
-    merged: list[tuple[int, list[int]]] = []
+    merged: list[Axis] = []
     for size, row in sorted(rows, key=lambda each: -each[1][0]):
         joins = bool(merged) and merged[-1][1] == [stride * size for stride in row]
         merged.append((merged.pop()[0] * size if joins else size, row))
@@ -253,14 +272,20 @@ def _table(jobs: Sequence[Job], most: int) -> Launch:
     class Table(ctypes.Structure):
         """plantune::JobTable."""
 
-        _fields_ = (("count", c_int), ("jobs", Job * most))
+        _fields_ = (("count", c_int), ("first_blocks", c_uint * most), ("jobs", Job * most))
 
     table, blocks = Table(count=len(jobs)), 0
     for place, job in enumerate(jobs):
-        job.first_block = blocks
-        blocks += -(-job.count // CHUNK)
-        table.jobs[place] = job
+        table.jobs[place], table.first_blocks[place] = job, blocks
+        blocks += _blocks(job)
     return Launch(table, blocks)
+
+
+def _blocks(job: Job) -> int:
+    filters, most, channels, _ = map(int, job.sizes)
+    if job.expression == TURN:
+        return filters * -(-channels // most)
+    return -(-int(job.count) // CHUNK)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plantune.cuda.build import Binary
 from plantune.cuda.kernel import Kernel
-from plantune.kernels.constants import Constant, Order, as_it_is
+from plantune.kernels.constants import Constant
 from plantune.kernels.vector_kernel import PROGRAMMATIC_FROM
 from plantune.space.arch import Arch
 
@@ -52,14 +52,12 @@ class PackedWeight:
         shape = (channels // CHANNELS, 4, 2, 2, 2, values // VALUES, 4, 4)
         return plain.view(shape).permute(5, 0, 2, 1, 4, 6, 3, 7)
 
-    def constant(
-        self, values: Mapping[str, Tensor], name: str, like: Tensor, rows: Order = as_it_is
-    ) -> Constant:
-        """The weight of that name so, after `rows` made its rows; `like` has dtype and device."""
+    def constant(self, values: Mapping[str, Tensor], name: str, like: Tensor) -> Constant:
+        """The weight of that name so; `like` has the dtype and the device."""
         channels, columns = self._padded
         shape = (columns // VALUES, channels // CHANNELS, 2, 4, 2, 4, 2, 4)
         memory = like.new_empty(shape)
-        return Constant(values, name, memory, lambda w: self.packed(rows(w)), packs=True)
+        return Constant(values, name, memory, self.packed, packs=True)
 
 
 class TiledKernel:

@@ -65,6 +65,10 @@ class Program:
         ]
         if self._weights is not None:
             self._weights.bind((*first, *launches), self._constants)
+            if turn and all(branch.launch and branch.fork >= 0 for branch in branches):
+                # A branch that starts before the first launch would not wait for the preparation.
+                self._weights.go_beside(self._constants[launches[0].step.name])
+                calls[0].append(self._weights.join)
         lanes = Lanes(branches, device)
         self._forward = lanes.ordered(calls, range(turn))
         self._backward = lanes.ordered(calls, range(turn, len(calls)))
@@ -146,7 +150,8 @@ class Program:
         ]
         for launch in found:
             converted = any(conversion.source == value for conversion in launch.conversions)
-            at_rest = all(name in self.values for name, _ in launch.step.inputs)
+            images = {name for name, _ in launch.step.inputs} - launch.step.constants
+            at_rest = images <= self.values.keys()
             if converted or not at_rest or not launch.family.launches_kernels:
                 return ()
         return tuple(launch.step.name for launch in found)

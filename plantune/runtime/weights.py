@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,9 +14,38 @@ from plantune.kernels.family import Values
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.preparation import Preparation
 from plantune.runtime.schedule import Launch, Schedule
+from plantune.runtime.streams import stream_for
 from plantune.space.arch import Arch
 
 Call = Callable[[], None]
+
+
+class Beside:
+    """A stream of its own for work that a pass needs after its first launch.
+
+    A preparation takes as long as the first kernel of se_resnet9_fixup, 3 to 5 us (H200).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = stream_for(self, device)
+        self._forked, self._done = torch.cuda.Event(), torch.cuda.Event()
+        self._runs = False
+
+    @contextmanager
+    def forked(self) -> Iterator[int]:
+        """Inside, work goes to that stream, whose handle this gives."""
+        self._forked.record(torch.cuda.current_stream(self._device))
+        self._stream.wait_event(self._forked)
+        with torch.cuda.stream(self._stream):
+            yield self._stream.cuda_stream
+            self._done.record(self._stream)
+        self._runs = True
+
+    def join(self) -> None:
+        if self._runs:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+            self._runs = False
 
 
 class Weights:
@@ -31,6 +61,8 @@ class Weights:
         self._derived = derived_values(graph)
         self._sources: dict[str, Tensor] = {}
         self._early = self._late = Preparation((), {}, {}, arch, device)
+        self._first: tuple[Constant, ...] = ()
+        self._beside: Beside | None = None
 
     def others(self, schedule: Schedule) -> tuple[Launch, ...]:
         """The launches of what is no expression over weights."""
@@ -57,6 +89,13 @@ class Weights:
         )
         self._late = Preparation(last, self._values, {}, self._arch, self._device)
 
+    def go_beside(self, first: Sequence[Constant]) -> None:
+        """From now on what the kernels need is made beside the first launch of a pass, which reads
+        these constants, if it finds all of them where they lie. `join` follows that launch.
+        """
+        self._first = tuple(first)
+        self._beside = Beside(self._device)
+
     def _kept(self, name: str) -> Constant:
         """A derived value that a kernel reads as it is."""
         if name not in self._values:
@@ -74,6 +113,23 @@ class Weights:
 
     def compute(self, stream: int, others: Sequence[Call], *, orders: bool = False) -> None:
         """Enqueues all of it; see `Preparation.launch`."""
+        if self._beside is not None and self._may_go_beside() and not others and not orders:
+            with self._beside.forked() as side:
+                self._enqueue(side, others)
+            return
+        self._enqueue(stream, others, orders=orders)
+
+    def _may_go_beside(self) -> bool:
+        """Whether there is something to make, and the first launch needs none of it."""
+        ready = (c.name not in self._derived and c.is_in_place() for c in self._first)
+        return bool(self.launches) and all(ready)
+
+    def join(self) -> None:
+        """What follows waits for what was made beside."""
+        if self._beside is not None:
+            self._beside.join()
+
+    def _enqueue(self, stream: int, others: Sequence[Call], *, orders: bool = False) -> None:
         self._early.launch(stream, orders=orders)
         for call in others:
             call()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
-from ctypes import c_int
 from dataclasses import dataclass
 from typing import ClassVar
-
-from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
+from plantune.kernels.constants import in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.patterns.channel_affine import (
@@ -20,15 +19,9 @@ from plantune.kernels.patterns.channel_affine import (
     channel_affine_of,
 )
 from plantune.kernels.patterns.epilogue import ConvEpilogue
-from plantune.kernels.patterns.pointwise_conv import Shifts, pointwise_conv_behind
+from plantune.kernels.patterns.pointwise_conv import pointwise_conv_behind
 from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.kernels.warp_mma import (
-    CHANNELS,
-    PackedWeight,
-    TiledKernel,
-    padded,
-    why_not_elements,
-)
+from plantune.kernels.warp_mma import CHANNELS, TiledKernel, padded, why_not_elements
 from plantune.space.arch import Arch
 from plantune.values import Attrs
 
@@ -42,13 +35,13 @@ SOURCE = """\
 using T = {element};
 using Pixels = plantune::StemPixels<{pixel}, {scaled}>;
 using Kernel = plantune::Stem<T, Pixels, plantune::ImageShape<{c}, {h}, {w}>, {outputs},
-                              plantune::StemTile<{tile_m}, {tile_n}, {warp_m}>, {relu}, {plain}>;
+                              plantune::StemTile<{tile_m}, {tile_n}, {warp_m}>,
+                              plantune::StemEnd<plantune::Bias::{bias}, {relu}, {offset}, {plain}>>;
 static_assert(Kernel::kSharedBytes == {shared_bytes}, "the launch asks for what the kernel uses");
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
-run(const Pixels::In* x, const uint4* weight, const float* shifts, const float2* scales, T* y,
-    T* plain, int pixels) {{
-  Kernel::run(x, weight, shifts, scales, y, plain, pixels);
+run(const __grid_constant__ Kernel::Arguments arguments) {{
+  Kernel::run(arguments);
 }}
 """
 
@@ -105,7 +98,9 @@ class Stem(CudaFamily):
             scaled=str(parts.affine.scales).lower(),
             **{"c": c, "h": h, "w": w, "outputs": parts.outputs},
             **config,
+            bias=parts.bias,
             relu=str(parts.epilogue.relu).lower(),
+            offset=str(parts.epilogue.offset is not None).lower(),
             plain=str(parts.epilogue.unshifted is not None).lower(),
             shared_bytes=self.shared_bytes(step, config),
         )
@@ -115,21 +110,37 @@ class Stem(CudaFamily):
         epilogue, outputs = parts.epilogue, parts.outputs
         x, y = parts.affine.source, step.nodes[-1].name
         plain = epilogue.unshifted or y
-        tile_n = int(config["tile_n"])
-        channels = parts.image.shape[1]
-        packing = PackedWeight((outputs, BLOCK * BLOCK * channels), tile_n)
-        weight = packing.constant(values, epilogue.conv.inputs[1], values[y], by_patches)
-        shifts = Shifts(epilogue, padded(outputs, tile_n), frame)
-        scales = ChannelScales(parts.affine, channels, frame)
+        weight = in_rows(step, epilogue.conv.inputs[1], frame)
+        named = {"bias": epilogue.bias, "offset": epilogue.offset}
+        vectors = {part: in_rows(step, n, frame) for part, n in named.items() if n is not None}
+        scales = ChannelScales(parts.affine, parts.image.shape[1], frame)
         kernel = TiledKernel(frame.built, config, parts.pixels, outputs)
         threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 
         def launch(stream: int) -> None:
-            tables = (weight.tensor, shifts.tensor, scales.tensor)
-            arguments = (values[x], *tables, values[y], values[plain], c_int(parts.pixels))
-            kernel.launch(stream, threads, arguments, shared_bytes)
+            places = {
+                "x": values[x],
+                "weight": weight.tensor,
+                **{part: vector.tensor for part, vector in vectors.items()},
+                "scales": scales.tensor,
+                "y": values[y],
+                "plain": values[plain],
+            }
+            addresses = {part: tensor.data_ptr() for part, tensor in places.items()}
+            arguments = _Arguments(**addresses, pixels=parts.pixels)
+            kernel.launch(stream, threads, (arguments,), shared_bytes)
 
-        return Binding(launch, constants=(weight, *shifts.constants, *scales.constants))
+        return Binding(launch, constants=(weight, *vectors.values(), *scales.constants))
+
+
+class _Arguments(ctypes.Structure):
+    """Stem::Arguments."""
+
+    _fields_ = (
+        *((part, ctypes.c_void_p) for part in ("x", "weight", "bias", "offset", "scales")),
+        *((part, ctypes.c_void_p) for part in ("y", "plain")),
+        ("pixels", ctypes.c_int),
+    )
 
 
 @dataclass(frozen=True)
@@ -139,11 +150,19 @@ class Parts:
     image: TensorType
     affine: ChannelAffine
     epilogue: ConvEpilogue
+    bias_count: int
 
     @property
     def outputs(self) -> int:
         """Channels of the result."""
         return self.epilogue.conv.types[0].shape[1]
+
+    @property
+    def bias(self) -> str:
+        """Which values it has, in the header's words."""
+        if self.epilogue.bias is None:
+            return "kNone"
+        return "kOne" if self.bias_count == 1 else "kEach"
 
     @property
     def pixels(self) -> int:
@@ -164,12 +183,8 @@ def _read(step: Step) -> Parts:
         )
     if moved.attrs["block"] != BLOCK:
         raise IllegalCandidate(f"patches are {BLOCK}x{BLOCK}, got {moved.attrs['block']}")
-    return Parts(step.types[affine.source], affine, epilogue)
-
-
-def by_patches(weight: Tensor) -> Tensor:
-    """The weight with channel (dy * 4 + dx) * C + c, in the order c, dy, dx: a patch at a time."""
-    return weight.view(weight.shape[0], BLOCK * BLOCK, -1).transpose(1, 2)
+    count = 0 if epilogue.bias is None else step.types[epilogue.bias].numel
+    return Parts(step.types[affine.source], affine, epilogue, count)
 
 
 FAMILY = Stem()

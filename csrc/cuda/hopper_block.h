@@ -18,7 +18,7 @@ struct BlockMaps : ConvMaps {
 };
 
 struct BlockScalars : ConvSeScalars {
-  const float *mid_scale, *mid_bias, *mid_offset;
+  Parameter mid_scale, mid_bias, mid_offset;
 };
 
 template <class C>
@@ -67,8 +67,8 @@ class HopperBlock : public HopperConvSe<C> {
     load_mid_scales();
     this->load_scales();
     sync_first<kConsumers>();
-    const float offset = C::kOffset ? __ldg(this->scalars_.offset) : 0.f;
-    const float mid_offset = C::kMidOffset ? __ldg(mid_.mid_offset) : 0.f;
+    const float offset = C::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
+    const float mid_offset = C::kMidOffset ? load_parameter<T>(mid_.mid_offset, 0) : 0.f;
     float sums[kChannels / 2];
     Slot<C::kWeightStages> slot;
     this->multiply(sums, slot);
@@ -108,8 +108,8 @@ class HopperBlock : public HopperConvSe<C> {
 
   __device__ __forceinline__ void load_mid_scales() const {
     for (int i = threadIdx.x; i < kChannels; i += kConsumers) {
-      const float scale = C::kMidScale ? __ldg(mid_.mid_scale + i) : 1.f;
-      const float bias = C::kMidBias ? __ldg(mid_.mid_bias + i) : 0.f;
+      const float scale = C::kMidScale ? load_parameter<T>(mid_.mid_scale, i) : 1.f;
+      const float bias = C::kMidBias ? load_parameter<T>(mid_.mid_bias, i) : 0.f;
       store_word(mid_scale_at(i), __float_as_uint(scale));
       store_word(mid_scale_at(i + kChannels), __float_as_uint(bias));
     }

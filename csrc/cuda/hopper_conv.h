@@ -2,7 +2,7 @@
 //
 //   y = relu(conv(x, w) * scale + bias + residual) + offset
 //
-// x and y are NHWC, w is (O, R * S, C), both of T (2 bytes); scale, bias and offset are float. Each
+// x and y are NHWC, w is (O, R * S, C), both of T (2 bytes). Each
 // part of the epilogue is optional; `unshifted` takes the value before the offset. It writes `=`,
 // sums in float in an order that depends on the configuration alone, and rounds once.
 //
@@ -21,15 +21,14 @@
 #include "cuda/hopper_async.h"
 #include "cuda/hopper_mma.h"
 #include "cuda/launch.h"
+#include "cuda/parameter.h"
 #include "cuda/vector.h"
 
 namespace plantune {
 
 /// What the epilogue reads besides the residual.
 struct ConvScalars {
-  const float* scale;
-  const float* bias;
-  const float* offset;
+  Parameter scale, bias, offset;
 };
 
 /// The tensor maps of a convolution; `residual` and `unshifted` where the epilogue has them.
@@ -347,7 +346,7 @@ class HopperConv {
 
   __device__ __forceinline__ void consume() const {
     load_scales();
-    const float offset = C::kOffset ? __ldg(scalars_.offset) : 0.f;
+    const float offset = C::kOffset ? load_parameter<T>(scalars_.offset, 0) : 0.f;
     float sums[C::kTileN / 2];
     multiply(sums);
     if constexpr (C::kSplitK == 1) {
@@ -466,9 +465,11 @@ class HopperConv {
       const int first = o_ + rank_ * kOwn;
       for (int i = threadIdx.x; i < kOwn && first + i < C::kO; i += kConsumers) {
         const uint32_t to = base_ + kScalesStart + i * 4;
-        if constexpr (C::kScale) store_word(to, __float_as_uint(__ldg(scalars_.scale + first + i)));
+        if constexpr (C::kScale) {
+          store_word(to, __float_as_uint(load_parameter<T>(scalars_.scale, first + i)));
+        }
         if constexpr (C::kBias) {
-          store_word(to + kOwn * 4, __float_as_uint(__ldg(scalars_.bias + first + i)));
+          store_word(to + kOwn * 4, __float_as_uint(load_parameter<T>(scalars_.bias, first + i)));
         }
       }
       sync_first<kConsumers>();

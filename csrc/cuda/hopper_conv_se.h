@@ -4,7 +4,8 @@
 //   y = relu(v * gate + residual) + offset
 //
 // The convolution is HopperConv's, with its layouts, options and roles; v stays in registers. The
-// layers are floats: W1 (kHidden, C), W2 by columns (kHidden, C), b1, b2. It writes `=`, all
+// W1 is (hidden, C) and W2 (C, hidden), both of T and aligned to 16 bytes; kHidden is a multiple of 4
+// that holds the hidden channels. It writes `=`, all
 // arithmetic is float, what leaves is rounded once, and sums have a fixed order.
 
 #pragma once
@@ -14,12 +15,14 @@
 namespace plantune {
 
 struct ConvSeScalars : ConvScalars {
-  const float* layers;
+  const void *weight1, *weight2;
+  Parameter bias1, bias2;
 };
 
 template <class C>
 class HopperConvSe : public HopperConv<C> {
   using Base = HopperConv<C>;
+  using T = typename C::T;
 
  protected:
   using Base::kConsumers;
@@ -45,7 +48,7 @@ class HopperConvSe : public HopperConv<C> {
   static_assert(C::kBoxW == C::kQ && C::kBoxH == C::kP, "a block has whole images");
   static_assert(C::kTileM == kImages * C::kP * C::kQ && C::kTileM / kImages % 64 == 0,
                 "a warpgroup has pixels of one image");
-  static_assert(kHidden % 4 == 0, "the layers are copied by 16 bytes");
+  static_assert(kHidden % 4 == 0, "rows of the layers are whole vectors of floats");
 
  public:
   static constexpr int kSharedBytes = Base::shared_bytes(kEnd);
@@ -56,12 +59,12 @@ class HopperConvSe : public HopperConv<C> {
 
   __device__ __forceinline__ HopperConvSe(const ConvMaps& maps, const ConvSeScalars& scalars,
                                           uint32_t base)
-      : Base(maps, scalars, base), layers_(scalars.layers) {}
+      : Base(maps, scalars, base), layers_(scalars) {}
 
   __device__ __forceinline__ void consume() const {
     load_layers();
     this->load_scales();
-    const float offset = C::kOffset ? __ldg(this->scalars_.offset) : 0.f;
+    const float offset = C::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
     float sums[kChannels / 2];
     this->multiply(sums);
     this->scale_sums(sums);
@@ -71,7 +74,7 @@ class HopperConvSe : public HopperConv<C> {
   }
 
  protected:
-  const float* layers_;
+  const ConvSeScalars& layers_;
 
   __device__ __forceinline__ Shared& shared() const {
     extern __shared__ uint8_t memory[];
@@ -81,11 +84,31 @@ class HopperConvSe : public HopperConv<C> {
 
   /// What is loaded here is read behind later barriers only.
   __device__ __forceinline__ void load_layers() const {
-    const float4* from = reinterpret_cast<const float4*>(layers_);
-    float4* to = reinterpret_cast<float4*>(&shared().layers);
+    Layers& to = shared().layers;
+    const T* weight1 = static_cast<const T*>(layers_.weight1);
+    const T* weight2 = static_cast<const T*>(layers_.weight2);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < int(sizeof(Layers) / 16); i += kConsumers) {
-      to[i] = __ldg(from + i);
+    for (int i = threadIdx.x; i < kHidden * kChannels / 8; i += kConsumers) {
+      const int row = i / (kChannels / 8), channel = i % (kChannels / 8) * 8;
+      Vector<T, 8> word;
+      word.clear();
+      if (row < C::kHiddenUsed) word.template load<true>(weight1 + row * kChannels + channel);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) to.weight1[row][channel + e] = word[e];
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kHidden * kChannels; i += kConsumers) {
+      const int row = i % kHidden, channel = i / kHidden;
+      const bool there = row < C::kHiddenUsed;
+      to.weight2[row][channel] =
+          there ? to_float(weight2[channel * C::kHiddenUsed + row]) : 0.f;
+    }
+    for (int i = threadIdx.x; i < kChannels; i += kConsumers) {
+      to.bias2[i] = C::kBias2 ? load_parameter<T>(layers_.bias2, i) : 0.f;
+      if (i < kHidden) {
+        const bool there = C::kBias1 && i < C::kHiddenUsed;
+        to.bias1[i] = there ? load_parameter<T>(layers_.bias1, i) : 0.f;
+      }
     }
   }
 

@@ -1,18 +1,19 @@
 // Average pooling and a 1x1 convolution with bias behind it; the pooled image stays on the chip.
 //
 //   x       (images, kHeight, kWidth, kChannels)                input, nhwc, at any address
-//   weight  (kChannels padded to 16 / 16, kOutputs padded to kTileN / 32, 64 vectors of 8)
-//           packed for WarpMma
-//   bias    (kOutputs padded to kTileN)
+//   weight  (kOutputs, kChannels), aligned to 16 bytes
+//   bias    (kOutputs) or one value
 //   y       (images, rows, columns, kOutputs) =                 conv(avg_pool(x)) + bias, nhwc
 //
 // Means are float32, rounded once to the elements that tensor cores take: the framework rounds them
 // at the same place, and what is beyond the window contributes nothing, not even a product with 0.
-// Products sum in float32, rounded once. Deterministic.
+// Products sum in float32, rounded once. Lanes read weights straight into the operands of their
+// instructions, the first ones before the wait for the kernel in front. Deterministic.
 
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/parameter.h"
 #include "cuda/vector.h"
 #include "cuda/warp_mma.h"
 
@@ -56,14 +57,13 @@ struct PoolTile {
   static constexpr int kTileN = kTileN_;
 };
 
-template <typename T, typename Pool, int kChannels, int kOutputs, typename Tile>
+template <typename T, typename Pool, int kChannels, int kOutputs, typename Tile, bool kBias>
 struct PoolConv {
   using Mma = WarpMma<T>;
   using A = typename Mma::A;
   using B = typename Mma::B;
 
   static constexpr int kTilesK = ceil_div(kChannels, Mma::kValues);
-  static constexpr int kPaddedOutputs = ceil_div(kOutputs, Tile::kTileN) * Tile::kTileN;
   static constexpr int kWarpsN = Tile::kTileN / Mma::kChannels;
   static constexpr int kThreads = Tile::kTileM / Mma::kRows * kWarpsN * 32;
   static constexpr int kVector = Vector<T>::kSize;
@@ -86,22 +86,32 @@ struct PoolConv {
   static_assert(Tile::kTileN % Mma::kChannels == 0, "a tile's channels are whole products");
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
 
-  __device__ static void run(const T* x, const uint4* weight, const float* bias, T* y, int pixels) {
+  struct Arguments {
+    const T* x;
+    const T* weight;
+    Parameter bias;
+    T* y;
+    int pixels;
+  };
+
+  __device__ static void run(const Arguments& a) {
     extern __shared__ uint4 memory[];
+    const T* x = a.x;
+    const int pixels = a.pixels;
     T* pooled = reinterpret_cast<T*>(memory);
     const int warp = threadIdx.x / 32;
     const int tile_n = blockIdx.y * kWarpsN + warp % kWarpsN;
     release_successor();
-    wait_for_predecessor();
 
-    // The first weights are under way while the block pools.
-    const uint4* tiles = weight + tile_n * Mma::kVectors;
+    // The first weights are under way while the block waits and pools.
+    const int output = tile_n * Mma::kChannels;
     B b[kAhead];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) b[k] = Mma::load_b(tiles + k * kTileStride);
-    const int channel = tile_n * Mma::kChannels + Mma::channel_of_c();
+    for (int k = 0; k < kAhead; ++k) b[k] = load_b(a.weight, output, k);
+    const int channel = output + Mma::channel_of_c();
     Sums sums;
-    Mma::start(sums, bias + channel);
+    start(sums, a.bias, channel);
+    wait_for_predecessor();
 
     if (reinterpret_cast<unsigned long long>(x) % kWordBytes == 0) {
       pool<true, kAtOnce>(pooled, x, pixels);
@@ -111,13 +121,27 @@ struct PoolConv {
     __syncthreads();
 
     const int first = warp / kWarpsN * Mma::kRows;
-    multiply(sums, pooled + first * kPitch, tiles, b);
-    write(sums, y, blockIdx.x * Tile::kTileM + first, channel, pixels);
+    multiply(sums, pooled + first * kPitch, a.weight, output, b);
+    write(sums, a.y, blockIdx.x * Tile::kTileM + first, channel, pixels);
   }
 
  private:
-  // Vectors of weights from 16 input channels to the next 16.
-  static constexpr int kTileStride = kPaddedOutputs / Mma::kChannels * Mma::kVectors;
+  /// The weights of 32 outputs from this one on, and of the k-th 16 channels.
+  __device__ __forceinline__ static B load_b(const T* weight, int output, int k) {
+    return Mma::gather_b([&](int row, int value) {
+      const int channel = k * Mma::kValues + value;
+      if (output + row >= kOutputs || channel >= kChannels) return make_uint2(0, 0);
+      return __ldg(reinterpret_cast<const uint2*>(weight + (output + row) * kChannels + channel));
+    });
+  }
+
+  __device__ __forceinline__ static void start(Sums& sums, const Parameter& bias, int channel) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const bool there = kBias && channel < kOutputs;
+      sums[0][i] = sums[1][i] = there ? load_parameter<T>(bias, channel + i) : 0.f;
+    }
+  }
 
   /// Where 8 channels of a pooled pixel come from.
   struct Window {
@@ -218,8 +242,8 @@ struct PoolConv {
     return rows * columns;
   }
 
-  __device__ __forceinline__ static void multiply(Sums& sums, const T* pooled, const uint4* tiles,
-                                                  B (&b)[kAhead]) {
+  __device__ __forceinline__ static void multiply(Sums& sums, const T* pooled, const T* weight,
+                                                  int output, B (&b)[kAhead]) {
 #pragma unroll
     for (int k = 0; k < kTilesK; ++k) {
       A a;
@@ -233,7 +257,7 @@ struct PoolConv {
         }
       }
       Mma::multiply(sums, a, b[k % kAhead]);
-      if (k + kAhead < kTilesK) b[k % kAhead] = Mma::load_b(tiles + (k + kAhead) * kTileStride);
+      if (k + kAhead < kTilesK) b[k % kAhead] = load_b(weight, output, k + kAhead);
     }
   }
 

@@ -49,7 +49,7 @@ struct SeTail {
   using Arguments = SeTailArguments<T>;
 
   static constexpr int kThreads = kThreads_;
-  static constexpr int kHiddenPadded = ceil_div(kHidden, Word::kSize) * Word::kSize;
+  static constexpr int kHiddenPadded = ceil_div(kHidden, 4) * 4;
   static constexpr bool kKept = Tile::kBatches == 1;
   using Squeeze = Matrix<T, kHidden, kChannels, kImages, kThreads>;
   using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;

@@ -14,7 +14,7 @@ namespace plantune {
 /// weight (kRows, kColumns) row-major; a few lanes share a row.
 template <typename T, int kRows, int kColumns, int kImages, int kThreads>
 struct SmallMatrix {
-  using Word = Vector<T>;
+  using Word = Vector<T, kColumns % Vector<T>::kSize == 0 ? Vector<T>::kSize : 4>;
   using Input = Columns<kColumns, Word::kSize>;
 
   static constexpr int kWords = kColumns / Word::kSize;

@@ -62,6 +62,17 @@ struct WarpMma {
     return {{tile[lane_index()], tile[32 + lane_index()]}};
   }
 
+  /// The same from a matrix of rows: `run(channel, value)` gives 4 values of a channel.
+  template <typename Run>
+  __device__ __forceinline__ static B gather_b(Run run) {
+    B b;
+    uint2* runs = reinterpret_cast<uint2*>(b.vectors);
+    const int channel = lane_index() / 8 * 8 + lane_index() / 4 % 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) runs[i] = run(channel + 2 * i, lane_index() % 4 * kRun);
+    return b;
+  }
+
   __device__ __forceinline__ static void multiply(Sums& c, const A& a, const B& b) {
     const uint2 upper = a.runs[0][0], lower = a.runs[1][0];
     // Columns 2 * j and 2 * j + 1 of each lane's 8 channels come from the j-th instruction.
@@ -108,6 +119,19 @@ struct WarpMma {
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) b.runs[h][j] = runs[(32 * h + 4 * row + j) * 2 + place() / 4];
+    }
+    return b;
+  }
+
+  template <typename Run>
+  __device__ __forceinline__ static B gather_b(Run run) {
+    B b;
+    const int row = (group() / 2 * 2 + place() / 2 % 2) * 2 + place() % 2;
+    const int channel = row / 2 * 8 + place() / 4 * 2 + row % 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) b.runs[h][j] = run(channel + 4 * h, j * kRun);
     }
     return b;
   }

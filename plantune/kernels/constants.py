@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,12 +51,14 @@ class Constant:
         *,
         packs: bool = False,
         in_place: bool = False,
+        alignment_bytes: int = ALIGNMENT_BYTES,
     ) -> None:
         self.name = name
         self.order = order
         self.packs = packs
         self._values = values
         self._in_place = in_place
+        self._alignment_bytes = alignment_bytes
         self._memory = memory
 
     @property
@@ -78,7 +81,7 @@ class Constant:
         if not self._in_place or self.name not in self._values:
             return False
         found = self.ordered()
-        return found.is_contiguous() and not found.data_ptr() % ALIGNMENT_BYTES
+        return found.is_contiguous() and not found.data_ptr() % self._alignment_bytes
 
     @property
     def by_torch(self) -> bool:
@@ -105,7 +108,27 @@ def in_rows(step: Step, name: str, frame: Frame) -> Constant:
     return Constant(frame.values, name, memory, as_it_is, in_place=True)
 
 
-def vector(name: str, count: int, frame: Frame) -> Constant:
-    """One float32 number of each channel, or one for all."""
+def floats(name: str, count: int, frame: Frame) -> Constant:
+    """A float32 number of each channel."""
     memory = partial(torch.empty, count, dtype=torch.float32, device=frame.device)
     return Constant(frame.values, name, memory)
+
+
+class Parameter(ctypes.Structure):
+    """plantune::Parameter."""
+
+    _fields_ = (("from_", ctypes.c_void_p), ("stride", ctypes.c_int), ("is_float", ctypes.c_int))
+
+
+class ChannelValues(Constant):
+    """A number of each channel, or one for all: as the parameter has it, or in float32."""
+
+    def __init__(self, name: str, count: int, frame: Frame) -> None:
+        memory = partial(torch.empty, count, dtype=torch.float32, device=frame.device)
+        super().__init__(frame.values, name, memory, in_place=True, alignment_bytes=1)
+
+    def parameter(self) -> Parameter:
+        """Where a kernel finds it in this pass."""
+        found = self.tensor
+        is_float = found.dtype == torch.float32
+        return Parameter(found.data_ptr(), 0 if found.numel() == 1 else 1, is_float)

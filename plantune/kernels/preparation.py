@@ -24,7 +24,7 @@ WORD_BYTES = 16
 # The size of an axis, and the strides of the memory and of all inputs along it.
 Axis = tuple[int, list[int]]
 # Jobs of a launch: what 4 KiB of arguments hold, and what 32 KiB do where the driver takes so much.
-FEW_JOBS, MANY_JOBS = 24, 200
+FEW_JOBS, SOME_JOBS, MANY_JOBS = 24, 64, 200
 MANY_FROM_DRIVER, MANY_FROM_CHIP = (12, 1), (7, 0)
 SOURCE = """#include "cuda/prepare.h"
 struct Expressions {{
@@ -115,9 +115,7 @@ class Preparation:
             return
         most = self._most_jobs()
         groups = [jobs[i : i + most] for i in range(0, len(jobs), most)]
-        self._launches = [
-            _table(group, FEW_JOBS if len(group) <= FEW_JOBS else most) for group in groups
-        ]
+        self._launches = [_table(group) for group in groups]
 
     @property
     def moved_bytes(self) -> int:
@@ -137,7 +135,7 @@ class Preparation:
             call()
         launches = self._launches
         if orders and not launches:
-            launches = [_table([], FEW_JOBS)]
+            launches = [_table([])]
         for launch in launches:
             kernel = self._kernel(len(launch.table.jobs))
             kernel.launch(stream, (max(launch.blocks, 1), 1, 1), THREADS, (launch.table,))
@@ -268,7 +266,9 @@ def _merged(memory: Tensor, inputs: Sequence[Tensor]) -> list[Axis]:
     return merged or [(1, [1] * (1 + len(inputs)))]
 
 
-def _table(jobs: Sequence[Job], most: int) -> Launch:
+def _table(jobs: Sequence[Job]) -> Launch:
+    most = next(size for size in (FEW_JOBS, SOME_JOBS, MANY_JOBS) if len(jobs) <= size)
+
     class Table(ctypes.Structure):
         """plantune::JobTable."""
 

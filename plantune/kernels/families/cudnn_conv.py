@@ -15,7 +15,7 @@ from torch import Tensor
 from plantune.cuda import cudnn
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant, conv_weight, vector
+from plantune.kernels.constants import Constant, conv_weight, floats
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.memory import aligned, view_bytes
@@ -158,7 +158,7 @@ def _images(step: Step) -> dict[str, str]:
 def _constant(step: Step, word: str, name: str, frame: Frame) -> Constant:
     """The weight as KRSC, anything else in float32."""
     if word != "weight":
-        return vector(name, step.types[name].numel, frame)
+        return floats(name, step.types[name].numel, frame)
     return conv_weight(step, name, frame)
 
 

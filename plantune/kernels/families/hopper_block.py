@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
 from plantune.kernels.hopper.family import (
@@ -19,15 +19,14 @@ from plantune.kernels.hopper.family import (
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.prepared import Prepared
 from plantune.kernels.hopper.squeeze import (
-    HIDDEN,
     HIDDEN_MAX,
     LAYERS_US,
     TILE_NS,
     PreparedSe,
     SeScalars,
     beginning,
+    hidden_constants,
     layers_bytes,
-    padded,
     parts_of,
 )
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv_shape
@@ -46,7 +45,7 @@ CONSTANTS = """  static constexpr int kR2 = {r}, kS2 = {s};
 class BlockScalars(SeScalars):
     """plantune::BlockScalars."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("mid_scale", "mid_bias", "mid_offset"))
+    _fields_ = tuple((name, Parameter) for name in ("mid_scale", "mid_bias", "mid_offset"))
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class HopperBlock(HopperFamily):
         parts = ("scale", "bias", "relu", "offset")
         has = {part: "true" if getattr(first, part) else "false" for part in parts}
         more = CONSTANTS.format(r=second.r, s=second.s, **has)
-        more += HIDDEN.format(padded(block.layers.squeeze.width))
+        more += hidden_constants(block.layers)
         dtype = step.types[first.conv.name].dtype
         constants = design.constants(dtype, block.whole, more)
         return INCLUDE + constants + design.kernel("HopperBlock", "BlockScalars", "BlockMaps")
@@ -125,7 +124,7 @@ class HopperBlock(HopperFamily):
         second = PreparedSe(step, block.second, block.layers, frame)
 
         def scalars() -> BlockScalars:
-            mid = {f"mid_{part}": address for part, address in first.addresses().items()}
+            mid = {f"mid_{part}": value for part, value in first.parameters().items()}
             return BlockScalars(**second.named(), **mid)
 
         launch = Launch(step, block.whole, design, frame, first.weight, scalars, second.weight)

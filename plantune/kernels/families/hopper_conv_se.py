@@ -16,13 +16,12 @@ from plantune.kernels.hopper.family import (
 )
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.squeeze import (
-    HIDDEN,
     HIDDEN_MAX,
     LAYERS_US,
     TILE_NS,
     PreparedSe,
+    hidden_constants,
     layers_bytes,
-    padded,
     parts_of,
 )
 from plantune.kernels.hopper.tiles import Box, conv_shape
@@ -71,7 +70,7 @@ class HopperConvSe(HopperFamily):
     def source(self, step: Step, config: Attrs, arch: Arch) -> str:
         (epilogue, layers), design = parts_of(step), _design(step, config)
         dtype = step.types[epilogue.conv.name].dtype
-        constants = design.constants(dtype, epilogue, HIDDEN.format(padded(layers.squeeze.width)))
+        constants = design.constants(dtype, epilogue, hidden_constants(layers))
         return INCLUDE + constants + design.kernel("HopperConvSe", "ConvSeScalars")
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
-from ctypes import c_int
 from typing import ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.constants import ChannelValues, Parameter, in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue
-from plantune.kernels.patterns.pointwise_conv import Shifts, pointwise_conv_behind
+from plantune.kernels.patterns.pointwise_conv import pointwise_conv_behind
 from plantune.kernels.vector_kernel import ELEMENTS
 from plantune.kernels.warp_mma import (
     CHANNELS,
     ROWS,
     VALUES,
-    PackedWeight,
     TiledKernel,
     padded,
     why_not_elements,
@@ -36,12 +36,13 @@ using T = {element};
 using Pool = plantune::Pooling<plantune::Extent<{image}>, plantune::Extent<{kernel}>,
                                plantune::Extent<{stride}>, plantune::Extent<{padding}>, {count}>;
 using Kernel =
-    plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>>;
+    plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>,
+                       {bias}>;
 static_assert(Kernel::kSharedBytes == {shared_bytes}, "the launch asks for what the kernel uses");
 
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
-run(const T* x, const uint4* weight, const float* bias, T* y, int pixels) {{
-  Kernel::run(x, weight, bias, y, pixels);
+run(const __grid_constant__ Kernel::Arguments arguments) {{
+  Kernel::run(arguments);
 }}
 """
 
@@ -99,6 +100,7 @@ class PoolConv(CudaFamily):
             count=str(pool.attrs["count_padding"]).lower(),
             channels=channels,
             outputs=outputs,
+            bias=str(_read(step).bias is not None).lower(),
             **config,
             shared_bytes=self.shared_bytes(step, config),
         )
@@ -106,19 +108,36 @@ class PoolConv(CudaFamily):
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         epilogue, values = _read(step), frame.values
         x, y = step.nodes[0].inputs[0], step.nodes[-1].name
-        (channels, outputs), pixels = _channels(step), _pixels(epilogue)
-        tile_n = int(config["tile_n"])
-        packing = PackedWeight((outputs, channels), tile_n)
-        weight = packing.constant(values, epilogue.conv.inputs[1], values[y])
-        bias = Shifts(epilogue, padded(outputs, tile_n), frame)
+        outputs, pixels = _channels(step)[1], _pixels(epilogue)
+        weight = in_rows(step, epilogue.conv.inputs[1], frame)
+        name = epilogue.bias
+        bias = None if name is None else ChannelValues(name, outputs, frame)
         kernel = TiledKernel(frame.built, config, pixels, outputs)
         threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 
         def launch(stream: int) -> None:
-            arguments = (values[x], weight.tensor, bias.tensor, values[y], c_int(pixels))
-            kernel.launch(stream, threads, arguments, shared_bytes)
+            arguments = _Arguments(
+                x=values[x].data_ptr(),
+                weight=weight.tensor.data_ptr(),
+                bias=Parameter() if bias is None else bias.parameter(),
+                y=values[y].data_ptr(),
+                pixels=pixels,
+            )
+            kernel.launch(stream, threads, (arguments,), shared_bytes)
 
-        return Binding(launch, constants=(weight, *bias.constants))
+        return Binding(launch, constants=(weight,) if bias is None else (weight, bias))
+
+
+class _Arguments(ctypes.Structure):
+    """PoolConv::Arguments."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("bias", Parameter),
+        ("y", ctypes.c_void_p),
+        ("pixels", ctypes.c_int),
+    )
 
 
 def _read(step: Step) -> ConvEpilogue:

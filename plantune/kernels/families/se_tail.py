@@ -11,6 +11,7 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
+from plantune.kernels.constants import in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
@@ -31,6 +32,7 @@ extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(Tail::Argu
 }}
 """
 HIDDEN_MAX = 256
+UNIT = 4  # columns of a row that a lane reads at least
 STATIC_SHARED_BYTES = 48 << 10
 
 
@@ -94,7 +96,7 @@ class SeTail(CudaFamily):
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         bound = _Bound(step, config, frame)
-        return Binding(bound.launch, constants=(bound.weight1, bound.weight2))
+        return Binding(bound.launch, constants=bound.constants)
 
 
 class _Arguments(ctypes.Structure):
@@ -122,11 +124,16 @@ class _Bound:
         self.grid = (-(-self.count // int(config["images"])), 1, 1)
         like = torch.empty(0, dtype=type_.torch_dtype, device=frame.device)
         mma = config["math"] == "mma"
-        hidden, unit = self.parts.squeeze.width, TILE if mma else _vector(type_)
+        hidden, unit = self.parts.squeeze.width, TILE if mma else UNIT
         squeeze = SmallMatrix(hidden, channels, unit, mma=mma)
         excite = SmallMatrix(channels, hidden, unit, mma=mma)
         self.weight1 = squeeze.constant(frame.values, self.parts.squeeze, like)
         self.weight2 = excite.constant(frame.values, self.parts.excite, like)
+        names = (self.parts.squeeze.bias, self.parts.excite.bias, self.parts.offset)
+        self._vectors = {
+            name: in_rows(step, name, frame) for name in names if name in step.constants
+        }
+        self.constants = (self.weight1, self.weight2, *self._vectors.values())
 
     def launch(self, stream: int) -> None:
         names = (self.parts.image, self.parts.residual)
@@ -152,7 +159,10 @@ class _Bound:
         )
 
     def _address(self, name: str | None) -> int | None:
-        return None if name is None else self.values[name].data_ptr()
+        if name is None:
+            return None
+        found = self._vectors[name].tensor if name in self._vectors else self.values[name]
+        return found.data_ptr()
 
     def _pair(self, names: tuple[str, ...]) -> ctypes.Array[ctypes.c_void_p]:
         return (ctypes.c_void_p * 2)(*map(self._address, names))

@@ -7,7 +7,7 @@ import ctypes
 from torch import Tensor
 
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant, conv_weight, vector
+from plantune.kernels.constants import ChannelValues, Constant, Parameter, conv_weight
 from plantune.kernels.family import Frame
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 
@@ -15,18 +15,18 @@ from plantune.kernels.patterns.epilogue import ConvEpilogue
 class Scalars(ctypes.Structure):
     """plantune::ConvScalars."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("scale", "bias", "offset"))
+    _fields_ = tuple((name, Parameter) for name in ("scale", "bias", "offset"))
 
 
 class Prepared:
-    """The weight as (O, R, S, C), and scale, bias and offset in float32."""
+    """The weight as (O, R, S, C), and scale, bias and offset."""
 
     def __init__(self, step: Step, epilogue: ConvEpilogue, frame: Frame) -> None:
         weight = epilogue.conv.inputs[1]
         channels = step.types[weight].shape[0]
         self._weight = conv_weight(step, weight, frame)
         self._scalars = {
-            part: vector(name, 1 if part == "offset" else channels, frame)
+            part: ChannelValues(name, 1 if part == "offset" else channels, frame)
             for part in ("scale", "bias", "offset")
             if (name := getattr(epilogue, part)) is not None
         }
@@ -38,8 +38,8 @@ class Prepared:
     def weight(self) -> Tensor:
         return self._weight.tensor
 
-    def addresses(self) -> dict[str, int]:
-        return {part: scalar.tensor.data_ptr() for part, scalar in self._scalars.items()}
+    def parameters(self) -> dict[str, Parameter]:
+        return {part: scalar.parameter() for part, scalar in self._scalars.items()}
 
     def scalars(self) -> Scalars:
-        return Scalars(**self.addresses())
+        return Scalars(**self.parameters())

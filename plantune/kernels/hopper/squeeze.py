@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant
+from plantune.kernels.constants import ChannelValues, Constant, Parameter
 from plantune.kernels.family import Frame
 from plantune.kernels.hopper.prepared import Prepared, Scalars
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
-from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
+from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
 
-HIDDEN = "  static constexpr int kHidden = {};\n"
+HIDDEN = """  static constexpr int kHidden = {hidden}, kHiddenUsed = {used};
+  static constexpr bool kBias1 = {bias1}, kBias2 = {bias2};
+"""
 LAYERS_US = 2.2  # more than the convolution alone, in its first version (H200, 2026-11-20)
 HIDDEN_MAX = 32  # rows of both layers in shared memory
 TILE_NS = (64, 128)  # of 256 channels the sums leave no registers for the layers
@@ -25,40 +28,58 @@ TILE_NS = (64, 128)  # of 256 channels the sums leave no registers for the layer
 class SeScalars(Scalars):
     """plantune::ConvSeScalars."""
 
-    _fields_: ClassVar[Any] = (("layers", ctypes.c_void_p),)
+    _fields_: ClassVar[Any] = (
+        *((name, ctypes.c_void_p) for name in ("weight1", "weight2")),
+        *((name, Parameter) for name in ("bias1", "bias2")),
+    )
 
 
 class PreparedSe(Prepared):
-    """The layers in float beside the convolution's weight: by rows, by columns, two biases."""
+    """The layers beside the convolution's weight: both by rows, and their biases."""
 
     def __init__(
         self, step: Step, epilogue: ConvEpilogue, layers: SqueezeExcite, frame: Frame
     ) -> None:
         super().__init__(step, epilogue, frame)
-        squeeze, excite, hidden = layers.squeeze, layers.excite, layers.squeeze.width
-        channels = step.types[epilogue.conv.name].shape[1]
-        sizes = (padded(hidden) * channels,) * 2 + (padded(hidden), channels)
-        # The columns after the hidden ones stay zero.
-        self.layers = torch.zeros(sum(sizes), dtype=torch.float32, device=frame.device)
-        weights = self.layers[: 2 * sizes[0]].view(2, -1, channels)
-        biases = self.layers[2 * sizes[0] :].split(sizes[2:])
-        self._layers = [
-            Constant(frame.values, squeeze.weight, weights[0, :hidden], squeeze.rows),
-            Constant(frame.values, excite.weight, weights[1, :hidden], excite.columns),
-        ]
-        for bias, memory in ((squeeze.bias, biases[0][:hidden]), (excite.bias, biases[1])):
-            if bias is not None:
-                self._layers.append(Constant(frame.values, bias, memory))
+        self._layers = {"1": layers.squeeze, "2": layers.excite}
+        self._weights = {
+            f"weight{number}": _rows(step, layer, frame) for number, layer in self._layers.items()
+        }
+        self._biases = {
+            f"bias{number}": ChannelValues(layer.bias, layer.width, frame)
+            for number, layer in self._layers.items()
+            if layer.bias is not None
+        }
 
     @property
     def constants(self) -> tuple[Constant, ...]:
-        return (*super().constants, *self._layers)
+        return (*super().constants, *self._weights.values(), *self._biases.values())
 
-    def named(self) -> dict[str, int]:
-        return {**self.addresses(), "layers": self.layers.data_ptr()}
+    def named(self) -> dict[str, Any]:
+        weights = {part: weight.tensor.data_ptr() for part, weight in self._weights.items()}
+        biases = {part: bias.parameter() for part, bias in self._biases.items()}
+        return {**self.parameters(), **weights, **biases}
 
     def scalars(self) -> SeScalars:
         return SeScalars(**self.named())
+
+
+def _rows(step: Step, layer: Layer, frame: Frame) -> Constant:
+    """A layer's weight as (out, in)."""
+    type_ = step.types[layer.weight]
+    shape = type_.shape if layer.by_rows else type_.shape[::-1]
+    memory = partial(torch.empty, shape, dtype=type_.torch_dtype, device=frame.device)
+    return Constant(frame.values, layer.weight, memory, layer.rows, in_place=True)
+
+
+def hidden_constants(layers: SqueezeExcite) -> str:
+    """What the kernel is instantiated with beside the convolution."""
+    return HIDDEN.format(
+        hidden=padded(layers.squeeze.width),
+        used=layers.squeeze.width,
+        bias1=str(layers.squeeze.bias is not None).lower(),
+        bias2=str(layers.excite.bias is not None).lower(),
+    )
 
 
 def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant
-from plantune.kernels.family import Frame
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 from plantune.values import Attrs
 
@@ -35,18 +31,3 @@ def pointwise_conv_behind(
 
 def _is_plain(attrs: Attrs) -> bool:
     return all(attrs[name] == value for name, value in PLAIN.items())
-
-
-class Shifts:
-    """What is added after a convolution, in float32: a bias for each channel, then the offset.
-
-    Channels are padded with zeros to `padded` of them. A scalar bias becomes one of every channel.
-    """
-
-    def __init__(self, epilogue: ConvEpilogue, padded: int, frame: Frame) -> None:
-        channels = epilogue.conv.types[0].shape[1]
-        self.tensor = torch.zeros(padded + 1, dtype=torch.float32, device=frame.device)
-        parts = ((epilogue.bias, self.tensor[:channels]), (epilogue.offset, self.tensor[-1:]))
-        self.constants = tuple(
-            Constant(frame.values, name, memory) for name, memory in parts if name is not None
-        )

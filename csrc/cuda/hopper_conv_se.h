@@ -84,31 +84,62 @@ class HopperConvSe : public HopperConv<C> {
 
   /// What is loaded here is read behind later barriers only.
   __device__ __forceinline__ void load_layers() const {
-    Layers& to = shared().layers;
+    constexpr int kVectors = ceil_div(kHidden * kChannels / 8, kConsumers);
+    constexpr int kSingles = ceil_div(kHidden * kChannels, kConsumers);
+    constexpr int kBiases = ceil_div(kChannels, kConsumers);
     const T* weight1 = static_cast<const T*>(layers_.weight1);
     const T* weight2 = static_cast<const T*>(layers_.weight2);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kHidden * kChannels / 8; i += kConsumers) {
-      const int row = i / (kChannels / 8), channel = i % (kChannels / 8) * 8;
-      Vector<T, 8> word;
-      word.clear();
-      if (row < C::kHiddenUsed) word.template load<true>(weight1 + row * kChannels + channel);
+    // All loads are under way before the first is needed.
+    Vector<T, 8> vectors[kVectors];
+    float singles[kSingles], biases1[kBiases] = {}, biases2[kBiases] = {};
 #pragma unroll
-      for (int e = 0; e < 8; ++e) to.weight1[row][channel + e] = word[e];
-    }
-#pragma unroll 4
-    for (int i = threadIdx.x; i < kHidden * kChannels; i += kConsumers) {
-      const int row = i % kHidden, channel = i / kHidden;
-      const bool there = row < C::kHiddenUsed;
-      to.weight2[row][channel] =
-          there ? to_float(weight2[channel * C::kHiddenUsed + row]) : 0.f;
-    }
-    for (int i = threadIdx.x; i < kChannels; i += kConsumers) {
-      to.bias2[i] = C::kBias2 ? load_parameter<T>(layers_.bias2, i) : 0.f;
-      if (i < kHidden) {
-        const bool there = C::kBias1 && i < C::kHiddenUsed;
-        to.bias1[i] = there ? load_parameter<T>(layers_.bias1, i) : 0.f;
+    for (int k = 0; k < kVectors; ++k) {
+      const int i = k * kConsumers + threadIdx.x;
+      vectors[k].clear();
+      if (i < C::kHiddenUsed * kChannels / 8) {
+        *reinterpret_cast<uint4*>(vectors[k].values) =
+            __ldg(reinterpret_cast<const uint4*>(weight1) + i);
       }
+    }
+#pragma unroll
+    for (int k = 0; k < kSingles; ++k) {
+      const int i = k * kConsumers + threadIdx.x, row = i % kHidden, channel = i / kHidden;
+      const bool there = row < C::kHiddenUsed && channel < kChannels;
+      singles[k] = there ? to_float(weight2[channel * C::kHiddenUsed + row]) : 0.f;
+    }
+#pragma unroll
+    for (int k = 0; k < kBiases; ++k) {
+      const int i = k * kConsumers + threadIdx.x;
+      if (C::kBias1 && i < C::kHiddenUsed) biases1[k] = load_parameter<T>(layers_.bias1, i);
+      if (C::kBias2 && i < kChannels) biases2[k] = load_parameter<T>(layers_.bias2, i);
+    }
+    put_layers(vectors, singles, biases1, biases2);
+  }
+
+  template <int kVectors, int kSingles, int kBiases>
+  __device__ __forceinline__ void put_layers(const Vector<T, 8> (&vectors)[kVectors],
+                                             const float (&singles)[kSingles],
+                                             const float (&biases1)[kBiases],
+                                             const float (&biases2)[kBiases]) const {
+    Layers& to = shared().layers;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int i = k * kConsumers + threadIdx.x;
+      if (i >= kHidden * kChannels / 8) continue;
+      float4* const row = reinterpret_cast<float4*>(&to.weight1[0][0] + i * 8);
+      row[0] = {vectors[k][0], vectors[k][1], vectors[k][2], vectors[k][3]};
+      row[1] = {vectors[k][4], vectors[k][5], vectors[k][6], vectors[k][7]};
+    }
+#pragma unroll
+    for (int k = 0; k < kSingles; ++k) {
+      const int i = k * kConsumers + threadIdx.x;
+      if (i < kHidden * kChannels) to.weight2[i % kHidden][i / kHidden] = singles[k];
+    }
+#pragma unroll
+    for (int k = 0; k < kBiases; ++k) {
+      const int i = k * kConsumers + threadIdx.x;
+      if (i < kHidden) to.bias1[i] = biases1[k];
+      if (i < kChannels) to.bias2[i] = biases2[k];
     }
   }
 

@@ -63,22 +63,23 @@ struct PoolConv {
   using A = typename Mma::A;
   using B = typename Mma::B;
 
-  static constexpr int kTilesK = ceil_div(kChannels, Mma::kValues);
+  // Products take channels by 32, in the order in which lanes read 8 of them at once.
+  static constexpr int kPairValues = 2 * Mma::kValues;
+  static constexpr int kPairs = ceil_div(kChannels, kPairValues);
   static constexpr int kWarpsN = Tile::kTileN / Mma::kChannels;
   static constexpr int kThreads = Tile::kTileM / Mma::kRows * kWarpsN * 32;
   static constexpr int kVector = Vector<T>::kSize;
-  static constexpr int kVectors = kTilesK * Mma::kValues / kVector;
+  static constexpr int kVectors = kPairs * kPairValues / kVector;
   static constexpr int kItems = Tile::kTileM * kVectors;
   // Windows and places of each that a thread reads at once, as far as registers reach.
   static constexpr int kAtOnce = smaller(ceil_div(kItems, kThreads), kThreads <= 256 ? 2 : 1);
   static constexpr int kPlacesAtOnce = smaller(Pool::kPlaces, 9);
-  // Elements from one pooled pixel to the next: 4 of them, read as 32 bytes each, hit all banks.
-  static constexpr int kPitch = kTilesK * Mma::kValues / 64 * 64 + 16 +
-                                (kTilesK * Mma::kValues % 64 > 16 ? 64 : 0);
+  // Elements from one pooled pixel to the next: 2 of them, read as 64 bytes each, hit all banks.
+  static constexpr int kPitch = kPairs * kPairValues + (kPairs % 2 == 0 ? 32 : 0);
   static constexpr int kSharedBytes = Tile::kTileM * kPitch * static_cast<int>(sizeof(T));
-  // Tiles of weights that a warp asks for before it needs the first, as far as registers reach.
-  static constexpr int kRegistersOfB = sizeof(B) / 4;
-  static constexpr int kAhead = smaller(kTilesK, (kThreads <= 256 ? 64 : 32) / kRegistersOfB);
+  // Pairs of tiles that a warp asks for before it needs the first, as far as registers reach.
+  static constexpr int kRegistersOfPair = 2 * sizeof(B) / 4;
+  static constexpr int kAhead = smaller(kPairs, (kThreads <= 256 ? 64 : 32) / kRegistersOfPair);
 
   static_assert(kChannels % kVector == 0, "a thread pools 8 channels at once");
   static_assert(kOutputs % kVector == 0, "a lane writes 8 channels at once");
@@ -105,9 +106,9 @@ struct PoolConv {
 
     // The first weights are under way while the block waits and pools.
     const int output = tile_n * Mma::kChannels;
-    B b[kAhead];
+    B b[kAhead][2];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) b[k] = load_b(a.weight, output, k);
+    for (int k = 0; k < kAhead; ++k) load_b(b[k], a.weight, output, k);
     const int channel = output + Mma::channel_of_c();
     Sums sums;
     start(sums, a.bias, channel);
@@ -126,12 +127,12 @@ struct PoolConv {
   }
 
  private:
-  /// The weights of 32 outputs from this one on, and of the k-th 16 channels.
-  __device__ __forceinline__ static B load_b(const T* weight, int output, int k) {
-    return Mma::gather_b([&](int row, int value) {
-      const int channel = k * Mma::kValues + value;
-      if (output + row >= kOutputs || channel >= kChannels) return make_uint2(0, 0);
-      return __ldg(reinterpret_cast<const uint2*>(weight + (output + row) * kChannels + channel));
+  /// The weights of 32 outputs from this one on, and of the k-th 32 channels.
+  __device__ __forceinline__ static void load_b(B (&b)[2], const T* weight, int output, int k) {
+    Mma::gather_b(b, [&](int row, int value) {
+      const int channel = k * kPairValues + value;
+      if (output + row >= kOutputs || channel >= kChannels) return make_uint4(0, 0, 0, 0);
+      return __ldg(reinterpret_cast<const uint4*>(weight + (output + row) * kChannels + channel));
     });
   }
 
@@ -243,21 +244,23 @@ struct PoolConv {
   }
 
   __device__ __forceinline__ static void multiply(Sums& sums, const T* pooled, const T* weight,
-                                                  int output, B (&b)[kAhead]) {
+                                                  int output, B (&b)[kAhead][2]) {
 #pragma unroll
-    for (int k = 0; k < kTilesK; ++k) {
-      A a;
+    for (int k = 0; k < kPairs; ++k) {
+      A a[2];
 #pragma unroll
       for (int i = 0; i < Mma::kRowsOfA; ++i) {
 #pragma unroll
         for (int j = 0; j < Mma::kRunsOfA; ++j) {
-          const int place = Mma::row_of_a(i) * kPitch + k * Mma::kValues +
-                            Mma::run_of_a(j) * Mma::kRun;
-          a.runs[i][j] = *reinterpret_cast<const uint2*>(pooled + place);
+          const int place = Mma::row_of_a(i) * kPitch + k * kPairValues + Mma::run_of_a(j) * 8;
+          const uint4 values = *reinterpret_cast<const uint4*>(pooled + place);
+          a[0].runs[i][j] = {values.x, values.y};
+          a[1].runs[i][j] = {values.z, values.w};
         }
       }
-      Mma::multiply(sums, a, b[k % kAhead]);
-      if (k + kAhead < kTilesK) b[k % kAhead] = load_b(weight, output, k + kAhead);
+      Mma::multiply(sums, a[0], b[k % kAhead][0]);
+      Mma::multiply(sums, a[1], b[k % kAhead][1]);
+      if (k + kAhead < kPairs) load_b(b[k % kAhead], weight, output, k + kAhead);
     }
   }
 

@@ -125,6 +125,15 @@ struct Stem {
   static_assert(Tile::kTileN % Mma::kChannels == 0, "a tile's channels are whole products");
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
 
+  // Weights of an output, in runs of 8, and those that a thread puts in order for its block.
+  static constexpr int kValues = kBlock * kBlock * kChannels, kRunsOfRow = kValues / 8;
+  static constexpr int kRunsOfThread = ceil_div(Tile::kTileN * kRunsOfRow, kThreads);
+  static constexpr int kFetched = smaller(kRunsOfThread, 4);
+
+  struct Fetched {
+    Vector<T, 8> runs[kFetched];
+  };
+
   using Accumulator = Sums[kTilesM][kTilesN];
   using Patches = const In* [kRows];
 
@@ -151,17 +160,17 @@ struct Stem {
   };
 
   __device__ static void run(const Arguments& a) {
-    extern __shared__ uint4 weights[];
     release_successor();
-    fetch(reinterpret_cast<T*>(weights), a.weight);
+    Fetched fetched;
+    fetch(fetched, a.weight);
     wait_for_predecessor();
     const unsigned long long address = reinterpret_cast<unsigned long long>(a.x);
     if (kRunsAtOnce > 1 && address % (kRunsAtOnce * sizeof(Run)) == 0) {
-      run_with<kRunsAtOnce>(a, weights);
+      run_with<kRunsAtOnce>(a, fetched);
     } else if (address % sizeof(Run) == 0) {
-      run_with<1>(a, weights);
+      run_with<1>(a, fetched);
     } else {
-      run_with<0>(a, weights);
+      run_with<0>(a, fetched);
     }
   }
 
@@ -179,7 +188,8 @@ struct Stem {
 
   /// Everything, with loads of kRuns runs from the image; single pixels where it is 0.
   template <int kRuns>
-  __device__ __forceinline__ static void run_with(const Arguments& a, const uint4* weights) {
+  __device__ __forceinline__ static void run_with(const Arguments& a, const Fetched& fetched) {
+    extern __shared__ uint4 weights[];
     const int first = blockIdx.x * Tile::kTileM + threadIdx.x / 32 * Tile::kWarpM;
     Patches patches;
 #pragma unroll
@@ -195,40 +205,56 @@ struct Stem {
     Accumulator sums;
     start(sums, a.bias);
     const float offset = End::kOffset ? to_float(*a.offset) : 0.f;
+    put(reinterpret_cast<T*>(weights), fetched, a.weight);
     __syncthreads();
     accumulate<kRuns>(sums, batch, patches, a.scales, weights);
     finish(sums, offset, a.y, a.plain, first, a.pixels);
   }
 
-  /// The block's weights, in the order of WarpMma; a barrier must follow.
-  __device__ __forceinline__ static void fetch(T* weights, const T* weight) {
-    constexpr int kValues = kBlock * kBlock * kChannels, kRunsOfRow = kValues / 8;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < Tile::kTileN * kRunsOfRow; i += kThreads) {
-      const int row = i / kRunsOfRow, first = i % kRunsOfRow * 8;
-      const int output = blockIdx.y * Tile::kTileN + row;
-      Vector<T, 8> run;
-      run.clear();
-      if (output < kOutputs) {
-        run.template load<true>(weight + static_cast<long long>(output) * kValues + first);
-      }
+  /// A thread's first runs of weights are under way while the image comes.
+  __device__ __forceinline__ static void fetch(Fetched& fetched, const T* weight) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int value = first + e;
-        weights[packed_place(row, value % kChannels, value / kChannels)] = run.values[e];
-      }
-    }
+    for (int i = 0; i < kFetched; ++i) fetched.runs[i] = run_of(weight, i);
   }
 
-  /// Where WarpMma looks for the weight of an output, a channel and a place in the patch.
-  __device__ __forceinline__ static int packed_place(int output, int channel, int place) {
-    int at = channel * kTilesN + output / 32;
-    at = at * 2 + output / 4 % 2;
-    at = at * 4 + output / 8 % 4;
-    at = at * 2 + output % 2;
-    at = at * 4 + place / 4;
-    at = at * 2 + output / 2 % 2;
-    return at * 4 + place % 4;
+  __device__ __forceinline__ static Vector<T, 8> run_of(const T* weight, int index) {
+    const int i = index * kThreads + threadIdx.x;
+    const int output = blockIdx.y * Tile::kTileN + i / kRunsOfRow;
+    Vector<T, 8> run;
+    run.clear();
+    if (i < Tile::kTileN * kRunsOfRow && output < kOutputs) {
+      const long long row = static_cast<long long>(output) * kValues;
+      *reinterpret_cast<uint4*>(run.values) =
+          __ldg(reinterpret_cast<const uint4*>(weight + row + i % kRunsOfRow * 8));
+    }
+    return run;
+  }
+
+  /// The block's weights, in the order of WarpMma; a barrier must follow.
+  __device__ __forceinline__ static void put(T* weights, const Fetched& fetched,
+                                             const T* weight) {
+#pragma unroll
+    for (int i = 0; i < kFetched; ++i) put_run(weights, i, fetched.runs[i]);
+#pragma unroll 1
+    for (int i = kFetched; i < kRunsOfThread; ++i) put_run(weights, i, run_of(weight, i));
+  }
+
+  __device__ __forceinline__ static void put_run(T* weights, int index,
+                                                 const Vector<T, 8>& run) {
+    const int i = index * kThreads + threadIdx.x;
+    if (i >= Tile::kTileN * kRunsOfRow) return;
+    const int output = i / kRunsOfRow, first = i % kRunsOfRow * 8;
+    // Element e of vector 32 * h + lane of warp_mma.h, for the output and the place in the patch.
+    T* const to = weights + output / 32 * 512 + output / 4 % 2 * 256 + output / 8 % 4 * 64 +
+                  output % 2 * 32 + output / 2 % 2 * 4;
+    int channel = first % kChannels, place = first / kChannels;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      to[channel * (kTilesN * 512) + place / 4 * 8 + place % 4] = run.values[e];
+      const bool last = channel == kChannels - 1;
+      channel = last ? 0 : channel + 1;
+      place += last;
+    }
   }
 
   __device__ __forceinline__ static void start(Accumulator& sums, const T* bias) {

@@ -62,15 +62,17 @@ struct WarpMma {
     return {{tile[lane_index()], tile[32 + lane_index()]}};
   }
 
-  /// The same from a matrix of rows: `run(channel, value)` gives 4 values of a channel.
+  /// Two tiles from the rows of a matrix, one for the first and one for the second half of each 8
+  /// values: `run(channel, value)` gives 8 values of a channel.
   template <typename Run>
-  __device__ __forceinline__ static B gather_b(Run run) {
-    B b;
-    uint2* runs = reinterpret_cast<uint2*>(b.vectors);
+  __device__ __forceinline__ static void gather_b(B (&b)[2], Run run) {
     const int channel = lane_index() / 8 * 8 + lane_index() / 4 % 2;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) runs[i] = run(channel + 2 * i, lane_index() % 4 * kRun);
-    return b;
+    for (int i = 0; i < 4; ++i) {
+      const uint4 values = run(channel + 2 * i, lane_index() % 4 * 8);
+      reinterpret_cast<uint2*>(b[0].vectors)[i] = {values.x, values.y};
+      reinterpret_cast<uint2*>(b[1].vectors)[i] = {values.z, values.w};
+    }
   }
 
   __device__ __forceinline__ static void multiply(Sums& c, const A& a, const B& b) {
@@ -124,16 +126,18 @@ struct WarpMma {
   }
 
   template <typename Run>
-  __device__ __forceinline__ static B gather_b(Run run) {
-    B b;
+  __device__ __forceinline__ static void gather_b(B (&b)[2], Run run) {
     const int row = (group() / 2 * 2 + place() / 2 % 2) * 2 + place() % 2;
     const int channel = row / 2 * 8 + place() / 4 * 2 + row % 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) b.runs[h][j] = run(channel + 4 * h, j * kRun);
+      for (int j = 0; j < 4; ++j) {
+        const uint4 values = run(channel + 4 * h, j * 8);
+        b[0].runs[h][j] = {values.x, values.y};
+        b[1].runs[h][j] = {values.z, values.w};
+      }
     }
-    return b;
   }
 
   __device__ __forceinline__ static void multiply(Sums& c, const A& a, const B& b) {

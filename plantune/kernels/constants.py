@@ -58,6 +58,8 @@ class Constant:
         self.packs = packs
         self._values = values
         self._in_place = in_place
+        # Whether the pass computes the value itself, so that it lies nowhere before.
+        self.is_derived = False
         self._alignment_bytes = alignment_bytes
         self._memory = memory
 
@@ -78,7 +80,7 @@ class Constant:
 
     def is_in_place(self) -> bool:
         """Whether the value lies as the kernel wants it."""
-        if not self._in_place or self.name not in self._values:
+        if not self._in_place or self.is_derived or self.name not in self._values:
             return False
         found = self.ordered()
         return found.is_contiguous() and not found.data_ptr() % self._alignment_bytes

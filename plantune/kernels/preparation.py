@@ -103,7 +103,7 @@ class Preparation:
         jobs: list[Job] = []
         self._others, self._kept, self._launches, self._moved_bytes = [], [], [], 0
         for constant in self._constants:
-            if constant.name not in self._derived and constant.is_in_place():
+            if constant.is_in_place():
                 continue
             self._moved_bytes += constant.memory.nbytes
             job = self._job(constant) if self._device.type == "cuda" else None

@@ -81,6 +81,8 @@ class Weights:
                 if name in self._derived:
                     early.setdefault(name, self._kept(name))
         given = [constant for group in constants.values() for constant in group]
+        for constant in given:
+            constant.is_derived = constant.name in self._derived
         known = {*self._derived, *(n for n, _ in (*self._graph.parameters, *self._graph.buffers))}
         first = [constant for constant in given if constant.name in known]
         last = [constant for constant in given if constant.name not in known]
@@ -121,8 +123,7 @@ class Weights:
 
     def _may_go_beside(self) -> bool:
         """Whether there is something to make, and the first launch needs none of it."""
-        ready = (c.name not in self._derived and c.is_in_place() for c in self._first)
-        return bool(self.launches) and all(ready)
+        return bool(self.launches) and all(constant.is_in_place() for constant in self._first)
 
     def join(self) -> None:
         """What follows waits for what was made beside."""

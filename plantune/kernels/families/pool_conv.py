@@ -85,8 +85,8 @@ class PoolConv(CudaFamily):
 
     def shared_bytes(self, step: Step, config: Attrs) -> int:
         """The pooled pixels, each followed by a gap that spreads them over the banks."""
-        values = padded(_channels(step)[0], VALUES)
-        pitch = values // 64 * 64 + 16 + (64 if values % 64 > 16 else 0)
+        values = padded(_channels(step)[0], 2 * VALUES)
+        pitch = values + (32 if values % 64 == 0 else 0)
         return int(config["tile_m"]) * pitch * 2
 
     def source(self, step: Step, config: Attrs, arch: Arch) -> str:

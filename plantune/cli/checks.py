@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from plantune.blobs import why_not_trusted
 from plantune.cli.lookup import is_passing
 from plantune.cuda.nvml import driver_release
 from plantune.env import cache_folder, cxx_compiler, database_path
@@ -98,6 +99,11 @@ def _cache() -> Check:
     if is_passing(folder):
         how = "set PLANTUNE_CACHE_DIR to a folder that you may write"
         return Check("cache folder", LIMITED, f"{wanted} cannot be written; nothing is kept", how)
+    foreign = [why_not_trusted(folder / kind) for kind in ("cpu", "cuda", "cudnn")]
+    if any(foreign):
+        how = "set PLANTUNE_CACHE_DIR to a folder of your own"
+        told = "; ".join(filter(None, foreign))
+        return Check("cache folder", LIMITED, f"compiled kernels are not kept: {told}", how)
     return Check("cache folder", OK, str(folder))
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from plantune.blobs import read_blob, write_blob
 from plantune.cuda import nvrtc as child
-from plantune.cuda.blobs import read_blob, write_blob
 from plantune.cuda.toolchain import (
     Nvrtc,
     headers_digest,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.cuda import blobs, build, toolchain
+from plantune import blobs
+from plantune.cuda import build, toolchain
 from plantune.cuda.build import compile_cuda
 from plantune.space.arch import load_arch
 

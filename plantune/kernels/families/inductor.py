@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from plantune.env import cxx_compiler
+from plantune.env import NO_COMPILER, cxx_compiler
 from plantune.errors import BuildError
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
@@ -32,7 +32,7 @@ class Inductor(KernelFamily):
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if cxx_compiler() is None:
-            return "no C++ compiler was found; install g++ or clang++, or set CXX"
+            return NO_COMPILER
         return super().why_not_arch(arch)
 
     def why_not_step(self, step: Step) -> str | None:

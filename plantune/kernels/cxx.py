@@ -1,7 +1,7 @@
 """Loads C++ for this CPU: carried by the wheel, or compiled here and cached by content.
 
 A unit is a source `csrc/cpu/NAME.cpp`. A wheel carries each one once for every instruction set that
-`tools/carried_kernels.py` lists.
+`tools/build_wheel.py` lists.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def carried_library(name: str) -> Path | None:
 
     The instruction set is the one that torch uses, so ATEN_CPU_CAPABILITY=avx2 chooses that one.
     """
-    place = CARRIED / f"{name}.{torch.backends.cpu.get_cpu_capability().lower()}.so"
-    return place if place.is_file() else None
+    chosen = (torch.backends.cpu.get_cpu_capability().lower(), "any")
+    places = (CARRIED / f"{name}.{instructions}.so" for instructions in chosen)
+    return next((place for place in places if place.is_file()), None)
 
 
 def load_library(source: str) -> ctypes.CDLL:

@@ -16,6 +16,7 @@ import torch
 from plantune.env import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
+needs_compiler = pytest.mark.skipif(cxx_compiler() is None, reason="it compiles C++")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, binaries: Path) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PLANTUNE_CACHE_DIR", str(folder))
         yield
+
+
+@pytest.fixture
+def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families that compile offer themselves; for tests that build nothing."""
+    monkeypatch.setattr("plantune.kernels.families.inductor.cxx_compiler", lambda: "/bin/g++")
+    monkeypatch.setattr("plantune.kernels.families.winograd.why_not_loadable", lambda unit: None)
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

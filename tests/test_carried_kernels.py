@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plantune.env import cxx_compiler
-
-from .conftest import ROOT, build_command, run
+from .conftest import ROOT, build_command, needs_compiler, run
 
 CAPABILITIES = {"any": "default", "avx2": "avx2", "avx512": "avx512"}
 # What torch asks for before it uses an instruction set.
@@ -88,7 +86,7 @@ for name, height, width, channels in (
     assert not (found[0] == torch.tensor(7.0).view(torch.int32)).any()
 """
 
-pytestmark = pytest.mark.skipif(cxx_compiler() is None, reason="a wheel is built with a compiler")
+pytestmark = needs_compiler
 
 
 def here(names: dict[str, object]) -> list[object]:

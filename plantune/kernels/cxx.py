@@ -112,7 +112,7 @@ def _loaded(content: bytes) -> ctypes.CDLL:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.write(content)
     except OSError as error:
-        raise BuildError(f"no memory for a compiled library: {error}") from error
+        raise BuildError(f"a compiled library cannot be loaded: {error}") from error
     return _opened(Path(f"/proc/self/fd/{descriptor}"))
 
 

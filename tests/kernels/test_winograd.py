@@ -8,6 +8,7 @@ import torch
 from plantune.kernels.families.winograd import WEIGHT_TRANSFORMS
 
 CONFIG = {"layout": "nhwc"}
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 SAME = {"padding": (1, 1)}
 
 
@@ -49,6 +50,7 @@ def test_other_dtypes_are_refused(step_of, refusal):
 
 
 def test_without_a_compiler(step_of, refusal, monkeypatch):
+    monkeypatch.undo()
     monkeypatch.setenv("CXX", "/no/such/compiler")
     assert "no C++ compiler was found" in refusal(step_of(conv()), "winograd", **CONFIG)
 

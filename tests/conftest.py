@@ -16,7 +16,6 @@ import torch
 from plantune.env import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-needs_compiler = pytest.mark.skipif(cxx_compiler() is None, reason="it compiles C++")
 
 
 @pytest.fixture(autouse=True)

@@ -135,7 +135,8 @@ def predicted_environment(arch: str) -> Environment:
     """The environment of a plan that was made for an arch without measuring; no machine has it."""
     import torch
 
-    from plantune.cuda.toolchain import cutlass_version, nvrtc_for
+    from plantune.cuda.choice import nvrtc_for
+    from plantune.cuda.toolchain import cutlass_version
     from plantune.space.arch import load_arch
 
     target = load_arch(arch)
@@ -175,7 +176,7 @@ def _gpu_environment(index: int) -> Environment:
         threads=0,
         torch=str(torch.__version__),
         plantune=_own_version(),
-        compiler=", ".join(map(str, all_nvrtc())) or "none",
+        compiler=", ".join(dict.fromkeys(map(str, all_nvrtc()))) or "none",
         system=f"{platform.system()} {platform.machine()}",
         gpu=Attrs(
             {

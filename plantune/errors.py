@@ -36,7 +36,23 @@ class IllegalCandidate(PlantuneError):
 
 
 class BuildError(PlantuneError):
-    """A kernel did not compile."""
+    """A kernel did not compile: `what` says so in a line, `log` is all that the compiler wrote.
+
+    `path` is the file where the log is kept; see plantune/build_log.py. Only the first line of what
+    is given as the message is shown, the rest belongs to the log.
+    """
+
+    def __init__(self, message: str, log: str = "", path: str | None = None) -> None:
+        # All three, so that the error travels between processes.
+        super().__init__(message, log, path)
+        self.what, _, rest = message.strip().partition("\n")
+        self.log = "\n".join(filter(None, (rest, log)))
+        self.path = path
+
+    def __str__(self) -> str:
+        if not self.path:
+            return self.what
+        return f"{self.what}; its log is in {self.path}, `plantune doctor` tells what is missing"
 
 
 class CudaError(PlantuneError, RuntimeError):

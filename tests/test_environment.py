@@ -107,6 +107,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         minor=0,
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # torch's CUDA build compares cuDNN's version with every GPU that it counts.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: here)
     monkeypatch.setattr(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import sys
@@ -15,10 +14,7 @@ from pathlib import Path
 
 from plantune.blobs import why_not_trusted
 from plantune.cli.lookup import is_passing
-from plantune.cuda.nvml import driver_release
 from plantune.env import cache_folder, cxx_compiler, database_path
-from plantune.report.tables import bytes_text
-from plantune.space.arch import ARCH_NAMES, Version
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 PYTHON, TORCH = (3, 11), (2, 9)
@@ -37,7 +33,7 @@ class Check:
 
 
 def checks(place: Path | None) -> Iterator[Check]:
-    """Every check, what plantune cannot run without first."""
+    """Every check that needs no GPU, what plantune cannot run without first."""
     yield _python()
     yield _torch()
     yield _onednn()
@@ -46,8 +42,7 @@ def checks(place: Path | None) -> Iterator[Check]:
     yield _database(place or database_path())
     yield _threads()
     for package, extra in OPTIONAL.items():
-        yield _package(package, extra)
-    yield from cuda_checks()
+        yield package_check(package, extra)
 
 
 OPTIONAL = {
@@ -157,113 +152,8 @@ def _threads() -> Check:
     return Check("threads", OK, f"{threads} of {cores} cores", how)
 
 
-def _package(name: str, how: str) -> Check:
+def package_check(name: str, how: str) -> Check:
     try:
         return Check(name, OK, version(name))
     except PackageNotFoundError:
         return Check(name, LIMITED, "is not installed", how)
-
-
-def cuda_checks() -> Iterator[Check]:
-    """What plans for a GPU need, each with what is missing; the CPU needs none of it."""
-    yield _driver()
-    yield _gpus()
-    yield _nvrtc()
-    yield _cutlass()
-    yield _kernels()
-    yield _package("nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend")
-
-
-def _driver() -> Check:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        how = "install NVIDIA's driver, if this machine has such a GPU"
-        return Check("CUDA driver", LIMITED, "absent: libcuda.so.1 does not load", how)
-    number = ctypes.c_int()
-    driver.cuDriverGetVersion(ctypes.byref(number))
-    known = number.value // 1000, number.value % 1000 // 10
-    return judged_driver(known, _cuda_of_torch(), driver_release())
-
-
-def judged_driver(known: Version, wanted: Version | None, release: str | None = None) -> Check:
-    """Whether a driver that knows one CUDA release runs a torch that was built for another."""
-    told = " ".join(filter(None, (release, "for CUDA {}.{}".format(*known))))
-    if wanted is not None and known[0] < wanted[0]:
-        needs = "{}.{}".format(*wanted)
-        how = f"install a newer driver, or a torch for CUDA {known[0]}"
-        return Check("CUDA driver", LIMITED, f"{told}, too old: this torch needs {needs}", how)
-    return Check("CUDA driver", OK, told)
-
-
-def _cuda_of_torch() -> Version | None:
-    """The CUDA release of torch, None of one for CPUs only."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return None
-    major, _, minor = (torch.version.cuda or "").partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
-
-
-def _gpus() -> Check:
-    try:
-        from plantune.device import gpus_here
-
-        found = gpus_here()
-    except (ImportError, OSError, RuntimeError) as error:
-        return Check("CUDA GPU", LIMITED, f"cannot be asked: {error}", TORCH_HOW)
-    if not found:
-        how = "a GPU, its driver and a CUDA wheel of torch; the CPU needs none of them"
-        return Check("CUDA GPU", LIMITED, "absent: torch sees none", how)
-    told = ", ".join(f"{gpu}, {bytes_text(gpu.memory_bytes)}" for gpu in found)
-    unknown = [str(gpu) for gpu in found if gpu.arch not in ARCH_NAMES]
-    if unknown:
-        how = f"plantune knows {', '.join(ARCH_NAMES)}; the others run through the framework"
-        return Check("CUDA GPU", LIMITED, told, how)
-    return Check("CUDA GPU", OK, told)
-
-
-def _nvrtc() -> Check:
-    from plantune.cuda.toolchain import all_nvrtc
-
-    found = [nvrtc.version for nvrtc in all_nvrtc()]
-    if not found:
-        how = "comes with CUDA wheels of torch: pip install nvidia-cuda-nvrtc"
-        return Check("NVRTC", LIMITED, "absent: no libnvrtc with CUDA's headers was found", how)
-    told, wanted = ", ".join(map("{0[0]}.{0[1]}".format, found)), _cuda_of_torch()
-    if wanted is not None and wanted[0] not in (version[0] for version in found):
-        how = f"install the nvidia-cuda-nvrtc of CUDA {wanted[0]}"
-        needs = f"this torch is for CUDA {wanted[0]}.{wanted[1]}"
-        return Check("NVRTC", LIMITED, f"{told}, which does not match: {needs}", how)
-    return Check("NVRTC", OK, told)
-
-
-def _cutlass() -> Check:
-    from plantune.cuda.toolchain import cutlass_include, cutlass_version
-
-    place = cutlass_include()
-    if place is None:
-        how = "pip install nvidia-cutlass; the families that are made of it are left out"
-        return Check("CUTLASS", LIMITED, "absent: its headers were not found", how)
-    return Check("CUTLASS", OK, f"{cutlass_version()} in {place}")
-
-
-def _kernels() -> Check:
-    """For which GPUs kernels can be compiled here, and why not for the others."""
-    from plantune.cuda.toolchain import nvrtc_for
-    from plantune.errors import BuildError
-    from plantune.space.arch import load_arch
-
-    built, reasons = [], {}
-    for name in ARCH_NAMES[1:]:
-        try:
-            nvrtc_for(load_arch(name))
-            built.append(name)
-        except BuildError as error:
-            reasons[name] = str(error)
-    if not built:
-        return Check("CUDA kernels", LIMITED, "can be compiled for no GPU", "see NVRTC")
-    told = f"can be compiled for {', '.join(built)}"
-    how = "; ".join(reasons.values())
-    return Check("CUDA kernels", LIMITED if reasons else OK, told, how)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import click
 
 from plantune.cli.checks import LIMITED, MISSING, OK, Check, checks
 from plantune.cli.console import Console
+from plantune.cli.cuda_checks import cuda_checks
 from plantune.cli.exit_codes import FAILED
 from plantune.cli.lookup import require_device
 from plantune.cli.options import common_options, example
@@ -32,7 +34,7 @@ def doctor_command(console: Console, place: Path | None, arch: str) -> None:
     Exit 0 if plantune can run here; what is limited only costs kernel families or comfort.
     """
     found = []
-    for check in checks(place):
+    for check in chain(checks(place), cuda_checks(arch)):
         _say(console, check)
         found.append(check)
     can_run = not any(check.required and check.status == MISSING for check in found)

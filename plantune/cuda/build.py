@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from plantune.blobs import read_blob, write_blob
-from plantune.cuda import nvrtc as child
-from plantune.cuda.toolchain import (
-    Nvrtc,
-    headers_digest,
-    include_folders,
-    nvrtc_for,
-    release_digest,
-)
+from plantune.build_log import build_error
+from plantune.cuda.choice import fitting, nvrtc_for
+from plantune.cuda.compiler import Kind, options_for, run_nvrtc, told
+from plantune.cuda.toolchain import Nvrtc, headers_digest, release_digest
 from plantune.env import cache_folder
-from plantune.errors import BuildError
 from plantune.space.arch import Arch
-
-OPTIONS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
-TIME_LIMIT_S = 120
-MEMORY_LIMIT_BYTES = 6 << 30
-Kind = Literal["CUBIN", "PTX"]
 
 
 @dataclass(frozen=True)
@@ -63,16 +47,18 @@ def compile_cuda(source: str, arch: Arch, *, kind: Kind = "CUBIN") -> Binary:
 
     Raises BuildError with the compiler's log. PTX runs on any later chip too, through the driver.
     """
+    options = options_for(arch, kind)
+    for nvrtc in fitting(arch):  # what is there has been compiled: that needs no probe
+        cached = _read(*_place(source, nvrtc, options))
+        if cached is not None:
+            return cached
     nvrtc = nvrtc_for(arch)
-    assert arch.cuda is not None
-    target = arch.cuda.nvrtc_arch.replace("sm_", "compute_" if kind == "PTX" else "sm_")
-    options = (f"--gpu-architecture={target}", *OPTIONS)
-    key = _key(source, nvrtc, options)
-    place = cache_folder() / "cuda" / f"{key}.bin"
-    cached = _read(place, key)
-    if cached is not None:
-        return cached
-    binary = _compiled(source, nvrtc, options, key, kind)
+    compiled = run_nvrtc(nvrtc, source, options, kind)
+    if compiled.image is None:
+        what = f"{nvrtc} did not compile a kernel for {arch.name}"
+        raise build_error(what, compiled.log, told(options, source))
+    place, key = _place(source, nvrtc, options)
+    binary = Binary(key, compiled.image, compiled.log)
     _write(place, binary)
     return binary
 
@@ -96,46 +82,10 @@ def _number(pattern: str, text: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _compiled(source: str, nvrtc: Nvrtc, options: tuple[str, ...], key: str, kind: Kind) -> Binary:
-    includes = [f"-I{folder}" for folder in include_folders(nvrtc)]
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "kernel"
-        request = {
-            "library": str(nvrtc.library),
-            "source": source,
-            "options": [*options, *includes],
-            "kind": kind,
-            "result": str(result),
-            "memory_bytes": MEMORY_LIMIT_BYTES,
-            "parent": os.getpid(),
-        }
-        answer = _asked(request, f"{nvrtc} {' '.join(options)}")
-        if not answer["compiled"]:
-            raise BuildError(f"{nvrtc} {' '.join(options)}\n{answer['log']}\n{source}")
-        return Binary(key, result.read_bytes(), answer["log"])
-
-
-def _asked(request: Mapping[str, Any], command: str) -> Any:
-    """The compiling process's answer; raises BuildError where it dies or takes too long."""
-    arguments = [sys.executable, "-I", "-S", str(Path(child.__file__))]
-    try:
-        done = subprocess.run(
-            arguments,
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{command}: took over {TIME_LIMIT_S} s") from error
-    try:
-        return json.loads(done.stdout)
-    except ValueError as error:
-        said = done.stderr.decode(errors="replace")[-2000:]
-        raise BuildError(
-            f"{command}: the compiler died ({done.returncode}), as when it needs more than "
-            f"{MEMORY_LIMIT_BYTES >> 30} GiB\n{said}"
-        ) from error
+def _place(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> tuple[Path, str]:
+    """Where a binary is kept, and its key."""
+    key = _key(source, nvrtc, options)
+    return cache_folder() / "cuda" / f"{key}.bin", key
 
 
 def _key(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> str:

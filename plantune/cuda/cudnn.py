@@ -141,7 +141,8 @@ class ConvPlans:
         handle = _handle(self._device)
         try:
             graph = _library().pygraph(handle=handle)
-            graph.deserialize(handle, content)
+            # Numbers, as `serialize` gives them: releases before 1.29 take no bytes.
+            graph.deserialize(handle, list(content))
             return self._plan(graph, 0)
         except _refusals():
             return None
@@ -152,10 +153,10 @@ class ConvPlans:
             self._graph.build_plan_at_index(index)
             plan = self._plan(self._graph, index)
         except _refusals() as error:
-            raise BuildError(f"cuDNN did not build {name}: {_brief(error)}") from error
+            raise BuildError(f"cuDNN did not build {name}: {_brief(error)}", str(error)) from error
         if time.monotonic() - started > WORTH_KEEPING_S:
             with suppress(OSError):  # a full disk costs time in the next process
-                write_blob(place, self._graph.serialize(as_bytes=True))
+                write_blob(place, bytes(self._graph.serialize()))
         return plan
 
     def _plan(self, graph: Any, index: int) -> ConvPlan:
@@ -220,7 +221,8 @@ def _handle(device: int) -> Any:
 
 def _refusals() -> tuple[type[Exception], ...]:
     """What the library raises where it does not do something."""
-    return (_library().cudnnGraphNotSupportedError, RuntimeError)
+    # From 1.27 on a plan that was deselected is a ValueError.
+    return (_library().cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
 
 def _number(word: str) -> int:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from plantune.env import data_folder
-from plantune.errors import BuildError
 from plantune.space.arch import Arch, Version
 
 # Where the wheels of CUDA 13 and of CUDA 12 keep NVRTC and the headers that kernels include.
@@ -31,8 +31,10 @@ CUDA_HEADERS = (
     *("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp"),
     *("crt/host_defines.h", "cuda/std/__cccl/version.h"),
 )
+# plantune's extras for torch's builds for CUDA 12, and all wheels of one such release.
+EXTRAS = ("cu126", "cu128", "cu129")
+CUDA_12_WHEELS = ("cccl", "nvcc", "nvrtc", "runtime")
 T = TypeVar("T")
-INSTALL = "install torch's CUDA build, or nvidia-cuda-nvrtc, -runtime, -cccl and -crt with pip"
 
 
 @dataclass(frozen=True)
@@ -64,22 +66,35 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 @once
 def all_nvrtc() -> tuple[Nvrtc, ...]:
-    """Every NVRTC that is here, the newest first."""
-    found = {nvrtc.version: nvrtc for nvrtc in reversed([*_in_wheels(), *_in_toolkits()])}
-    return tuple(found[key] for key in sorted(found, reverse=True))
+    """Every NVRTC that is here beside headers, the newest first, of equal ones torch's wheel's."""
+    found = dict.fromkeys((*_in_wheels(), *_in_toolkits()))
+    return tuple(sorted(found, key=lambda nvrtc: nvrtc.version, reverse=True))
 
 
-def nvrtc_for(arch: Arch) -> Nvrtc:
-    """The newest NVRTC that compiles for an arch; raises BuildError saying what is missing."""
-    assert arch.cuda is not None
-    reasons = {nvrtc: arch.cuda.why_not_nvrtc(nvrtc.version) for nvrtc in all_nvrtc()}
-    for nvrtc, reason in reasons.items():
-        if reason is None:
-            return nvrtc
-    if not reasons:
-        raise BuildError(f"no NVRTC was found; {INSTALL}")
-    told = "; ".join(str(reason) for reason in reasons.values())
-    raise BuildError(f"no NVRTC here compiles for {arch.name}: {told}")
+def how_to_install(arch: Arch | None = None) -> str:
+    """The pip line that brings what kernels are compiled with, of the release of this torch."""
+    cuda = _cuda_of_torch()
+    below = None if arch is None or arch.cuda is None else arch.cuda.nvrtc_below
+    if below is not None and not (cuda and cuda.startswith("12.")):
+        # Of no release of torch that knows the arch, so all of it has to come.
+        wheels = " ".join(f"'nvidia-cuda-{part}-cu12==12.9.*'" for part in CUDA_12_WHEELS)
+        return f"pip install {wheels}"
+    if cuda is not None and cuda.startswith("12."):
+        extra = "cu" + cuda.replace(".", "")
+        if extra in EXTRAS:
+            return f"pip install 'plantune[{extra}]'"
+        return "pip install " + " ".join(
+            f"'nvidia-cuda-{part}-cu12=={cuda}.*'" for part in ("cccl", "nvcc")
+        )
+    release = "13.*" if cuda is None else f"{cuda}.*"
+    return f"pip install 'cuda-toolkit[cccl,crt,cudart,nvrtc]=={release}'"
+
+
+def _cuda_of_torch() -> str | None:
+    """The CUDA release that torch was built for, None if for CPUs only."""
+    import torch
+
+    return torch.version.cuda or None
 
 
 def include_folders(nvrtc: Nvrtc) -> tuple[Path, ...]:
@@ -156,11 +171,25 @@ def _in_toolkits() -> Iterator[Nvrtc]:
 
 
 def _nvrtc_in(folder: Path, includes: tuple[Path, ...]) -> Iterator[Nvrtc]:
-    """The library in a folder, where it loads and lies beside headers."""
+    """The library in a folder, where it loads and lies beside headers of its own CUDA."""
     for path in sorted(folder.glob("libnvrtc.so.[0-9][0-9]")):
         found = _version_of(path)
-        if found is not None and any((include / "cuda_fp16.h").is_file() for include in includes):
-            yield Nvrtc(path, found, includes)
+        if found is None:
+            continue
+        own = tuple(place for place in includes if _cuda_major(place) in (None, found[0]))
+        if any((include / "cuda_fp16.h").is_file() for include in own):
+            yield Nvrtc(path, found, own)
+
+
+def _cuda_major(include: Path) -> int | None:
+    """The CUDA whose headers a folder holds, None if they do not say."""
+    try:
+        with open(include / "cuda_runtime_api.h", encoding="utf-8", errors="replace") as header:
+            text = header.read(1 << 15)
+    except OSError:
+        return None
+    found = re.search(r"^#define CUDART_VERSION +(\d+)", text, re.MULTILINE)
+    return int(found[1]) // 1000 if found else None
 
 
 def _version_of(path: Path) -> Version | None:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from plantune.blobs import read_blob, write_blob
+from plantune.build_log import build_error
 from plantune.env import (
     NO_COMPILER,
     PACKAGE_FOLDER,
@@ -134,9 +135,10 @@ def _compiled(source: str, compiler: str) -> bytes:
                 command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{' '.join(command)}: took over {TIME_LIMIT_S} s") from error
+            raise BuildError(f"{compiler} took over {TIME_LIMIT_S} s for one kernel") from error
         if done.returncode != 0:
-            raise BuildError(f"{' '.join(command)}\n{done.stderr}")
+            what = f"{compiler} did not compile a kernel"
+            raise build_error(what, done.stderr, f"{' '.join(command)}\n\n{source}")
         return built.read_bytes()
 
 

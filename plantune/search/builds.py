@@ -89,7 +89,7 @@ class Builds:
             try:
                 self._build(tried)
             except BuildError as error:
-                failure = str(error) or "it does not build"
+                failure = error.what or "it does not build"
             except Exception:
                 failure = ""  # The worker meets it again and says what it is.
             with self._changed:

@@ -173,7 +173,7 @@ class Predictor:
         try:
             built = build(tried.step, tried.candidate, self._space.arch)
         except BuildError as error:
-            return Rejected("build", str(error)[:REASON_LENGTH])
+            return Rejected("build", error.what[:REASON_LENGTH])
         return footprint_of(tried.step, tried.candidate, built, self._space.arch)
 
     def _are_right(self, used: Sequence[Try]) -> bool:

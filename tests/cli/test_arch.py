@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plantune import device
-from plantune.cli import checks
+from plantune.cli import cuda_checks
 from plantune.cli.bench import _peers
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.lookup import environment_here
@@ -84,28 +84,29 @@ def test_each_arch_has_its_baselines() -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_doctor_shows_gpus() -> None:
-    found = checks._gpus()
+    found = cuda_checks._gpus()
     assert (found.status, found.detail) == (OK, "NVIDIA H200 (sm90), 140.0 GiB")
 
 
 def test_doctor_names_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     old = LocalGpu(1, "Tesla P100", (6, 0), 16 << 30)
     monkeypatch.setattr(device, "gpus_here", lambda: (H200, old))
-    found = checks._gpus()
+    found = cuda_checks._gpus()
     assert found.status == LIMITED
     assert "Tesla P100 (sm60), 16.0 GiB" in found.detail
     assert "plantune knows cpu, sm70" in found.how
 
 
 def test_doctor_says_why_kernels_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from plantune.cuda import toolchain
+    from plantune.cuda import choice, toolchain
 
-    new = toolchain.Nvrtc(checks.Path("/lib/libnvrtc.so.13"), (13, 0), ())
-    monkeypatch.setattr(toolchain, "all_nvrtc", lambda: (new,))
-    found = checks._kernels()
+    new = next(one for one in toolchain.all_nvrtc() if one.version >= (13, 0))
+    monkeypatch.setattr(choice, "all_nvrtc", lambda: (new,))
+    found = cuda_checks._kernels()
     assert found.status == LIMITED
     assert found.detail == "can be compiled for sm75, sm80, sm86, sm89, sm90, sm100, sm120"
     assert "no NVRTC here compiles for sm70" in found.how
-    monkeypatch.setattr(toolchain, "all_nvrtc", tuple)
-    assert checks._kernels().detail == "can be compiled for no GPU"
-    assert checks._nvrtc().status == LIMITED
+    for module in (choice, toolchain):
+        monkeypatch.setattr(module, "all_nvrtc", tuple)
+    assert cuda_checks._kernels().detail == "can be compiled for no GPU"
+    assert cuda_checks._nvrtc().status == LIMITED

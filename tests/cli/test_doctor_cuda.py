@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from plantune.cli import checks
-from plantune.cli.checks import LIMITED, OK, judged_driver
-from plantune.cuda import toolchain
+from plantune import device
+from plantune.cli import cuda_checks
+from plantune.cli.checks import LIMITED, OK
+from plantune.cli.cuda_checks import judged_driver
+from plantune.cuda import build, choice, toolchain
+from plantune.cuda.compiler import Compiled, run_nvrtc
 from plantune.cuda.toolchain import Nvrtc
+from plantune.device import LocalGpu
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.registry import family_named
+from plantune.space.search_space import load_search_space
 
 from .conftest import Run, object_of
 
@@ -64,12 +72,12 @@ def test_an_absent_driver_is_named(run: Run) -> None:
 def test_an_nvrtc_of_another_release_than_torchs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(toolchain, "all_nvrtc", lambda: (nvrtc(12, 9),))
-    found = checks._nvrtc()
+    found = cuda_checks._nvrtc()
     assert found.status == LIMITED
     assert found.detail == "12.9, which does not match: this torch is for CUDA 13.0"
-    assert found.how == "install the nvidia-cuda-nvrtc of CUDA 13"
+    assert found.how == "pip install 'cuda-toolkit[cccl,crt,cudart,nvrtc]==13.0.*'"
     monkeypatch.setattr(toolchain, "all_nvrtc", lambda: (nvrtc(13, 1), nvrtc(12, 9)))
-    assert checks._nvrtc().status == OK
+    assert cuda_checks._nvrtc().status == OK
 
 
 @pytest.mark.parametrize("cuda", [None, "", "odd"])
@@ -78,12 +86,12 @@ def test_a_torch_for_cpus_asks_for_no_release(
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(toolchain, "all_nvrtc", lambda: (nvrtc(12, 9),))
-    assert checks._nvrtc().status == OK
+    assert cuda_checks._nvrtc().status == OK
 
 
 def test_absent_headers_of_cutlass_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toolchain, "cutlass_include", lambda: None)
-    found = checks._cutlass()
+    found = cuda_checks._cutlass()
     assert found.status == LIMITED
     assert "pip install nvidia-cutlass" in found.how
 
@@ -93,6 +101,79 @@ def test_a_gpu_that_cannot_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("No CUDA GPUs are available")
 
     monkeypatch.setattr(torch.cuda, "is_available", broken)
-    found = checks._gpus()
+    found = cuda_checks._gpus()
     assert found.status == LIMITED
     assert "No CUDA GPUs are available" in found.detail
+
+
+def broken_without(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the compiler finds a header no longer."""
+
+    def refuse(nvrtc: Nvrtc, source: str, *rest: object) -> Compiled:
+        if header in source:
+            log = f'kernel.cu(1): catastrophic error: cannot open source file "{header}"'
+            return Compiled(None, log)
+        return run_nvrtc(nvrtc, source, *rest)  # type: ignore[arg-type]
+
+    for module in (build, choice):
+        monkeypatch.setattr(module, "run_nvrtc", refuse)
+    choice._fault.cache_clear()
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A cache in which nothing was compiled."""
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "fresh"))
+    yield
+    choice._fault.cache_clear()
+
+
+def test_one_kernel_of_each_family_is_compiled() -> None:
+    found = cuda_checks.families_check("sm90")
+    families = [
+        name
+        for name in load_search_space("sm90").families
+        if isinstance(family_named(name), CudaFamily)
+    ]
+    assert (found.status, found.how) == (OK, "")
+    assert found.detail == f"one of each of {len(families)} families compiles"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_family_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_without("cuda/se_tail.h", monkeypatch)
+    found = cuda_checks.families_check("sm75")
+    assert found.status == LIMITED
+    assert found.detail.startswith("se_tail of ")
+    assert "sm75: cannot open source file" in found.how
+    assert "its log is in" in found.how
+
+
+@pytest.mark.usefixtures("fresh")
+def test_headers_that_are_missing_come_with_the_line_that_installs_them(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not "ok" where nothing compiles, as torch's wheel leaves it."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    broken_without("cuda/std/cstdint", monkeypatch)
+    found = {check["name"]: check for check in object_of(run("doctor", "--json"))["checks"]}
+    for name in ("CUDA kernels", "kernels for sm90"):
+        assert found[name]["status"] == LIMITED
+        assert 'cannot open source file "cuda/std/cstdint"' in found[name]["how"]
+        assert "pip install 'cuda-toolkit[cccl,crt,cudart,nvrtc]==13.0.*'" in found[name]["how"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "compiled"),
+    [
+        ("cpu", (), ("sm90",)),
+        ("sm80", (), ("sm80",)),
+        ("cpu", ((8, 0), (9, 0), (9, 0), (6, 0)), ("sm80", "sm90")),
+    ],
+)
+def test_kernels_are_compiled_for_what_is_here_or_asked_for(
+    asked: str, here: tuple[tuple[int, int], ...], compiled: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [LocalGpu(i, "a GPU", capability, 1 << 30) for i, capability in enumerate(here)]
+    monkeypatch.setattr(device, "gpus_here", lambda: gpus)
+    assert cuda_checks._archs(asked) == compiled

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from plantune.cuda import build, toolchain
-from plantune.cuda.build import Binary, Usage, compile_cuda, usage_in
-from plantune.cuda.toolchain import Nvrtc, all_nvrtc, nvrtc_for
+from plantune.cuda import build, compiler, toolchain
+from plantune.cuda.build import Usage, compile_cuda, usage_in
+from plantune.cuda.choice import nvrtc_for
+from plantune.cuda.compiler import Compiled
+from plantune.cuda.toolchain import Nvrtc
 from plantune.errors import BuildError
 from plantune.space.arch import ARCH_NAMES, load_arch
 
@@ -38,13 +39,13 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sources that were really compiled."""
     seen: list[str] = []
-    compiled = build._compiled
+    run = build.run_nvrtc
 
-    def spy(source: str, *rest: object) -> Binary:
+    def spy(nvrtc: Nvrtc, source: str, *rest: object) -> Compiled:
         seen.append(source)
-        return compiled(source, *rest)  # type: ignore[arg-type]
+        return run(nvrtc, source, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(build, "_compiled", spy)
+    monkeypatch.setattr(build, "run_nvrtc", spy)
     return seen
 
 
@@ -83,6 +84,7 @@ class TestCache:
         if what == "nvrtc":
             other = Nvrtc(nvrtc_for(SM90).library, (13, 9), nvrtc_for(SM90).includes)
             monkeypatch.setattr(build, "nvrtc_for", lambda arch: other)
+            monkeypatch.setattr(build, "fitting", lambda arch: (other,))
         source = SOURCE + "// other\n" if what == "source" else SOURCE
         arch = load_arch("sm80") if what == "arch" else SM90
         second = compile_cuda(source, arch, kind="PTX" if what == "kind" else "CUBIN")
@@ -171,10 +173,18 @@ class TestCache:
 
 
 class TestFailures:
-    def test_the_log_is_in_the_error(self) -> None:
-        with pytest.raises(BuildError, match=r"(?s)sm_90a.*this is no CUDA") as caught:
-            compile_cuda("this is no CUDA\n", SM90)
-        assert "error" in str(caught.value)
+    def test_the_message_is_a_line_and_the_log_is_in_a_file(self, tmp_path: Path) -> None:
+        source = "this is no CUDA\n"
+        with pytest.raises(BuildError, match=r"did not compile a kernel for sm90: ") as caught:
+            compile_cuda(source, SM90)
+        assert "error" in caught.value.log
+        assert "\n" not in str(caught.value)
+        assert source.strip() not in str(caught.value)
+        assert f"; its log is in {caught.value.path}, " in str(caught.value)
+        kept = Path(str(caught.value.path))
+        assert kept.is_relative_to(tmp_path)
+        for part in (source, caught.value.log, "sm_90a"):
+            assert part in kept.read_text()
 
     def test_nothing_is_cached(self, tmp_path: Path) -> None:
         with pytest.raises(BuildError):
@@ -182,12 +192,14 @@ class TestFailures:
         assert not list(tmp_path.glob("cuda/*.bin"))
 
     def test_a_compiler_that_hangs_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(build, "TIME_LIMIT_S", 0.01)
+        nvrtc_for(SM90)
+        monkeypatch.setattr(compiler, "TIME_LIMIT_S", 0.01)
         with pytest.raises(BuildError, match=r"took over 0.01 s"):
             compile_cuda(SOURCE, SM90)
 
     def test_a_compiler_that_eats_memory_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(build, "MEMORY_LIMIT_BYTES", 120 << 20)
+        nvrtc_for(SM90)
+        monkeypatch.setattr(compiler, "MEMORY_LIMIT_BYTES", 120 << 20)
         with pytest.raises(BuildError):
             compile_cuda(SOURCE, SM90)
 
@@ -195,35 +207,11 @@ class TestFailures:
         def died(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
             return subprocess.CompletedProcess([], -11, b"", b"it said this")
 
+        nvrtc_for(SM90)
         monkeypatch.setattr(subprocess, "run", died)
-        with pytest.raises(BuildError, match=r"(?s)died \(-11\).*it said this"):
+        with pytest.raises(BuildError, match=r"died \(-11\)") as caught:
             compile_cuda(SOURCE, SM90)
-
-
-class TestToolchain:
-    def test_volta_takes_an_older_nvrtc(self) -> None:
-        assert nvrtc_for(load_arch("sm70")).version < (13, 0)
-
-    def test_the_newest_that_serves_an_arch_is_taken(self) -> None:
-        assert nvrtc_for(SM90) == all_nvrtc()[0]
-
-    def test_what_is_missing_is_named(
-        self, monkeypatch: pytest.MonkeyPatch, only: Callable[..., None]
-    ) -> None:
-        only()
-        with pytest.raises(BuildError, match=r"no NVRTC was found; install"):
-            nvrtc_for(SM90)
-
-    def test_what_cannot_serve_says_why(self, only: Callable[..., None]) -> None:
-        newest = all_nvrtc()[0]
-        only(newest)
-        with pytest.raises(BuildError, match=r"compiles for sm70: .*older than 13.0, got 13"):
-            nvrtc_for(load_arch("sm70"))
-
-    @pytest.fixture
-    def only(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        """As if only these were here."""
-        return lambda *these: monkeypatch.setattr(toolchain, "all_nvrtc", lambda: these)
+        assert caught.value.log == "it said this"
 
 
 def test_the_assemblers_report_of_several_kernels() -> None:

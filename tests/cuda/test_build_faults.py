@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plantune import blobs
-from plantune.cuda import build, toolchain
+from plantune.cuda import compiler, toolchain
 from plantune.cuda.build import compile_cuda
 from plantune.space.arch import load_arch
 
@@ -28,7 +28,9 @@ extern "C" __global__ void run(long* y) { *y = Sum<40, 0>::value; }
 """
 PARENT = f"""
 from plantune.cuda.build import compile_cuda
+from plantune.cuda.choice import nvrtc_for
 from plantune.space.arch import load_arch
+nvrtc_for(load_arch("sm90"))  # its probe is another compilation
 print("compiling", flush=True)
 compile_cuda('''{ENDLESS}''', load_arch("sm90"))
 """
@@ -73,7 +75,7 @@ def test_a_compilation_dies_with_the_process_that_asked_for_it() -> None:
 def test_a_compilation_that_is_late_for_its_parent_does_nothing() -> None:
     """The parent that asked was gone before the child could ask to die with it."""
     request = '{"parent": 1, "memory_bytes": 1}'
-    command = [sys.executable, "-I", "-S", build.child.__file__]
+    command = [sys.executable, "-I", "-S", compiler.child.__file__]
     done = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "is gone" in done.stderr

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from plantune.cuda.toolchain import nvrtc_for
+from plantune.cuda.choice import nvrtc_for
 from plantune.device import later_gpu
 from plantune.errors import BuildError
 from plantune.graph.fusions import all_fusions

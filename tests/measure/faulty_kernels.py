@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from plantune.errors import BuildError
+from plantune.build_log import build_error
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily
 from plantune.space.arch import Arch
@@ -136,7 +136,7 @@ class Faulty(KernelFamily):
 
     def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
         if config["fault"] == "build_error":
-            raise BuildError("g++ kernel.cpp\nkernel.cpp:1: error: expected ';'")
+            raise build_error("g++ did not compile it", "kernel.cpp:1: error: expected ';'")
         if config["fault"] == "build_endless":
             time.sleep(3600)
         kept = []

@@ -83,7 +83,7 @@ FAULTS = {
     "outside": ("numerics", "wrote outside of 'relu'"),  # F9
     "writes_input": ("numerics", "wrote to its input 'x'"),  # F11
     "stale": ("numerics", "run on other data"),  # F13
-    "build_error": ("build", "error: expected ';'"),  # F1
+    "build_error": ("build", "expected ';'"),  # F1
     "build_endless": ("timeout", "build took over 2 s"),  # F2
     "build_memory": ("memory", "MemoryError"),  # F2
     "memory": ("memory", "you tried to allocate"),  # F35

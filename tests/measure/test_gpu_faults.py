@@ -63,7 +63,7 @@ def is_good(outcome: Outcome, type_: TensorType = IMAGES) -> bool:
 
 
 FAULTS = {
-    "build_error": ("build", "error: expected a declaration"),  # F1
+    "build_error": ("build", "expected a declaration"),  # F1
     "too_many_threads": ("build", "cuLaunchKernelEx failed with 1"),  # F3
     "trap": ("crash", "CUDA error"),  # F4
     "illegal_address": ("crash", "an illegal memory access"),  # F4

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from plantune.build_log import build_error, first_error
+from plantune.device import first_line
 from plantune.env import NO_COMPILER, cxx_compiler
-from plantune.errors import BuildError
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.memory import in_layout, view_bytes
@@ -72,7 +73,10 @@ class Inductor(KernelFamily):
                 traced = make_fx(_function(step, layouts))(*examples)
                 return compile_graph(traced, list(examples), options={"compile_threads": 1})
         except Exception as error:
-            raise BuildError(f"inductor did not compile step {step.name!r}: {error}") from error
+            what = f"inductor did not compile step {step.name!r}"
+            if not first_error(str(error)):
+                what += f": {first_line(error)}"
+            raise build_error(what, str(error)) from error
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         values, run = frame.values, frame.built

@@ -127,12 +127,11 @@ class FakeGraph:
         assert index in self.built
         return 300
 
-    def serialize(self, as_bytes: bool) -> bytes:
-        assert as_bytes
-        return f"{id(self)} {self.built[-1]}".encode()
+    def serialize(self) -> list[int]:
+        return list(f"{id(self)} {self.built[-1]}".encode())
 
-    def deserialize(self, handle: Any, content: bytes) -> None:
-        number, index = map(int, content.split())
+    def deserialize(self, handle: Any, content: list[int]) -> None:
+        number, index = map(int, bytes(content).split())
         (source,) = (graph for graph in self.made if id(graph) == number)
         self.plans = (source.plans[index],)
         self.outputs, self.built = source.outputs, [0]
@@ -328,6 +327,15 @@ def test_a_plan_that_does_not_build(library, step_of):
         FAMILY.build(step_of(conv), Attrs(plan="eng7_k1=1"), SPACE.arch)
 
 
+def test_a_plan_that_was_deselected(library, step_of, monkeypatch):
+    def excluded(self: FakeGraph, index: int) -> None:
+        raise ValueError(f"plan {index} is excluded by a note filter")
+
+    monkeypatch.setattr(FakeGraph, "build_plan_at_index", excluded)
+    with pytest.raises(BuildError, match=r"did not build eng2: plan 1 is excluded"):
+        FAMILY.build(step_of(conv), Attrs(plan="eng2"), SPACE.arch)
+
+
 def test_a_plan_is_built_once(library, step_of):
     step = step_of(conv)
     first = FAMILY.build(step, Attrs(plan="eng2"), SPACE.arch)
@@ -363,7 +371,7 @@ def test_a_damaged_plan_is_built_again(library, step_of, kept, damage):
 
 
 def test_a_kept_plan_that_the_library_refuses_is_built_again(library, step_of, kept, monkeypatch):
-    def refuse(self: FakeGraph, handle: Any, content: bytes) -> None:
+    def refuse(self: FakeGraph, handle: Any, content: list[int]) -> None:
         raise RuntimeError("of another version")
 
     monkeypatch.setattr(FakeGraph, "deserialize", refuse)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -66,6 +67,19 @@ def replay_of(program, run):
     return replay
 
 
+def replace_in_torch(monkeypatch, name: str, fake: Callable[..., object]) -> None:
+    """Replaces a function of torch's own library, also where a module of plantune keeps it.
+
+    Only torch's CUDA build has these functions, and they refuse a device that is no GPU.
+    """
+    real = getattr(torch._C, name, None)
+    monkeypatch.setattr(torch._C, name, fake, raising=False)
+    modules = [module for key, module in sys.modules.items() if key.startswith("plantune.")]
+    for module in modules if real is not None else ():
+        for kept in [key for key, value in vars(module).items() if value is real]:
+            monkeypatch.setattr(module, kept, fake)
+
+
 @pytest.fixture
 def captures(monkeypatch):
     """What was captured so far; an error in `.failure` breaks the next capture behind its pass, one
@@ -89,6 +103,12 @@ def captures(monkeypatch):
         "graph": lambda graph, **_: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    for name, value in {
+        "_cuda_getCurrentRawStream": lambda index: Stream.current.cuda_stream,
+        "_cuda_endAllocateToPool": lambda index, pool: None,
+        "_cuda_releasePool": lambda index, pool: None,
+    }.items():
+        replace_in_torch(monkeypatch, name, value)
     monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
 
     def capture(self, graph, run, current):

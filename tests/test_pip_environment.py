@@ -1,0 +1,110 @@
+"""What pip installs beside torch's CUDA build is enough: every CUDA family compiles from it.
+
+The environment holds the wheels with NVRTC and headers that torch's build names, and plantune's own
+dependencies, nothing else of CUDA. torch itself, of whichever build, is the one of these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+# The extras of cuda-toolkit with NVRTC and headers; others are gigabytes of libraries.
+COMPILING = {"cudart", "nvrtc"}
+ARCHS = ("sm80", "sm90")
+UNREACHABLE = ("Max retries exceeded", "Read timed out", "No module named pip")
+# What pip says in the end where it reached no index, or one without torch's CUDA build.
+NOT_THERE = ("No matching distribution", "Could not find a version")
+
+# Everything is imported before the path is replaced: what is looked for later is CUDA's alone.
+COMPILE = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+import plantune
+from plantune.kernels.build import build
+from plantune.kernels.samples import samples
+from plantune.space.search_space import load_search_space
+
+wanted = [(space.arch, *found) for name in sys.argv[2:]
+          for space in [load_search_space(name)] for found in samples(space)]
+sys.path[:] = [sys.argv[1]]
+
+from plantune.cuda import choice, toolchain
+
+here = [one for one in toolchain.all_nvrtc() if str(one.library).startswith(sys.argv[1])]
+choice.all_nvrtc = lambda: tuple(here)
+with ThreadPoolExecutor(2) as threads:
+    built = threads.map(lambda job: build(job[1], job[2], job[0]), wanted)
+    sizes = [len(binary.image) for binary in built]
+names = [f"{job[2].family} {job[0].name}" for job in wanted]
+print(json.dumps({"nvrtc": list(map(str, here)), "sizes": dict(zip(names, sizes))}))
+"""
+
+
+def pip(*arguments: str, without: tuple[str, ...] = UNREACHABLE) -> str:
+    """What pip says; skips where it fails with one of these words, and says so."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *arguments]
+    quiet = {**os.environ, "PIP_CONSTRAINT": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=quiet)
+    if done.returncode and any(words in done.stderr for words in without):
+        pytest.skip(f"no package index to install from: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def named_by_torch() -> Requirement:
+    """cuda-toolkit as the CUDA build of this torch's release names it."""
+    release = torch.__version__.split("+")[0]
+    # Three equal signs: no build for CPUs is meant.
+    asked = ["--dry-run", "--ignore-installed", "--no-deps", "--report", "-", f"torch==={release}"]
+    (report,) = json.loads(pip(*asked, without=(*UNREACHABLE, *NOT_THERE)))["install"]
+    for found in map(Requirement, report["metadata"]["requires_dist"]):
+        if found.name == "cuda-toolkit":
+            return found
+    pytest.skip(f"torch {release} of this index is no build for CUDA 13")
+
+
+def own_dependencies() -> list[str]:
+    """plantune's, as far as they belong to CUDA."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [r for r in project["dependencies"] if r.startswith(("cuda-", "nvidia-"))]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with these wheels and nothing else."""
+    folder, toolkit = tmp_path_factory.mktemp("site"), named_by_torch()
+    extras = ",".join(sorted(COMPILING & toolkit.extras))
+    own = own_dependencies()
+    pip("--target", str(folder), f"cuda-toolkit[{extras}]{toolkit.specifier}", own[0])
+    # Only its headers are used, so what it requires for Python is left out.
+    pip("--target", str(folder), "--no-deps", *own[1:])
+    return folder
+
+
+def test_every_family_compiles(site: Path, tmp_path: Path) -> None:
+    quiet = "ignore:Failed to initialize NumPy:UserWarning"
+    done = subprocess.run(
+        [sys.executable, "-W", quiet, "-c", COMPILE, str(site), *ARCHS],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PLANTUNE_CACHE_DIR": str(tmp_path / "cache")},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["nvrtc"]) == 1
+    assert all(size > 1000 for size in found["sizes"].values()), found
+    for family in ("implicit_gemm_conv", "pointwise", "pool", "linear", "se_tail"):
+        assert {f"{family} {arch}" for arch in ARCHS} <= set(found["sizes"])
+    assert "hopper_conv sm90" in found["sizes"]

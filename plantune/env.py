@@ -12,6 +12,7 @@ from pathlib import Path
 
 from plantune.errors import PlantuneError
 
+NO_COMPILER = "no C++ compiler was found; apt install g++, or set CXX"
 PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 

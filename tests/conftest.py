@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from plantune.env import cxx_compiler
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +42,45 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, binaries: Path) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PLANTUNE_CACHE_DIR", str(folder))
         yield
+
+
+@pytest.fixture
+def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families that compile offer themselves; for tests that build nothing."""
+    monkeypatch.setattr("plantune.kernels.families.inductor.cxx_compiler", lambda: "/bin/g++")
+    monkeypatch.setattr("plantune.kernels.families.winograd.why_not_loadable", lambda unit: None)
+
+
+def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def build_command(folder: Path) -> list[str]:
+    """Offline where the build's tools are there, else pip fetches them."""
+    tools = (importlib.util.find_spec(name) for name in ("build", "hatchling"))
+    if all(tools):
+        options = ["--wheel", "--no-isolation", "--outdir"]
+        return [sys.executable, "-m", "build", *options, str(folder), str(ROOT)]
+    return [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(ROOT)]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, with compiled kernels if they can be compiled here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    without = {} if cxx_compiler() else {"PLANTUNE_WITHOUT_KERNELS": "1"}
+    done = run(build_command(folder), env={**os.environ, **without})
+    unreachable = "Could not find a version that satisfies the requirement hatchling"
+    if done.returncode and (unreachable in done.stderr or "No module named pip" in done.stderr):
+        pytest.skip("no hatchling here, and no package index to fetch it from")
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+
+from .conftest import run
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ("csrc", "plans", "search_spaces")
@@ -31,39 +30,6 @@ x = torch.randn(1, 3, 64, 64)
 model = plantune.load_model("se_resnet9_fixup", batch=1)
 assert torch.allclose(model(x), model.reference(x), rtol=1e-3, atol=1e-4)
 """
-
-
-def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
-
-
-def build_command(folder: Path) -> list[str]:
-    """Offline where the build's tools are there, else pip fetches them."""
-    tools = (importlib.util.find_spec(name) for name in ("build", "hatchling"))
-    if all(tools):
-        options = ["--wheel", "--no-isolation", "--outdir"]
-        return [sys.executable, "-m", "build", *options, str(folder), str(ROOT)]
-    return [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(folder), str(ROOT)]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    done = run(build_command(folder))
-    unreachable = "Could not find a version that satisfies the requirement hatchling"
-    if done.returncode and (unreachable in done.stderr or "No module named pip" in done.stderr):
-        pytest.skip("no hatchling here, and no package index to fetch it from")
-    assert done.returncode == 0, done.stderr
-    (path,) = folder.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
-def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
 
 
 def files(folder: Path) -> set[str]:

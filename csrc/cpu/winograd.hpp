@@ -4,12 +4,14 @@
 // product per place of the transformed tile sums over the channels, the result is transformed
 // back. This header holds the two transforms; the products are a grouped 1x1 convolution between.
 //
-//   x  (kImages, kHeight, kWidth, kIn)               input, nhwc
-//   v  (tiles, kProducts * kProducts, kIn)           transformed input, written by transform_input
-//   m  (tiles, kProducts * kProducts, kOut)          products, read by transform_output
-//   y  (kImages, kHeight, kWidth, kOut) =            output, nhwc; every element is written
+//   x  (count, height, width, channels)              input, nhwc
+//   v  (tiles, kProducts * kProducts, channels)      transformed input, written by transform_input
+//   m  (tiles, kProducts * kProducts, channels)      products, read by transform_output
+//   y  (count, height, width, channels) =            output, nhwc; every element is written
 //
-// Deterministic: each element is made by one thread in a fixed order.
+// Sizes are arguments, so one compiled library serves every network. Deterministic: each element is
+// made by one thread in a fixed order, from sums alone, so that every instruction set gives the same
+// bits.
 
 #pragma once
 
@@ -18,7 +20,13 @@
 
 namespace plantune {
 
+// As many as a register holds: with twice as many the tiles do not fit into 16 registers (Zen 3: half
+// the speed, 2026-11-22).
+#ifdef __AVX512F__
 constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
 template <typename T>
@@ -28,18 +36,29 @@ inline T load(const float* from) {
   return value;
 }
 
+// Of a null pointer zeros.
+template <typename T>
+inline T load_or_zero(const float* from, int place) {
+  return from != nullptr ? load<T>(from + place) : T{};
+}
+
 template <typename T>
 inline void store(float* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
 // Calls `body` for all channels: kLanes at once, then one by one.
-template <int kChannels, typename Body>
-inline void for_channels(Body body) {
+template <typename Body>
+inline void for_channels(int channels, Body body) {
   int c = 0;
-  for (; c + kLanes <= kChannels; c += kLanes) body(c, Lanes{});
-  for (; c < kChannels; ++c) body(c, 0.0f);
+  for (; c + kLanes <= channels; c += kLanes) body(c, Lanes{});
+  for (; c < channels; ++c) body(c, 0.0f);
 }
+
+// Images in nhwc. Height and width are even: tiles of 2x2 outputs cover an image exactly.
+struct Images {
+  int count, height, width, channels;
+};
 
 // F(2, 3): four inputs, one over each border, give two outputs by four products.
 struct Winograd {
@@ -62,7 +81,8 @@ struct Winograd {
   }
 };
 
-// An image of two: its padding is known to be zero, so three products give both outputs.
+// An image of 2x2 is one tile: its padding is known to be zero, so three products a row give both
+// outputs.
 struct Karatsuba {
   static constexpr int kReads = 2;
   static constexpr int kProducts = 3;
@@ -82,77 +102,78 @@ struct Karatsuba {
   }
 };
 
-template <typename Algorithm, int kImages, int kHeight, int kWidth, int kIn, int kOut>
+template <typename Algorithm>
 struct TiledConv {
   static constexpr int kOutputs = 2;
   static constexpr int kReads = Algorithm::kReads;
   static constexpr int kProducts = Algorithm::kProducts;
-  static constexpr int kRows = kHeight / kOutputs;
-  static constexpr int kColumns = kWidth / kOutputs;
-  static constexpr int kTiles = kImages * kRows * kColumns;
 
-  static_assert(kHeight % kOutputs == 0 && kWidth % kOutputs == 0,
-                "the tiles cover the image exactly, so its sizes are even");
-  static_assert(Algorithm::kBorder == 1 || (kRows == 1 && kColumns == 1),
-                "without a border a tile is the whole image");
-
-  static void transform_input(const float* x, float* v) {
+  static void transform_input(const Images& images, const float* x, float* v) {
+    const int channels = images.channels, tiles = tiles_of(images);
 #pragma omp parallel for schedule(static)
-    for (int tile = 0; tile < kTiles; ++tile) {
+    for (int tile = 0; tile < tiles; ++tile) {
       const float* pixels[kReads][kReads];
-      find_pixels(x, tile, pixels);
-      float* const to = v + size_t(tile) * kProducts * kProducts * kIn;
-      for_channels<kIn>([&](int c, auto type) { transform_tile<decltype(type)>(pixels, to, c); });
+      find_pixels(images, x, tile, pixels);
+      float* const to = v + size_t(tile) * kProducts * kProducts * channels;
+      for_channels(channels, [&](int c, auto type) {
+        transform_tile<decltype(type)>(pixels, to, channels, c);
+      });
     }
   }
 
   // y = max(A m + bias + residual, least); `bias` and `residual` may be null. Without a ReLU
   // `least` is minus infinity. NaN stays NaN: it is not less than anything.
-  static void transform_output(const float* m, const float* bias, const float* residual,
-                               float least, float* y) {
-    static const float zeros[kOut] = {};
+  static void transform_output(const Images& images, const float* m, const float* bias,
+                               const float* residual, float least, float* y) {
+    const int channels = images.channels, tiles = tiles_of(images);
 #pragma omp parallel for schedule(static)
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float* const from = m + size_t(tile) * kProducts * kProducts * kOut;
-      const size_t place = first_pixel(tile, 0) * kOut;
-      const float* const shift = bias != nullptr ? bias : zeros;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const float* const from = m + size_t(tile) * kProducts * kProducts * channels;
+      const size_t place = first_pixel(images, tile, 0) * channels;
       const float* const other = residual != nullptr ? residual + place : nullptr;
-      for_channels<kOut>([&](int o, auto type) {
-        finish_tile<decltype(type)>(from, shift, other, least, y + place, o);
+      for_channels(channels, [&](int o, auto type) {
+        finish_tile<decltype(type)>(images, from, bias, other, least, y + place, o);
       });
     }
   }
 
  private:
-  // The first pixel that a tile writes, moved by `border` to the one that it reads.
-  static ptrdiff_t first_pixel(int tile, int border) {
-    const ptrdiff_t image = tile / (kRows * kColumns);
-    const ptrdiff_t row = tile / kColumns % kRows * kOutputs - border;
-    const ptrdiff_t column = tile % kColumns * kOutputs - border;
-    return (image * kHeight + row) * kWidth + column;
+  static int tiles_of(const Images& images) {
+    return images.count * (images.height / kOutputs) * (images.width / kOutputs);
   }
 
-  // Outside of the image pixels are zero.
-  static void find_pixels(const float* x, int tile, const float* (*pixels)[kReads]) {
-    static const float zeros[kIn] = {};
-    const int top = tile / kColumns % kRows * kOutputs - Algorithm::kBorder;
-    const int left = tile % kColumns * kOutputs - Algorithm::kBorder;
-    const ptrdiff_t first = first_pixel(tile, Algorithm::kBorder);
+  // The first pixel that a tile writes, moved by `border` to the one that it reads.
+  static ptrdiff_t first_pixel(const Images& images, int tile, int border) {
+    const int rows = images.height / kOutputs, columns = images.width / kOutputs;
+    const ptrdiff_t image = tile / (rows * columns);
+    const ptrdiff_t row = tile / columns % rows * kOutputs - border;
+    const ptrdiff_t column = tile % columns * kOutputs - border;
+    return (image * images.height + row) * images.width + column;
+  }
+
+  // Null outside of the image, where pixels are zero.
+  static void find_pixels(const Images& images, const float* x, int tile,
+                          const float* (*pixels)[kReads]) {
+    const int rows = images.height / kOutputs, columns = images.width / kOutputs;
+    const int top = tile / columns % rows * kOutputs - Algorithm::kBorder;
+    const int left = tile % columns * kOutputs - Algorithm::kBorder;
+    const ptrdiff_t first = first_pixel(images, tile, Algorithm::kBorder);
     for (int i = 0; i < kReads; ++i) {
       for (int j = 0; j < kReads; ++j) {
-        const bool inside =
-            top + i >= 0 && top + i < kHeight && left + j >= 0 && left + j < kWidth;
-        pixels[i][j] = inside ? x + (first + i * kWidth + j) * kIn : zeros;
+        const bool inside = top + i >= 0 && top + i < images.height && left + j >= 0 &&
+                            left + j < images.width;
+        const ptrdiff_t pixel = first + ptrdiff_t(i) * images.width + j;
+        pixels[i][j] = inside ? x + pixel * images.channels : nullptr;
       }
     }
   }
 
   template <typename T>
-  static void transform_tile(const float* (*pixels)[kReads], float* to, int c) {
+  static void transform_tile(const float* (*pixels)[kReads], float* to, int channels, int c) {
     T rows[kProducts][kReads];
     for (int j = 0; j < kReads; ++j) {
       T column[kReads], transformed[kProducts];
-      for (int i = 0; i < kReads; ++i) column[i] = load<T>(pixels[i][j] + c);
+      for (int i = 0; i < kReads; ++i) column[i] = load_or_zero<T>(pixels[i][j], c);
       Algorithm::input(transformed, column);
       for (int a = 0; a < kProducts; ++a) rows[a][j] = transformed[a];
     }
@@ -160,30 +181,30 @@ struct TiledConv {
       T transformed[kProducts];
       Algorithm::input(transformed, rows[a]);
       for (int b = 0; b < kProducts; ++b) {
-        store(to + (a * kProducts + b) * kIn + c, transformed[b]);
+        store(to + ptrdiff_t(a * kProducts + b) * channels + c, transformed[b]);
       }
     }
   }
 
   template <typename T>
-  static void finish_tile(const float* from, const float* bias, const float* residual, float least,
-                          float* y, int o) {
+  static void finish_tile(const Images& images, const float* from, const float* bias,
+                          const float* residual, float least, float* y, int o) {
     T columns[kOutputs][kProducts];
     for (int a = 0; a < kProducts; ++a) {
       T products[kProducts], summed[kOutputs];
       for (int b = 0; b < kProducts; ++b) {
-        products[b] = load<T>(from + (a * kProducts + b) * kOut + o);
+        products[b] = load<T>(from + ptrdiff_t(a * kProducts + b) * images.channels + o);
       }
       Algorithm::output(summed, products);
       for (int j = 0; j < kOutputs; ++j) columns[j][a] = summed[j];
     }
     const T floor = T{} + least;
-    const T shift = load<T>(bias + o);
+    const T shift = load_or_zero<T>(bias, o);
     for (int j = 0; j < kOutputs; ++j) {
       T results[kOutputs];
       Algorithm::output(results, columns[j]);
       for (int i = 0; i < kOutputs; ++i) {
-        const size_t place = size_t(i * kWidth + j) * kOut + o;
+        const size_t place = size_t(i * images.width + j) * images.channels + o;
         T value = results[i] + shift;
         if (residual != nullptr) value += load<T>(residual + place);
         store(y + place, value < floor ? floor : value);

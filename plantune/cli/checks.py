@@ -7,10 +7,12 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from plantune.blobs import why_not_trusted
 from plantune.cli.lookup import is_passing
 from plantune.env import cache_folder, cxx_compiler, database_path
 
@@ -82,9 +84,25 @@ def _onednn() -> Check:
 def _compiler() -> Check:
     path = cxx_compiler()
     if path is None:
-        how = "apt install g++, or set CXX; the families that compile are left out"
-        return Check("C++ compiler", LIMITED, "none was found", how)
+        return Check("C++ compiler", LIMITED, "none was found", _what_a_compiler_brings())
     return Check("C++ compiler", OK, path)
+
+
+def no_compiler_line(arch: str) -> str | None:
+    """What is left out of a search because there is no C++ compiler, in one line, or None."""
+    if arch != "cpu" or cxx_compiler() is not None:
+        return None
+    return f"no C++ compiler was found: {_what_a_compiler_brings()}"
+
+
+def _what_a_compiler_brings() -> str:
+    named = "torch.compile"
+    with suppress(ImportError, OSError):  # without a torch
+        from plantune.kernels.registry import need_a_compiler
+        from plantune.space.arch import load_arch
+
+        named = ", ".join((*need_a_compiler(load_arch("cpu")), named))
+    return f"apt install g++, or set CXX, for {named}, which are left out"
 
 
 def _cache() -> Check:
@@ -93,6 +111,11 @@ def _cache() -> Check:
     if is_passing(folder):
         how = "set PLANTUNE_CACHE_DIR to a folder that you may write"
         return Check("cache folder", LIMITED, f"{wanted} cannot be written; nothing is kept", how)
+    foreign = [why_not_trusted(folder / kind) for kind in ("cpu", "cuda", "cudnn")]
+    if any(foreign):
+        how = "set PLANTUNE_CACHE_DIR to a folder of your own"
+        told = "; ".join(filter(None, foreign))
+        return Check("cache folder", LIMITED, f"compiled kernels are not kept: {told}", how)
     return Check("cache folder", OK, str(folder))
 
 

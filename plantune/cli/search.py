@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from plantune.cli.checks import no_compiler_line
 from plantune.cli.console import Console, say
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
@@ -155,6 +156,8 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
         keeping = KeepingDatabase(opened, lambda text: say(f"warning: {text}"))
         environment = environment_here(key.arch)
         say(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
+        if (hint := no_compiler_line(key.arch)) is not None:
+            say(hint)
         with _lease(opened, key, how) as lease:
             result = _run(keeping, environment, key, how, _Watch(stop, lease))
     show_result(console, key, result, keeping, environment, time.monotonic() - start)

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from plantune.blobs import read_blob, write_blob
 from plantune.build_log import build_error
-from plantune.cuda.blobs import read_blob, write_blob
 from plantune.cuda.choice import fitting, nvrtc_for
 from plantune.cuda.compiler import Kind, options_for, run_nvrtc, told
 from plantune.cuda.toolchain import Nvrtc, headers_digest, release_digest

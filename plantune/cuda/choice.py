@@ -7,8 +7,8 @@ import threading
 from contextlib import suppress
 from functools import cache
 
+from plantune.blobs import read_blob, write_blob
 from plantune.build_log import first_error
-from plantune.cuda.blobs import read_blob, write_blob
 from plantune.cuda.compiler import options_for, run_nvrtc
 from plantune.cuda.toolchain import Nvrtc, all_nvrtc, how_to_install, release_digest
 from plantune.env import cache_folder

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.cuda.blobs import read_blob, write_blob
+from plantune.blobs import read_blob, write_blob
 from plantune.env import cache_folder
 from plantune.errors import BuildError, CudaError, IllegalCandidate
 from plantune.values import digest

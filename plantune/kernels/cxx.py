@@ -1,4 +1,8 @@
-"""Compiles a rendered C++ source into a shared library, cached by content, and loads it."""
+"""Loads C++ for this CPU: carried by the wheel, or compiled here and cached by content.
+
+A unit is a source `csrc/cpu/NAME.cpp`. A wheel carries each one once for every instruction set that
+`tools/build_wheel.py` lists.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,122 @@ import hashlib
 import os
 import subprocess
 import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from plantune.blobs import read_blob, write_blob
 from plantune.build_log import build_error
-from plantune.env import cache_folder, cpu_identity, cxx_compiler, data_folder
+from plantune.env import (
+    NO_COMPILER,
+    PACKAGE_FOLDER,
+    cache_folder,
+    cpu_identity,
+    cxx_compiler,
+    data_folder,
+)
 from plantune.errors import BuildError
 
-OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror")
+# Vectors are handed over inside a library alone, where all of it is compiled alike.
+OPTIONS = (
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
+    *("-Wall", "-Werror", "-Wno-psabi"),
+)
 TIME_LIMIT_S = 120
+CARRIED = PACKAGE_FOLDER / "_data" / "compiled"
+
+_units: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def load_unit(name: str) -> ctypes.CDLL:
+    """The library of a unit, loaded once in a process; raises BuildError."""
+    with _lock:
+        if name not in _units:
+            carried = carried_library(name)
+            _units[name] = _opened(carried) if carried else load_library(unit_source(name))
+        return _units[name]
+
+
+def why_not_loadable(name: str) -> str | None:
+    """Why a unit can neither be loaded nor compiled here, or None if it can."""
+    return NO_COMPILER if carried_library(name) is None and cxx_compiler() is None else None
+
+
+def unit_source(name: str) -> str:
+    """The source of a unit."""
+    return (data_folder("csrc") / "cpu" / f"{name}.cpp").read_text(encoding="utf-8")
+
+
+def carried_library(name: str) -> Path | None:
+    """The library that this wheel carries of a unit for this CPU, if it does.
+
+    The instruction set is the one that torch uses, so ATEN_CPU_CAPABILITY=avx2 chooses that one.
+    """
+    chosen = (torch.backends.cpu.get_cpu_capability().lower(), "any")
+    places = (CARRIED / f"{name}.{instructions}.so" for instructions in chosen)
+    return next((place for place in places if place.is_file()), None)
 
 
 def load_library(source: str) -> ctypes.CDLL:
     """The library of a source that includes headers of `csrc`; raises BuildError with the log."""
     compiler = cxx_compiler()
     if compiler is None:
-        raise BuildError("no C++ compiler was found; install g++ or clang++, or set CXX")
-    library = cache_folder() / "cpu" / f"{_key(source, compiler)}.so"
-    if not library.exists():
+        raise BuildError(NO_COMPILER)
+    place = cache_folder() / "cpu" / f"{_key(source, compiler)}.so"
+    content = read_blob(place)
+    if content is None:
         try:
-            _compile(source, compiler, library)
+            content = _compiled(source, compiler)
         except OSError as error:
-            raise BuildError(f"{library} cannot be made: {error}") from error
+            raise BuildError(f"{place} cannot be made: {error}") from error
+        with suppress(OSError):  # without room it is compiled again in the next process
+            write_blob(place, content)
+    return _loaded(content)
+
+
+def function(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> Any:
+    """A function of a library that returns nothing; raises BuildError if it is not there."""
+    try:
+        found = getattr(library, name)
+    except AttributeError as error:
+        raise BuildError(f"{library._name} has no function {name}; install plantune again") from (
+            error
+        )
+    found.argtypes, found.restype = list(arguments), None
+    return found
+
+
+def _loaded(content: bytes) -> ctypes.CDLL:
+    """Loads these very bytes, which no file can change meanwhile.
+
+    Their descriptor stays open: the loader takes equal paths for the same library, so the next one
+    must not get its number.
+    """
+    try:
+        descriptor = os.memfd_create("plantune-kernel", os.MFD_CLOEXEC)
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+    except OSError as error:
+        raise BuildError(f"a compiled library cannot be loaded: {error}") from error
+    return _opened(Path(f"/proc/self/fd/{descriptor}"))
+
+
+def _opened(library: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        raise BuildError(f"{library} does not load: {error}; remove it and try again") from error
+        raise BuildError(f"{library} does not load: {error}") from error
 
 
-def _compile(source: str, compiler: str, library: Path) -> None:
-    """Compiles beside the target and moves it there, so that no one sees half a library."""
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+def _compiled(source: str, compiler: str) -> bytes:
+    """The library of a source."""
+    with tempfile.TemporaryDirectory() as folder:
         text, built = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         text.write_text(source, encoding="utf-8")
         command = [compiler, *OPTIONS, f"-I{data_folder('csrc')}", str(text), "-o", str(built)]
@@ -51,7 +139,7 @@ def _compile(source: str, compiler: str, library: Path) -> None:
         if done.returncode != 0:
             what = f"{compiler} did not compile a kernel"
             raise build_error(what, done.stderr, f"{' '.join(command)}\n\n{source}")
-        os.replace(built, library)
+        return built.read_bytes()
 
 
 def _key(source: str, compiler: str) -> str:

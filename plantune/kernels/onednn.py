@@ -42,8 +42,18 @@ def is_there() -> bool:
     return bool(torch.backends.mkldnn.is_available())
 
 
+def runs_bfloat16() -> bool:
+    """Whether this CPU has the instructions that oneDNN needs for it."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def why_not_dtype(dtype: str) -> str | None:
-    return None if dtype in DTYPES else f"oneDNN runs {' and '.join(DTYPES)}, not {dtype}"
+    """Why convolutions of a dtype do not run on this CPU, or None if they do."""
+    if dtype not in DTYPES:
+        return f"oneDNN runs {' and '.join(DTYPES)}, not {dtype}"
+    if dtype == "bfloat16" and not runs_bfloat16():
+        return "oneDNN runs bfloat16 on CPUs with AVX-512 or AVX-NE-CONVERT alone"
+    return None
 
 
 def pack(weight: Tensor, geometry: Geometry, image_shape: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from plantune.env import extra_families
+from plantune.env import NO_COMPILER, extra_families
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels import families
@@ -33,6 +33,12 @@ def family_named(name: str) -> KernelFamily:
     if name not in known:
         raise IllegalCandidate(f"no kernel family is called {name!r}; known: {', '.join(known)}")
     return known[name]
+
+
+def need_a_compiler(arch: Arch) -> tuple[str, ...]:
+    """The families of an arch that are left out because no C++ compiler was found."""
+    reasons = {name: family.why_not_arch(arch) for name, family in all_families().items()}
+    return tuple(name for name, reason in reasons.items() if reason == NO_COMPILER)
 
 
 def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from plantune.device import device_for, first_line
-from plantune.errors import WorkerDied, WrongResult
+from plantune.env import NO_COMPILER, cxx_compiler
+from plantune.errors import BuildError, PlantuneError, WorkerDied, WrongResult
 from plantune.graph.types import DTYPES, TensorType
 from plantune.measure.gpu_watch import call_watch
 from plantune.measure.limits import GPU_FAULTS
@@ -77,12 +78,14 @@ class Baseline:
 
     With `benchmark` cuDNN times its algorithms and takes the best. With `captured` whole calls are
     replayed from a graph, on the memory of the first: a caller would have to copy images there.
+    What `compiles` C++ is not tried without a compiler.
     """
 
     make: Make
     channels_last: bool = False
     benchmark: bool = False
     captured: bool = False
+    compiles: bool = False
 
 
 def _as_it_is(module: nn.Module, x: Tensor) -> Any:
@@ -111,7 +114,7 @@ BASELINES: Mapping[str, Mapping[str, Baseline]] = {
         "eager": EAGER,
         "eager-channels-last": Baseline(_as_it_is, channels_last=True),
         "torchscript": Baseline(_torchscript),
-        "compile-default": Baseline(_frozen),
+        "compile-default": Baseline(_frozen, compiles=True),
     },
     "cuda": {
         "eager": EAGER,
@@ -169,7 +172,10 @@ class _Runners:
 
     def baseline(self, name: str) -> Call:
         """One of the framework's ways; raises whatever the framework does where it fails."""
-        way, module, x = self._baselines[name], copy.deepcopy(self._module), self._x
+        way = self._baselines[name]
+        if way.compiles and cxx_compiler() is None:
+            raise BuildError(NO_COMPILER)
+        module, x = copy.deepcopy(self._module), self._x
         if way.channels_last:
             module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             x = x.contiguous(memory_format=torch.channels_last)
@@ -260,12 +266,19 @@ def race(
             if not runners.device.works():
                 raise WorkerDied(f"{name}: {first_line(error)}") from error
             calls.pop(name, None)  # it may have failed behind its first calls
-            failures[name] = f"{type(error).__name__}: {error}"[:1000]
+            failures[name] = _reason(error)
     say("time")
     watch = call_watch(runners.device)
     with _blaming(" and ".join(calls)):
         timed = time_interleaved(list(calls.values()), effort, watch) if calls else []
     return _judged(dict(zip(calls, timed, strict=True)), failures, peaks, seed)
+
+
+def _reason(error: Exception) -> str:
+    """In one line: what torch's compiler says goes on for pages."""
+    if isinstance(error, PlantuneError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}"[:1000]
 
 
 @contextmanager

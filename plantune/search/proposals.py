@@ -27,12 +27,23 @@ def storage_url(path: Path) -> str:
     return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
 
 
+def opened(storage: str | None) -> optuna.storages.BaseStorage:
+    """The storage behind an Optuna URL; None is one in memory.
+
+    Optuna never closes the connections it pools. Without a pool each one closes after its use.
+    """
+    if storage is None or not storage.startswith("sqlite"):
+        return optuna.storages.get_storage(storage)
+    unpooled = {"poolclass": sqlalchemy.pool.NullPool}
+    return optuna.storages.get_storage(optuna.storages.RDBStorage(storage, unpooled))
+
+
 class Ledger:
     """Studies by step. `storage` is an Optuna URL, None keeps them in memory."""
 
     def __init__(self, storage: str | None, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = optuna.storages.get_storage(storage)
+        self._storage = opened(storage)
         self._seed = seed
         self._studies: dict[str, optuna.Study] = {}
 

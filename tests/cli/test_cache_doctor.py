@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from plantune import blobs
 from plantune.cli import checks
 from plantune.cli.checks import LIMITED, MISSING, OK, Check
 from plantune.plan import Plan
@@ -63,6 +65,15 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(
     assert result.exit_code == 0
     assert "C++ compiler: none was found" in result.stderr
     assert "apt install g++" in result.stderr
+
+
+def test_doctor_says_that_another_user_owns_the_kernels(
+    run: Run, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs.os, "geteuid", lambda: os.getuid() + 1)
+    result = run("doctor")
+    assert "compiled kernels are not kept" in result.stderr
+    assert "set PLANTUNE_CACHE_DIR to a folder of your own" in result.stderr
 
 
 def test_doctor_fails_where_plantune_cannot_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

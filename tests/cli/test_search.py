@@ -81,6 +81,26 @@ def test_the_plan_is_kept_and_told(run: Run, cache: Path) -> None:
         assert words in result.stderr
 
 
+@pytest.mark.parametrize(("compiler", "lines"), [("/no/such/compiler", 1), (None, 0)])
+def test_what_a_compiler_would_bring_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, compiler: str | None, lines: int
+) -> None:
+    if compiler is None:
+        monkeypatch.setattr("plantune.cli.checks.cxx_compiler", lambda: "/usr/bin/g++")
+    else:
+        monkeypatch.setenv("CXX", compiler)
+    result = run("search", "--batch", 1)
+    told = [line for line in result.stderr.splitlines() if "C++ compiler" in line]
+    assert (
+        told
+        == [
+            "no C++ compiler was found: apt install g++, or set CXX, for inductor, winograd, "
+            "torch.compile, which are left out"
+        ]
+        * lines
+    )
+
+
 def test_a_plan_that_lost_says_so(
     run: Run, monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker
 ) -> None:

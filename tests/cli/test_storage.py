@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from plantune.cli.storage import is_damaged, storage_for
-from plantune.search.proposals import storage_url
+from plantune.search.proposals import opened, storage_url
 
 DAMAGE = {
     "text": b"no database at all " * 100,
@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def studies(url: str) -> list[str]:
-    return optuna.get_all_study_names(url)
+    return optuna.get_all_study_names(opened(url))
 
 
 def test_it_lies_beside_the_plan_database(place: Path) -> None:
@@ -87,7 +87,7 @@ def test_odd_paths_are_paths(tmp_path: Path, name: str) -> None:
     folder.mkdir()
     url = storage_for(None, folder / "plans.db", 0)
     assert url is not None
-    optuna.create_study(storage=url, study_name="here")
+    optuna.create_study(storage=opened(url), study_name="here")
     assert [file.name for file in folder.iterdir()] == ["optuna.db"]
     assert [file.name for file in tmp_path.iterdir()] == [name]
 

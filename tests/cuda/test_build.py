@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -142,6 +143,33 @@ class TestCache:
         cached.write_bytes(cached.read_bytes()[:20])
         compile_cuda(SOURCE, SM90)
         assert len(compilations) == 2
+
+    @pytest.mark.parametrize("spoilt", ["a FIFO", "a link", "writable by others"])
+    def test_what_another_may_have_made_is_compiled_anew(
+        self, spoilt: str, compilations: list[str], tmp_path: Path
+    ) -> None:
+        """F73."""
+        binary = compile_cuda(SOURCE, SM90)
+        (cached,) = tmp_path.glob("cuda/*.bin")
+        if spoilt == "writable by others":
+            cached.chmod(0o666)
+        else:
+            kept = cached.rename(tmp_path / "kept")
+            os.mkfifo(cached) if spoilt == "a FIFO" else cached.symlink_to(kept)
+        assert [compile_cuda(SOURCE, SM90).image for _ in range(2)] == [binary.image] * 2
+        assert len(compilations) == 2
+
+    def test_a_binary_under_the_name_of_another_is_compiled_anew(
+        self, compilations: list[str], tmp_path: Path
+    ) -> None:
+        """F73."""
+        binary = compile_cuda(SOURCE, SM90)
+        (cached,) = tmp_path.glob("cuda/*.bin")
+        compile_cuda(SOURCE.replace("32", "16"), SM90)
+        (other,) = set(tmp_path.glob("cuda/*.bin")) - {cached}
+        other.replace(cached)
+        assert compile_cuda(SOURCE, SM90).image == binary.image
+        assert len(compilations) == 3
 
 
 class TestFailures:

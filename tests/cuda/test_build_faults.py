@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.cuda import blobs, compiler, toolchain
+from plantune import blobs
+from plantune.cuda import compiler, toolchain
 from plantune.cuda.build import compile_cuda
 from plantune.space.arch import load_arch
 

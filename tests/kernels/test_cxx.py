@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from plantune import blobs
+from plantune.blobs import read_blob
 from plantune.errors import BuildError
 from plantune.kernels import cxx
-from plantune.kernels.cxx import load_library
+from plantune.kernels.cxx import function, load_library
 
+LOAD = "from plantune.kernels.cxx import load_library\n"
 ANSWER = 'extern "C" int answer() {{ return {0}; }}\n'
 
 
 @pytest.fixture
 def compiled(monkeypatch, tmp_path) -> list[str]:
     """Sources in the order of their compiling, in a cache of their own."""
+    if cxx.cxx_compiler() is None:
+        pytest.skip("it compiles C++")
     monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
     sources: list[str] = []
-    plain = cxx._compile
+    plain = cxx._compiled
 
-    def counted(source: str, compiler: str, library: Path) -> None:
+    def counted(source: str, compiler: str) -> bytes:
         sources.append(source)
-        plain(source, compiler, library)
+        return plain(source, compiler)
 
-    monkeypatch.setattr(cxx, "_compile", counted)
+    monkeypatch.setattr(cxx, "_compiled", counted)
     return sources
 
 
@@ -61,14 +69,86 @@ def test_a_compiler_that_takes_too_long(compiled, monkeypatch):
         load_library(ANSWER.format(4))
 
 
-def test_a_damaged_library_is_named(compiled, tmp_path):
-    compiler = cxx.cxx_compiler()
-    assert compiler is not None
-    library = tmp_path / "cpu" / f"{cxx._key(ANSWER.format(5), compiler)}.so"
-    library.parent.mkdir()
-    library.write_bytes(b"no library")
-    with pytest.raises(BuildError, match=r"does not load: .*remove it"):
+class TestTheCacheIsNotTrusted:
+    """F73: what was spoilt is compiled anew, in a process of its own as it is met."""
+
+    @pytest.fixture
+    def cached(self, compiled, tmp_path) -> Path:
         load_library(ANSWER.format(5))
+        (place,) = (tmp_path / "cpu").glob("*.so")
+        return place
+
+    def truncate(self, place: Path) -> None:
+        os.truncate(place, place.stat().st_size // 2)
+
+    def make_a_fifo(self, place: Path) -> None:
+        place.unlink()
+        os.mkfifo(place)
+
+    def swap(self, place: Path) -> None:
+        load_library(ANSWER.format(6))
+        (other,) = set(place.parent.glob("*.so")) - {place}
+        os.replace(other, place)
+
+    def replace_by_one_without_its_functions(self, place: Path) -> None:
+        source, built = place.with_suffix(".cpp"), place.with_suffix(".other")
+        source.write_text('extern "C" int nothing() { return 0; }')
+        subprocess.run([cxx.cxx_compiler(), "-shared", "-fPIC", source, "-o", built], check=True)
+        os.replace(built, place)
+
+    def let_all_write(self, place: Path) -> None:
+        place.chmod(0o666)
+
+    @pytest.mark.parametrize(
+        "spoil",
+        [truncate, make_a_fifo, swap, replace_by_one_without_its_functions, let_all_write],
+        ids=lambda spoil: spoil.__name__,
+    )
+    def test_it_is_healed(self, spoil, cached):
+        spoil(self, cached)
+        command = [
+            sys.executable,
+            "-c",
+            f"{LOAD}print(load_library({ANSWER.format(5)!r}).answer())",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+        assert read_blob(cached) is not None
+
+    def test_another_users_library_is_not_loaded(self, cached, compiled, monkeypatch):
+        monkeypatch.setattr(blobs.os, "geteuid", lambda: os.getuid() + 1)
+        blobs._warn_once.cache_clear()
+        with pytest.warns(UserWarning, match="belongs to another user"):
+            assert load_library(ANSWER.format(5)).answer() == 5
+        assert len(compiled) == 2
+
+    def test_the_checked_bytes_are_loaded_whatever_the_file_is_then(self, cached, monkeypatch):
+        def swapped(place):
+            content = read_blob(place)
+            place.write_bytes(b"no library")
+            return content
+
+        monkeypatch.setattr(cxx, "read_blob", swapped)
+        assert load_library(ANSWER.format(5)).answer() == 5
+
+
+def test_a_full_disk_costs_time_alone(compiled, monkeypatch):
+    def full(*_):
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(cxx, "write_blob", full)
+    assert [load_library(ANSWER.format(7)).answer() for _ in range(2)] == [7, 7]
+    assert len(compiled) == 2
+
+
+def test_libraries_are_told_apart_in_one_process(compiled):
+    """The loader takes one path for one library."""
+    assert [load_library(ANSWER.format(n)).answer() for n in range(20, 25)] == [20, 21, 22, 23, 24]
+
+
+def test_a_missing_function_is_a_build_error(compiled):
+    with pytest.raises(BuildError, match="has no function question"):
+        function(load_library(ANSWER.format(8)), "question", [])
 
 
 def test_without_a_compiler(monkeypatch):

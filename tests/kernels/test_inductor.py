@@ -11,6 +11,7 @@ from plantune.space.arch import load_arch
 from plantune.values import Attrs
 
 CONFIG = {"layout": "nchw"}
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
 
 def chain(b):

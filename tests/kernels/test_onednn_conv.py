@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.kernels import onednn
 from plantune.kernels.families.onednn_conv import FAMILY
 from plantune.kernels.family import Frame
 from plantune.kernels.registry import candidates
@@ -22,8 +23,17 @@ def test_it_says_what_is_no_epilogue(step_of, refusal):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_dtypes_that_it_runs(step_of, refusal, dtype):
+def test_the_dtypes_that_it_runs(step_of, refusal, monkeypatch, dtype):
+    monkeypatch.setattr(onednn, "runs_bfloat16", lambda: True)
     assert refusal(step_of(conv, dtype), "onednn_conv", **CONFIG) is None
+
+
+def test_a_cpu_without_bfloat16(step_of, refusal, monkeypatch):
+    """With AVX2 alone torch raises an error of its own, which would end a search."""
+    monkeypatch.setattr(onednn, "runs_bfloat16", lambda: False)
+    reason = refusal(step_of(conv, "bfloat16"), "onednn_conv", **CONFIG)
+    assert reason == "oneDNN runs bfloat16 on CPUs with AVX-512 or AVX-NE-CONVERT alone"
+    assert refusal(step_of(conv), "onednn_conv", **CONFIG) is None
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])

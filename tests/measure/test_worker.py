@@ -198,13 +198,24 @@ def test_what_is_captured_is_made_behind_all_others(monkeypatch):
     assert made == ["compile", "cuda-graph"]
 
 
-@pytest.mark.slow
-def test_compiling_without_a_compiler_says_why(tmp_path):
-    no_compiler = {"CXX": "/no/such/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    with Worker(threads=1, environment=no_compiler) as worker:
+def test_compiling_without_a_compiler_says_why():
+    with Worker(threads=1, environment={"CXX": "/no/such/compiler"}) as worker:
         found = worker.race(Problem(NAME, batch=1), None, ("compile-default", "eager"), EFFORT)
     assert tuple(found.timings) == ("eager",)
-    assert "compiler" in found.failures["compile-default"]
+    told = "no C++ compiler was found; apt install g++, or set CXX"
+    assert found.failures == {"compile-default": told}
+
+
+def test_what_torch_says_of_a_failure_is_one_line(monkeypatch):
+    def fails(module, x):
+        raise RuntimeError("it does not compile\n#include <cstdint>\n" + "x" * 5000)
+
+    cpu = {**race.BASELINES["cpu"], "torchscript": race.Baseline(fails)}
+    monkeypatch.setattr(race, "BASELINES", {"cpu": cpu})
+    found = race.race(
+        Problem(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, lambda stage: None
+    )
+    assert found.failures == {"torchscript": "RuntimeError: it does not compile"}
 
 
 @pytest.mark.slow

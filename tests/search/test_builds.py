@@ -14,6 +14,8 @@ from plantune.search.progress import silent
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import load_arch
 
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
+
 
 class Compiler:
     """Builds one thing at a time, when it is let."""

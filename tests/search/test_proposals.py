@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+import sqlite3.dbapi2
+from contextlib import suppress
+
 import optuna
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 
 from plantune.graph.partition import one_by_one
 from plantune.kernels.registry import candidates
 from plantune.measure.outcome import Measured, Rejected
-from plantune.search.proposals import Ledger, storage_url
+from plantune.search.proposals import Ledger, opened, storage_url
 
 
 @pytest.fixture
@@ -27,8 +32,9 @@ def measured(time_us):
 
 
 def trials_in(url):
-    (name,) = optuna.get_all_study_names(url)
-    return optuna.load_study(study_name=name, storage=url).trials
+    storage = opened(url)
+    (name,) = optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage).trials
 
 
 def test_a_time_is_complete_and_a_rejection_a_failure_with_its_reason(tmp_path, step, choices):
@@ -66,7 +72,7 @@ def test_another_space_is_another_study(tmp_path, step, choices):
     ledger = Ledger(url, seed=0)
     ledger.ask(step, choices[0], choices).tell(measured(1.0))
     ledger.ask(step, choices[0], choices[:2]).tell(measured(1.0))
-    assert len(optuna.get_all_study_names(url)) == 2
+    assert len(optuna.get_all_study_names(opened(url))) == 2
 
 
 def test_a_storage_that_fails_is_given_up_and_the_search_goes_on(tmp_path, step, choices):
@@ -79,3 +85,24 @@ def test_a_storage_that_fails_is_given_up_and_the_search_goes_on(tmp_path, step,
     with pytest.warns(UserWarning, match="Optuna's storage failed"):
         ledger.ask(step, choices[1], choices).tell(measured(1.0))
     ledger.ask(step, choices[0], choices).tell(measured(1.0))
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all " * 100])
+def test_no_connection_stays_open(tmp_path, step, choices, monkeypatch, content):
+    """Also where the file is damaged. Python 3.13 warns of each that does."""
+    opened_now: list[sqlite3.Connection] = []
+    connect = sqlite3.dbapi2.connect
+
+    def spy(*arguments, **options):
+        opened_now.append(connect(*arguments, **options))
+        return opened_now[-1]
+
+    monkeypatch.setattr(sqlite3.dbapi2, "connect", spy)
+    path = tmp_path / "studies.db"
+    path.write_bytes(content)
+    with suppress(optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError):
+        Ledger(storage_url(path), seed=0).ask(step, choices[0], choices).tell(measured(1.0))
+    assert opened_now
+    for connection in opened_now:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.total_changes  # noqa: B018

@@ -14,6 +14,7 @@ from plantune.search.progress import silent
 from plantune.search.step_search import TRIES_PER_COVER, StepSearch
 
 PLENTY = 600.0
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plantune.build_log import build_error, first_error
 from plantune.device import first_line
-from plantune.env import cxx_compiler
+from plantune.env import NO_COMPILER, cxx_compiler
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.memory import in_layout, view_bytes
@@ -33,7 +33,7 @@ class Inductor(KernelFamily):
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if cxx_compiler() is None:
-            return "no C++ compiler was found; install g++ or clang++, or set CXX"
+            return NO_COMPILER
         return super().why_not_arch(arch)
 
     def why_not_step(self, step: Step) -> str | None:

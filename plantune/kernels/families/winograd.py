@@ -15,12 +15,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from plantune.env import cxx_compiler
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import onednn
-from plantune.kernels.cxx import load_library
+from plantune.kernels.cxx import (
+    carried_library,
+    function,
+    load_unit,
+    unit_source,
+    why_not_loadable,
+)
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import conv_epilogue, folded_constants
 from plantune.memory import aligned, view_bytes
@@ -32,14 +37,22 @@ WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {
     "Winograd": [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
     "Karatsuba": [[1, -1, 0], [0, 1, 0], [0, -1, 1]],
 }
-SOURCE = """#include "cpu/winograd.hpp"
-using Conv = plantune::TiledConv<plantune::{algorithm}, {n}, {h}, {w}, {c}, {o}>;
-extern "C" void transform_input(const float* x, float* v) {{ Conv::transform_input(x, v); }}
-extern "C" void transform_output(const float* m, const float* bias, const float* residual,
-                                 float least, float* y) {{
-  Conv::transform_output(m, bias, residual, least, y);
-}}
-"""
+# The unit of csrc/cpu that holds the transforms, for images of all sizes.
+UNIT = "winograd"
+
+
+class Images(ctypes.Structure):
+    """The struct of that name in `csrc/cpu/winograd.hpp`."""
+
+    _fields_: ClassVar = [(name, ctypes.c_int) for name in ("count", "height", "width", "channels")]
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """The two transforms of one algorithm: (images, from, to), and with an epilogue between."""
+
+    input: Callable[..., None]
+    output: Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -72,9 +85,9 @@ class WinogradConv(KernelFamily):
     flops_per_us = 4e5
 
     def why_not_arch(self, arch: Arch) -> str | None:
-        if cxx_compiler() is None or not onednn.is_there():
-            return "it needs a C++ compiler (g++ or clang++, or CXX) and a torch with oneDNN"
-        return super().why_not_arch(arch)
+        if not onednn.is_there():
+            return "it needs a torch with oneDNN"
+        return why_not_loadable(UNIT) or super().why_not_arch(arch)
 
     def why_not_step(self, step: Step) -> str | None:
         try:
@@ -99,25 +112,27 @@ class WinogradConv(KernelFamily):
         tiles = _tiles(step)
         return aligned(tiles.inputs_type.size_bytes) + tiles.products_type.size_bytes
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        n, c, h, w = step.types[step.nodes[0].inputs[0]].shape
-        tiles = _tiles(step)
-        return SOURCE.format(algorithm=tiles.algorithm, n=n, h=h, w=w, c=c, o=tiles.outputs)
+    def source(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+        return None if carried_library(UNIT) else unit_source(UNIT)
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> ctypes.CDLL:
-        library = load_library(self.source(step, config, arch))
-        address = ctypes.c_void_p
-        library.transform_input.argtypes = [address, address]
-        library.transform_output.argtypes = [address, address, address, ctypes.c_float, address]
-        library.transform_input.restype = library.transform_output.restype = None
-        return library
+    def build(self, step: Step, config: Attrs, arch: Arch) -> Transforms:
+        library, algorithm = load_unit(UNIT), _tiles(step).algorithm.lower()
+        address, images = ctypes.c_void_p, ctypes.POINTER(Images)
+        after = [images, address, address, address, ctypes.c_float, address]
+        return Transforms(
+            function(library, f"{algorithm}_input", [images, address, address]),
+            function(library, f"{algorithm}_output", after),
+        )
 
     def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
         epilogue, tiles = conv_epilogue(step), _tiles(step)
-        values, library = frame.values, frame.built
+        values, transforms = frame.values, frame.built
         x, residual, y = epilogue.conv.inputs[0], epilogue.residual, values[step.nodes[-1].name]
         inputs, products = _workspace(tiles, frame)
         multiply = _multiplying(inputs, products, tiles)
+        count, _, height, width = step.types[x].shape
+        before = Images(count, height, width, tiles.channels)
+        after = Images(count, height, width, tiles.outputs)
         prepared: list[Any] = [None, None, None]
 
         def refresh() -> None:
@@ -126,9 +141,10 @@ class WinogradConv(KernelFamily):
 
         def launch(stream: int) -> None:
             weight, bias, least = prepared
-            library.transform_input(values[x].data_ptr(), inputs.data_ptr())
+            transforms.input(before, values[x].data_ptr(), inputs.data_ptr())
             multiply(weight)
-            library.transform_output(
+            transforms.output(
+                after,
                 products.data_ptr(),
                 None if bias is None else bias.data_ptr(),
                 None if residual is None else values[residual].data_ptr(),

@@ -1,0 +1,214 @@
+"""A wheel carries the C++ kernels compiled: where it is installed nobody needs a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from plantune.env import cxx_compiler
+
+from .conftest import ROOT, build_command, run
+
+CAPABILITIES = {"any": "default", "avx2": "avx2", "avx512": "avx512"}
+# What torch asks for before it uses an instruction set.
+FLAGS = {"any": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512vl", "avx512bw", "avx512dq"}}
+# Checks each step of the family against float64, from the carried library.
+STEP = """
+import sys
+from pathlib import Path
+import plantune
+from plantune import env
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.step import make_step
+from plantune.graph.types import TensorType
+from plantune.kernels import cxx
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.numerics import check
+from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
+
+assert env.cxx_compiler() is None
+carried = cxx.carried_library("winograd")
+assert carried.is_relative_to(Path(plantune.__file__).parent), carried
+print(carried.name)
+space, same = load_search_space("cpu"), {"stride": (1, 1), "padding": (1, 1)}
+candidate = Candidate("winograd", Attrs({"layout": "nhwc"}))
+for size in ((4, 6), (2, 2)):
+    b = GraphBuilder()
+    x, w = b.input("x", TensorType((2, 21, *size))), b.parameter("w", TensorType((35, 21, 3, 3)))
+    (y,) = b.emit("conv2d", x, w, **same, dilation=(1, 1), groups=1)
+    (y,) = b.emit("relu", y)
+    graph = b.build((y,))
+    step = make_step(graph, [node.name for node in graph.nodes])
+    assert why_not(step, candidate, space) is None
+    report = check(step, candidate, space, 0)
+    assert report.error <= report.bound and report.deterministic
+"""
+# The transforms of a carried library and of one compiled here, on the same numbers.
+SAME_BITS = """
+import ctypes, itertools, sys
+import torch
+from plantune.kernels.cxx import load_library, unit_source
+from plantune.kernels.families.winograd import Images
+
+LESS = -float("inf")
+here, carried = load_library(unit_source("winograd")), ctypes.CDLL(sys.argv[1])
+for library, name in itertools.product((here, carried), ("winograd", "karatsuba")):
+    address, images = ctypes.c_void_p, ctypes.POINTER(Images)
+    getattr(library, f"{name}_input").argtypes = [images, address, address]
+    after = [images, address, address, address, ctypes.c_float, address]
+    getattr(library, f"{name}_output").argtypes = after
+for name, height, width, channels in (
+    *(("winograd", h, w, c) for h, w in ((2, 4), (6, 8)) for c in (1, 8, 16, 21, 64)),
+    *(("karatsuba", 2, 2, c) for c in (1, 8, 16, 21, 64)),
+):
+    images, places = Images(3, height, width, channels), 16 if name == "winograd" else 9
+    x, residual = torch.randn(2, 3, height, width, channels).unbind()
+    m, bias = torch.randn(3 * height * width // 4, places, channels), torch.randn(channels)
+    x[0, 0, 0, 0], m[0, 0, 0] = float("nan"), float("inf")
+    found = []
+    for library in (here, carried):
+        v, y, bare = torch.full_like(m, 7), torch.full_like(x, 7), torch.full_like(x, 7)
+        getattr(library, f"{name}_input")(images, x.data_ptr(), v.data_ptr())
+        output = getattr(library, f"{name}_output")
+        rest = (bias.data_ptr(), residual.data_ptr(), 0.0, y.data_ptr())
+        output(images, m.data_ptr(), *rest)
+        output(images, m.data_ptr(), None, None, LESS, bare.data_ptr())
+        found.append(torch.cat([t.flatten() for t in (v, y, bare)]).view(torch.int32))
+    assert torch.equal(*found), (name, height, width, channels)
+    assert not (found[0] == torch.tensor(7.0).view(torch.int32)).any()
+"""
+
+
+def here(names: dict[str, object]) -> list[object]:
+    """A parameter for each instruction set, skipped where this CPU lacks it."""
+    flags = set(re.findall(r"\w+", Path("/proc/cpuinfo").read_text().partition("flags")[2]))
+    return [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                platform.machine() != "x86_64" or not FLAGS[name] <= flags,
+                reason=f"this CPU does not run {name}",
+            ),
+        )
+        for name in names
+    ]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel, torch and nothing of the checkout."""
+    if cxx_compiler() is None:
+        pytest.skip("it compiles C++")
+    folder = tmp_path_factory.mktemp("environment")
+    assert run([sys.executable, "-m", "venv", "--without-pip", str(folder)]).returncode == 0
+    (site,) = folder.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    done = run([*pip, "--target", str(site), str(wheel)])
+    assert done.returncode == 0, done.stderr
+    others = next(path for path in sys.path if path.endswith("site-packages"))
+    (site / "torch-beside.pth").write_text(others + "\n")
+    return folder / "bin" / "python"
+
+
+def in_it(
+    installed: Path, program: str, *arguments: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program there; what is given is all of its environment."""
+    quiet = ["-W", "ignore:Failed to initialize NumPy:UserWarning"]
+    folder = installed.parent
+    return run(
+        [str(installed), *quiet, "-c", program, *arguments],
+        cwd=folder,
+        env={"PATH": str(folder), "PLANTUNE_CACHE_DIR": str(folder / "cache"), **more},
+    )
+
+
+@pytest.mark.parametrize("instructions", here(FLAGS))
+def test_without_a_compiler_the_carried_library_computes(
+    instructions: str, installed: Path
+) -> None:
+    done = in_it(installed, STEP, ATEN_CPU_CAPABILITY=CAPABILITIES[instructions])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"winograd.{instructions}.so"]
+
+
+@pytest.mark.parametrize("instructions", here(FLAGS))
+def test_it_gives_the_bits_of_what_is_compiled_here(instructions: str, installed: Path) -> None:
+    (library,) = installed.parent.parent.rglob(f"winograd.{instructions}.so")
+    done = in_it(installed, SAME_BITS, str(library), PATH=os.environ["PATH"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_search_offers_the_family_there(installed: Path) -> None:
+    done = in_it(installed, "from plantune.cli import main; main()", "doctor")
+    assert "C++ compiler: none was found" in done.stderr
+    assert "apt install g++, or set CXX, for inductor, torch.compile" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_search_there_is_faster_than_the_framework(installed: Path) -> None:
+    """0.67 to 0.69 of TorchScript in a bare Debian (2 cores of a Zen 3, 2026-11-22)."""
+    search = ("search", "--model", "se_resnet9_fixup", "--batch", "4", "--budget", "60", "--json")
+    done = in_it(installed, "from plantune.cli import main; main()", *search)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["families"].get("winograd")
+    assert data["evidence"]["ratio"] <= 0.9
+
+
+@pytest.mark.skipif(cxx_compiler() is None, reason="it compiles C++")
+def test_the_wheel_names_its_platform(wheel: Path) -> None:
+    """By the oldest glibc that has all it asks for; only C's library is asked for anything."""
+    assert re.fullmatch(
+        rf"plantune-[\d.]+-py3-none-manylinux_2_\d+_{platform.machine()}\.whl", wheel.name
+    )
+    with zipfile.ZipFile(wheel) as archive:
+        carried = {n.rpartition("/")[2] for n in archive.namelist() if "/compiled/" in n}
+        info = next(n for n in archive.namelist() if n.endswith("/WHEEL"))
+        assert "Root-Is-Purelib: false" in archive.read(info).decode()
+    if platform.machine() == "x86_64":
+        assert carried == {f"winograd.{name}.so" for name in FLAGS}
+
+
+@pytest.mark.parametrize(("option", "carries"), [("", None), ("PLANTUNE_WITHOUT_KERNELS", False)])
+def test_a_wheel_without_kernels_is_never_an_accident(
+    option: str, carries: bool | None, tmp_path: Path
+) -> None:
+    more = {option: "1"} if option else {}
+    environment = {**os.environ, "CXX": "/no/such/compiler", **more}
+    done = run(build_command(tmp_path), env=environment)
+    if carries is None:
+        assert done.returncode != 0
+        assert "there is no g++ (apt install g++, or set CXX)" in done.stdout + done.stderr
+        assert not list(tmp_path.glob("*.whl"))
+        return
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_an_sdist_is_installed_without_a_compiler(tmp_path: Path) -> None:
+    """As from an unpacked sdist: PKG-INFO tells it from a checkout."""
+    unpacked = tmp_path / "sdist"
+    unpacked.mkdir()
+    for name in ("plantune", "csrc", "plans", "search_spaces", "tools"):
+        shutil.copytree(ROOT / name, unpacked / name)
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, unpacked / name)
+    (unpacked / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: plantune\nVersion: 0.1.0\n")
+    command = build_command(tmp_path / "out")
+    command[-1] = str(unpacked)
+    done = run(command, env={**os.environ, "CXX": "/no/such/compiler"})
+    assert done.returncode == 0, done.stderr
+    assert [path.suffixes for path in (tmp_path / "out").glob("*-any.whl")]

@@ -25,7 +25,7 @@ UNREACHABLE = ("Max retries exceeded", "Read timed out", "No module named pip")
 # What pip says in the end where it reached no index, or one without torch's CUDA build.
 NOT_THERE = ("No matching distribution", "Could not find a version")
 
-# Everything is imported before the path is replaced: what is looked for later is CUDA's alone.
+# What is imported comes from the tests' environment; what is looked for later is the folder's.
 COMPILE = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +36,7 @@ from plantune.space.search_space import load_search_space
 
 wanted = [(space.arch, *found) for name in sys.argv[2:]
           for space in [load_search_space(name)] for found in samples(space)]
-sys.path[:] = [sys.argv[1]]
+sys.path[:] = [sys.argv[1], *(place for place in sys.path if "-packages" not in place)]
 
 from plantune.cuda import choice, toolchain
 

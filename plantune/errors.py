@@ -132,8 +132,12 @@ class DamagedDatabase(DatabaseUnavailable):
     """The plan database's file broke while it was in use; opening it again sets it aside."""
 
 
-class InvalidDatabase(PlantuneError):
-    """A file is a database, but none of plantune's."""
+class ForeignFile(PlantuneError):
+    """A file that an option names is not plantune's; it was left as it is."""
+
+
+class InvalidDatabase(ForeignFile):
+    """A file is not a plan database that can be used; it was left as it is."""
 
 
 class NewerSchema(PlantuneError):

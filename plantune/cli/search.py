@@ -108,7 +108,7 @@ class How:
 @click.option(
     "--storage",
     metavar="URL",
-    help="Optuna storage of the trials, instead of optuna.db beside --db.",
+    help="Optuna storage of the trials, instead of a file beside the plan database.",
 )
 @click.option(
     "--wait/--no-wait",

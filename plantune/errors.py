@@ -88,6 +88,10 @@ class WrongResult(PlantuneError):
         return str(self.args[0])
 
 
+class CannotJudge(PlantuneError):
+    """Whether a plan is right cannot be told: the framework itself gives no usable result."""
+
+
 class NoViableCandidate(PlantuneError):
     """Every candidate, or every plan, was rejected."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plantune.device import Device, device_for
+from plantune.device import Device, device_for, plain_float32
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
@@ -174,17 +174,12 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     does with whole tiles: there a NaN reaches outputs that do not depend on it.
     """
     with_cudnn = torch.backends.cudnn.enabled
-    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
     torch.backends.cudnn.enabled = with_cudnn and dtype != torch.float32
     try:
-        yield
+        with plain_float32():
+            yield
     finally:
         torch.backends.cudnn.enabled = with_cudnn
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
 
 
 def _widened(data: Values, dtype: torch.dtype) -> Values:

@@ -9,6 +9,7 @@ import torch
 from plantune.environment import Environment, environment_of
 from plantune.errors import (
     BuildError,
+    CannotJudge,
     CudaError,
     IllegalCandidate,
     InvalidPlan,
@@ -30,6 +31,7 @@ CANNOT_RUN = (
     InvalidPlan,
     IllegalCandidate,
     BuildError,
+    CannotJudge,
     CudaError,
     WrongResult,
     torch.OutOfMemoryError,

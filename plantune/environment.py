@@ -113,16 +113,22 @@ def environment_of(device: torch.device) -> Environment:
     return _gpu_environment(torch.cuda.current_device() if device.index is None else device.index)
 
 
-@cache
 def cpu_environment() -> Environment:
-    """This process's environment for arch `cpu`."""
+    """This process's environment for arch `cpu`, with the number of threads of now."""
+    import torch
+
+    return _cpu_environment(torch.get_num_threads())
+
+
+@cache
+def _cpu_environment(threads: int) -> Environment:
     import torch
 
     return Environment(
         arch="cpu",
         device=_cpu_name(),
         device_digest=digest(cpu_identity())[:16],
-        threads=torch.get_num_threads(),
+        threads=threads,
         torch=str(torch.__version__),
         plantune=_own_version(),
         compiler=cxx_compiler() or "none",

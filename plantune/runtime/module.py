@@ -163,11 +163,16 @@ class TunedModule(nn.Module):
             return form
 
     def _pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
-        key = (form.training(), wanted)
+        key = self._key(form, wanted)
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = self._make_pool(form, wanted)
             return self._pools[key]
+
+    def _key(self, form: Form, wanted: tuple[str, ...] | None) -> object:
+        """What decides which plan a call needs; on a CPU a plan is for a number of threads."""
+        threads = torch.get_num_threads() if self._device.type == "cpu" else 0
+        return form.training(), wanted, threads
 
     def _make_pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
         # On a GPU weights are read where they lie, so nothing is folded into them.

@@ -16,6 +16,7 @@ from plantune.errors import CannotJudge, WrongResult
 from plantune.kernels import torch_ops
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db import PlanDatabase
+from plantune.proofs import remember_proof
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
@@ -187,6 +188,7 @@ class TestLoading:
             plan = load_model(NAME, batch=1, fallback="silent").plan
             with PlanDatabase.open() as database:
                 database.put_plan(plan, replace(cpu_environment(), **changes))
+            return plan
 
         return put
 
@@ -199,14 +201,15 @@ class TestLoading:
         return [(item.category, str(item.message)) for item in caught]
 
     @pytest.mark.usefixtures("broken_sigmoid")
-    def test_a_wrong_one_is_passed_over(self, store):
-        store(torch="2.0.0")
+    @pytest.mark.parametrize("change", [{"torch": "2.0.0"}, {}], ids=str)
+    def test_a_wrong_one_is_passed_over(self, store, change):
+        store(**change)
         ((category, message),) = self.said()
         assert category is NoStoredPlan
         assert "cannot run here" in message
         assert "off by" in message
 
     @pytest.mark.usefixtures("broken_sigmoid")
-    def test_one_of_this_machine_was_checked_when_it_was_made(self, store):
-        store()
+    def test_one_that_was_measured_here_was_checked_then(self, store):
+        remember_proof(store(), cpu_environment())
         assert self.said() == []

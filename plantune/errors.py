@@ -75,6 +75,10 @@ class UnsupportedDevice(PlantuneError, ValueError):
     """A device on which plantune runs no plan."""
 
 
+class UnknownArch(UnsupportedDevice):
+    """A GPU that works, but of an arch that plantune has no plans for; the framework runs there."""
+
+
 class WrongResult(PlantuneError):
     """A kernel's result is not the step's; `error` is relative, `bound` what was allowed."""
 

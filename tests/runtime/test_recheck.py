@@ -138,6 +138,25 @@ class TestOverflow:
             checked(two_layers(1e12).half(), images.half())
 
 
+class Cast(nn.Module):
+    """Names its dtype, so that it runs in no other."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x.to(torch.bfloat16)))
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_module_that_names_its_dtype_is_proved_by_its_graph(images, monkeypatch, mode):
+    checked(Cast().bfloat16(), images.bfloat16(), mode)
+    scaled_relu(monkeypatch, lambda y: y.mul_(1.02))
+    with pytest.raises(WrongResult, match="output 0 is off by"):
+        checked(Cast().bfloat16(), images.bfloat16(), mode)
+
+
 def test_gradients_are_proved_too(fixup, images, monkeypatch):
     def make(node, values):
         (a, b), dx = node.inputs, values[node.name]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plantune.env import cpu_identity, cxx_compiler
-from plantune.errors import InvalidPlan, UnsupportedDevice
+from plantune.errors import InvalidPlan, UnknownArch, UnsupportedDevice
 from plantune.values import Attrs, digest
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ GPU: Mapping[str, type] = {
 
 
 def arch_of(device: torch.device) -> str:
-    """The arch of a torch device; raises UnsupportedDevice for one that plantune does not know."""
+    """The arch of a torch device; raises UnknownArch for a GPU that plantune does not know, and
+    UnsupportedDevice for anything else.
+    """
     import torch
 
     from plantune.space.arch import ARCH_NAMES
@@ -100,8 +102,17 @@ def arch_of(device: torch.device) -> str:
         name = "sm{}{}".format(*torch.cuda.get_device_capability(device))
         if name in ARCH_NAMES:
             return name
-        raise UnsupportedDevice(f"{device} is {name}; plantune knows {', '.join(ARCH_NAMES)}")
+        raise UnknownArch(f"{device} is {name}; plantune knows {', '.join(ARCH_NAMES)}")
     raise UnsupportedDevice(f"no plan runs on device {device}: it is no CPU and no usable GPU")
+
+
+def why_no_plans(device: torch.device) -> str | None:
+    """Why no plan can run on a GPU of this machine, None where one can."""
+    try:
+        arch_of(device)
+    except UnknownArch as error:
+        return str(error)
+    return None
 
 
 def environment_of(device: torch.device) -> Environment:
@@ -113,16 +124,22 @@ def environment_of(device: torch.device) -> Environment:
     return _gpu_environment(torch.cuda.current_device() if device.index is None else device.index)
 
 
-@cache
 def cpu_environment() -> Environment:
-    """This process's environment for arch `cpu`."""
+    """This process's environment for arch `cpu`, with the number of threads of now."""
+    import torch
+
+    return _cpu_environment(torch.get_num_threads())
+
+
+@cache
+def _cpu_environment(threads: int) -> Environment:
     import torch
 
     return Environment(
         arch="cpu",
         device=_cpu_name(),
         device_digest=digest(cpu_identity())[:16],
-        threads=torch.get_num_threads(),
+        threads=threads,
         torch=str(torch.__version__),
         plantune=_own_version(),
         compiler=cxx_compiler() or "none",

@@ -75,6 +75,10 @@ class UnsupportedDevice(PlantuneError, ValueError):
     """A device on which plantune runs no plan."""
 
 
+class UnknownArch(UnsupportedDevice):
+    """A GPU that works, but of an arch that plantune has no plans for; the framework runs there."""
+
+
 class WrongResult(PlantuneError):
     """A kernel's result is not the step's; `error` is relative, `bound` what was allowed."""
 
@@ -86,6 +90,10 @@ class WrongResult(PlantuneError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class CannotJudge(PlantuneError):
+    """Whether a plan is right cannot be told: the framework itself gives no usable result."""
 
 
 class NoViableCandidate(PlantuneError):
@@ -132,8 +140,12 @@ class DamagedDatabase(DatabaseUnavailable):
     """The plan database's file broke while it was in use; opening it again sets it aside."""
 
 
-class InvalidDatabase(PlantuneError):
-    """A file is a database, but none of plantune's."""
+class ForeignFile(PlantuneError):
+    """A file that an option names is not plantune's; it was left as it is."""
+
+
+class InvalidDatabase(ForeignFile):
+    """A file is not a plan database that can be used; it was left as it is."""
 
 
 class NewerSchema(PlantuneError):

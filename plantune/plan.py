@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plantune.errors import InvalidGraph, InvalidPlan
+from plantune.errors import ForeignFile, InvalidGraph, InvalidPlan
+from plantune.files import read_regular
 from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition, partition_into
 from plantune.kernels.family import Candidate
@@ -18,6 +19,7 @@ from plantune.values import Attrs, canonical, digest
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT, FORMAT_WITH_BRANCHES = 1, 2
+SIZE_LIMIT_BYTES = 16 << 20
 MODES = ("infer", "train")
 RUNNERS = ("program", "eager")
 ORIGINS = ("default", "hand", "measured", "predicted")
@@ -93,8 +95,8 @@ class Plan:
     @staticmethod
     def load(path: Path) -> Plan:
         try:
-            return Plan.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            return Plan.loads(read_regular(path, SIZE_LIMIT_BYTES).decode())
+        except (OSError, UnicodeDecodeError, ForeignFile) as error:
             raise InvalidPlan(f"{path}: cannot be read: {error}") from error
         except InvalidPlan as error:
             raise InvalidPlan(f"{path}: {error}") from error

@@ -55,6 +55,8 @@ def _find_in(path: Path, problem: ProblemKey, environment: Environment) -> Found
     if not os.path.exists(path):
         return None
     try:
+        if not path.is_file():  # SQLite would wait for a pipe's other end
+            raise OSError("it is not a regular file")
         with closing(connect_read_only(path, WAIT_S)) as connection:
             version = schema_version(connection)
             if version == SCHEMA_VERSION:

@@ -13,6 +13,8 @@ import torch
 from plantune import environment
 from plantune.environment import GPU, Environment, arch_of, cpu_environment, environment_of
 from plantune.errors import InvalidPlan, UnsupportedDevice
+from plantune.plan_db import ProblemKey, read_export
+from plantune.stored_plans import find_stored_plan
 from plantune.values import Attrs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,6 +157,28 @@ def test_parts_of_a_gpu_and_virtual_ones_have_keys_of_their_own(gpu: SimpleNames
     assert [made.gpu["mig"] for made in found] == ["none", "MIG", "MIG", "none"]
     assert len({made.key for made in found}) == len({made.device_digest for made in found}) == 4
     assert all(found[0].match(other) == "compatible" for other in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "memory"),
+    [
+        ("NVIDIA H100 80GB HBM3", 132, 85_045_673_984),
+        ("NVIDIA H100 PCIe", 114, 85_045_673_984),
+        ("NVIDIA H200", 132, 150_122_000_000),
+        ("NVIDIA GH200 480GB", 132, 101_997_084_672),
+    ],
+)
+def test_shipped_plans_serve_every_chip_of_their_arch(
+    gpu: SimpleNamespace, tmp_path: Path, name: str, count: int, memory: int
+) -> None:
+    gpu.name, gpu.multi_processor_count, gpu.total_memory = name, count, memory
+    here = read()
+    shipped = read_export(ROOT / "plans" / "sm90.db")
+    assert shipped
+    for item in shipped:
+        found = find_stored_plan(ProblemKey.of(item.plan), here, database=tmp_path / "none.db")
+        assert found is not None
+        assert (found.match, found.plan) == ("compatible", item.plan)
 
 
 def test_a_gpu_that_plantune_does_not_know_is_named(gpu: SimpleNamespace) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plantune.cli.console import Console, bold, write_json
+from plantune.cli.console import Console, bold, require_replaceable_json, write_json
 from plantune.cli.lookup import (
     Chosen,
     chosen_plan,
@@ -26,7 +26,13 @@ from plantune.cli.options import (
     key_options,
 )
 from plantune.report.bench import bench_document, bench_table, verdict
-from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot
+from plantune.report.plot import (
+    FORMATS,
+    HOW_TO_GET,
+    bar_plot,
+    can_plot,
+    require_replaceable_plot,
+)
 
 if TYPE_CHECKING:
     from plantune.measure.race import Race
@@ -82,6 +88,9 @@ def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted
     """
     require_device(key.arch, "measure")
     _require_plot(wanted.plot)
+    for path in (wanted.output, console.json_file):
+        if path is not None:
+            require_replaceable_json(path)
     peers = _peers(wanted.peers, key.arch)
     chosen = chosen_plan(place, key)
     if SLOW_PEER in peers:
@@ -109,6 +118,7 @@ def _require_plot(path: Path | None) -> None:
         raise click.BadParameter(f"{path}: its folder is not there", param_hint="'--plot'")
     if not can_plot():
         raise click.UsageError(f"--plot needs matplotlib, which is not installed: {HOW_TO_GET}")
+    require_replaceable_plot(path)
 
 
 def _peers(text: str | None, arch: str) -> tuple[str, ...]:

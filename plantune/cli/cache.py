@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from plantune.env import cache_folder, database_path
 from plantune.report.tables import bytes_text, counted, table
 
 # Libraries for the CPU, and binaries for GPUs of all archs.
-PLACES = {"cpu": "*.so", "cuda": "*.bin"}
+PLACES = {"cpu": re.compile(r"[0-9a-f]{64}\.so"), "cuda": re.compile(r"[0-9a-f]{64}\.bin")}
 
 
 @click.group("cache", epilog=example("plantune cache show"))
@@ -59,7 +60,9 @@ def clear_command(console: Console, place: Path | None) -> None:
 
 
 def _kernels(folder: Path, place: str) -> list[Path]:
-    return sorted(path for path in (folder / place).glob(PLACES[place]) if path.is_file())
+    """The files with the name of a kernel of plantune; any other in the folder is not ours."""
+    named = (path for path in (folder / place).glob("*") if PLACES[place].fullmatch(path.name))
+    return sorted(path for path in named if path.is_file())
 
 
 def _size(path: Path) -> int:

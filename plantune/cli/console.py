@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import click
 
 from plantune.errors import DatabaseWarning
+from plantune.files import require_replaceable, write_whole
 
 STDOUT = "-"
 
@@ -25,18 +26,21 @@ class Console:
 
     json: str | None = None
 
+    @property
+    def json_file(self) -> Path | None:
+        """The file that gets the JSON object, if one does."""
+        return None if self.json in (None, STDOUT) else Path(str(self.json))
+
     def say(self, text: str = "") -> None:
         """Human text; a stderr that nobody reads any more is no reason to stop."""
         say(text)
 
     def emit(self, data: Mapping[str, Any]) -> None:
         """The one JSON object, where it was asked for."""
-        if self.json is None:
-            return
         if self.json == STDOUT:
             click.echo(dumps(data))
-        else:
-            write_json(Path(self.json), data)
+        elif self.json_file is not None:
+            write_json(self.json_file, data)
 
 
 def say(text: str) -> None:
@@ -59,8 +63,22 @@ def dumps(data: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Raises PlantuneError's cousin OSError where it cannot be written."""
-    path.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    """Raises OSError if it cannot be written, ForeignFile if another file is already there."""
+    require_replaceable_json(path)
+    write_whole(path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+
+
+def require_replaceable_json(path: Path) -> None:
+    require_replaceable(path, "JSON", _is_own_json)
+
+
+def _is_own_json(content: bytes) -> bool:
+    """Whether these bytes are what `plantune bench` writes."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and {"environment", "workload", "rows"} <= set(data)
 
 
 @contextmanager

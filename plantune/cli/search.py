@@ -109,7 +109,7 @@ class How:
 @click.option(
     "--storage",
     metavar="URL",
-    help="Optuna storage of the trials, instead of optuna.db beside --db.",
+    help="Optuna storage of the trials, instead of a file beside the plan database.",
 )
 @click.option(
     "--wait/--no-wait",
@@ -150,6 +150,7 @@ def _require_measurable(key: Key, how: How) -> None:
 def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     from plantune.cli.keeping import KeepingDatabase
     from plantune.cli.search_report import show_result
+    from plantune.proofs import remember_proof
 
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:
@@ -160,6 +161,8 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
             say(hint)
         with _lease(opened, key, how) as lease:
             result = _run(keeping, environment, key, how, _Watch(stop, lease))
+    if result.race is not None:  # which compared its outputs with the framework's
+        remember_proof(result.plan, environment)
     show_result(console, key, result, keeping, environment, time.monotonic() - start)
     if keeping.plan_id is None:
         raise click.exceptions.Exit(FAILED)

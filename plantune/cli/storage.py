@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import click
 
 from plantune.cli.console import say
+from plantune.errors import InvalidDatabase
 from plantune.plan_db.opening import dated
+from plantune.plan_db.recognition import is_in_use, is_own, looked_into, why_no_database
+
+# Of the tables that Optuna makes, those that every release of it has.
+OPTUNAS = {"studies", "trials", "version_info"}
 
 
 def storage_for(named: str | None, database: Path | None, seed: int) -> str | None:
     """The URL of a storage that opens, None where trials are kept in memory.
 
-    Raises BadParameter where the named one does not open. The file beside the plan database is set
-    aside where it is damaged: the database has every outcome, so nothing is lost for a search.
+    Raises BadParameter if the named one does not open, and InvalidDatabase if it is a file of
+    another program. The file beside the plan database is set aside if it is damaged and lies in
+    plantune's cache folder: the database has every outcome, so nothing is lost for a search.
     """
     from plantune.search.proposals import storage_url
 
     if named is not None:
-        reason = _why_not(named, seed)
-        if reason is not None:
-            raise click.BadParameter(f"{named!r}: {reason}", param_hint="'--storage'")
-        return named
+        return _named(named, seed)
     if database is None:
         return None
-    path = database.absolute().with_name("optuna.db")
+    path = _beside(database)
     url = storage_url(path)
-    reason = _why_not(url, seed)
-    if reason is not None and is_damaged(path):
+    reason = why_not_optunas(path) or _why_not(url, seed)
+    if reason is not None and is_own(database) and is_damaged(path):
         aside = dated(path, "damaged")
         os.rename(path, aside)
         say(f"warning: {path}: Optuna cannot use it: {reason}. It was moved to {aside.name}.")
@@ -42,14 +44,67 @@ def storage_for(named: str | None, database: Path | None, seed: int) -> str | No
     return None
 
 
-def is_damaged(path: Path) -> bool:
-    """Whether a file is no sound database; one that is locked or cannot be read is not judged."""
+def _beside(database: Path) -> Path:
+    """Beside a database that an option named, `optuna.db` may well be the user's."""
+    name = "optuna.db" if is_own(database) else f"{database.stem}.optuna.db"
+    return database.absolute().with_name(name)
+
+
+def _named(url: str, seed: int) -> str:
+    path = _file_of(url)
+    fault = None if path is None else why_not_optunas(path)
+    if fault is not None:
+        raise InvalidDatabase(
+            f"{path}: is not a storage of Optuna ({fault}) and was left as it is; "
+            "give another --storage"
+        )
+    reason = _why_not(url, seed)
+    if reason is not None:
+        raise click.BadParameter(f"{url!r}: {reason}", param_hint="'--storage'")
+    return url
+
+
+def _file_of(url: str) -> Path | None:
+    """The file that SQLite would open for a URL, None if it is in memory or no SQLite's."""
+    import sqlalchemy
+
     try:
-        with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as connection:
-            return bool(connection.execute("PRAGMA quick_check").fetchone() != ("ok",))
-    except sqlite3.OperationalError:
+        parsed = sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError:
+        return None
+    name = (parsed.database or "").removeprefix("file:").partition("?")[0]
+    sqlite = parsed.get_backend_name() == "sqlite"
+    return Path(name) if sqlite and name not in ("", ":memory:") else None
+
+
+def why_not_optunas(path: Path) -> str | None:
+    """Why a file is none in which Optuna may write, None if it is missing, empty or Optuna's.
+
+    Nothing is written, and no lock is waited for.
+    """
+    fault = why_no_database(path)
+    if fault is not None or not os.path.exists(path) or not os.path.getsize(path):
+        return fault
+    try:
+        with looked_into(path) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        return None if is_in_use(path) else str(error)
+    return None if not tables or tables >= OPTUNAS else "it is a database of another program"
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a file is not even a sound database of another program. One that another process
+    holds is not judged.
+    """
+    if not path.is_file() or is_in_use(path):
         return False
-    except sqlite3.DatabaseError:
+    if why_no_database(path) is not None:
+        return True
+    try:
+        with looked_into(path) as connection:
+            return bool(connection.execute("PRAGMA quick_check").fetchone() != ("ok",))
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
         return True
 
 

@@ -84,14 +84,18 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
 
 def _measured(console: Console, place: Path | None, chosen: Chosen, race: Race) -> int | None:
     """Keeps a plan that was not measured here as one that is from now on; gives its new id."""
-    predicted = chosen.plan.origin == "predicted"
-    if chosen.match == "exact" and not predicted:
-        return None
+    from plantune.proofs import remember_proof
     from plantune.search.search import judged
 
+    here = environment_here(chosen.plan.arch)
+    predicted = chosen.plan.origin == "predicted"
+    if chosen.match == "exact" and not predicted:
+        remember_proof(chosen.plan, here)
+        return None
     plan = judged(replace(chosen.plan, origin="measured"), race)
     with database(place, read_only=False) as opened:
-        id = opened.put_plan(plan, environment_here(plan.arch))
+        id = opened.put_plan(plan, here)
+    remember_proof(plan, here)
     before = "predicted" if predicted else "made elsewhere"
     console.say(f"{chosen.label} was {before}; it is kept as plan {id}, which is measured here")
     return id

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plantune.device import Device, device_for
+from plantune.device import Device, device_for, plain_float32
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
@@ -111,6 +111,7 @@ def _checked(trial: Trial, random: torch.Generator) -> Numerics:
     worst.append(_judged(trial, trial.run("run on other weights", NANS), data, random))
 
     _check_poisons(trial, data, random)
+    _check_poisoned_weight(trial, data, random)
     _check_large(trial, data, random)
     if trial.device.captures:
         worst += _replayed(trial, random)
@@ -174,17 +175,12 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     does with whole tiles: there a NaN reaches outputs that do not depend on it.
     """
     with_cudnn = torch.backends.cudnn.enabled
-    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
     torch.backends.cudnn.enabled = with_cudnn and dtype != torch.float32
     try:
-        yield
+        with plain_float32():
+            yield
     finally:
         torch.backends.cudnn.enabled = with_cudnn
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
 
 
 def _widened(data: Values, dtype: torch.dtype) -> Values:
@@ -251,6 +247,33 @@ def _check_poisons(trial: Trial, data: Values, random: torch.Generator) -> None:
                     _check_poison(trial, output, results[output], exact[output], depends)
 
 
+def _check_poisoned_weight(trial: Trial, data: Values, random: torch.Generator) -> None:
+    """NaN in one element of one constant: a network that diverged must show it.
+
+    An infinity is not asked for: Winograd's factors are sums of weights, in which it may cancel to
+    NaN, and then reaches the whole output channel, padding included.
+    """
+    constants = [name for name in trial.step.constants if _holds_any(data[name])]
+    if not constants:
+        return
+    drawn = torch.randint(1 << 30, (2,), generator=random, device=random.device).tolist()
+    name = sorted(constants)[drawn[0] % len(constants)]
+    index = drawn[1] % data[name].numel()
+    low, high = (_evaluated_with(trial, data, name, index, probe) for probe in PROBES)
+    exact = _evaluated_with(trial, data, name, index, math.nan)
+    trial.put_constants(_with_element(data, name, index, math.nan))
+    results = trial.run(f"run with nan in one element of {name!r}", NUMBERS)
+    for output, type_ in trial.step.outputs:
+        if type_.is_float:
+            depends = low[output] != high[output]
+            _require_kept(trial, output, results[output], exact[output], depends)
+    trial.put_constants(data)
+
+
+def _holds_any(x: Tensor) -> bool:
+    return x.is_floating_point() and x.numel() > 0
+
+
 def _with_small(step: Step, data: Values, random: torch.Generator) -> Values:
     """The data with zeros of both signs and the smallest numbers among the others.
 
@@ -286,7 +309,7 @@ def _check_large(trial: Trial, data: Values, random: torch.Generator) -> None:
 def _poisoned(step: Step, data: Values) -> Iterator[str]:
     """The inputs that may hold any number."""
     for name, x in data.items():
-        if name not in step.constants and x.is_floating_point() and x.numel():
+        if name not in step.constants and _holds_any(x):
             yield name
 
 
@@ -304,8 +327,19 @@ def _evaluated_with(trial: Trial, data: Values, name: str, index: int, value: fl
 
 
 def _check_poison(trial: Trial, name: str, result: Tensor, exact: Tensor, depends: Tensor) -> None:
+    """The poison is kept, and in no image that has none of it in the reference."""
+    _require_kept(trial, name, result, exact, depends)
+    images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
+    clean = exact.isfinite().reshape(images).all(1)
+    spread = clean & ~result.isfinite().reshape(images).all(1)
+    if spread.any():
+        place = torch.nonzero(spread)[0].tolist()
+        raise trial.wrong(f"{name!r}{place} has NaN or infinity that belongs to another image")
+
+
+def _require_kept(trial: Trial, name: str, result: Tensor, exact: Tensor, depends: Tensor) -> None:
     """The poison is in every element that has it in the reference and depends on it (torch also
-    multiplies it by padding), and in no image that has none of it in the reference.
+    multiplies it by padding). In the place of an infinity NaN will do.
     """
     lost = depends & torch.where(
         exact.isnan(), ~result.isnan(), ~exact.isfinite() & result.isfinite()
@@ -314,9 +348,3 @@ def _check_poison(trial: Trial, name: str, result: Tensor, exact: Tensor, depend
         place = torch.nonzero(lost)[0].tolist()
         value = result[tuple(place)].item()
         raise trial.wrong(f"{name!r}{place} is {value:.6g}: NaN or infinity is lost")
-    images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
-    clean = exact.isfinite().reshape(images).all(1)
-    spread = clean & ~result.isfinite().reshape(images).all(1)
-    if spread.any():
-        place = torch.nonzero(spread)[0].tolist()
-        raise trial.wrong(f"{name!r}{place} has NaN or infinity that belongs to another image")

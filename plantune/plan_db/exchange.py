@@ -6,9 +6,7 @@ reaches a database before the schema is the expected one, letter by letter, and 
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -17,7 +15,8 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from plantune.errors import InvalidPlan, NoPlan, PlantuneError
+from plantune.errors import ForeignFile, InvalidPlan, NoPlan, PlantuneError
+from plantune.files import read_regular, require_replaceable, write_whole
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.validation import check_stored_plan
@@ -122,45 +121,38 @@ def _empty() -> sqlite3.Connection:
 
 
 def _require_replaceable(path: Path, own: Path | None) -> None:
-    if not os.path.lexists(path):
-        return
-    regular = stat.S_ISREG(os.lstat(path).st_mode)
-    if not regular or (own is not None and own.exists() and path.samefile(own)):
-        raise PlantuneError(f"{path}: is no file to be replaced; give another path")
-    with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) not in (_MAGIC, b""):
-            raise PlantuneError(f"{path}: is no exported plan and stays; give another path")
+    if own is not None and own.exists() and path.exists() and path.samefile(own):
+        raise ForeignFile(f"{path}: is the database to export from; give another path")
+    require_replaceable(path, "an export", _is_export)
+
+
+def _is_export(content: bytes) -> bool:
+    """Whether these bytes have the schema of an export; their plans may be of another release."""
+    try:
+        with closing(_unpacked(content)) as connection:
+            _require_schema(connection)
+    except (InvalidPlan, sqlite3.Error, UnicodeDecodeError, MemoryError):
+        return False
+    return True
 
 
 def _write(path: Path, content: bytes) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        write_whole(path, content)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise PlantuneError(f"{path}: cannot be written: {error}; give another path") from error
 
 
 def _content(path: Path, size_limit_bytes: int) -> bytes:
-    """The bytes of a regular file; a pipe is not waited for, a link not followed."""
+    """The bytes of a regular file; a link is not followed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_regular(path, size_limit_bytes, follow=False)
+    except ForeignFile as error:
+        raise InvalidPlan(str(error)) from error
     except OSError as error:
         what = "is a symbolic link" if path.is_symlink() else f"cannot be read ({error.strerror})"
         raise InvalidPlan(f"{what}; give the file itself") from error
-    try:
-        _require(stat.S_ISREG(os.fstat(descriptor).st_mode), "is not a regular file")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(size_limit_bytes + 1)
-    finally:
-        os.close(descriptor)
-    _require(len(content) <= size_limit_bytes, f"is larger than {size_limit_bytes} bytes")
-    return content
 
 
 def _unpacked(content: bytes) -> sqlite3.Connection:

@@ -22,14 +22,20 @@ from plantune.errors import (
     DatabaseWarning,
     InvalidDatabase,
     NewerSchema,
+    PlantuneError,
 )
 from plantune.plan_db.migrations import migrate
 from plantune.plan_db.mounts import network_file_system
-from plantune.plan_db.soundness import fault_of, is_export
+from plantune.plan_db.recognition import (
+    SIDE_FILES,
+    SMALLEST_BYTES,
+    is_own,
+    refused,
+    require_own_kind,
+)
+from plantune.plan_db.soundness import fault_of
 from plantune.plan_db.transactions import immediate, primary_code, translated
 from plantune.plan_rows import SCHEMA_VERSION, connect_read_only, lenient_text, schema_version
-
-SMALLEST_BYTES = 512  # the smallest page of SQLite
 
 
 @dataclass(frozen=True)
@@ -48,13 +54,15 @@ def now_text() -> str:
 def open_database(path: Path, *, read_only: bool, timeout_s: float) -> Opened:
     """Opens or makes the database; each thing that is not as it should be is warned of once.
 
-    Raises NewerSchema and InvalidDatabase without having written anything.
+    Raises NewerSchema and InvalidDatabase without having written anything. A damaged file is set
+    aside if it is plantune's own, in its cache folder, and refused everywhere else.
     """
+    require_own_kind(path)
     if read_only:
         return _open_read_only(path, timeout_s)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _set_aside_if_damaged(path, timeout_s)
+        _handle_damage(path, timeout_s)
         return Opened(_open_writable(path, timeout_s), False)
     except DamagedDatabase:
         raise
@@ -101,16 +109,21 @@ def _open_read_only(path: Path, timeout_s: float) -> Opened:
     with translated(path):
         connection = connect_read_only(path, timeout_s)
         try:
-            _require_no_export(path, connection)
             fault = fault_of(connection)
             if fault is not None:
-                raise DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
+                raise _damaged(path, fault)
             if _require_version(path, connection) < SCHEMA_VERSION:
                 return Opened(_migrated_copy(connection), True)
         except BaseException:
             connection.close()
             raise
         return Opened(_wrapped(connection), True)
+
+
+def _damaged(path: Path, fault: str) -> PlantuneError:
+    if not is_own(path):
+        return refused(path, f"it is damaged: {fault}")
+    return DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
 
 
 def _migrated_copy(connection: sqlite3.Connection) -> Database:
@@ -185,35 +198,33 @@ def _back_up(path: Path, connection: sqlite3.Connection, version: int) -> None:
     _warn(f"{path}: its schema {version} was brought up to {SCHEMA_VERSION}; {copy} is as before.")
 
 
-def _set_aside_if_damaged(path: Path, timeout_s: float) -> None:
-    """Moves a file that is no sound database, with the files that belong to it."""
-    if not os.path.exists(path) or _why_damaged(path, timeout_s) is None:
+def _handle_damage(path: Path, timeout_s: float) -> None:
+    """Moves plantune's own damaged file, with the files that belong to it; refuses any other."""
+    if not os.path.exists(path):
         return
+    fault = _why_damaged(path, timeout_s)
+    if fault is None:
+        return
+    if not is_own(path):
+        raise _damaged(path, fault)
     with _folder_lock(path.parent):
         fault = _why_damaged(path, timeout_s)  # another process may have been first
         if fault is None:
             return
         aside = dated(path, "damaged")
-        for ending in ("-wal", "-shm", "-journal", ""):
+        for ending in (*SIDE_FILES, ""):
             if os.path.exists(f"{path}{ending}"):
                 os.rename(f"{path}{ending}", f"{aside}{ending}")
     _warn(f"{path}: is damaged ({fault}). It was moved to {aside.name}, and a new one is used.")
 
 
 def _why_damaged(path: Path, timeout_s: float) -> str | None:
+    if not path.is_file():
+        raise DatabaseUnavailable(f"{path}: is not a regular file; give another path")
     if 0 < os.path.getsize(path) < SMALLEST_BYTES:
         return "file is too short"  # SQLite would take it for empty and write over it
     with translated(path), closing(_connect(path, timeout_s)) as connection:
-        _require_no_export(path, connection)
         return fault_of(connection, mend=True)
-
-
-def _require_no_export(path: Path, connection: sqlite3.Connection) -> None:
-    if is_export(connection):
-        raise InvalidDatabase(
-            f"{path}: holds exported plans and is not to be worked in; `plantune import` takes "
-            "them into a database"
-        )
 
 
 @contextmanager

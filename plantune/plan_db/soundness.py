@@ -35,10 +35,7 @@ def fault_of(connection: sqlite3.Connection, *, mend: bool = False) -> str | Non
             return _fault_of_unversioned(connection)
         fault = _fault_of_pages(connection, "integrity_check" if mend else "quick_check")
         if fault is not None and " index " in fault:
-            connection.execute("REINDEX")
-            if schema_version(connection) is None:  # an index alone still knew it
-                return _fault_of_unversioned(connection)
-            fault = _fault_of_pages(connection, "integrity_check")
+            fault = _fault_after_mending(connection)
         return fault or (_fault_of_columns(connection) if version == SCHEMA_VERSION else None)
     except UnicodeDecodeError:  # Python's module decodes names and messages by itself
         return "its schema is damaged"
@@ -48,12 +45,41 @@ def fault_of(connection: sqlite3.Connection, *, mend: bool = False) -> str | Non
         return str(error)
 
 
+def _fault_after_mending(connection: sqlite3.Connection) -> str | None:
+    """The fault that making the indexes again leaves; if it leaves one, nothing is changed."""
+    connection.execute("BEGIN IMMEDIATE")
+    fault: str | None = "its indexes cannot be made again"
+    try:
+        connection.execute("REINDEX")
+        if schema_version(connection) is None:  # an index alone still knew it
+            fault = _fault_of_unversioned(connection) or "its version cannot be read"
+        else:
+            fault = _fault_of_pages(connection, "integrity_check")
+    finally:
+        connection.execute("ROLLBACK" if fault else "COMMIT")
+    return fault
+
+
 def is_export(connection: sqlite3.Connection) -> bool:
     """Whether these are exported plans: sound, and never meant to be worked in."""
     try:
         return _names(connection) == EXPORTED and schema_version(connection) is not None
     except (sqlite3.DatabaseError, UnicodeDecodeError):
         return False
+
+
+def is_known(connection: sqlite3.Connection) -> bool:
+    """Whether it is a plan database of some release, damaged perhaps, or holds nothing at all."""
+    version = schema_version(connection)
+    if version is None:
+        return _fault_of_unversioned(connection) is not None
+    return version > 0 or not _is_marked(connection)
+
+
+def _is_marked(connection: sqlite3.Connection) -> bool:
+    """Whether another program left its mark in a file without tables."""
+    marks = ("application_id", "user_version")
+    return any(connection.execute(f"PRAGMA {mark}").fetchone()[0] for mark in marks)
 
 
 def _fault_of_pages(connection: sqlite3.Connection, check: str) -> str | None:

@@ -22,8 +22,8 @@ _ERRORS: dict[int, tuple[type[DatabaseUnavailable], str]] = {
     sqlite3.SQLITE_BUSY: (DatabaseLocked, "end the process that holds it, or try again later"),
     sqlite3.SQLITE_LOCKED: (DatabaseLocked, "end the process that holds it, or try again later"),
     sqlite3.SQLITE_READONLY: (ReadOnlyDatabase, "make it writable or give another path"),
-    sqlite3.SQLITE_CORRUPT: (DamagedDatabase, "open it again: it will be set aside"),
-    sqlite3.SQLITE_NOTADB: (DamagedDatabase, "open it again: it will be set aside"),
+    sqlite3.SQLITE_CORRUPT: (DamagedDatabase, "open it again: it will be checked"),
+    sqlite3.SQLITE_NOTADB: (DamagedDatabase, "open it again: it will be checked"),
     sqlite3.SQLITE_CANTOPEN: (DatabaseUnavailable, "give another path"),
 }
 

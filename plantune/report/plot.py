@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import machine_text
 
 FORMATS = (".png", ".svg", ".pdf")
+# Marks the images that later ones may replace.
+MAKER = "plantune bench"
+MAKER_KEYS = {"png": "Software", "svg": "Creator", "pdf": "Creator"}
 OURS, OTHERS = "#0072b2", "#b0b0b0"
 HOW_TO_GET = "pip install 'plantune[plot]'"
 
@@ -40,7 +45,15 @@ def bar_plot(document: Mapping[str, Any], path: Path) -> None:
     axes.set_xlim(0, 1.2 * max(row["high_ms"] for row in rows))
     axes.set_title(_title(document), fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    image = io.BytesIO()
+    kind = path.suffix.lower()[1:]
+    figure.savefig(image, dpi=150, format=kind, metadata={MAKER_KEYS[kind]: MAKER})
+    write_whole(path, image.getvalue())
+
+
+def require_replaceable_plot(path: Path) -> None:
+    """Raises ForeignFile if something else than an earlier plot lies there."""
+    require_replaceable(path, "a plot", lambda content: MAKER.encode() in content)
 
 
 def _title(document: Mapping[str, Any]) -> str:

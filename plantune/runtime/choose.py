@@ -9,6 +9,8 @@ import torch
 from plantune.environment import Environment, environment_of
 from plantune.errors import (
     BuildError,
+    CannotJudge,
+    CaptureError,
     CudaError,
     IllegalCandidate,
     InvalidPlan,
@@ -19,6 +21,7 @@ from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan, problem_of
+from plantune.proofs import is_proved, remember_proof
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
@@ -30,6 +33,7 @@ CANNOT_RUN = (
     InvalidPlan,
     IllegalCandidate,
     BuildError,
+    CannotJudge,
     CudaError,
     WrongResult,
     torch.OutOfMemoryError,
@@ -40,8 +44,8 @@ class NoStoredPlan(UserWarning):
     """A known network runs from the framework's kernels, because nothing better is known."""
 
 
-class OtherMachine(UserWarning):
-    """A plan was made on another machine or with other versions of what it runs on."""
+class PredictedPlan(UserWarning):
+    """A plan was predicted for this kind of GPU, and never measured."""
 
 
 def pool_for(
@@ -60,23 +64,21 @@ def pool_for(
     `fallback` says whether these come with a warning, silently or as NoPlan. Where nothing is
     stored there is a word only for a `known` network, for which a search can find something.
     """
-    if given is not None:
-        fits = given.graph == graph.digest
-        plan = given if fits else default_plan(graph, space, network=name)
-        return Pool(graph, plan, space, held)
-    problem, here = problem_of(graph, space, network=name), _environment(held)
-    found = find_stored_plan(problem, here)
-    if found is not None and found.match != "foreign":
-        pool = _pool_of_stored(found, graph, space, held, fallback)
-        if pool is not None:
-            return pool
-    elif known:
-        _without_plan(_what_is_missing(problem, graph, found), fallback)
+    here = environment_of(device_of(held.module, held.otherwise))
+    if given is not None and given.graph == graph.digest:
+        check_plan(given, graph, space)
+        _prove(given, graph, space, held, here)
+        return Pool(graph, given, space, held)
+    if given is None:
+        problem = problem_of(graph, space, network=name)
+        found = find_stored_plan(problem, here)
+        if found is not None and found.match != "foreign":
+            pool = _pool_of_stored(found, graph, space, held, here, fallback)
+            if pool is not None:
+                return pool
+        elif known:
+            _without_plan(_what_is_missing(problem, graph, found), fallback)
     return Pool(graph, default_plan(graph, space, network=name), space, held)
-
-
-def _environment(held: HeldTensors) -> Environment:
-    return environment_of(device_of(held.module, held.otherwise))
 
 
 def _what_is_missing(problem: ProblemKey, graph: Graph, found: Found | None) -> str:
@@ -103,20 +105,21 @@ def _without_plan(text: str, fallback: str) -> None:
 
 
 def _pool_of_stored(
-    found: Found, graph: Graph, space: SearchSpace, held: HeldTensors, fallback: str
+    found: Found,
+    graph: Graph,
+    space: SearchSpace,
+    held: HeldTensors,
+    here: Environment,
+    fallback: str,
 ) -> Pool | None:
-    """The pool of a stored plan with one instance made, None where it cannot run here.
-
-    One that was made elsewhere must first compute the network here.
-    """
+    """The pool of a stored plan with one instance made, None where it cannot run here."""
     why_not: str | None = None
     try:
         check_plan(found.plan, graph, space)
+        _prove(found.plan, graph, space, held, here)
         pool = Pool(graph, found.plan, space, held)
+        pool.match = found.match
         pool.lease().release()
-        from_elsewhere = found.match != "exact" or found.plan.origin == "predicted"
-        if from_elsewhere and found.plan.runner == "program":
-            recheck(graph, found.plan, space, held.module, held.otherwise)
     except CANNOT_RUN as error:
         why_not = str(error)
     if why_not is not None:
@@ -128,16 +131,25 @@ def _pool_of_stored(
         warnings.warn(
             f"the plan for {found.plan.network} was predicted for {found.plan.arch}, nothing of it "
             "was measured; `plantune verify` or `plantune search` measures it here",
-            OtherMachine,
-            stacklevel=2,
-        )
-    elif found.match == "compatible":
-        differences = _environment(held).differences(found.environment)
-        told = ", ".join(f"{key} {then!r}, now {now!r}" for key, (now, then) in differences.items())
-        warnings.warn(
-            f"the plan for {found.plan.network} was measured elsewhere ({told}); "
-            "`plantune verify` measures it here",
-            OtherMachine,
+            PredictedPlan,
             stacklevel=2,
         )
     return pool
+
+
+def _prove(
+    plan: Plan, graph: Graph, space: SearchSpace, held: HeldTensors, here: Environment
+) -> None:
+    """Lets a plan compute the network once in this environment, wherever it came from, unless it
+    was measured or proved here before. Raises as `recheck` does.
+    """
+    if plan.runner != "program" or is_proved(plan, here):
+        return
+    on_gpu = device_of(held.module, held.otherwise).type == "cuda"
+    if on_gpu and torch.cuda.is_current_stream_capturing():
+        raise CaptureError(
+            f"the plan for {plan.network} must be proved before its first use, which a CUDA graph "
+            "cannot hold: call the module once before the capture"
+        )
+    recheck(graph, plan, space, held.module, held.otherwise)
+    remember_proof(plan, here)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from plantune.environment import arch_of
+from plantune.environment import why_no_plans
 from plantune.graph.types import TensorType, dtype_name
 from plantune.models.registry import network
 from plantune.plan import Plan
@@ -94,8 +94,8 @@ def optimize(
 
 
 def _usable(device: torch.device) -> torch.device:
-    """The device with its number; raises UnsupportedDevice where no plan can run on it."""
-    arch_of(device)
+    """The device with its number; raises UnsupportedDevice for what is no CPU and no usable GPU."""
+    why_no_plans(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

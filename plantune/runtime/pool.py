@@ -138,6 +138,8 @@ class Pool:
         self.graph = graph
         self.plan = plan
         self.space = space
+        # How a stored plan's environment matches this one; None of a plan that is not stored.
+        self.match: str | None = None
         self.held = held
         self.frozen = frozen
         self._idle: list[Instance] = []

@@ -21,8 +21,9 @@ def kernels(cache: Path) -> Path:
     folder = cache / "cpu"
     folder.mkdir(parents=True)
     for number in range(3):
-        (folder / f"{number}.so").write_bytes(b"x" * 1000)
+        (folder / f"{number:064x}.so").write_bytes(b"x" * 1000)
     (folder / "notes.txt").write_text("not a kernel")
+    (folder / "mine.so").write_text("not one of ours")
     return folder
 
 
@@ -38,7 +39,7 @@ def test_clearing_removes_kernels_and_nothing_else(
     store(plan)
     data = object_of(run("cache", "clear", "--json"))
     assert (data["removed"], data["freed_bytes"]) == (3, 3000)
-    assert [path.name for path in kernels.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in kernels.iterdir()) == ["mine.so", "notes.txt"]
     assert len(object_of(run("plans", "list", "--json"))["plans"]) == 1
     assert object_of(run("cache", "clear", "--json"))["removed"] == 0
 

@@ -43,8 +43,8 @@ def test_another_file_is_not_written_over(
     store(plan)
     (tmp_path / "letter.txt").write_text("dear all")
     result = run("export", tmp_path / "letter.txt")
-    assert result.exit_code == 1
-    assert "stays" in result.stderr
+    assert result.exit_code == 4
+    assert "was not overwritten" in result.stderr
     assert (tmp_path / "letter.txt").read_text() == "dear all"
 
 

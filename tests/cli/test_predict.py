@@ -19,7 +19,7 @@ from plantune.measure.client import Worker
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase, export_plans, import_plans
-from plantune.runtime.choose import OtherMachine
+from plantune.runtime.choose import PredictedPlan
 from plantune.values import Attrs
 
 from .conftest import FakeWorker, Run, changed, object_of
@@ -180,7 +180,7 @@ def test_loading_it_warns_once(store: Callable[..., int], plan: Plan) -> None:
         model = load_model(plan.network, batch=1, device="cpu")
         for _ in range(2):
             model(torch.randn(1, 3, 64, 64))
-    assert [warning.category for warning in caught] == [OtherMachine]
+    assert [warning.category for warning in caught] == [PredictedPlan]
     text = str(caught[0].message)
     assert "was predicted for cpu, nothing of it was measured" in text
     assert "plantune verify" in text

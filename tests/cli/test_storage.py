@@ -11,6 +11,7 @@ import optuna
 import pytest
 
 from plantune.cli.storage import is_damaged, storage_for
+from plantune.errors import InvalidDatabase
 from plantune.search.proposals import opened, storage_url
 
 DAMAGE = {
@@ -20,9 +21,10 @@ DAMAGE = {
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """The path of a plan database; Optuna's file lies beside it."""
-    return tmp_path / "plans.db"
+def place(cache: Path) -> Path:
+    """The path of the user's plan database; Optuna's file lies beside it."""
+    cache.mkdir()
+    return cache / "plans.db"
 
 
 def studies(url: str) -> list[str]:
@@ -54,6 +56,46 @@ def test_a_damaged_file_is_set_aside_and_a_new_one_used(
     assert f"It was moved to {aside.name}" in capsys.readouterr().err
     assert storage_for(None, place, 0) == url
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_beside_a_named_database_nothing_is_moved(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Optuna's file there is named after the database: another `optuna.db` may be the user's."""
+    path = tmp_path / "mine.optuna.db"
+    path.write_bytes(DAMAGE[kind])
+    (tmp_path / "optuna.db").write_bytes(b"mine")
+    assert storage_for(None, tmp_path / "mine.db", 0) is None
+    assert path.read_bytes() == DAMAGE[kind]
+    assert (tmp_path / "optuna.db").read_bytes() == b"mine"
+    files = [file.name for file in tmp_path.iterdir() if file.is_file()]
+    assert sorted(files) == ["mine.optuna.db", "optuna.db"]
+    assert "its trials are kept in memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [*DAMAGE, "another program's"])
+def test_a_named_file_of_another_program_is_refused_and_untouched(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "places.sqlite"
+    if kind in DAMAGE:
+        path.write_bytes(DAMAGE[kind])
+    else:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE moz_places (id INTEGER)")
+    content = path.read_bytes()
+    with pytest.raises(InvalidDatabase, match=r"not a storage of Optuna.*--storage"):
+        storage_for(f"sqlite:///{path}", None, 0)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["places.sqlite"]
+
+
+def test_a_named_storage_of_optuna_is_used(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'mine.sqlite'}"
+    optuna.create_study(storage=url, study_name="mine")
+    assert storage_for(url, None, 0) == url
+    assert studies(url) == ["mine"]
 
 
 def test_a_file_that_is_sound_stays_where_it_is(
@@ -88,8 +130,8 @@ def test_odd_paths_are_paths(tmp_path: Path, name: str) -> None:
     url = storage_for(None, folder / "plans.db", 0)
     assert url is not None
     optuna.create_study(storage=opened(url), study_name="here")
-    assert [file.name for file in folder.iterdir()] == ["optuna.db"]
-    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert [file.name for file in folder.iterdir()] == ["plans.optuna.db"]
+    assert name in [file.name for file in tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("url", ["mine.db", "nosuchdatabase://x", "sqlite:////no/such/folder/x.db"])

@@ -155,6 +155,21 @@ def test_a_lost_infinity(relu, fake, check_fake):
     assert "run with inf in one element of 'x'" in message
 
 
+def test_a_nan_that_is_lost_from_a_weight(step_of, fake, check_fake):
+    def emit(b):
+        x = b.input("x", TensorType((2, 3)))
+        w = b.parameter("w", TensorType((4, 3)))
+        return b.emit("matmul", x, w, transpose_a=False, transpose_b=True)
+
+    def twist(step, frame):
+        x, w = (frame.values[name] for name in "xw")
+        output(step, frame).copy_(x @ w.nan_to_num(0).T)
+
+    message = caught(check_fake, step_of(emit), fake(twist))
+    assert "run with nan in one element of 'w'" in message
+    assert "NaN or infinity is lost" in message
+
+
 def test_a_nan_that_reaches_another_image(relu, fake, check_fake):
     def twist(step, frame):
         output(step, frame).add_(frame.values["x"].sum() * 0)

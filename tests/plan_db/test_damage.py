@@ -1,4 +1,7 @@
-"""Damage costs time and never results: what does not match its checksum is not used."""
+"""Damage costs time and never results: what does not match its checksum is not used.
+
+The file is plantune's own, in its cache folder; see test_foreign_files.py for any other.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,11 @@ from plantune.plan_rows import PLANS, TRIALS
 MEASURED = Measured(12.5, 12.0, 13.25, 40, 1e-6, 2e-6, deterministic=True)
 FLIPS = 400
 Change = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -52,18 +52,28 @@ def test_writers_append_to_a_log_so_that_readers_go_on(path: Path) -> None:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-@pytest.mark.parametrize("place", ["file/plans.db", "file/sub/plans.db", "folder"])
+@pytest.mark.parametrize("place", ["file/plans.db", "file/sub/plans.db"])
 def test_where_nothing_can_be_written_the_process_remembers(
     tmp_path: Path, here: Environment, plan: Plan, place: str
 ) -> None:
     (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
     with pytest.warns(DatabaseWarning, match="kept in memory") as caught:
         database = PlanDatabase.open(tmp_path / place)
     assert len(caught) == 1
     with database:
         database.put_plan(plan, here)
         assert [stored.plan for stored in database.plans()] == [plan]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_where_something_else_has_the_name_of_our_own_the_process_remembers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+    make(tmp_path / "plans.db")
+    with pytest.warns(DatabaseWarning, match="kept in memory"), PlanDatabase.open() as database:
+        assert database.plans() == ()
+    assert os.listdir(tmp_path) == ["plans.db"]
 
 
 def test_without_a_home_or_a_cache_one_warning_is_all(

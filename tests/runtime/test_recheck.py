@@ -12,10 +12,11 @@ from torch import nn
 
 from plantune import load_model, optimize
 from plantune.environment import cpu_environment
-from plantune.errors import WrongResult
+from plantune.errors import CannotJudge, WrongResult
 from plantune.kernels import torch_ops
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db import PlanDatabase
+from plantune.proofs import remember_proof
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
@@ -31,7 +32,7 @@ def fixup():
 
 
 def checked(module, x, mode="infer"):
-    pool = optimize(module, x, mode=mode).pool()
+    pool = optimize(module.train(mode == "train"), x, mode=mode).pool()
     recheck(pool.graph, pool.plan, SPACE, module.train(mode == "train"))
 
 
@@ -44,6 +45,127 @@ def broken_sigmoid(monkeypatch):
         return lambda: torch.sigmoid(values[a], out=y).mul_(1.01)
 
     monkeypatch.setitem(torch_ops.MAKERS, "sigmoid", make)
+
+
+def scaled_relu(monkeypatch, change):
+    """A kernel for ReLU that does something else with its result."""
+
+    def make(node, values):
+        (a,), y = node.inputs, values[node.name]
+        return lambda: change(torch.clamp(values[a], min=0, out=y))
+
+    monkeypatch.setitem(torch_ops.MAKERS, "relu", make)
+
+
+def two_layers(gain=1.0):
+    """Two convolutions, the second one's result multiplied by `gain`."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 16, 3)
+            self.second = nn.Conv2d(16, 16, 3)
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(x)) * gain)
+
+    return Net()
+
+
+DTYPES = {torch.float32: 1e-4, torch.float16: 0.003, torch.bfloat16: 0.02}
+
+
+class TestBound:
+    """At most twice the framework's own error, and next to nothing beside it."""
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("gain", [1.0, 3e3], ids=["plain", "large"])
+    def test_a_right_plan_passes(self, images, dtype, gain):
+        checked(two_layers(gain).to(dtype), images.to(dtype))
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("gain", [1.0, 3e3], ids=["plain", "large"])
+    def test_a_small_mistake_is_found(self, images, monkeypatch, dtype, gain):
+        scaled_relu(monkeypatch, lambda y: y.mul_(1 + DTYPES[dtype]))
+        with pytest.raises(WrongResult, match="output 0 is off by"):
+            checked(two_layers(gain).to(dtype), images.to(dtype))
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_one_wrong_element_is_found(self, images, monkeypatch, dtype):
+        scaled_relu(monkeypatch, lambda y: y.view(-1)[7].add_(1.0))
+        with pytest.raises(WrongResult, match="output 0 is off by"):
+            checked(two_layers().to(dtype), images.to(dtype))
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_what_is_not_finite_is_wrong_where_the_network_is(
+        self, images, monkeypatch, dtype, value
+    ):
+        scaled_relu(monkeypatch, lambda y: y.view(-1)[7].fill_(value))
+        with pytest.raises(WrongResult, match="output 0 is off by inf"):
+            checked(two_layers().to(dtype), images.to(dtype))
+
+    def test_a_small_output_is_not_judged_by_a_large_one(self, images, monkeypatch):
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(3, 8, 3)
+
+            def forward(self, x):
+                y = self.conv(x)
+                return y * 1e4, torch.relu(y) * 1e-4
+
+        scaled_relu(monkeypatch, lambda y: y.mul_(1.001))
+        with pytest.raises(WrongResult, match="output 1 is off by"):
+            checked(Two(), images)
+
+
+class TestOverflow:
+    """F71: the plan is judged on data on which the framework is finite, or not at all."""
+
+    @pytest.mark.parametrize("gain", [1e5, 1e7])
+    def test_a_right_plan_of_a_network_that_overflows_passes(self, images, gain):
+        checked(two_layers(gain).half(), images.half())
+
+    @pytest.mark.parametrize("gain", [1e5, 1e7])
+    def test_a_wrong_one_is_found(self, images, monkeypatch, gain):
+        scaled_relu(monkeypatch, lambda y: y.mul_(1.01))
+        with pytest.raises(WrongResult, match="output 0 is off by"):
+            checked(two_layers(gain).half(), images.half())
+
+    def test_where_nothing_is_finite_it_says_so(self, images):
+        with pytest.raises(CannotJudge, match="the framework itself overflows"):
+            checked(two_layers(1e12).half(), images.half())
+
+
+class Cast(nn.Module):
+    """Names its dtype, so that it runs in no other."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x.to(torch.bfloat16)))
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_module_that_names_its_dtype_is_proved_by_its_graph(images, monkeypatch, mode):
+    checked(Cast().bfloat16(), images.bfloat16(), mode)
+    scaled_relu(monkeypatch, lambda y: y.mul_(1.02))
+    with pytest.raises(WrongResult, match="output 0 is off by"):
+        checked(Cast().bfloat16(), images.bfloat16(), mode)
+
+
+def test_gradients_are_proved_too(fixup, images, monkeypatch):
+    def make(node, values):
+        (a, b), dx = node.inputs, values[node.name]
+        return lambda: torch.mul(values[a], values[b] > 0, out=dx).mul_(1.3)
+
+    checked(fixup, images, "train")
+    monkeypatch.setitem(torch_ops.MAKERS, "relu_grad", make)
+    with pytest.raises(WrongResult, match=r"the gradient of .* is off by"):
+        checked(fixup, images, "train")
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
@@ -85,6 +207,7 @@ class TestLoading:
             plan = load_model(NAME, batch=1, fallback="silent").plan
             with PlanDatabase.open() as database:
                 database.put_plan(plan, replace(cpu_environment(), **changes))
+            return plan
 
         return put
 
@@ -97,14 +220,15 @@ class TestLoading:
         return [(item.category, str(item.message)) for item in caught]
 
     @pytest.mark.usefixtures("broken_sigmoid")
-    def test_a_wrong_one_is_passed_over(self, store):
-        store(torch="2.0.0")
+    @pytest.mark.parametrize("change", [{"torch": "2.0.0"}, {}], ids=str)
+    def test_a_wrong_one_is_passed_over(self, store, change):
+        store(**change)
         ((category, message),) = self.said()
         assert category is NoStoredPlan
         assert "cannot run here" in message
         assert "off by" in message
 
     @pytest.mark.usefixtures("broken_sigmoid")
-    def test_one_of_this_machine_was_checked_when_it_was_made(self, store):
-        store()
+    def test_one_that_was_measured_here_was_checked_then(self, store):
+        remember_proof(store(), cpu_environment())
         assert self.said() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import warnings
 from dataclasses import replace
 
@@ -12,14 +13,24 @@ from torch import nn
 
 from plantune import load_model, optimize
 from plantune.environment import cpu_environment
-from plantune.errors import BuildError, CudaError, IllegalCandidate, NoPlan
+from plantune.errors import (
+    BuildError,
+    CannotJudge,
+    CudaError,
+    IllegalCandidate,
+    NoPlan,
+    WrongResult,
+)
+from plantune.kernels import torch_ops
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db import PlanDatabase
 from plantune.planning import default_plan, hand_plan
 from plantune.problem import Problem
+from plantune.proofs import remember_proof
 from plantune.runtime import choose
-from plantune.runtime.choose import NoStoredPlan, OtherMachine
+from plantune.runtime.choose import NoStoredPlan
 from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
 
 NAME = "se_resnet9_fixup"
 
@@ -38,6 +49,19 @@ def store(plan):
             return database.put_plan(replace(plan, arch=environment.arch), environment)
 
     return put
+
+
+@pytest.fixture
+def proved(monkeypatch):
+    """The plans that are proved from now on."""
+    plans, recheck = [], choose.recheck
+
+    def note(graph, plan, *arguments):
+        plans.append(plan)
+        recheck(graph, plan, *arguments)
+
+    monkeypatch.setattr(choose, "recheck", note)
+    return plans
 
 
 def loaded():
@@ -61,16 +85,129 @@ def test_a_plan_of_this_machine_runs_without_a_word(store, plan):
     [{"torch": "2.0.0"}, {"plantune": "0.0.1"}, {"threads": 999}, {"compiler": "g++-4"}],
     ids=str,
 )
-def test_a_plan_of_other_versions_runs_and_says_what_differs(store, plan, change):
+def test_a_plan_of_other_versions_is_proved_and_runs_without_a_word(store, plan, proved, change):
     """F31."""
     store(**change)
     model, said = loaded()
-    assert model.plan == plan
-    ((kind, text),) = said
-    assert kind is OtherMachine
-    ((name, value),) = change.items()
-    assert f"{name} {value!r}, now {getattr(cpu_environment(), name)!r}" in text
-    assert "plantune verify" in text
+    assert (model.plan, said) == (plan, [])
+    assert proved == [plan]
+
+
+class TestProof:
+    """F72: whatever a file claims, a plan is used after it computed the network here, once."""
+
+    def test_one_that_claims_this_very_machine_is_proved_too(self, store, plan, proved):
+        store()
+        loaded()
+        assert proved == [plan]
+
+    def test_once_for_all_modules_and_processes(self, store, python, proved):
+        store()
+        for _ in range(2):
+            loaded()
+        assert len(proved) == 1
+        code = """
+            import torch, plantune
+            from plantune.runtime import choose
+            choose.recheck = None  # calling it would be an error
+            model = plantune.load_model("se_resnet9_fixup", batch=1, fallback="error")
+            assert model(torch.randn(1, 3, 64, 64)).shape == (1, 512, 2, 2)
+            assert model.plan.origin != "default"
+        """
+        done = python(textwrap.dedent(code))
+        assert done.returncode == 0, done.stderr
+
+    def test_a_given_plan_is_proved_too(self, plan, proved):
+        for _ in range(2):
+            load_model(NAME, batch=1, plan=plan)
+        assert proved == [plan]
+
+    def test_a_given_plan_that_is_wrong_is_an_error(self, plan, monkeypatch):
+        def make(node, values):
+            (a,), y = node.inputs, values[node.name]
+            return lambda: torch.sigmoid(values[a], out=y).mul_(1.01)
+
+        monkeypatch.setitem(torch_ops.MAKERS, "sigmoid", make)
+        with pytest.raises(WrongResult, match="output 0 is off by"):
+            load_model(NAME, batch=1, plan=plan)
+
+    def test_what_was_measured_here_is_not_proved_again(self, store, plan, proved):
+        store()
+        remember_proof(plan, cpu_environment())
+        assert loaded()[0].plan == plan
+        assert proved == []
+
+    @pytest.mark.parametrize("change", [{"torch": "2.0.0"}, {"device": "A CPU"}], ids=str)
+    def test_a_proof_of_another_environment_does_not_count(self, store, plan, proved, change):
+        store()
+        remember_proof(plan, replace(cpu_environment(), **change))
+        loaded()
+        assert proved == [plan]
+
+    def test_a_proof_of_another_plan_does_not_count(self, store, plan, proved):
+        store()
+        remember_proof(replace(plan, evidence=Attrs(note="another")), cpu_environment())
+        loaded()
+        assert proved == [plan]
+
+    def test_one_that_fails_is_tried_again_and_never_used(self, store, monkeypatch):
+        store()
+
+        def fails(*_):
+            raise CannotJudge("the framework itself overflows")
+
+        monkeypatch.setattr(choose, "recheck", fails)
+        for _ in range(2):
+            model, said = loaded()
+            assert model.plan.origin == "default"
+            ((kind, text),) = said
+            assert kind is NoStoredPlan
+            assert "cannot run here, the framework's kernels do: the framework itself" in text
+
+    def test_a_plan_that_runs_eagerly_needs_none(self, store, proved, monkeypatch, plan):
+        with PlanDatabase.open() as database:
+            database.put_plan(replace(plan, runner="eager"), cpu_environment())
+        loaded()
+        assert proved == []
+
+
+class TestThreads:
+    """A plan is for a number of threads: with another one it is right, and no exact match."""
+
+    @pytest.fixture(autouse=True)
+    def threads(self):
+        before = torch.get_num_threads()
+        yield
+        torch.set_num_threads(before)
+
+    def test_the_number_of_now_counts(self):
+        torch.set_num_threads(1)
+        one = cpu_environment()
+        torch.set_num_threads(3)
+        assert (one.threads, cpu_environment().threads) == (1, 3)
+        assert cpu_environment().match(one) == "compatible"
+
+    def test_another_number_looks_for_another_plan(self, store, plan):
+        torch.set_num_threads(2)
+        store()
+        other = replace(plan, evidence=Attrs(note="for one thread"))
+        torch.set_num_threads(1)
+        with PlanDatabase.open() as database:
+            database.put_plan(other, cpu_environment())
+        model, x = load_model(NAME, batch=1), torch.randn(1, 3, 64, 64)
+        for number, wanted in ((1, other), (2, plan), (1, other)):
+            torch.set_num_threads(number)
+            assert model(x).isfinite().all()
+            assert (model.plan, model.pool().match) == (wanted, "exact")
+
+    def test_without_one_for_the_number_it_is_no_exact_match(self, store, plan, close):
+        torch.set_num_threads(2)
+        store()
+        model, x = load_model(NAME, batch=1), torch.randn(1, 3, 64, 64)
+        assert model.pool().match == "exact"
+        torch.set_num_threads(1)
+        close(model(x), model.reference(x))
+        assert (model.plan, model.pool().match) == (plan, "compatible")
 
 
 class TestNoPlan:

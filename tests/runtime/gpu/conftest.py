@@ -14,7 +14,7 @@ from plantune import TunedModule, UnplannedCall, optimize
 from plantune.environment import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import hand_plan
-from plantune.runtime.choose import OtherMachine
+from plantune.runtime.choose import PredictedPlan
 from plantune.space.search_space import load_search_space
 
 ROUNDINGS = 8
@@ -44,7 +44,7 @@ def _tuned(module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "defau
     """
     model = optimize(module, x, mode=mode)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OtherMachine)  # shipped plans are of another GPU, mostly
+        warnings.simplefilter("ignore", PredictedPlan)
         model.pool()
     if plan == "default":
         return model

@@ -1,0 +1,99 @@
+"""Files that options name. What is not plantune's own is read at most, never moved or overwritten.
+
+The plan database's part of this rule is in `plan_db/recognition.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from plantune.errors import ForeignFile
+
+OUTPUT_LIMIT_BYTES = 64 << 20
+
+
+def read_regular(path: Path, limit_bytes: int, *, follow: bool = True) -> bytes:
+    """The content of a regular file. A pipe is not waited for.
+
+    Raises OSError if it cannot be opened, and ForeignFile if it is something else or too large.
+    """
+    links = 0 if follow else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ForeignFile(f"is {kind_of(mode)}, not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > limit_bytes:
+        raise ForeignFile(f"is larger than {limit_bytes} bytes")
+    return content
+
+
+def kind_of(mode: int) -> str:
+    """What a file of this mode is, in words."""
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFLNK: "a symbolic link",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def require_replaceable(path: Path, what: str, is_own: Callable[[bytes], bool]) -> None:
+    """Raises ForeignFile if `path` holds anything but an earlier `what` of plantune.
+
+    Nothing is lost by writing to an empty file or a terminal, so these are accepted.
+    """
+    if not os.path.lexists(path) or _is_terminal(path):
+        return
+    try:
+        content = read_regular(path, OUTPUT_LIMIT_BYTES, follow=False)
+    except ForeignFile as error:
+        raise ForeignFile(f"{path}: {error}; give another path") from error
+    except OSError as error:
+        reason = "is a symbolic link" if path.is_symlink() else f"cannot be read: {error.strerror}"
+        raise ForeignFile(f"{path}: {reason}; give another path") from error
+    if content and not is_own(content):
+        raise ForeignFile(
+            f"{path}: is not {what} of plantune and was not overwritten; give another path, "
+            "or remove it first"
+        )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes beside `path` and moves the result there, so that no one sees half of it.
+
+    Raises OSError, and leaves what was there before.
+    """
+    if _is_terminal(path):
+        with open(path, "wb", buffering=0) as device:
+            device.write(content)
+        return
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    file = open(unfinished, "xb")  # noqa: SIM115 - a file that was there before is not removed
+    try:
+        with file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def _is_terminal(path: Path) -> bool:
+    """Whether it is a character device, such as /dev/null or a terminal."""
+    with suppress(OSError):
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    return False

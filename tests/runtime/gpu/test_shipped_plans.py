@@ -1,0 +1,69 @@
+"""What plantune ships serves every H100 and H200: proved in the first call, without a word."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+        reason="plans are shipped for sm90 only",
+    ),
+]
+PROOF_SECONDS = 0.3
+
+# In a process of its own, so that the first use of cuDNN and cuBLAS counts.
+CODE = """
+import json, time, warnings
+import torch, plantune
+from plantune.runtime import choose
+
+seconds, recheck = [], choose.recheck
+
+def timed(*arguments):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    recheck(*arguments)
+    torch.cuda.synchronize()
+    seconds.append(time.perf_counter() - start)
+
+choose.recheck = timed
+warnings.simplefilter("error")
+model = plantune.load_model("se_resnet9_fixup", batch={batch}, fallback="error")
+x = torch.randn({batch}, 3, 64, 64, device="cuda", dtype=torch.float16)
+with torch.no_grad():
+    y = model(x)
+print(json.dumps([seconds, model.plan.origin, bool(y.isfinite().all())]))
+"""
+
+
+def first_call(cache: Path, batch: int) -> tuple[list[float], str, bool]:
+    environment = {**os.environ, "PLANTUNE_CACHE_DIR": str(cache)}
+    code = CODE.format(batch=batch)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    seconds, origin, finite = json.loads(done.stdout)
+    return seconds, origin, finite
+
+
+@pytest.mark.parametrize("batch", [1, 32, 128])
+def test_the_first_call_proves_quickly_and_the_second_process_not_at_all(
+    tmp_path: Path, batch: int
+) -> None:
+    (first, origin, finite) = first_call(tmp_path, batch)  # compiles the kernels
+    assert (len(first), origin, finite) == (1, "measured", True)
+    assert first_call(tmp_path, batch)[0] == []
+    shutil.rmtree(tmp_path / "proofs")
+    ((seconds,), _, _) = first_call(tmp_path, batch)
+    assert seconds < PROOF_SECONDS

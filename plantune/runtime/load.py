@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from plantune.graph.types import TensorType, dtype_name
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.runtime.module import TunedModule, input_type_of
+
+
+class TrainingMode(UserWarning):
+    """A module was optimized for inference while it is in training mode."""
+
 
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
 GivenPlan = Plan | str | os.PathLike[str]
@@ -49,7 +55,7 @@ def load_model(
     spec = network(name)
     place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or DEFAULT_DTYPES[place.type]
-    reference = spec.build(in_channels).to(device=place, dtype=dtype)
+    reference = spec.build(in_channels).to(device=place, dtype=dtype).train(mode == "train")
     if weights is not None:
         reference.load_state_dict(_state_dict(weights), strict=True)
     input_type = TensorType(spec.input_shape(batch, in_channels), dtype_name(dtype))
@@ -76,10 +82,11 @@ def optimize(
     that a search stored for a network of the same layers, else the framework's kernels. `fallback`
     says what becomes of a stored plan that cannot run here, and of calls that differ.
 
-    The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
-    where it holds an op that plantune does not know.
+    The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
+    training or eval mode that it has; `mode` says only whether gradients are planned. Raises
+    UnsupportedModule where it holds an op that plantune does not know.
     """
-    return TunedModule(
+    tuned = TunedModule(
         copy.deepcopy(module),
         input_type_of(example_input),
         name=type(module).__name__,
@@ -88,6 +95,15 @@ def optimize(
         fallback=fallback,
         device=_usable(example_input.device),
     )
+    if mode == "infer" and module.training:
+        warnings.warn(
+            f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: batch "
+            "norms use the batch's statistics and move their own; call eval() before, or give "
+            "mode='train'",
+            TrainingMode,
+            stacklevel=2,
+        )
+    return tuned
 
 
 def _usable(device: torch.device) -> torch.device:

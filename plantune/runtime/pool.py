@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import chain
 from types import TracebackType
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from plantune.plan import Plan
 from plantune.runtime.captured import program_on
 from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.space.search_space import SearchSpace
+
+# Passes that wait for their backward pass, each with an instance of its own.
+MOST_PASSES = 8
 
 
 class Instance:
@@ -27,6 +31,7 @@ class Instance:
         self.state = LiveState(held, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
         self.weights = LiveState(held, [name for name in names if name not in moving])
+        self.read_backward = LiveState(held, graph.weights_of_backward)
         self._held = held
         # The count of moves when the program was last given its tensors.
         self._moves: int | None = None
@@ -107,6 +112,7 @@ class Pool:
         self._space = space
         self.held = held
         self._idle: list[Instance] = []
+        self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
 
     def idle(self) -> Lease | None:
@@ -119,8 +125,19 @@ class Pool:
         if idle is not None:
             return idle
         with torch.inference_mode(False):
-            return Lease(self, Instance(self.graph, self.plan, self._space, self.held))
+            instance = Instance(self.graph, self.plan, self._space, self.held)
+        self._alive.add(instance)
+        return Lease(self, instance)
 
     def give_back(self, instance: Instance) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
-        self._idle.append(instance)
+        if len(self._idle) < MOST_PASSES:
+            self._idle.append(instance)
+
+    def instances(self) -> list[Instance]:
+        """All that there are, idle or not."""
+        return list(self._alive)
+
+    def busy(self) -> int:
+        """How many are in use."""
+        return len(self._alive) - len(self._idle)

@@ -1,0 +1,325 @@
+"""How a tuned module answers a call: from a plan, or through the framework, and why."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.autograd import forward_ad
+
+from plantune.env import is_disabled, is_logging
+from plantune.environment import arch_of
+from plantune.errors import CaptureError, InputMismatch, InvalidPlan
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract_with_outputs
+from plantune.graph.graph import Graph
+from plantune.graph.outputs import Outputs
+from plantune.graph.types import TensorType
+from plantune.memory import in_layout
+from plantune.plan import Plan, check_plan
+from plantune.runtime.autograd import run_with_gradients
+from plantune.runtime.choose import pool_for
+from plantune.runtime.form import Form, has_global_hooks
+from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.pool import MOST_PASSES, Pool, device_of
+from plantune.space.search_space import SearchSpace, load_search_space
+
+# Forms of the module whose pools are kept, such as the ones in training and in inference mode.
+KEPT_FORMS = 4
+# Of each parameter, and of the input, whether it gets a gradient; None in inference.
+Trained = tuple[bool, ...] | None
+
+
+class UnplannedCall(UserWarning):
+    """A call ran through the framework because no plan covers it."""
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """How the last call ran: "captured" (a plan as CUDA graphs), "planned" or "eager", and why."""
+
+    how: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a tuned module did so far, and the memory that its plans hold."""
+
+    planned: int
+    eager: int
+    instances: int
+    captures: int
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for."""
+
+    name: str
+    mode: str
+    plan: Plan | None
+    known: bool
+    fallback: str
+
+
+class Planned:
+    """The instances for one kind of call, and what the module makes of their outputs."""
+
+    def __init__(self, pool: Pool, outputs: Outputs, device: torch.device) -> None:
+        self.pool = pool
+        self.outputs = outputs
+        self.runs_eagerly = pool.plan.runner == "eager"
+        self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
+        how = "captured" if device.type == "cuda" else "planned"
+        self.call = LastCall(how, f"plan {pool.plan.digest[:12]} covers it")
+
+
+class Calls:
+    """Runs `reference` from plans for inputs of one type, and eagerly for everything else.
+
+    In mode "infer" no gradient is recorded.
+    """
+
+    def __init__(
+        self, reference: nn.Module, input_type: TensorType, options: Options, device: torch.device
+    ) -> None:
+        self.reference = reference
+        self.input_type = input_type
+        self.options = options
+        self.last = LastCall("none", "it was not called yet")
+        self.planned = self.eager = 0
+        self._device = device_of(reference, device)
+        self._dtype = input_type.torch_dtype
+        self._trains = options.mode == "train"
+        self._logs, self._disabled = is_logging(), is_disabled()
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._held = HeldTensors(reference, device)
+        # By the form's key; and those from before a refresh.
+        self._kept: dict[object, dict[Trained, Planned]] = {}
+        self._spare: list[Planned] = []
+        self._form = self._new_form()
+        first = next(reference.parameters(), None)
+        # A module that casts its input is called with what it was made for, such as bytes.
+        self._casts = first is not None and first.dtype != self._dtype
+
+    def check(self) -> None:
+        """Raises UnsupportedModule, or InvalidPlan, where the call this was made for cannot run."""
+        if self._disabled or self._form.why_not:
+            return
+        if self.options.plan is None:
+            self._extracted(
+                self._form.wanted((*self._form.trained(), False)) if self._trains else None
+            )
+            return
+        self._check_given_plan(self.expected().pool.graph, self.options.plan)
+
+    def _check_given_plan(self, graph: Graph, plan: Plan) -> None:
+        if plan.graph != graph.digest:
+            raise InvalidPlan(
+                f"the given plan is for graph {plan.graph[:12]}, but {self.options.name} with "
+                f"input {self.input_type.shape} in mode {self.options.mode} is {graph.digest[:12]}"
+            )
+        check_plan(plan, graph, self._space())
+
+    def expected(self) -> Planned:
+        """What runs the call that this was made for."""
+        form = self._form_now()
+        trained = (*form.trained(), False)
+        return self._planned(form, trained if self._trains and any(trained) else None)
+
+    def stats(self) -> Stats:
+        pools = {id(kept.pool): kept.pool for kept in self._all_kept()}
+        programs = [instance.program for pool in pools.values() for instance in pool.instances()]
+        return Stats(
+            self.planned,
+            self.eager,
+            len(programs),
+            sum(getattr(program, "captures", 0) for program in programs),
+            sum(getattr(program, "held_bytes", 0) for program in programs),
+        )
+
+    def refresh(self) -> None:
+        """Has the module read anew: its weights, its attributes and its forward."""
+        with self._lock:
+            self._held.forget()
+            self._spare = [p for kept in self._kept.values() for p in kept.values()]
+            self._kept = {}
+            self._form = self._new_form()
+
+    def run(self, x: Any) -> Any:
+        transform = _transform(x)
+        if transform is not None or self._disabled:
+            why = transform or "PLANTUNE_DISABLE is set"
+            return self._framework(why, transform is not None or self._trains, x)
+        form = self._form_now()
+        reason = form.why_not or self._why_not(x, form)
+        if reason is None:
+            trained = self._trained(form, x)
+            kept = form.kept.get(trained) or self._planned(form, trained)
+            reason = _why_not_now(kept, trained)
+        if reason is not None:
+            return self.eagerly(reason, x)
+        if kept.runs_eagerly:
+            return self._framework("the plan says so: nothing was faster", self._trains, x)
+        try:
+            result = self._run(kept, form, in_layout(x, self.input_type.layout), trained)
+        except torch.OutOfMemoryError:
+            reason = "the plan cannot run: out of memory"
+        except CaptureError as error:
+            reason = f"the plan cannot run: {error}"
+        if reason is not None:
+            # After the handlers: an error keeps the memory of the pass that it ended.
+            return self.eagerly(reason, x)
+        self.planned += 1
+        if self.last is not kept.call:
+            self._note(kept.call)
+        return result
+
+    def _trained(self, form: Form, x: Tensor) -> Trained:
+        if not self._trains or not torch.is_grad_enabled():
+            return None
+        trained = (*form.trained(), x.requires_grad)
+        return trained if any(trained) else None
+
+    def _run(self, kept: Planned, form: Form, x: Tensor, trained: Trained) -> Any:
+        if trained is not None:
+            outputs = run_with_gradients(kept.pool, x, form.parameters(trained[:-1]))
+        else:
+            with kept.pool.lease() as instance:
+                outputs = instance.forward(x.detach())
+        return kept.outputs.of(outputs)
+
+    def _form_now(self) -> Form:
+        with self._lock:
+            if self._form.changed():
+                self._form = self._new_form()
+            return self._form
+
+    def _new_form(self) -> Form:
+        """The module as it is; pools of the forms that it had last are kept."""
+        form = Form(self.reference, self._held)
+        form.kept = self._kept.pop(form.key, {})
+        self._kept[form.key] = form.kept
+        while len(self._kept) > KEPT_FORMS:
+            del self._kept[next(iter(self._kept))]
+        return form
+
+    def _planned(self, form: Form, trained: Trained) -> Planned:
+        with self._lock:
+            if trained not in form.kept:
+                form.kept[trained] = self._new(form, trained)
+            kept: Planned = form.kept[trained]
+            return kept
+
+    def _new(self, form: Form, trained: Trained) -> Planned:
+        graph, outputs = self._extracted(None if trained is None else form.wanted(trained))
+        # What changed may be nothing that the graph was read from.
+        for pool in (kept.pool for kept in self._all_kept()):
+            if pool.graph.digest == graph.digest:
+                return Planned(pool, outputs, self._device)
+        pool = pool_for(
+            graph,
+            self._space(),
+            self._held,
+            self.options.name,
+            given=self.options.plan,
+            fallback=self.options.fallback,
+            known=self.options.known,
+        )
+        return Planned(pool, outputs, self._device)
+
+    def _extracted(self, wanted: tuple[str, ...] | None) -> tuple[Graph, Outputs]:
+        """The layer graph, with the gradients of these parameters and "x", if any."""
+        graph, outputs = extract_with_outputs(self.reference, self.input_type, fold=wanted is None)
+        if wanted is not None:
+            graph = differentiate(graph, [name for name in wanted if name in graph.types])
+        return graph, outputs
+
+    def _all_kept(self) -> list[Planned]:
+        return [*self._spare, *(p for kept in self._kept.values() for p in kept.values())]
+
+    def _space(self) -> SearchSpace:
+        return load_search_space(arch_of(self._device))
+
+    def _why_not(self, x: Any, form: Form) -> str | None:
+        """Why a call with `x` here cannot run from a plan, None where it can. Raises
+        InputMismatch.
+        """
+        if not isinstance(x, Tensor):
+            kind = type(x).__name__
+            raise InputMismatch(f"{self.options.name}: the input must be a tensor, got {kind}")
+        state = x if form.first is None else form.first
+        autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
+        wanted = self._dtype if self._casts else state.dtype
+        if x.device != state.device or (x.dtype != wanted and not autocast):
+            raise InputMismatch(
+                f"{self.options.name}: needs a {wanted} tensor on {state.device}, got {x.dtype} on "
+                f"{x.device}; convert the input, or move the module"
+            )
+        if autocast:
+            return "autocast is on, which changes what each op computes"
+        if type(x) is not Tensor and type(x) is not nn.Parameter:
+            return f"the input is a {type(x).__name__}, which may compute in its own way"
+        if x.dtype != self._dtype or x.device != self._device:
+            return f"the module was moved to {x.dtype} on {x.device}"
+        if x.shape != self.input_type.shape:
+            return f"there is a plan for input {self.input_type.shape}, got {tuple(x.shape)}"
+        if has_global_hooks():
+            return "torch has hooks for all modules, which a plan cannot call"
+        return None
+
+    def eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """What the framework gives, with one warning for each reason."""
+        text = f"{self.options.name}: {reason}; the framework runs it instead"
+        if self.options.fallback == "error" and not self._disabled:
+            raise InputMismatch(text)
+        result = self._framework(reason, self._trains, *args, **kwargs)
+        if self.options.fallback == "warn" and reason not in self._warned:
+            self._warned.add(reason)
+            # Up through run, forward and torch's two frames, to the module's caller.
+            warnings.warn(text, UnplannedCall, stacklevel=6)
+        return result
+
+    def _framework(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
+        self.eager += 1
+        self._note(LastCall("eager", reason))
+        with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
+            return self.reference(*args, **kwargs)
+
+    def _note(self, call: LastCall) -> None:
+        if self._logs and call != self.last:
+            print(f"plantune: {self.options.name}: {call.how}: {call.reason}", file=sys.stderr)
+        self.last = call
+
+
+def _why_not_now(kept: Planned, trained: Trained) -> str | None:
+    if torch.are_deterministic_algorithms_enabled() and not kept.is_deterministic:
+        return (
+            None
+            if kept.runs_eagerly
+            else ("the plan is not known to be deterministic, as is asked for")
+        )
+    if trained is not None and kept.pool.busy() >= MOST_PASSES:
+        return f"{MOST_PASSES} passes wait for their backward pass already"
+    return None
+
+
+def _transform(x: Any) -> str | None:
+    """What records or transforms this call: it needs the module's own operations."""
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records it"
+    if torch._C._len_torch_dispatch_stack():
+        return "a dispatch mode sees each operation, as in make_fx and torch.export"
+    if torch._C._are_functorch_transforms_active():
+        return "it is inside of a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives are on"
+    return "torch.fx traces it" if isinstance(x, fx.Proxy) else None

@@ -25,10 +25,8 @@ from plantune.graph.spelling import MODULES
 TRACING = threading.Lock()
 CONSTANTS = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
 # What makes plain Python of a tensor's values.
-READS = frozenset(
-    ("item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__")
-    + ("__int__", "__float__", "__complex__", "__index__")
-)
+READS = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__"}
+READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from plantune.env import is_disabled, is_logging
 from plantune.environment import arch_of
-from plantune.errors import CaptureError, InputMismatch, InvalidPlan
+from plantune.errors import CaptureError, InputMismatch, InvalidPlan, UnsupportedModule
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
@@ -23,10 +23,12 @@ from plantune.graph.types import TensorType
 from plantune.memory import in_layout
 from plantune.plan import Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
+from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form, has_global_hooks
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import MOST_PASSES, Pool, device_of
+from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
 
 # Forms of the module whose pools are kept, such as the ones in training and in inference mode.
@@ -114,12 +116,12 @@ class Calls:
         """Raises UnsupportedModule, or InvalidPlan, where the call this was made for cannot run."""
         if self._disabled or self._form.why_not:
             return
-        if self.options.plan is None:
-            self._extracted(
-                self._form.wanted((*self._form.trained(), False)) if self._trains else None
-            )
-            return
-        self._check_given_plan(self.expected().pool.graph, self.options.plan)
+        if self.options.plan is not None:
+            self._check_given_plan(self.expected().pool.graph, self.options.plan)
+        elif not self._form.is_parametrized:
+            # The plan is looked for in the first call; whether there can be one is known now.
+            trained = self._expected_trained()
+            self._extracted(None if trained is None else self._form.wanted(trained))
 
     def _check_given_plan(self, graph: Graph, plan: Plan) -> None:
         if plan.graph != graph.digest:
@@ -131,13 +133,17 @@ class Calls:
 
     def expected(self) -> Planned:
         """What runs the call that this was made for."""
-        form = self._form_now()
-        trained = (*form.trained(), False)
-        return self._planned(form, trained if self._trains and any(trained) else None)
+        kept = self._planned(self._form_now(), self._expected_trained())
+        if kept is None:
+            raise UnsupportedModule(str(self._form.why_not))
+        return kept
+
+    def _expected_trained(self) -> Trained:
+        trained = (*self._form.trained(), False)
+        return trained if self._trains and any(trained) else None
 
     def stats(self) -> Stats:
-        pools = {id(kept.pool): kept.pool for kept in self._all_kept()}
-        programs = [instance.program for pool in pools.values() for instance in pool.instances()]
+        programs = self.programs()
         return Stats(
             self.planned,
             self.eager,
@@ -145,6 +151,11 @@ class Calls:
             sum(getattr(program, "captures", 0) for program in programs),
             sum(getattr(program, "held_bytes", 0) for program in programs),
         )
+
+    def programs(self) -> list[Program | CapturedProgram]:
+        """All that there are now."""
+        pools = {id(kept.pool): kept.pool for kept in self._all_kept()}
+        return [instance.program for pool in pools.values() for instance in pool.instances()]
 
     def refresh(self) -> None:
         """Has the module read anew: its weights, its attributes and its forward."""
@@ -161,27 +172,24 @@ class Calls:
             return self._framework(why, transform is not None or self._trains, x)
         form = self._form_now()
         reason = form.why_not or self._why_not(x, form)
-        if reason is None:
-            trained = self._trained(form, x)
-            kept = form.kept.get(trained) or self._planned(form, trained)
-            reason = _why_not_now(kept, trained)
         if reason is not None:
             return self.eagerly(reason, x)
+        trained = self._trained(form, x)
+        kept = form.kept.get(trained) or self._planned(form, trained)
+        if kept is None:
+            return self.eagerly(str(form.why_not), x)
         if kept.runs_eagerly:
             return self._framework("the plan says so: nothing was faster", self._trains, x)
-        try:
-            result = self._run(kept, form, in_layout(x, self.input_type.layout), trained)
-        except torch.OutOfMemoryError:
-            reason = "the plan cannot run: out of memory"
-        except CaptureError as error:
-            reason = f"the plan cannot run: {error}"
-        if reason is not None:
-            # After the handlers: an error keeps the memory of the pass that it ended.
-            return self.eagerly(reason, x)
-        self.planned += 1
-        if self.last is not kept.call:
-            self._note(kept.call)
-        return result
+        reason = _why_not_now(kept, trained)
+        if reason is None:
+            try:
+                return self._run(kept, form, in_layout(x, self.input_type.layout), trained)
+            except torch.OutOfMemoryError:
+                reason = "the plan cannot run: out of memory"
+            except CaptureError as error:
+                reason = f"the plan cannot run: {error}"
+        # After the handlers: an error keeps the memory of the pass that it ended.
+        return self.eagerly(reason, x)
 
     def _trained(self, form: Form, x: Tensor) -> Trained:
         if not self._trains or not torch.is_grad_enabled():
@@ -195,6 +203,9 @@ class Calls:
         else:
             with kept.pool.lease() as instance:
                 outputs = instance.forward(x.detach())
+        self.planned += 1
+        if self.last is not kept.call:
+            self._note(kept.call)
         return kept.outputs.of(outputs)
 
     def _form_now(self) -> Form:
@@ -212,10 +223,17 @@ class Calls:
             del self._kept[next(iter(self._kept))]
         return form
 
-    def _planned(self, form: Form, trained: Trained) -> Planned:
+    def _planned(self, form: Form, trained: Trained) -> Planned | None:
+        """What runs such a call; None where only the framework can, and the form says why."""
         with self._lock:
             if trained not in form.kept:
-                form.kept[trained] = self._new(form, trained)
+                try:
+                    form.kept[trained] = self._new(form, trained)
+                except UnsupportedModule as error:
+                    if not form.is_parametrized:
+                        raise
+                    form.why_not = f"a weight is parametrized in a way without a plan ({error})"
+                    return None
             kept: Planned = form.kept[trained]
             return kept
 
@@ -301,12 +319,9 @@ class Calls:
 
 
 def _why_not_now(kept: Planned, trained: Trained) -> str | None:
-    if torch.are_deterministic_algorithms_enabled() and not kept.is_deterministic:
-        return (
-            None
-            if kept.runs_eagerly
-            else ("the plan is not known to be deterministic, as is asked for")
-        )
+    asked = torch.are_deterministic_algorithms_enabled()
+    if asked and not kept.is_deterministic:
+        return "the plan is not known to be deterministic, as is asked for"
     if trained is not None and kept.pool.busy() >= MOST_PASSES:
         return f"{MOST_PASSES} passes wait for their backward pass already"
     return None

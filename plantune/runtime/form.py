@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from gc import get_referents
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from plantune.runtime.live_state import HeldTensors, Watched
 
@@ -28,7 +30,9 @@ class Form:
     def __init__(self, module: nn.Module, tensors: HeldTensors) -> None:
         modules = tuple(module.modules())
         hooks = [getattr(m, kind) for m in modules for kind in HOOKS]
-        self._watched = Watched([*map(vars, modules), *(m._modules for m in modules), *hooks])
+        self._watched = Watched(
+            [*map(_attributes, modules), *(m._modules for m in modules), *hooks]
+        )
         self.tensors = tensors
         # What runs the module in this form, by what gets a gradient.
         self.kept: dict[Any, Any] = {}
@@ -41,6 +45,7 @@ class Form:
         parameters = dict(module.named_parameters())
         self._names, self._parameters = [*parameters], [*parameters.values()]
         self.why_not = _why_not(modules, hooks)
+        self.is_parametrized = any(map(is_parametrized, modules))
 
     def changed(self) -> bool:
         """Whether the module may be another one than when this was made; looks at its tensors."""
@@ -68,6 +73,15 @@ class Form:
         """Those for which `trained` is true, by name."""
         every = zip(self._names, self._parameters, trained, strict=True)
         return {name: tensor for name, tensor, wanted in every if wanted}
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The dict of a module's attributes, as one that can be watched: Python 3.13 keeps the values
+    in the object itself at first, and tells nobody of changes there.
+    """
+    if not get_referents(vars(module)):
+        object.__setattr__(module, "__dict__", dict(vars(module)))
+    return vars(module)
 
 
 def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:

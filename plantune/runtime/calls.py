@@ -309,8 +309,10 @@ class Calls:
     def _framework(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
         self.eager += 1
         self._note(LastCall("eager", reason))
+        # A tracer knows the submodules by their place in the tuned module.
+        traced = any(isinstance(arg, fx.Proxy) for arg in args)
         with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
-            return self.reference(*args, **kwargs)
+            return (self.reference.forward if traced else self.reference)(*args, **kwargs)
 
     def _note(self, call: LastCall) -> None:
         if self._logs and call != self.last:

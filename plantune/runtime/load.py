@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import warnings
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from plantune.environment import arch_of
 from plantune.graph.types import TensorType, dtype_name
 from plantune.models.registry import network
 from plantune.plan import Plan
+from plantune.runtime.copies import copied
 from plantune.runtime.module import TunedModule, input_type_of
 
 
@@ -87,7 +87,7 @@ def optimize(
     UnsupportedModule where it holds an op that plantune does not know.
     """
     tuned = TunedModule(
-        copy.deepcopy(module),
+        copied(module),
         input_type_of(example_input),
         name=type(module).__name__,
         mode=mode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from inspect import getattr_static, isfunction
 from types import MethodType
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from plantune.graph.types import TensorType, dtype_name
 from plantune.plan import MODES, Plan
 from plantune.runtime.calls import Calls, LastCall, Options, Stats, UnplannedCall
+from plantune.runtime.copies import rebind
 from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import Pool
 
@@ -145,6 +147,13 @@ class TunedModule(nn.Module):
     def _replicate_for_data_parallel(self) -> Any:
         """A replica on another GPU, whose weights are no parameters: the framework runs it."""
         return self.reference._replicate_for_data_parallel()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TunedModule:
+        other = memo[id(self)] = type(self).__new__(type(self))
+        state = deepcopy(self.__getstate__(), memo)
+        rebind(state["_reference"][0], memo)
+        other.__setstate__(state)
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_calls"}

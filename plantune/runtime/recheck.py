@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import in_layout
 from plantune.plan import Plan
+from plantune.runtime.copies import copied
 from plantune.runtime.live_state import CPU, HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.space.search_space import SearchSpace
@@ -38,9 +38,9 @@ def recheck(
     """
     # Of its own, so that loading a model moves no random number of the user's.
     random = torch.Generator(device_of(module, otherwise)).manual_seed(0)
-    randomised = _randomised(copy.deepcopy(module), random)
-    exact = copy.deepcopy(randomised).double()
-    rival = copy.deepcopy(randomised)
+    randomised = _randomised(copied(module), random)
+    exact = copied(randomised).double()
+    rival = copied(randomised)
     x = _drawn(graph.inputs[0][1], random)
     wanted = _outputs(exact(x.double() if x.is_floating_point() else x))
     theirs = _outputs(rival(x))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
+from plantune import check, optimize
 from plantune.runtime import epoch
 
 
@@ -134,6 +134,54 @@ class TestAttributes:
             m.refresh()
 
         follows(model, change)
+
+
+class TestReplacedForward:
+    """As adapters do: a function in the place of a child's forward holds the child."""
+
+    @pytest.fixture
+    def adapted(self, named, randomise):
+        module = randomise(named(conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU()))
+        down = nn.Conv2d(3, 4, 3)
+        module.conv.add_module("down", down)
+        plain = module.conv.forward
+
+        def forward(x, scale=2.0):
+            return plain(x) + down(x) * scale
+
+        module.conv.forward = forward
+        return module
+
+    @pytest.mark.parametrize("mode", ["infer", "train"])
+    def test_it_counts_and_the_copys_own_weights_do(self, mode, adapted, images, close):
+        adapted.train(mode == "train")
+        model = optimize(adapted, images, mode=mode)
+        close(model(images), adapted(images))
+        expected = model(images).detach()
+        with torch.no_grad():
+            for parameter in adapted.parameters():
+                parameter.zero_()
+        close(model(images), expected)
+        with torch.no_grad():
+            model.conv.weight.zero_()
+            model.conv.bias.zero_()
+            model.conv.down.weight.zero_()
+            model.conv.down.bias.fill_(1)
+        close(model(images), torch.full_like(expected, 2.0))
+        assert model.last_call().how == "planned"
+
+    def test_a_copy_of_the_tuned_module(self, adapted, images, close):
+        model = optimize(adapted, images)
+        other = copy.deepcopy(model)
+        expected = model(images)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        close(other(images), expected)
+        close(other(images), other.reference(images))
+
+    def test_the_proof_of_a_plan_uses_the_copys_weights(self, adapted, images):
+        check(optimize(adapted, images), images)
 
 
 class TestHooks:

@@ -98,7 +98,7 @@ class Calls:
         self.last = LastCall("none", "it was not called yet")
         self.planned = self.eager = 0
         self._device = device_of(reference, device)
-        self._dtype = input_type.torch_dtype
+        self._kind, self._dtype = self._device.type, input_type.torch_dtype
         self._trains = options.mode == "train"
         self._logs, self._disabled = is_logging(), is_disabled()
         self._warned: set[str] = set()
@@ -271,9 +271,23 @@ class Calls:
         """Why a call with `x` here cannot run from a plan, None where it can. Raises
         InputMismatch.
         """
+        if type(x) is Tensor and x.dtype is self._dtype and x.shape == self.input_type.shape:
+            usual = x.device == self._device and self._is_home(form)
+            if usual and not has_global_hooks() and not torch.is_autocast_enabled(self._kind):
+                return None
         if not isinstance(x, Tensor):
             kind = type(x).__name__
             raise InputMismatch(f"{self.options.name}: the input must be a tensor, got {kind}")
+        return self._why_not_unusual(x, form)
+
+    def _is_home(self, form: Form) -> bool:
+        """Whether the module is where, and of the dtype, that it was made for."""
+        if form.first is None:
+            return True
+        home = self._casts or form.first.dtype is self._dtype
+        return home and form.first.device == self._device
+
+    def _why_not_unusual(self, x: Tensor, form: Form) -> str | None:
         state = x if form.first is None else form.first
         autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
         wanted = self._dtype if self._casts else state.dtype

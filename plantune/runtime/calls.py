@@ -157,9 +157,12 @@ class Calls:
         pools = {id(kept.pool): kept.pool for kept in self._all_kept()}
         return [instance.program for pool in pools.values() for instance in pool.instances()]
 
-    def refresh(self) -> None:
-        """Has the module read anew: its weights, its attributes and its forward."""
+    def refresh(self, weights_only: bool) -> None:
+        """Has the module read anew: its weights, else also its attributes and its forward."""
         with self._lock:
+            if weights_only:
+                self._held.writes += 1
+                return
             self._held.forget()
             self._spare = [p for kept in self._kept.values() for p in kept.values()]
             self._kept = {}

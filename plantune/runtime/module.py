@@ -82,12 +82,14 @@ class TunedModule(nn.Module):
         """How calls ran so far, and what the plans hold."""
         return self._calls.stats()
 
-    def refresh(self) -> None:
+    def refresh(self, *, weights_only: bool = False) -> None:
         """Has the next call read anew what nothing reports when it changes: globals, closures and
         foreign objects that a forward reads; weights written through `.data` or a collective on a
         CPU; weights whose strides, shape or dtype changed in the same memory.
+
+        With `weights_only` the values of weights alone, which takes no new trace of the module.
         """
-        self._calls.refresh()
+        self._calls.refresh(weights_only)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.autograd import forward_ad
+from torch import Tensor, nn
 
-from plantune.env import is_disabled, is_logging
 from plantune.environment import arch_of
 from plantune.errors import CaptureError, InputMismatch, InvalidPlan, UnsupportedModule
 from plantune.graph.differentiate import differentiate
@@ -26,6 +22,7 @@ from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form, has_global_hooks
+from plantune.runtime.framework import Framework, LastCall, Options, transform_of
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import MOST_PASSES, Pool, device_of
 from plantune.runtime.program import Program
@@ -37,18 +34,6 @@ KEPT_FORMS = 4
 Trained = tuple[bool, ...] | None
 
 
-class UnplannedCall(UserWarning):
-    """A call ran through the framework because no plan covers it."""
-
-
-@dataclass(frozen=True)
-class LastCall:
-    """How the last call ran: "captured" (a plan as CUDA graphs), "planned" or "eager", and why."""
-
-    how: str
-    reason: str
-
-
 @dataclass(frozen=True)
 class Stats:
     """What a tuned module did so far, and the memory that its plans hold."""
@@ -58,17 +43,6 @@ class Stats:
     instances: int
     captures: int
     held_bytes: int
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for."""
-
-    name: str
-    mode: str
-    plan: Plan | None
-    known: bool
-    fallback: str
 
 
 class Planned:
@@ -95,13 +69,10 @@ class Calls:
         self.reference = reference
         self.input_type = input_type
         self.options = options
-        self.last = LastCall("none", "it was not called yet")
-        self.planned = self.eager = 0
+        self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
         self._kind, self._dtype = self._device.type, input_type.torch_dtype
         self._trains = options.mode == "train"
-        self._logs, self._disabled = is_logging(), is_disabled()
-        self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._held = HeldTensors(reference, device)
         # By the form's key; and those from before a refresh.
@@ -114,7 +85,7 @@ class Calls:
 
     def check(self) -> None:
         """Raises UnsupportedModule, or InvalidPlan, where the call this was made for cannot run."""
-        if self._disabled or self._form.why_not:
+        if self.framework.disabled or self._form.why_not:
             return
         if self.options.plan is not None:
             self._check_given_plan(self.expected().pool.graph, self.options.plan)
@@ -145,8 +116,8 @@ class Calls:
     def stats(self) -> Stats:
         programs = self.programs()
         return Stats(
-            self.planned,
-            self.eager,
+            self.framework.planned,
+            self.framework.eager,
             len(programs),
             sum(getattr(program, "captures", 0) for program in programs),
             sum(getattr(program, "held_bytes", 0) for program in programs),
@@ -169,20 +140,20 @@ class Calls:
             self._form = self._new_form()
 
     def run(self, x: Any) -> Any:
-        transform = _transform(x)
-        if transform is not None or self._disabled:
+        transform = transform_of(x)
+        if transform is not None or self.framework.disabled:
             why = transform or "PLANTUNE_DISABLE is set"
-            return self._framework(why, transform is not None or self._trains, x)
+            return self.framework.run(why, transform is not None or self._trains, x)
         form = self._form_now()
         reason = form.why_not or self._why_not(x, form)
         if reason is not None:
-            return self.eagerly(reason, x)
+            return self.framework.eagerly(reason, x)
         trained = self._trained(form, x)
         kept = form.kept.get(trained) or self._planned(form, trained)
         if kept is None:
-            return self.eagerly(str(form.why_not), x)
+            return self.framework.eagerly(str(form.why_not), x)
         if kept.runs_eagerly:
-            return self._framework("the plan says so: nothing was faster", self._trains, x)
+            return self.framework.run("the plan says so: nothing was faster", self._trains, x)
         reason = _why_not_now(kept, trained)
         if reason is None:
             try:
@@ -192,7 +163,7 @@ class Calls:
             except CaptureError as error:
                 reason = f"the plan cannot run: {error}"
         # After the handlers: an error keeps the memory of the pass that it ended.
-        return self.eagerly(reason, x)
+        return self.framework.eagerly(reason, x)
 
     def _trained(self, form: Form, x: Tensor) -> Trained:
         if not self._trains or not torch.is_grad_enabled():
@@ -206,9 +177,9 @@ class Calls:
         else:
             with kept.pool.lease() as instance:
                 outputs = instance.forward(x.detach())
-        self.planned += 1
-        if self.last is not kept.call:
-            self._note(kept.call)
+        self.framework.planned += 1
+        if self.framework.last is not kept.call:
+            self.framework.note(kept.call)
         return kept.outputs.of(outputs)
 
     def _form_now(self) -> Form:
@@ -311,31 +282,6 @@ class Calls:
             return "torch has hooks for all modules, which a plan cannot call"
         return None
 
-    def eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
-        """What the framework gives, with one warning for each reason."""
-        text = f"{self.options.name}: {reason}; the framework runs it instead"
-        if self.options.fallback == "error" and not self._disabled:
-            raise InputMismatch(text)
-        result = self._framework(reason, self._trains, *args, **kwargs)
-        if self.options.fallback == "warn" and reason not in self._warned:
-            self._warned.add(reason)
-            # Up through run, forward and torch's two frames, to the module's caller.
-            warnings.warn(text, UnplannedCall, stacklevel=6)
-        return result
-
-    def _framework(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
-        self.eager += 1
-        self._note(LastCall("eager", reason))
-        # A tracer knows the submodules by their place in the tuned module.
-        traced = any(isinstance(arg, fx.Proxy) for arg in args)
-        with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
-            return (self.reference.forward if traced else self.reference)(*args, **kwargs)
-
-    def _note(self, call: LastCall) -> None:
-        if self._logs and call != self.last:
-            print(f"plantune: {self.options.name}: {call.how}: {call.reason}", file=sys.stderr)
-        self.last = call
-
 
 def _why_not_now(kept: Planned, trained: Trained) -> str | None:
     asked = torch.are_deterministic_algorithms_enabled()
@@ -344,16 +290,3 @@ def _why_not_now(kept: Planned, trained: Trained) -> str | None:
     if trained is not None and kept.pool.busy() >= MOST_PASSES:
         return f"{MOST_PASSES} passes wait for their backward pass already"
     return None
-
-
-def _transform(x: Any) -> str | None:
-    """What records or transforms this call: it needs the module's own operations."""
-    if torch._C._get_tracing_state() is not None:
-        return "torch.jit.trace records it"
-    if torch._C._len_torch_dispatch_stack():
-        return "a dispatch mode sees each operation, as in make_fx and torch.export"
-    if torch._C._are_functorch_transforms_active():
-        return "it is inside of a transform of torch.func"
-    if forward_ad._current_level >= 0:
-        return "forward-mode derivatives are on"
-    return "torch.fx traces it" if isinstance(x, fx.Proxy) else None

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from plantune.errors import WrongResult
-from plantune.runtime.calls import LastCall
 from plantune.runtime.copies import copied
+from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
 from plantune.runtime.recheck import ROUNDINGS
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from plantune.graph.types import TensorType, dtype_name
 from plantune.plan import MODES, Plan
-from plantune.runtime.calls import Calls, LastCall, Options, Stats, UnplannedCall
+from plantune.runtime.calls import Calls, Stats
 from plantune.runtime.copies import rebind
+from plantune.runtime.framework import LastCall, Options, UnplannedCall
 from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import Pool
 
@@ -76,7 +77,7 @@ class TunedModule(nn.Module):
 
     def last_call(self) -> LastCall:
         """How the last call ran, and why."""
-        return self._calls.last
+        return self._calls.framework.last
 
     def stats(self) -> Stats:
         """How calls ran so far, and what the plans hold."""
@@ -93,7 +94,7 @@ class TunedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:
-            return self._calls.eagerly("there is a plan for one input", *args, **kwargs)
+            return self._calls.framework.eagerly("there is a plan for one input", *args, **kwargs)
         if torch.compiler.is_compiling():
             # Dynamo would trace into the kernels' memory; the plan is a compiled whole already.
             return torch.compiler.disable(self._calls.run)(*args)

@@ -9,6 +9,7 @@ from plantune.errors import PlantuneError
 
 if TYPE_CHECKING:
     from plantune.plan import Plan
+    from plantune.runtime.check import check
     from plantune.runtime.load import load_model, optimize
     from plantune.runtime.module import TunedModule, UnplannedCall
 
@@ -19,6 +20,7 @@ __all__ = [
     "TunedModule",
     "UnplannedCall",
     "__version__",
+    "check",
     "load_model",
     "optimize",
 ]
@@ -27,6 +29,7 @@ _HOMES = {
     "Plan": "plantune.plan",
     "TunedModule": "plantune.runtime.module",
     "UnplannedCall": "plantune.runtime.module",
+    "check": "plantune.runtime.check",
     "load_model": "plantune.runtime.load",
     "optimize": "plantune.runtime.load",
 }

@@ -42,6 +42,20 @@ def extra_families() -> tuple[str, ...]:
     return tuple(filter(None, os.environ.get("PLANTUNE_FAMILIES", "").split(":")))
 
 
+def is_disabled() -> bool:
+    """Whether PLANTUNE_DISABLE asks for the framework everywhere."""
+    return _is_on("PLANTUNE_DISABLE")
+
+
+def is_logging() -> bool:
+    """Whether PLANTUNE_LOG asks for a line where calls begin to run in another way."""
+    return _is_on("PLANTUNE_LOG")
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "") not in ("", "0")
+
+
 def cache_folder() -> Path:
     """Where plantune keeps what it can make again: PLANTUNE_CACHE_DIR, else the user's cache.
 

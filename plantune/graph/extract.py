@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from torch import fx, nn
 from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
+from plantune.graph.outputs import TENSOR, Outputs
 from plantune.graph.rewrite import fold_scales, round_constants_once, without_dead_nodes
 from plantune.graph.spelling import (
     FUNCTIONS,
@@ -23,10 +23,9 @@ from plantune.graph.spelling import (
     Reader,
     Value,
 )
+from plantune.graph.trace import state_names, trace, unsupported
 from plantune.graph.types import TensorType, dtype_name
 
-# Two traces at once would leave the one's hold on nn.Module behind.
-TRACING = threading.Lock()
 # What a reader, or plain Python on sizes, raises where a call does not fit.
 NOT_READ = (
     InvalidGraph,
@@ -40,135 +39,33 @@ NOT_READ = (
 
 
 def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) -> Graph:
-    """The layer graph of `module` for inputs of these types, in the module's own training mode.
+    """The layer graph of `module` for inputs of these types, in the training mode that each of its
+    submodules has.
 
     `fold` puts the scales of batch norms into the weights before them; it changes what a backward
     pass would differentiate, so it defaults to true only where the module is not training. Raises
     UnsupportedModule naming the place in the module where an operation is unknown.
     """
-    graph = without_dead_nodes(_Extraction(module, inputs).run(_traced(module)))
-    folds = not module.training if fold is None else fold
-    if not folds:
-        return graph
-    return without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
+    return extract_with_outputs(module, *inputs, fold=fold)[0]
 
 
-class _Proxy(fx.Proxy):
-    """Records `y += 1` as the write in place that it is; fx alone would record `y + 1`."""
-
-    def _in_place(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._in_place(operator.itruediv, other)
-
-
-class _Tracer(fx.Tracer):
-    """Keeps every module that has a spelling of its own whole.
-
-    While fx traces, it catches the calls and attributes of all modules of the process; those of
-    other threads go on as if nothing was.
-    """
-
-    # As a real tensor a buffer would be computed with, and written to, while tracing.
-    proxy_buffer_attributes = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
-
-    @property
-    def place(self) -> str:
-        """The path of the module in whose forward the trace is, or stopped."""
-        return str(next(reversed(self.module_stack.values()), ("",))[0])
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in MODULES or super().is_leaf_module(m, module_qualified_name)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if threading.get_ident() != self.thread:
-            return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() != self.thread:
-            return forward(*args, **kwargs)
-        if m._forward_hooks or m._forward_pre_hooks:
-            raise _unsupported(self.root, self.path_of_module(m), "a module with forward hooks")
-        return super().call_module(m, forward, args, kwargs)
-
-    def create_arg(self, a: Any) -> Any:
-        # fx would keep such a tensor as an attribute of the user's module.
-        if isinstance(a, torch.Tensor) and id(a) not in _state_names(self.root):
-            raise _unsupported(self.root, self.place, "a constant tensor (register it as a buffer)")
-        return super().create_arg(a)
-
-
-def _traced(module: nn.Module) -> fx.Graph:
-    with TRACING:
-        return _traced_alone(module)
-
-
-def _traced_alone(module: nn.Module) -> fx.Graph:
-    tracer = _Tracer()
-    tables = [table for child in module.modules() for table in _tables(child)]
-    before = [(table, dict(table)) for table in tables]
-    try:
-        traced = tracer.trace(module)
-    except UnsupportedModule:
-        raise
-    except Exception as error:
-        raise UnsupportedModule(
-            f"{type(module).__name__}, at {tracer.place or 'its own forward'}: torch.fx cannot "
-            f"trace it: {error}. A forward must not branch or loop on the values of tensors"
-        ) from error
-    finally:
-        assigned = [name for table, then in before for name in _restore(table, then)]
-    if assigned:
-        raise _unsupported(module, "", f"a forward that assigns to self.{assigned[0]}")
-    return traced
-
-
-def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Where an assignment to an attribute of a module can go."""
-    return (vars(module), module._parameters, module._buffers, module._modules)
-
-
-def _restore(table: dict[str, Any], then: dict[str, Any]) -> list[str]:
-    """Undoes what a traced forward assigned; the names of it."""
-    changed = [key for key in {**then, **table} if table.get(key) is not then.get(key)]
-    for key in changed:
-        if key in then:
-            table[key] = then[key]
-        else:
-            del table[key]
-    return changed
-
-
-def _unsupported(module: nn.Module, place: str, what: str) -> UnsupportedModule:
-    return UnsupportedModule(
-        f"{type(module).__name__}, at {place or 'its own forward'}: {what} is not "
-        "known to plantune. Write it with known ops, or add it (CONTRIBUTING, a new op)"
-    )
+def extract_with_outputs(
+    module: nn.Module, *inputs: TensorType, fold: bool | None = None
+) -> tuple[Graph, Outputs]:
+    """As `extract`, with what the module makes of the graph's outputs."""
+    traced = trace(module, len(inputs))
+    extraction = _Extraction(module, inputs)
+    graph = without_dead_nodes(extraction.run(traced.graph))
+    if not module.training if fold is None else fold:
+        graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
+    return graph, Outputs(traced.structure, extraction.leaves)
 
 
 class _Extraction(Reader):
     """Reads the traced nodes in order; what is no tensor (sizes, flags) is computed at once."""
 
     def __init__(self, module: nn.Module, inputs: tuple[TensorType, ...]) -> None:
-        names = _state_names(module)
+        names = state_names(module)
         self.module = module
         self.builder = GraphBuilder()
         self.builder.reserved = frozenset(names.values())
@@ -178,26 +75,27 @@ class _Extraction(Reader):
         self.names = names
         self.moved: dict[str, str] = {}
         self.roots: dict[str, str] = {}
-        self.now, self.place = 0, ""
+        self.now, self.place, self.line = 0, "", ""
+        self.leaves: tuple[Any, ...] = ()
 
     def run(self, traced: fx.Graph) -> Graph:
         self.order = {node: index for index, node in enumerate(traced.nodes)}
         for node in traced.nodes:
             self.now, self.place = self.order[node], _place(node)
+            self.line = node.meta.get("line", "")
             self.known[node] = self._read(node)
-        if next(self.sources, None) is not None:
-            raise UnsupportedModule(f"{type(self.module).__name__} takes fewer inputs than given")
         output = self.known[next(node for node in traced.nodes if node.op == "output")]
-        values = output if isinstance(output, tuple) else (output,)
-        if not all(isinstance(value, Value) for value in values):
-            raise UnsupportedModule(f"the module returns {output!r}; tensors or tuples are known")
+        values = [leaf.name for leaf in output if isinstance(leaf, Value)]
+        if not values:
+            raise UnsupportedModule(f"{type(self.module).__name__} returns no tensor")
+        self.leaves = tuple(map(_leaf, output))
         self.builder.updates = list(self.moved.items())
-        return self.builder.build(tuple(value.name for value in values))
+        return self.builder.build(tuple(values))
 
     def _read(self, node: fx.Node) -> Any:
         args, kwargs = self._resolved(node.args), self._resolved(node.kwargs)
         if node.op == "placeholder":
-            return self._input(node)
+            return self._input()
         if node.op == "get_attr":
             return self.state(operator.attrgetter(str(node.target))(self.module))
         if node.op == "output":
@@ -215,18 +113,14 @@ class _Extraction(Reader):
             self.roots[result.name] = self._root(args[0])
         return result
 
-    def _input(self, node: fx.Node) -> Any:
-        source = next(self.sources, None)
-        if source is not None:
-            if source[0] in self.builder.reserved:
-                raise UnsupportedModule(
-                    f"{type(self.module).__name__} has a parameter or buffer called {source[0]!r}, "
-                    "the name of the graph's input: rename it"
-                )
-            return Value(self.builder.input(*source))
-        if node.args:
-            return node.args[0]
-        raise UnsupportedModule(f"{type(self.module).__name__} takes more inputs than were given")
+    def _input(self) -> Value:
+        name, type_ = next(self.sources)
+        if name in self.builder.reserved:
+            raise UnsupportedModule(
+                f"{type(self.module).__name__} has a parameter or buffer called {name!r}, the name "
+                "of the graph's input: rename it"
+            )
+        return Value(self.builder.input(name, type_))
 
     def _resolved(self, value: Any) -> Any:
         return fx.node.map_aggregate(
@@ -276,7 +170,7 @@ class _Extraction(Reader):
         return self.builder.types[value.name]
 
     def unsupported(self, what: str) -> UnsupportedModule:
-        return _unsupported(self.module, self.place, what)
+        return unsupported(self.module, self.place, what, self.line)
 
     def _is_in_place(self, node: fx.Node) -> bool:
         if node.op == "call_module":
@@ -315,6 +209,12 @@ class _Extraction(Reader):
         return self.roots.get(value.name, value.name)
 
 
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Value):
+        return TENSOR
+    return torch.Size(value) if isinstance(value, tuple) else value
+
+
 def _leaves(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         value = tuple(value.values())
@@ -323,14 +223,6 @@ def _leaves(value: Any) -> Iterable[Any]:
             yield from _leaves(item)
     else:
         yield value
-
-
-def _state_names(module: nn.Module) -> dict[int, str]:
-    """The first name of each parameter and buffer, by identity: tied weights are one value."""
-    names: dict[int, str] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        names.setdefault(id(tensor), name)
-    return names
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

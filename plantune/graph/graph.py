@@ -152,6 +152,16 @@ class Graph:
         return frozenset(known)
 
     @cached_property
+    def weights_of_backward(self) -> tuple[str, ...]:
+        """Parameters and buffers that the backward pass reads, or what follows from them alone."""
+        read = {v for n in self.nodes if n.name in self.backward_nodes for v in n.inputs}
+        for node in reversed(self.nodes):
+            if self.constants.issuperset(node.outputs) and read.intersection(node.outputs):
+                read.update(node.inputs)
+        named = (*self.parameters, *self.buffers)
+        return tuple(name for name, _ in named if name in read & self.constants)
+
+    @cached_property
     def digest(self) -> str:
         """The network's signature: it changes with every field."""
         return digest(self.to_json())

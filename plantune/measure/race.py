@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -214,7 +215,8 @@ class _Runners:
                 module(x)
 
         # Between two passes an optimizer changes the weights: preparing from them is in the time.
-        renew = module.refresh if isinstance(module, TunedModule) else list
+        tuned = isinstance(module, TunedModule)
+        renew = partial(module.refresh, weights_only=True) if tuned else list
 
         def train() -> None:
             renew()

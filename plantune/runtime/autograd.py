@@ -37,7 +37,7 @@ class TunedPass(torch.autograd.Function):
         graph = lease.instance.program.graph
         # An input that no gradient reads may be overwritten, as in eager.
         ctx.save_for_backward(*(x for name, _ in graph.inputs if name in graph.saved))
-        return outputs if len(outputs) > 1 else outputs[0]
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *output_gradients: Tensor) -> Any:
@@ -51,8 +51,8 @@ class TunedPass(torch.autograd.Function):
         lease.pool.held.look()
         if _versions(lease) != ctx.versions:
             raise WeightsChanged(
-                "a weight was changed in place between forward and backward, so the gradient would "
-                "be wrong; step the optimizer after backward, and run forward again"
+                "a weight that a gradient reads was changed between forward and backward, so the "
+                "gradient would be wrong; step the optimizer after backward, and run forward again"
             )
         program = lease.instance.program
         wanted = {name for name, _ in program.graph.output_gradients}
@@ -73,15 +73,13 @@ class TunedPass(torch.autograd.Function):
 
 
 def _versions(lease: Lease) -> tuple[object, ...]:
-    weights: LiveState = lease.instance.weights
+    weights: LiveState = lease.instance.read_backward
     return weights.versions()
 
 
-def run_with_gradients(
-    pool: Pool, x: Tensor, parameters: dict[str, Tensor]
-) -> Tensor | tuple[Tensor, ...]:
+def run_with_gradients(pool: Pool, x: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """The pool's outputs, connected to `x` and `parameters` in autograd."""
-    outputs: Tensor | tuple[Tensor, ...] = TunedPass.apply(  # type: ignore[no-untyped-call]
+    outputs: tuple[Tensor, ...] = TunedPass.apply(  # type: ignore[no-untyped-call]
         pool, tuple(parameters), x, *parameters.values()
     )
     return outputs

@@ -57,6 +57,7 @@ def pool_for(
     given: Plan | None,
     fallback: str,
     known: bool,
+    frozen: bool = False,
 ) -> Pool:
     """Instances of the best plan there is for a graph: the given one, else one that is stored for
     this graph under whatever name, else the framework's kernels.
@@ -68,17 +69,17 @@ def pool_for(
     if given is not None and given.graph == graph.digest:
         check_plan(given, graph, space)
         _prove(given, graph, space, held, here)
-        return Pool(graph, given, space, held)
+        return Pool(graph, given, space, held, frozen=frozen)
     if given is None:
         problem = problem_of(graph, space, network=name)
         found = find_stored_plan(problem, here)
         if found is not None and found.match != "foreign":
-            pool = _pool_of_stored(found, graph, space, held, here, fallback)
+            pool = _pool_of_stored(found, graph, space, held, here, fallback, frozen)
             if pool is not None:
                 return pool
         elif known:
             _without_plan(_what_is_missing(problem, graph, found), fallback)
-    return Pool(graph, default_plan(graph, space, network=name), space, held)
+    return Pool(graph, default_plan(graph, space, network=name), space, held, frozen=frozen)
 
 
 def _what_is_missing(problem: ProblemKey, graph: Graph, found: Found | None) -> str:
@@ -111,13 +112,14 @@ def _pool_of_stored(
     held: HeldTensors,
     here: Environment,
     fallback: str,
+    frozen: bool,
 ) -> Pool | None:
     """The pool of a stored plan with one instance made, None where it cannot run here."""
     why_not: str | None = None
     try:
         check_plan(found.plan, graph, space)
         _prove(found.plan, graph, space, held, here)
-        pool = Pool(graph, found.plan, space, held)
+        pool = Pool(graph, found.plan, space, held, frozen=frozen)
         pool.match = found.match
         pool.lease().release()
     except CANNOT_RUN as error:

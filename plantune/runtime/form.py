@@ -2,115 +2,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from operator import call, itemgetter
+from collections.abc import Iterable, Iterator
+from gc import get_referents
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from plantune.runtime.live_state import CPU, HeldTensors
+from plantune.runtime.live_state import HeldTensors, Watched
 
-PLAIN = frozenset((bool, int, float, str, tuple, type(None)))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-_training = itemgetter("training")
-Places = list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], Any]]]
+# What every module has; the last is for padding modes that plantune does not plan.
+OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"_reversed_padding_repeated_twice"}
+# A container with more elements, such as a vocabulary, is watched as one object with a length.
+MOST_WATCHED = 1000
+_requires_grad = attrgetter("requires_grad")
 
 
 class Form:
-    """A module's submodules, their settings (stride, momentum, ...) and its tensors' types, as they
-    were when this was made. Where one of them changed, the module needs another layer graph.
-
-    It is asked in every call, so it looks at a whole dict at a time: 16 us for se_resnet9_fixup, 10
-    of them for its tensors (2026-11-20).
+    """What a module is made of: submodules, their modes, attributes and hooks, the types of their
+    tensors. Modules with equal keys have the same layer graph.
     """
 
-    def __init__(self, module: nn.Module, otherwise: torch.device = CPU) -> None:
-        self._modules = tuple(module.modules())
-        self._attributes = [vars(m) for m in self._modules]
-        self._children = [m._modules for m in self._modules]
-        self._sizes = [*map(len, self._children)]
-        settings = [place for m in self._modules for place in _settings(m)]
-        self._settings = [get for _, get in settings], [held for held, _ in settings]
-        self._set = [*map(call, *self._settings)]
-        self.tensors = HeldTensors(module, otherwise)
-        self._moves = self.tensors.moves
-        self._named = _named(module)
-        self._types = self._types_now()
-        self._has_parameters = self._has_parameters_now()
-        self._hooks = [getattr(m, kind) for m in self._modules for kind in HOOKS]
+    def __init__(self, module: nn.Module, tensors: HeldTensors) -> None:
+        modules = tuple(module.modules())
+        hooks = [getattr(m, kind) for m in modules for kind in HOOKS]
+        self._watched = Watched(
+            [*map(_attributes, modules), *(m._modules for m in modules), *hooks]
+        )
+        self.tensors = tensors
+        # What runs the module in this form, by what gets a gradient.
+        self.kept: dict[Any, Any] = {}
+        self._moves = tensors.moves
+        values = _Values()
+        self.key = (*_structure(modules, values), _types(modules))
+        self._containers = values.containers
+        self._contents = [*chain.from_iterable(self._containers)]
+        self.first = next(iter(tensors.present), None)
+        parameters = dict(module.named_parameters())
+        self._names, self._parameters = [*parameters], [*parameters.values()]
+        self.why_not = _why_not(modules, hooks)
+        self.is_parametrized = any(map(is_parametrized, modules))
 
     def changed(self) -> bool:
-        """Whether the module is not what it was when this was made; looks at its tensors."""
-        try:
-            if [*map(call, *self._settings)] != self._set:
-                return True
-        except KeyError:
-            return True
-        return [*map(len, self._children)] != self._sizes or self._tensors_changed()
-
-    def _tensors_changed(self) -> bool:
-        """Other tensors, or other memory in the same ones, may have other types."""
+        """Whether the module may be another one than when this was made; looks at its tensors."""
         self.tensors.look()
-        if self._moves != self.tensors.moves:  # by this look, or by one that a backward pass took
-            self._moves = self.tensors.moves
-            if self._types_now() != self._types:
-                return True
-            self._has_parameters = self._has_parameters_now()
-        return False
+        if self._moves != self.tensors.moves or self._watched.changed():
+            return True
+        return bool(self._containers) and self._contents_changed()
 
-    def _types_now(self) -> list[object]:
-        """Shape and dtype of every tensor, and how many differ: tying weights changes that."""
-        tensors = self.tensors.present
-        return [*((t.shape, t.dtype) for t in tensors), len({id(t) for t in tensors})]
+    def _contents_changed(self) -> bool:
+        try:
+            now = [*chain.from_iterable(self._containers)]
+        except RuntimeError:  # Another thread is changing one.
+            return True
+        return len(now) != len(self._contents) or not all(map(is_, now, self._contents))
 
-    def training(self) -> tuple[bool, ...]:
-        """The mode of each submodule."""
-        return tuple(map(_training, self._attributes))
+    def trained(self) -> tuple[bool, ...]:
+        """Of each parameter, whether it requires a gradient now."""
+        return tuple(map(_requires_grad, self._parameters))
 
-    def first_tensor(self) -> Tensor | None:
-        """A parameter or buffer, as it is now: its device and dtype are the module's."""
-        return next(iter(self.tensors.present), None)
+    def wanted(self, trained: tuple[bool, ...]) -> tuple[str, ...]:
+        """The names of those for which `trained` is true; its last is about the input."""
+        return (*self.parameters(trained[:-1]), *(("x",) if trained[-1] else ()))
 
-    def trained(self) -> tuple[str, ...]:
-        """The names of the parameters that require a gradient now."""
-        return tuple([name for name, held, key in self._named if held[key].requires_grad])
-
-    def parameters(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Those of these names that there are, as they are now."""
-        wanted = frozenset(names)
-        return {name: held[key] for name, held, key in self._named if name in wanted}
-
-    def has_parameters(self) -> bool:
-        """Whether every parameter is one, and no plain tensor in its place."""
-        return self._has_parameters
-
-    def _has_parameters_now(self) -> bool:
-        held = (t for m in self._modules for t in m._parameters.values() if t is not None)
-        return all(isinstance(t, nn.Parameter) for t in held)
-
-    def has_hooks(self) -> bool:
-        """Whether torch would call something besides the modules themselves."""
-        everywhere = torch.nn.modules.module._has_any_global_hook()
-        return bool(everywhere) or any(self._hooks)
+    def parameters(self, trained: Iterable[bool]) -> dict[str, Tensor]:
+        """Those for which `trained` is true, by name."""
+        every = zip(self._names, self._parameters, trained, strict=True)
+        return {name: tensor for name, tensor, wanted in every if wanted}
 
 
-def _settings(module: nn.Module) -> Places:
-    """Where a module keeps its children and plain attributes, and what gets them from there.
-
-    The mode is apart.
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The dict of a module's attributes, as one that can be watched: Python 3.13 keeps the values
+    in the object itself at first, and tells nobody of changes there.
     """
-    own = vars(module)
-    plain = [k for k, v in own.items() if type(v) in PLAIN and k[0] != "_" and k != "training"]
-    kept = [(own, plain), (module._modules, [*module._modules])]
-    return [(held, itemgetter(*keys)) for held, keys in kept if keys]
+    if not get_referents(vars(module)):
+        object.__setattr__(module, "__dict__", dict(vars(module)))
+    return vars(module)
 
 
-def _named(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Each parameter's name, and the dict and key under which its module keeps it."""
-    places = {}
-    for path, owner in module.named_modules():
-        for key in owner._parameters:
-            places[f"{path}.{key}" if path else key] = (owner._parameters, key)
-    return [(name, *places[name]) for name, _ in module.named_parameters()]
+def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:
+    """Why such a module cannot run from a plan, whatever it is called with."""
+    if any(hooks):
+        return "submodules have hooks, which a plan cannot call"
+    held = (t for m in modules for t in m._parameters.values() if t is not None)
+    if not all(isinstance(t, nn.Parameter) for t in held):
+        return "parameters are replaced by plain tensors, as functional_call does"
+    return None
+
+
+def has_global_hooks() -> bool:
+    """Whether torch calls something for every module of the process."""
+    return bool(torch.nn.modules.module._has_any_global_hook())
+
+
+def _structure(modules: tuple[nn.Module, ...], values: _Values) -> Iterator[object]:
+    """Class, submodules and attributes of each module."""
+    places = {id(module): index for index, module in enumerate(modules)}
+    for module in modules:
+        children = tuple((k, places.get(id(m))) for k, m in module._modules.items())
+        own = tuple((k, values.frozen(v)) for k, v in vars(module).items() if k not in OF_TORCH)
+        yield type(module), children, own
+
+
+def _types(modules: tuple[nn.Module, ...]) -> tuple[object, ...]:
+    """Of each parameter and buffer its type, and which are the same one."""
+    order: dict[int, int] = {}
+    held = [held for m in modules for held in (m._parameters, m._buffers)]
+    named = [(key, t) for tensors in held for key, t in tensors.items() if t is not None]
+    return tuple((key, t.shape, t.dtype, order.setdefault(id(t), len(order))) for key, t in named)
+
+
+class _Values:
+    """Attributes as hashable values, and the mutable containers that were found among them."""
+
+    def __init__(self) -> None:
+        self.containers: list[Iterable[Any]] = []
+        self._inside: set[int] = set()
+
+    def frozen(self, value: Any) -> object:
+        """Equal for values of equal type that mean the same; other objects equal themselves."""
+        kind = type(value)
+        if kind in (bool, int, str, bytes, type(None)):
+            return kind, value
+        if kind in (float, complex) or _is_numpy_scalar(kind):
+            return kind, repr(value)  # tells -0.0 from 0.0, and nan equals nan
+        if isinstance(value, (tuple, list, dict, set, frozenset)) and id(value) not in self._inside:
+            return self._contents(value)
+        return _Same(value)
+
+    def _contents(self, value: Any) -> object:
+        if len(value) > MOST_WATCHED:
+            return _Same(value), len(value)
+        if isinstance(value, (list, dict, set)):
+            self.containers += [value, value.values()] if isinstance(value, dict) else [value]
+        self._inside.add(id(value))
+        items = value.items() if isinstance(value, dict) else value
+        contents = tuple(self.frozen(item) for item in items)
+        self._inside.discard(id(value))
+        return type(value), contents
+
+
+def _is_numpy_scalar(kind: type) -> bool:
+    return any(base.__module__ == "numpy" and base.__name__ == "generic" for base in kind.__mro__)
+
+
+class _Same:
+    """An object that is compared by identity, and lives as long as this."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +14,13 @@ from plantune.environment import why_no_plans
 from plantune.graph.types import TensorType, dtype_name
 from plantune.models.registry import network
 from plantune.plan import Plan
+from plantune.runtime.copies import copied
 from plantune.runtime.module import TunedModule, input_type_of
+
+
+class TrainingMode(UserWarning):
+    """A module was optimized for inference while it is in training mode."""
+
 
 Weights = Mapping[str, Tensor] | str | os.PathLike[str]
 GivenPlan = Plan | str | os.PathLike[str]
@@ -34,6 +40,7 @@ def load_model(
     device: torch.device | str | None = None,
     weights: Weights | None = None,
     plan: GivenPlan | None = None,
+    frozen: bool = False,
     fallback: str = "warn",
 ) -> TunedModule:
     """A known network as an nn.Module that runs from a plan for this batch.
@@ -43,13 +50,16 @@ def load_model(
     one. Without it the plan that a search stored is used, or one that plantune ships, else the
     framework's kernels run. Other batches run through the framework. `fallback` says whether either
     comes with a warning, silently, or as an error, NoPlan or InputMismatch, in the first such call.
+
+    Weights may change at any time. `frozen` promises that they stay until `refresh()` is called, so
+    that what kernels want of them is computed once. On a GPU the network is built in channels_last.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
     spec = network(name)
     place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or DEFAULT_DTYPES[place.type]
-    reference = spec.build(in_channels).to(device=place, dtype=dtype)
+    reference = spec.build(in_channels).to(device=place, dtype=dtype).train(mode == "train")
     if place.type == "cuda":
         # There a filter in channels_last is the matrix that kernels read.
         reference.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -64,6 +74,7 @@ def load_model(
         plan=_plan(plan),
         known=True,
         fallback=fallback,
+        frozen=frozen,
     )
 
 
@@ -73,24 +84,38 @@ def optimize(
     *,
     mode: str = "infer",
     plan: GivenPlan | None = None,
+    frozen: bool = False,
     fallback: str = "warn",
 ) -> TunedModule:
     """A copy of `module` that runs from a plan for inputs like `example_input`: the given one, one
     that a search stored for a network of the same layers, else the framework's kernels. `fallback`
     says what becomes of a stored plan that cannot run here, and of calls that differ.
 
-    The module itself stays as it is and shares nothing with the copy. Raises UnsupportedModule
-    where it holds an op that plantune does not know.
+    The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
+    training or eval mode that it has; `mode` says only whether gradients are planned. Parameters
+    keep their strides: on a GPU, filters in channels_last are read as they are, others are packed
+    in each pass. For `frozen` see load_model. Raises UnsupportedModule where it holds an op that
+    plantune does not know.
     """
-    return TunedModule(
-        copy.deepcopy(module),
+    tuned = TunedModule(
+        copied(module),
         input_type_of(example_input),
         name=type(module).__name__,
         mode=mode,
         plan=_plan(plan),
         fallback=fallback,
+        frozen=frozen,
         device=_usable(example_input.device),
     )
+    if mode == "infer" and module.training:
+        warnings.warn(
+            f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: batch "
+            "norms use the batch's statistics and move their own; call eval() before, or give "
+            "mode='train'",
+            TrainingMode,
+            stacklevel=2,
+        )
+    return tuned
 
 
 def _usable(device: torch.device) -> torch.device:

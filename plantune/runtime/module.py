@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from copy import deepcopy
+from inspect import getattr_static, isfunction
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plantune.environment import arch_of, why_no_plans
-from plantune.errors import CaptureError, InputMismatch, InvalidPlan, UnsupportedDevice
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
-from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType, dtype_name
-from plantune.memory import in_layout
-from plantune.plan import MODES, Plan, check_plan
-from plantune.runtime.autograd import run_with_gradients
-from plantune.runtime.choose import pool_for
-from plantune.runtime.form import Form
+from plantune.plan import MODES, Plan
+from plantune.runtime.calls import Calls, Stats
+from plantune.runtime.copies import rebind
+from plantune.runtime.framework import LastCall, Options, UnplannedCall
 from plantune.runtime.live_state import CPU
-from plantune.runtime.pool import Pool, device_of
-from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.runtime.pool import Pool
+
+__all__ = ["FALLBACKS", "TunedModule", "UnplannedCall", "input_type_of"]
 
 _threads = torch.get_num_threads
 FALLBACKS = ("warn", "error", "silent")
-
-
-class UnplannedCall(UserWarning):
-    """A call ran through the framework because no plan covers it."""
+# What a tuned module has of its own; all else is the reference's.
+OWN = frozenset(vars(nn.Module())) | {"_reference", "_calls", "_arguments", "training"}
 
 
 class TunedModule(nn.Module):
     """Runs `reference` from plans for one input shape, and eagerly for everything else.
 
-    Parameters, buffers and submodules are the reference's own, under the same names: every change
-    of them counts in the next call. In mode "infer" no gradient is recorded. `known` says that a
-    search can find a plan for `name`.
+    Parameters, buffers, submodules and attributes are the reference's own, under the same names:
+    every change of them counts in the next call. What a plan computes is what the reference does in
+    the state that it has; each submodule keeps its `training` flag. In mode "infer" no gradient is
+    recorded. `known` says that a search can find a plan for `name`.
     """
 
     def __init__(
@@ -51,12 +46,12 @@ class TunedModule(nn.Module):
         plan: Plan | None = None,
         known: bool = False,
         fallback: str = "warn",
+        frozen: bool = False,
         device: torch.device = CPU,
     ) -> None:
         super().__init__()
         _one_of("mode", mode, MODES)
         _one_of("fallback", fallback, FALLBACKS)
-        reference.train(mode == "train")
         self._parameters = reference._parameters
         self._buffers = reference._buffers
         self._modules = reference._modules
@@ -64,33 +59,10 @@ class TunedModule(nn.Module):
         self.training = reference.training
         # In a tuple, so that nn.Module does not register it as a child.
         self._reference = (reference,)
-        self._input_type = input_type
-        self._name = name
-        self._mode = mode
-        self._plan = plan
-        self._known = known
-        self._fallback = fallback
-        self._warned: set[str] = set()
-        self._pools: dict[object, Pool] = {}
-        self._last_form: Form | None = None
-        self._lock = threading.Lock()
-        self._device = device_of(reference, device)
-        self._on_cpu = self._device.type == "cpu"
-        self._why_no_plans = why_no_plans(self._device)
-        first = next(reference.parameters(), None)
-        # A module that casts its input is called with what it was made for, such as bytes.
-        self._casts = first is not None and first.dtype != input_type.torch_dtype
-        if plan is not None:
-            self._check_given_plan(self.pool().graph)
-
-    def _check_given_plan(self, graph: Graph) -> None:
-        assert self._plan is not None
-        if self._plan.graph != graph.digest:
-            raise InvalidPlan(
-                f"the given plan is for graph {self._plan.graph[:12]}, but {self._name} with input "
-                f"{self._input_type.shape} in mode {self._mode} is {graph.digest[:12]}"
-            )
-        check_plan(self._plan, graph, self._space())
+        options = Options(name, mode, plan, known, fallback, frozen)
+        self._arguments = (input_type, options, device)
+        self._calls = Calls(reference, *self._arguments)
+        self._calls.check()
 
     @property
     def reference(self) -> nn.Module:
@@ -104,171 +76,106 @@ class TunedModule(nn.Module):
 
     def pool(self) -> Pool:
         """The instances for the call that this module was made for."""
-        form = self._form()
-        wanted = None if self._mode == "infer" else form.trained()
-        return self._pool(form, wanted)
+        return self._calls.expected().pool
 
-    def train(self, mode: bool = True) -> TunedModule:
-        super().train(mode)
-        self.reference.training = mode
-        return self
+    def last_call(self) -> LastCall:
+        """How the last call ran, and why."""
+        return self._calls.framework.last
 
-    def refresh(self) -> None:
-        """Says that weights changed in a way that torch does not record (see LiveState)."""
-        with self._lock:
-            if self._last_form is not None:
-                self._last_form.tensors.writes += 1
+    def stats(self) -> Stats:
+        """How calls ran so far, and what the plans hold."""
+        return self._calls.stats()
 
-    def forward(self, x: Tensor) -> Any:
+    def refresh(self, *, weights_only: bool = False) -> None:
+        """Has the next call read anew what nothing reports when it changes: globals, closures and
+        foreign objects that a forward reads; weights written through `.data` or a collective on a
+        CPU; weights whose strides, shape or dtype changed in the same memory.
+
+        With `weights_only` the values of weights alone, which takes no new trace of the module.
+        """
+        self._calls.refresh(weights_only)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) != 1 or kwargs:
+            return self._calls.framework.eagerly("there is a plan for one input", *args, **kwargs)
         if torch.compiler.is_compiling():
             # Dynamo would trace into the kernels' memory; the plan is a compiled whole already.
-            return torch.compiler.disable(self._run)(x)
-        return self._run(x)
+            return torch.compiler.disable(self._calls.run)(*args)
+        return self._calls.run(*args)
 
-    def _run(self, x: Tensor) -> Any:
-        if self._why_no_plans is not None:
-            return self._eagerly(x, self._why_no_plans)
-        form = self._form()
-        reason = self._why_not_called_so(x, form) or _why_not_inside(form)
-        if reason is not None:
-            return self._eagerly(x, reason)
-        gradients = self._mode == "train" and torch.is_grad_enabled()
-        wanted = form.trained() if gradients else ()
-        if gradients and x.requires_grad:
-            wanted = (*wanted, "x")
-        pool = self._pool(form, wanted or None)
-        if pool.plan.runner == "eager":
-            with torch.set_grad_enabled(gradients):
-                return self.reference(x)
-        if _lacks_determinism(pool.plan):
-            return self._eagerly(x, "the plan is not known to be deterministic, as is asked for")
-        x = in_layout(x, self._input_type.layout)
-        try:
-            return self._planned(pool, x, form.parameters(wanted) if wanted else None)
-        except torch.OutOfMemoryError:
-            reason = "the plan cannot run: out of memory"
-        except CaptureError as error:
-            reason = f"the plan cannot run: {error}"
-        # Behind the handlers: an error keeps the memory of the pass that it ended.
-        return self._eagerly(x, reason)
+    def train(self, mode: bool = True) -> TunedModule:
+        self.reference.train(mode)
+        self.training = mode
+        return self
 
-    def _planned(self, pool: Pool, x: Tensor, parameters: dict[str, Tensor] | None) -> Any:
-        """The plan's outputs; with gradients where parameters, or the input alone, want them."""
-        if parameters is not None:
-            return run_with_gradients(pool, x, parameters)
-        with pool.lease() as instance:
-            return _of_module(instance.forward(x.detach()))
-
-    def _form(self) -> Form:
-        """The module's form as it is now; pools of an earlier one are given up."""
-        with self._lock:
-            form = self._last_form
-            if form is None or form.changed():
-                form = self._last_form = Form(self.reference, self._device)
-                self._pools.clear()
-            return form
-
-    def _pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
-        # On a CPU a plan is for a number of threads; asking for it takes 0.05 us.
-        key = (form.training(), wanted, _threads() if self._on_cpu else 0)
-        with self._lock:
-            if key not in self._pools:
-                self._pools[key] = self._make_pool(form, wanted)
-            return self._pools[key]
-
-    def _make_pool(self, form: Form, wanted: tuple[str, ...] | None) -> Pool:
-        # On a GPU weights are read where they lie, so nothing is folded into them.
-        live = wanted is not None or self._device.type == "cuda"
-        graph = extract(self.reference, self._input_type, fold=False if live else None)
-        if wanted is not None:
-            graph = differentiate(graph, [n for n in wanted if n in graph.types])
-        return pool_for(
-            graph,
-            self._space(),
-            form.tensors,
-            self._name,
-            given=self._plan,
-            fallback=self._fallback,
-            known=self._known,
-        )
-
-    def _space(self) -> SearchSpace:
-        return load_search_space(arch_of(self._device))
-
-    def _why_not_called_so(self, x: Tensor, form: Form) -> str | None:
-        """Why a call with `x` here cannot run from a plan, None where it can. Raises
-        InputMismatch.
+    def __getattr__(self, name: str) -> Any:
+        """What the reference has under that name. Its methods get this module as `self`, so that
+        what they call runs from the plan, unless they need their class (`super`).
         """
-        if not isinstance(x, Tensor):
-            raise InputMismatch(f"{self._name}: the input must be a tensor, got {type(x).__name__}")
-        first = form.first_tensor()
-        state = x if first is None else first
-        autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-        wanted = self._input_type.torch_dtype if self._casts else state.dtype
-        if x.device != state.device or (x.dtype != wanted and not autocast):
-            raise InputMismatch(
-                f"{self._name}: needs a {wanted} tensor on {state.device}, got {x.dtype} on "
-                f"{x.device}; convert the input, or move the module"
-            )
-        if autocast:
-            return "autocast is on, which changes what each op computes"
-        return self._why_not_type(x)
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in OWN:
+                raise
+        reference = self.reference
+        found = getattr_static(reference, name, None)
+        if name not in vars(reference) and isfunction(found) and _is_free(found):
+            return MethodType(found, self)
+        return getattr(reference, name)
 
-    def _why_not_type(self, x: Tensor) -> str | None:
-        type_ = self._input_type
-        if x.dtype != type_.torch_dtype or x.device != self._device:
-            return f"the module was moved to {x.dtype} on {x.device}"
-        if tuple(x.shape) != type_.shape:
-            return f"there is a plan for input {type_.shape}, got {tuple(x.shape)}"
-        return None
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OWN:
+            super().__setattr__(name, value)
+            if name != "training" or "_reference" not in vars(self):
+                return
+        elif hasattr(TunedModule, name):
+            raise AttributeError(f"{name!r} is the tuned module's own; set it on its reference")
+        setattr(self.reference, name, value)
 
-    def _eagerly(self, x: Tensor, reason: str) -> Any:
-        text = f"{self._name}: {reason}; the framework runs it instead"
-        if self._fallback == "error":
-            raise InputMismatch(text)
-        if self._fallback == "warn" and reason not in self._warned:
-            self._warned.add(reason)
-            # Up through _run, forward and torch's two frames, to the module's caller.
-            warnings.warn(text, UnplannedCall, stacklevel=6)
-        return self.reference(x)
+    def __delattr__(self, name: str) -> None:
+        delattr(self.reference, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.reference)})
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.reference[key]  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.reference)  # type: ignore[call-overload, no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.reference)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """A replica on another GPU, whose weights are no parameters: the framework runs it."""
+        return self.reference._replicate_for_data_parallel()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TunedModule:
+        other = memo[id(self)] = type(self).__new__(type(self))
+        state = deepcopy(self.__getstate__(), memo)
+        rebind(state["_reference"][0], memo)
+        other.__setstate__(state)
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        state["_pools"] = {}
-        state["_last_form"] = None
-        state["_warned"] = set()
-        del state["_lock"]
-        return state
+        return {key: value for key, value in self.__dict__.items() if key != "_calls"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._lock = threading.Lock()
-        with suppress(UnsupportedDevice):  # a GPU that is not here is told by the call
-            self._why_no_plans = why_no_plans(self._device)
+        self._calls = Calls(self.reference, *self._arguments)
 
     def extra_repr(self) -> str:
-        return f"plantune {self._mode} plan for {self._input_type.shape}"
+        input_type, options, _ = self._arguments
+        return f"plantune {options.mode} plan for {input_type.shape}"
 
 
-def _why_not_inside(form: Form) -> str | None:
-    """Why the module cannot run from a plan, whatever it is called with."""
-    if form.has_hooks():
-        return "submodules have hooks, which a plan cannot call"
-    if not form.has_parameters():
-        return "parameters are replaced by plain tensors, as functional_call does"
-    return None
-
-
-def _lacks_determinism(plan: Plan) -> bool:
-    """Whether determinism is asked for, and no search saw the plan's kernels give the same bits
-    again.
-    """
-    return torch.are_deterministic_algorithms_enabled() and not plan.evidence.get("deterministic")
-
-
-def _of_module(outputs: tuple[Tensor, ...]) -> Any:
-    """What the module returned where the graph has these outputs."""
-    return outputs if len(outputs) > 1 else outputs[0]
+def _is_free(function: Any) -> bool:
+    """Whether a method takes any object as `self`: one that calls `super()` needs its class."""
+    return "__class__" not in function.__code__.co_freevars
 
 
 def input_type_of(example: Tensor) -> TensorType:

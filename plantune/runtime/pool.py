@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from itertools import chain
 from types import TracebackType
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from plantune.space.search_space import SearchSpace
 
 # The number of a capture, and the stream.
 Capture = tuple[int, int]
+# Passes that wait for their backward pass, each with an instance of its own.
+MOST_PASSES = 8
 
 
 class Instance:
@@ -34,6 +37,7 @@ class Instance:
         self.state = LiveState(held, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
         self.weights = LiveState(held, [name for name in names if name not in moving])
+        self.read_backward = LiveState(held, graph.weights_of_backward)
         self.has_run = False
         self._held, self._frozen = held, pool.frozen
         # When the program was last given its tensors.
@@ -144,6 +148,7 @@ class Pool:
         self.frozen = frozen
         self._idle: list[Instance] = []
         self._captured: dict[Capture, list[Instance]] = {}
+        self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
 
     def lease(self) -> Lease:
@@ -154,7 +159,9 @@ class Pool:
             if self._idle:
                 return Lease(self, self._idle.pop())
         with torch.inference_mode(False):
-            return Lease(self, Instance(self))
+            instance = Instance(self)
+        self._alive.add(instance)
+        return Lease(self, instance)
 
     def _lease_in(self, capture: Capture) -> Lease:
         """In one capture, one stream orders what it is given."""
@@ -174,10 +181,18 @@ class Pool:
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
-        if capture is None:
-            self._idle.append(instance)
-        else:
+        if capture is not None:
             self._captured[capture].append(instance)
+        elif len(self._idle) < MOST_PASSES:
+            self._idle.append(instance)
+
+    def instances(self) -> list[Instance]:
+        """All that there are, idle or not."""
+        return list(self._alive)
+
+    def busy(self) -> int:
+        """How many are in use."""
+        return len(self._alive) - len(self._idle)
 
 
 # Their memory is part of graphs that plantune does not see.

@@ -6,7 +6,6 @@ do. The reference is the module itself in a wider dtype.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,6 +21,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import in_layout
 from plantune.plan import Plan
+from plantune.runtime.copies import copied
 from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
@@ -87,7 +87,7 @@ def recheck(
     # Of its own, so that loading a model moves no random number of the user's.
     random = torch.Generator(device).manual_seed(0)
     with _plainly(device):
-        network = copy.deepcopy(module)
+        network = copied(module)
         program = Program(graph, plan, space, device)
         found: dict[str, _Distance] = {}
         for _ in range(DRAWS):

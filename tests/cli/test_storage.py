@@ -93,7 +93,7 @@ def test_a_named_file_of_another_program_is_refused_and_untouched(
 
 def test_a_named_storage_of_optuna_is_used(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'mine.sqlite'}"
-    optuna.create_study(storage=url, study_name="mine")
+    optuna.create_study(storage=opened(url), study_name="mine")
     assert storage_for(url, None, 0) == url
     assert studies(url) == ["mine"]
 

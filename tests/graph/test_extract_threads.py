@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from plantune.errors import UnsupportedModule
-from plantune.graph.extract import TRACING, extract
+from plantune.graph.extract import extract
+from plantune.graph.trace import TRACING
 from plantune.graph.types import TensorType
 from plantune.models import resnet
 

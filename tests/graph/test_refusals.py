@@ -137,18 +137,54 @@ def test_a_subclass_is_read_by_its_own_forward(calls: Any, extracts: Any) -> Non
             return super().forward(x) * 2.0
 
     extracts(nested(calls, Twice()), torch.randn(2, 3))
-    # torch.fx does not look into what torch itself defines.
-    Twice.__module__ = "torch.nn.modules.activation"
-    with pytest.raises(UnsupportedModule, match=r"at layers\.1\.act: module Twice"):
-        extract(nested(calls, Twice()), IMAGE)
 
 
-@pytest.mark.parametrize("forward", [lambda m, x: {"y": x}, lambda m, x: [x], lambda m, x: (x, 3)])
-def test_what_is_no_tensor_or_tuple_of_tensors(forward: Any, calls: Any) -> None:
-    with pytest.raises(
-        UnsupportedModule, match=r"the module returns .* tensors or tuples are known"
-    ):
+class Pair:
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def test_an_output_in_an_unknown_container(calls: Any) -> None:
+    with pytest.raises(UnsupportedModule, match="Calls returns a Pair; tensors are known, and"):
+        extract(calls(lambda m, x: Pair(x)), IMAGE)
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: None, lambda m, x: (x.shape, 3), lambda m, x: []])
+def test_a_module_that_returns_no_tensor(forward: Any, calls: Any) -> None:
+    with pytest.raises(UnsupportedModule, match="Calls returns no tensor"):
         extract(calls(forward), IMAGE)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: t.item(),
+        float,
+        lambda t: t.view(1).tolist()[0],
+        lambda t: 2.0 if t > 0 else 1.0,
+        lambda t: float(t * 2),
+    ],
+)
+def test_a_number_read_from_a_tensor_attribute(read: Any, calls: Any) -> None:
+    """Nothing would see it change."""
+    module = calls(lambda m, x: x * read(m.gain))
+    module.gain = torch.tensor(2.0)
+    with pytest.raises(UnsupportedModule, match="a tensor's value as a number"):
+        extract(module, IMAGE)
+
+
+def test_a_message_names_the_line(calls: Any) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+    def branches(m: Any, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+    for function in (forward, branches):
+        line = f"{__file__}:{function.__code__.co_firstlineno + 1}"
+        with pytest.raises(UnsupportedModule) as caught:
+            extract(nested(calls, calls(function)), IMAGE)
+        assert str(caught.value).endswith(line)
 
 
 @pytest.mark.parametrize("forward", [lambda m, x: x.mul_(2.0), lambda m, x: (x * 2).div_(2)])

@@ -75,7 +75,8 @@ def randomise() -> Callable[[nn.Module], nn.Module]:
 def _tuned(
     module: nn.Module, example: Tensor, mode: str = "infer", plan: str = "default"
 ) -> TunedModule:
-    """`module` optimized with the default plan, or with the hand-picked one."""
+    """`module`, in that mode, optimized with the default plan, or with the hand-picked one."""
+    module.train(mode == "train")
     tuned = optimize(module, example, mode=mode)
     if plan == "default":
         return tuned
@@ -111,13 +112,13 @@ def plan(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def small() -> nn.Module:
     """SE-ResNet9-Fixup with an eighth of the work; its input is (2, 3, 64, 64)."""
-    return _randomise(SEResNet9Fixup(3, base_planes=16))
+    return _randomise(SEResNet9Fixup(3, base_planes=16)).eval()
 
 
 @pytest.fixture
 def named() -> Callable[..., nn.Module]:
-    """Layers in a row, under names."""
-    return lambda **layers: nn.Sequential(OrderedDict(layers))
+    """Layers in a row, under names, in eval mode."""
+    return lambda **layers: nn.Sequential(OrderedDict(layers)).eval()
 
 
 @pytest.fixture

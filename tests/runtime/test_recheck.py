@@ -28,7 +28,7 @@ SPACE = load_search_space("cpu")
 @pytest.fixture
 def fixup():
     """As before training: the second convolutions are zero, and hide what goes wrong there."""
-    return SEResNet9Fixup(3, base_planes=16)
+    return SEResNet9Fixup(3, base_planes=16).eval()
 
 
 def checked(module, x, mode="infer"):

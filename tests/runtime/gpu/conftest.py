@@ -22,7 +22,7 @@ ROUNDINGS = 8
 
 @pytest.fixture
 def small(randomise: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    return randomise(SEResNet9Fixup(3, base_planes=16)).cuda().half()
+    return randomise(SEResNet9Fixup(3, base_planes=16)).cuda().half().eval()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def _tuned(module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "defau
     """`module` optimized with the plan that it gets by itself: a shipped one if there is one for
     its layers, else the framework's kernels; or with the one picked by hand.
     """
-    model = optimize(module, x, mode=mode)
+    model = optimize(module.train(mode == "train"), x, mode=mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictedPlan)
         model.pool()

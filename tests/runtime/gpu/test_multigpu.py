@@ -24,7 +24,7 @@ SECOND = torch.device("cuda", 1)
 
 @pytest.fixture
 def module(randomise):
-    return randomise(SEResNet9Fixup(3, base_planes=16)).to(SECOND, torch.float16)
+    return randomise(SEResNet9Fixup(3, base_planes=16)).to(SECOND, torch.float16).eval()
 
 
 @pytest.fixture

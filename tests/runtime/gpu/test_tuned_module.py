@@ -36,7 +36,7 @@ def dtype(request):
 
 @pytest.fixture
 def small(randomise, dtype):
-    return randomise(SEResNet9Fixup(3, base_planes=16)).to("cuda", dtype)
+    return randomise(SEResNet9Fixup(3, base_planes=16)).to("cuda", dtype).eval()
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ class Head(nn.Module):
 
 @pytest.fixture
 def head():
-    return Head().cuda().half()
+    return Head().cuda().half().eval()
 
 
 @pytest.fixture

@@ -1,0 +1,318 @@
+"""How a tuned module answers a call: from a plan, or through the framework, and why."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plantune.environment import arch_of, why_no_plans
+from plantune.errors import (
+    CaptureError,
+    InputMismatch,
+    InvalidPlan,
+    UnsupportedDevice,
+    UnsupportedModule,
+)
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract_with_outputs
+from plantune.graph.graph import Graph
+from plantune.graph.outputs import Outputs
+from plantune.graph.types import TensorType
+from plantune.memory import in_layout
+from plantune.plan import Plan, check_plan
+from plantune.runtime.autograd import run_with_gradients
+from plantune.runtime.captured import CapturedProgram
+from plantune.runtime.choose import pool_for
+from plantune.runtime.form import Form, has_global_hooks
+from plantune.runtime.framework import Framework, LastCall, Options, transform_of
+from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.pool import MOST_PASSES, Pool, device_of
+from plantune.runtime.program import Program
+from plantune.space.search_space import SearchSpace, load_search_space
+
+_threads = torch.get_num_threads
+# Forms of the module whose pools are kept, such as the ones in training and in inference mode.
+KEPT_FORMS = 4
+# Of each parameter, and of the input, whether it gets a gradient; None in inference.
+Trained = tuple[bool, ...] | None
+# With the number of threads, which a plan on a CPU is for; asking for it takes 0.05 us.
+Kind = tuple[Trained, int]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a tuned module did so far, and the memory that its plans hold."""
+
+    planned: int
+    eager: int
+    instances: int
+    captures: int
+    held_bytes: int
+
+
+class Planned:
+    """The instances for one kind of call, and what the module makes of their outputs."""
+
+    def __init__(self, pool: Pool, outputs: Outputs, device: torch.device) -> None:
+        self.pool = pool
+        self.outputs = outputs
+        self.threads = _threads() if device.type == "cpu" else 0
+        self.runs_eagerly = pool.plan.runner == "eager"
+        self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
+        how = "captured" if device.type == "cuda" else "planned"
+        self.call = LastCall(how, f"plan {pool.plan.digest[:12]} covers it")
+
+
+class Calls:
+    """Runs `reference` from plans for inputs of one type, and eagerly for everything else.
+
+    In mode "infer" no gradient is recorded.
+    """
+
+    def __init__(
+        self, reference: nn.Module, input_type: TensorType, options: Options, device: torch.device
+    ) -> None:
+        self.reference = reference
+        self.input_type = input_type
+        self.options = options
+        self.framework = Framework(reference, options)
+        self._device = device_of(reference, device)
+        self._kind, self._dtype = self._device.type, input_type.torch_dtype
+        self._on_cpu = self._device.type == "cpu"
+        self._trains = options.mode == "train"
+        self._why_no_plans: str | None = None
+        with suppress(UnsupportedDevice):  # of a GPU that is not here the call tells
+            self._why_no_plans = why_no_plans(self._device)
+        self._lock = threading.Lock()
+        self._held = HeldTensors(reference, device)
+        # By the form's key; and those from before a refresh.
+        self._kept: dict[object, dict[Kind, Planned]] = {}
+        self._spare: list[Planned] = []
+        self._form = self._new_form()
+        first = next(reference.parameters(), None)
+        # A module that casts its input is called with what it was made for, such as bytes.
+        self._casts = first is not None and first.dtype != self._dtype
+
+    def check(self) -> None:
+        """Raises UnsupportedModule, or InvalidPlan, where the call this was made for cannot run."""
+        if self.framework.disabled or self._why_no_plans or self._form.why_not:
+            return
+        if self.options.plan is not None:
+            self._check_given_plan(self.expected().pool.graph, self.options.plan)
+        elif not self._form.is_parametrized:
+            # The plan is looked for in the first call; whether there can be one is known now.
+            trained = self._expected_trained()
+            self._extracted(None if trained is None else self._form.wanted(trained))
+
+    def _check_given_plan(self, graph: Graph, plan: Plan) -> None:
+        if plan.graph != graph.digest:
+            raise InvalidPlan(
+                f"the given plan is for graph {plan.graph[:12]}, but {self.options.name} with "
+                f"input {self.input_type.shape} in mode {self.options.mode} is {graph.digest[:12]}"
+            )
+        check_plan(plan, graph, self._space())
+
+    def expected(self) -> Planned:
+        """What runs the call that this was made for."""
+        kept = self._planned(self._form_now(), self._expected_trained())
+        if kept is None:
+            raise UnsupportedModule(str(self._form.why_not))
+        return kept
+
+    def _expected_trained(self) -> Trained:
+        trained = (*self._form.trained(), False)
+        return trained if self._trains and any(trained) else None
+
+    def stats(self) -> Stats:
+        programs = self.programs()
+        return Stats(
+            self.framework.planned,
+            self.framework.eager,
+            len(programs),
+            sum(getattr(program, "captures", 0) for program in programs),
+            sum(getattr(program, "held_bytes", 0) for program in programs),
+        )
+
+    def programs(self) -> list[Program | CapturedProgram]:
+        """All that there are now."""
+        pools = {id(kept.pool): kept.pool for kept in self._all_kept()}
+        return [instance.program for pool in pools.values() for instance in pool.instances()]
+
+    def refresh(self, weights_only: bool) -> None:
+        """Has the module read anew: its weights, else also its attributes and its forward."""
+        with self._lock:
+            if weights_only:
+                self._held.writes += 1
+                return
+            self._held.forget()
+            self._spare = [p for kept in self._kept.values() for p in kept.values()]
+            self._kept = {}
+            self._form = self._new_form()
+
+    def run(self, x: Any) -> Any:
+        transform = transform_of(x)
+        if transform is not None or self.framework.disabled:
+            why = transform or "PLANTUNE_DISABLE is set"
+            return self.framework.run(why, transform is not None or self._trains, x)
+        form = self._form_now()
+        reason = self._why_no_plans or form.why_not or self._why_not(x, form)
+        if reason is not None:
+            return self.framework.eagerly(reason, x)
+        trained = self._trained(form, x)
+        try:
+            kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained)
+        except CaptureError as error:  # inside of a capture no plan can be proved or made
+            return self.framework.eagerly(str(error), x)
+        if kept is None:
+            return self.framework.eagerly(str(form.why_not), x)
+        if kept.runs_eagerly:
+            return self.framework.run("the plan says so: nothing was faster", self._trains, x)
+        reason = _why_not_now(kept, trained)
+        if reason is None:
+            try:
+                return self._run(kept, form, in_layout(x, self.input_type.layout), trained)
+            except torch.OutOfMemoryError:
+                reason = "the plan cannot run: out of memory"
+            except CaptureError as error:
+                reason = f"the plan cannot run: {error}"
+        # After the handlers: an error keeps the memory of the pass that it ended.
+        return self.framework.eagerly(reason, x)
+
+    def _kind_of(self, trained: Trained) -> Kind:
+        return trained, _threads() if self._on_cpu else 0
+
+    def _trained(self, form: Form, x: Tensor) -> Trained:
+        if not self._trains or not torch.is_grad_enabled():
+            return None
+        trained = (*form.trained(), x.requires_grad)
+        return trained if any(trained) else None
+
+    def _run(self, kept: Planned, form: Form, x: Tensor, trained: Trained) -> Any:
+        if trained is not None:
+            outputs = run_with_gradients(kept.pool, x, form.parameters(trained[:-1]))
+        else:
+            with kept.pool.lease() as instance:
+                outputs = instance.forward(x.detach())
+        self.framework.planned += 1
+        if self.framework.last is not kept.call:
+            self.framework.note(kept.call)
+        return kept.outputs.of(outputs)
+
+    def _form_now(self) -> Form:
+        with self._lock:
+            if self._form.changed():
+                self._form = self._new_form()
+            return self._form
+
+    def _new_form(self) -> Form:
+        """The module as it is; pools of the forms that it had last are kept."""
+        form = Form(self.reference, self._held)
+        form.kept = self._kept.pop(form.key, {})
+        self._kept[form.key] = form.kept
+        while len(self._kept) > KEPT_FORMS:
+            del self._kept[next(iter(self._kept))]
+        return form
+
+    def _planned(self, form: Form, trained: Trained) -> Planned | None:
+        """What runs such a call; None where only the framework can, and the form says why."""
+        with self._lock:
+            kind = self._kind_of(trained)
+            if kind not in form.kept:
+                try:
+                    form.kept[kind] = self._new(form, trained)
+                except UnsupportedModule as error:
+                    if not form.is_parametrized:
+                        raise
+                    form.why_not = f"a weight is parametrized in a way without a plan ({error})"
+                    return None
+            kept: Planned = form.kept[kind]
+            return kept
+
+    def _new(self, form: Form, trained: Trained) -> Planned:
+        graph, outputs = self._extracted(None if trained is None else form.wanted(trained))
+        # What changed may be nothing that the graph was read from.
+        threads = _threads() if self._on_cpu else 0
+        for kept in self._all_kept():
+            if kept.pool.graph.digest == graph.digest and kept.threads == threads:
+                return Planned(kept.pool, outputs, self._device)
+        pool = pool_for(
+            graph,
+            self._space(),
+            self._held,
+            self.options.name,
+            given=self.options.plan,
+            fallback=self.options.fallback,
+            known=self.options.known,
+            frozen=self.options.frozen,
+        )
+        return Planned(pool, outputs, self._device)
+
+    def _extracted(self, wanted: tuple[str, ...] | None) -> tuple[Graph, Outputs]:
+        """The layer graph, with the gradients of these parameters and "x", if any."""
+        # On a GPU weights are read where they lie, so nothing is folded into them.
+        folds = wanted is None and self._on_cpu
+        graph, outputs = extract_with_outputs(self.reference, self.input_type, fold=folds)
+        if wanted is not None:
+            graph = differentiate(graph, [name for name in wanted if name in graph.types])
+        return graph, outputs
+
+    def _all_kept(self) -> list[Planned]:
+        return [*self._spare, *(p for kept in self._kept.values() for p in kept.values())]
+
+    def _space(self) -> SearchSpace:
+        return load_search_space(arch_of(self._device))
+
+    def _why_not(self, x: Any, form: Form) -> str | None:
+        """Why a call with `x` here cannot run from a plan, None where it can. Raises
+        InputMismatch.
+        """
+        if type(x) is Tensor and x.dtype is self._dtype and x.shape == self.input_type.shape:
+            usual = x.device == self._device and self._is_home(form)
+            if usual and not has_global_hooks() and not torch.is_autocast_enabled(self._kind):
+                return None
+        if not isinstance(x, Tensor):
+            kind = type(x).__name__
+            raise InputMismatch(f"{self.options.name}: the input must be a tensor, got {kind}")
+        return self._why_not_unusual(x, form)
+
+    def _is_home(self, form: Form) -> bool:
+        """Whether the module is where, and of the dtype, that it was made for."""
+        if form.first is None:
+            return True
+        home = self._casts or form.first.dtype is self._dtype
+        return home and form.first.device == self._device
+
+    def _why_not_unusual(self, x: Tensor, form: Form) -> str | None:
+        state = x if form.first is None else form.first
+        autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
+        wanted = self._dtype if self._casts else state.dtype
+        if x.device != state.device or (x.dtype != wanted and not autocast):
+            raise InputMismatch(
+                f"{self.options.name}: needs a {wanted} tensor on {state.device}, got {x.dtype} on "
+                f"{x.device}; convert the input, or move the module"
+            )
+        if autocast:
+            return "autocast is on, which changes what each op computes"
+        if type(x) is not Tensor and type(x) is not nn.Parameter:
+            return f"the input is a {type(x).__name__}, which may compute in its own way"
+        if x.dtype != self._dtype or x.device != self._device:
+            return f"the module was moved to {x.dtype} on {x.device}"
+        if x.shape != self.input_type.shape:
+            return f"there is a plan for input {self.input_type.shape}, got {tuple(x.shape)}"
+        if has_global_hooks():
+            return "torch has hooks for all modules, which a plan cannot call"
+        return None
+
+
+def _why_not_now(kept: Planned, trained: Trained) -> str | None:
+    asked = torch.are_deterministic_algorithms_enabled()
+    if asked and not kept.is_deterministic:
+        return "the plan is not known to be deterministic, as is asked for"
+    if trained is not None and kept.pool.busy() >= MOST_PASSES:
+        return f"{MOST_PASSES} passes wait for their backward pass already"
+    return None

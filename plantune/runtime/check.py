@@ -1,0 +1,102 @@
+"""Compares a tuned module with its reference now, on inputs of the user's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from plantune.errors import WrongResult
+from plantune.runtime.copies import copied
+from plantune.runtime.framework import LastCall
+from plantune.runtime.module import TunedModule
+from plantune.runtime.recheck import CONSTANTS
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """`error` is the largest difference from float64 as a part of the largest value, `framework`
+    the framework's own, `bound` what was allowed; `call` says how the tuned module ran.
+    """
+
+    error: float
+    framework: float
+    bound: float
+    call: LastCall
+
+
+def check(tuned: TunedModule, *inputs: Any) -> CheckResult:
+    """Runs the tuned module and its reference on `inputs`, as both are now, and raises WrongResult
+    where an output is further from float64 than twice the framework's own distance.
+
+    Neither weights nor running statistics move. The result is that of the worst output.
+    """
+    reference = tuned.reference
+    buffers = [(buffer, buffer.clone()) for buffer in reference.buffers()]
+    with torch.no_grad():
+        theirs = _leaves(copied(reference)(*inputs))
+        exact = _leaves(_wide(reference)(*tree_map(_widened, inputs)))
+        try:
+            ours = _leaves(tuned(*inputs))
+        finally:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+    call = tuned.last_call()
+    if len(ours) != len(exact):
+        text = f"the tuned module returns {len(ours)} values, the reference {len(exact)}"
+        raise WrongResult(text, float("inf"), 0.0)
+    compared = [_compared(*values, call) for values in zip(ours, theirs, exact, strict=True)]
+    worst = max(compared, key=lambda result: result.error / result.bound, default=None)
+    if worst is None:
+        raise ValueError("the module returns no tensor to compare")
+    wrong = [result for result in compared if not result.error <= result.bound]
+    if wrong:
+        raise WrongResult(
+            f"an output is off by {wrong[0].error:.3g} of its size, allowed {wrong[0].bound:.3g} "
+            f"({call.how}: {call.reason}); after a change that nothing reports call refresh()",
+            wrong[0].error,
+            wrong[0].bound,
+        )
+    return worst
+
+
+def _compared(ours: Tensor, theirs: Tensor, exact: Tensor, call: LastCall) -> CheckResult:
+    framework = _error(theirs, exact)
+    # Half a rounding of the largest value: on one input the framework's own error may be luck.
+    half = torch.finfo(ours.dtype).eps / 2 if ours.is_floating_point() else 0.0
+    bound = 2 * framework + max(CONSTANTS.get(ours.dtype, half), torch.finfo(torch.float64).tiny)
+    return CheckResult(_error(ours, exact), framework, bound, call)
+
+
+def _error(output: Tensor, exact: Tensor) -> float:
+    """The largest difference as a part of the largest value; infinite where one has other values
+    that are not finite, or another shape.
+    """
+    output, exact = output.double(), exact.double()
+    if output.shape != exact.shape:
+        return float("inf")
+    finite = exact.isfinite()
+    if not torch.equal(output[~finite].nan_to_num(), exact[~finite].nan_to_num()):
+        return float("inf")
+    largest = exact[finite].abs().max() if finite.any() else exact.new_ones(())
+    difference = (output - exact)[finite].abs().max() if finite.any() else exact.new_zeros(())
+    error = float(difference / largest.clamp(min=torch.finfo(torch.float64).tiny))
+    return float("inf") if math.isnan(error) else error
+
+
+def _wide(module: nn.Module) -> nn.Module:
+    return copied(module).double()
+
+
+def _widened(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _leaves(result: Any) -> Sequence[Tensor]:
+    return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]

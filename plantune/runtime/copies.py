@@ -1,0 +1,60 @@
+"""Copies a module with all that its replaced methods hold."""
+
+from __future__ import annotations
+
+import copy
+from types import CellType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def copied(module: M) -> M:
+    """A deep copy that shares nothing with the module.
+
+    `copy.deepcopy` keeps functions as they are: where a child's forward was replaced by a function
+    that holds the child, as adapters do, the copy would go on computing with the original.
+    """
+    memo: dict[int, Any] = {}
+    result = copy.deepcopy(module, memo)
+    rebind(result, memo)
+    return result
+
+
+def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Has functions among the attributes of a deep copy, made with `memo`, hold copies, too."""
+    for child in module.modules():
+        for name, value in vars(child).items():
+            if isinstance(value, FunctionType):
+                vars(child)[name] = _copied(value, memo)
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, FunctionType):
+        return _copied_function(value, memo)
+    if isinstance(value, (nn.Module, MethodType, Tensor)):
+        return copy.deepcopy(value, memo)
+    return value
+
+
+def _copied_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    cells = tuple(CellType() for _ in function.__closure__ or ())
+    result = FunctionType(
+        function.__code__, function.__globals__, function.__name__, None, cells or None
+    )
+    result.__qualname__, result.__module__ = function.__qualname__, function.__module__
+    vars(result).update(vars(function))
+    memo[id(function)] = result
+    for cell, original in zip(cells, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents = _copied(original.cell_contents, memo)
+        except ValueError:  # It is empty.
+            continue
+    defaults, by_name = function.__defaults__, function.__kwdefaults__
+    result.__defaults__ = defaults and tuple(_copied(value, memo) for value in defaults)
+    result.__kwdefaults__ = by_name and {k: _copied(v, memo) for k, v in by_name.items()}
+    return result

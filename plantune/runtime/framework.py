@@ -1,0 +1,92 @@
+"""The framework's way of a call, and what is said of how calls run."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.autograd import forward_ad
+
+from plantune.env import is_disabled, is_logging
+from plantune.errors import InputMismatch
+from plantune.plan import Plan
+
+
+class UnplannedCall(UserWarning):
+    """A call ran through the framework because no plan covers it."""
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """How the last call ran: "captured" (a plan as CUDA graphs), "planned" or "eager", and why."""
+
+    how: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for."""
+
+    name: str
+    mode: str
+    plan: Plan | None
+    known: bool
+    fallback: str
+    frozen: bool = False
+
+
+class Framework:
+    """Runs the reference itself, and keeps account of how calls ran."""
+
+    def __init__(self, reference: nn.Module, options: Options) -> None:
+        self.options = options
+        self.last = LastCall("none", "it was not called yet")
+        self.planned = self.eager = 0
+        self.disabled = is_disabled()
+        self._reference = reference
+        self._trains = options.mode == "train"
+        self._logs = is_logging()
+        self._warned: set[str] = set()
+
+    def eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
+        """What the framework gives, with one warning for each reason."""
+        text = f"{self.options.name}: {reason}; the framework runs it instead"
+        if self.options.fallback == "error" and not self.disabled:
+            raise InputMismatch(text)
+        result = self.run(reason, self._trains, *args, **kwargs)
+        if self.options.fallback == "warn" and reason not in self._warned:
+            self._warned.add(reason)
+            # Up through run, forward and torch's two frames, to the module's caller.
+            warnings.warn(text, UnplannedCall, stacklevel=6)
+        return result
+
+    def run(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
+        self.eager += 1
+        self.note(LastCall("eager", reason))
+        # A tracer knows the submodules by their place in the tuned module.
+        traced = any(isinstance(arg, fx.Proxy) for arg in args)
+        with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
+            return (self._reference.forward if traced else self._reference)(*args, **kwargs)
+
+    def note(self, call: LastCall) -> None:
+        if self._logs and call != self.last:
+            print(f"plantune: {self.options.name}: {call.how}: {call.reason}", file=sys.stderr)
+        self.last = call
+
+
+def transform_of(x: Any) -> str | None:
+    """What records or transforms this call: it needs the module's own operations."""
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records it"
+    if torch._C._len_torch_dispatch_stack():
+        return "a dispatch mode sees each operation, as in make_fx and torch.export"
+    if torch._C._are_functorch_transforms_active():
+        return "it is inside of a transform of torch.func"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives are on"
+    return "torch.fx traces it" if isinstance(x, fx.Proxy) else None

@@ -75,13 +75,12 @@ def test_lanes_multiply_what_belongs_together(tile_of, channels, values, tile_n)
     random = torch.Generator().manual_seed(0)
     a = torch.randint(-8, 8, (16, values), generator=random).float()
     weight = torch.randint(-8, 8, (channels, values), generator=random).float()
-    packed = PackedWeight((channels, values), tile_n, torch.empty(0))
-    packed.fill(weight)
-    tiles_k, tiles_n = packed.tensor.shape[:2]
+    packed = PackedWeight((channels, values), tile_n).packed(weight)
+    tiles_k, tiles_n = packed.shape[:2]
     wide = torch.nn.functional.pad(a, (0, 16 * tiles_k - values))
     rows = torch.cat(
         [
-            sum(tile_of(wide[:, 16 * k : 16 * k + 16], packed.tensor[k, n]) for k in range(tiles_k))
+            sum(tile_of(wide[:, 16 * k : 16 * k + 16], packed[k, n]) for k in range(tiles_k))
             for n in range(tiles_n)
         ],
         dim=1,
@@ -92,12 +91,20 @@ def test_lanes_multiply_what_belongs_together(tile_of, channels, values, tile_n)
 
 
 def test_a_weight_is_packed_anew_in_place():
-    packed = PackedWeight((8, 16), 32, torch.empty(0))
-    packed.fill(torch.ones(8, 16))
-    before = packed.tensor.data_ptr()
-    packed.fill(torch.full((8, 4, 4), 2.0))
-    assert packed.tensor.data_ptr() == before
-    assert packed.tensor.sum() == 2 * 8 * 16
+    packing, values = PackedWeight((8, 16), 32), {"w": torch.ones(8, 16)}
+    constant = packing.constant(values, "w", torch.empty(0))
+    constant.fill()
+    before = constant.tensor.data_ptr()
+    values["w"] = torch.arange(128.0).view(16, 8).t()
+    constant.fill()
+    assert constant.tensor.data_ptr() == before
+    assert torch.equal(constant.tensor, packing.packed(values["w"]))
+
+
+def test_pixels_of_a_weight_are_values_of_its_rows():
+    weight = torch.randn(8, 4, 2, 2)
+    packing = PackedWeight((8, 16), 32)
+    assert torch.equal(packing.packed(weight), packing.packed(weight.reshape(8, 16)))
 
 
 def test_dtypes_that_tensor_cores_take():

@@ -176,7 +176,8 @@ def test_the_layers_are_packed_as_the_kernel_reads_them(step_of, hidden):
     values = {name: torch.randn(t.shape, generator=random).half() for name, t in step.inputs}
     epilogue, layers = hopper_conv_se.parts_of(step)
     prepared = hopper_conv_se.PreparedSe(step, epilogue, layers, Frame(values))
-    prepared.refresh()
+    for constant in prepared.constants:
+        constant.fill()
     rows, channels = hopper_conv_se.padded(hidden), 64
     sizes = (rows * channels, rows * channels, rows, channels)
     weight1, weight2, bias1, bias2 = prepared.layers.split(sizes)
@@ -225,7 +226,6 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
     workspace = torch.zeros(family.workspace_bytes(step, chosen) + 256, dtype=torch.uint8)
     aligned = workspace[-workspace.data_ptr() % 256 :]
     binding = family.bind(step, chosen, Frame(values, aligned, built=object()))
-    binding.refresh()
     binding.launch(0)
     (((maps, scalars), options),) = Recorder.launches
     assert (type(maps).__name__, type(scalars).__name__) == ("BlockMaps", "BlockScalars")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,8 +15,9 @@ from plantune.graph.fusions import fusions_named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.stem import FAMILY, by_patches
+from plantune.kernels.families.stem import FAMILY
 from plantune.kernels.registry import candidates
+from plantune.kernels.warp_mma import PackedWeight
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import FALLBACK, Preference, compose
 from plantune.space.arch import load_arch
@@ -199,13 +201,38 @@ def test_the_images_of_a_wrapped_network_are_cast_and_scaled_in_the_stem():
     assert FAMILY.layouts(whole, CONFIG)["x"] == "nchw"
 
 
-def test_a_weight_by_patches_multiplies_them_as_they_lie_in_the_image():
+def packed_place(output, channel, place, tiles_n):
+    """Stem::packed_place."""
+    at = channel * tiles_n + output // 32
+    at = at * 2 + output // 4 % 2
+    at = at * 4 + output // 8 % 4
+    at = at * 2 + output % 2
+    at = at * 4 + place // 4
+    at = at * 2 + output // 2 % 2
+    return at * 4 + place % 4
+
+
+@pytest.mark.parametrize("outputs", [64, 40])
+def test_a_weight_is_put_into_the_order_of_the_products(outputs):
+    """Value (dy * 4 + dx) * channels + c of a row, as space_to_depth counts them."""
+    channels, tile_n = 3, 64
+    weight = torch.randn(outputs, 16 * channels)
+    by_patches = weight.view(outputs, 16, channels).transpose(1, 2)
+    wanted = PackedWeight((outputs, 16 * channels), tile_n).packed(by_patches).flatten()
+    made = torch.full_like(wanted, torch.nan)
+    for output, value in itertools.product(range(tile_n), range(16 * channels)):
+        place = packed_place(output, value % channels, value // channels, tile_n // 32)
+        made[place] = weight[output, value] if output < outputs else 0
+    assert torch.equal(made, wanted)
+
+
+def test_values_of_a_weight_are_those_of_the_patches_in_the_image():
     channels, outputs = 3, 5
     image = torch.arange(2 * channels * 8 * 12.0).view(2, channels, 8, 12)
     weight = torch.arange(outputs * 16 * channels * 1.0).view(outputs, -1, 1, 1) % 7
     (moved,) = op_named("space_to_depth").evaluate([image], Attrs(block=4))
-    patches = image.view(2, channels, 2, 4, 3, 4).permute(0, 2, 4, 1, 3, 5).flatten(3)
-    got = patches @ by_patches(weight).flatten(1).t()
+    patches = image.view(2, channels, 2, 4, 3, 4).permute(0, 2, 4, 3, 5, 1).flatten(3)
+    got = patches @ weight.flatten(1).t()
     assert torch.equal(got, torch.conv2d(moved, weight).permute(0, 2, 3, 1))
 
 

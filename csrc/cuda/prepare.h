@@ -4,12 +4,12 @@
 //   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
 //   turn: out (O, R, C) = in (O, C, R) turned, both dense and of the same 16 bits
 //
-// A job says for each tensor how far apart its elements lie along up to kJobAxes axes, 0 where it is
-// broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in
+// A job says for each tensor how far apart its elements lie along up to kJobAxes axes, 0 where it
+// is broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in
 // float and rounded once. Written by `=`. Deterministic.
 //
-// It releases no successor before it ends: kernels behind it may read what it wrote before they wait
-// for the kernel in front of them.
+// It releases no successor before it ends: kernels behind it may read what it wrote before they
+// wait for the kernel in front of them.
 
 #pragma once
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from torch import Tensor
 
+from plantune.cuda.build import compile_cuda
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
-from plantune.kernels.constants import Constant, Room, conv_weight, flat, in_rows, vector
+from plantune.kernels.constants import (
+    ChannelValues,
+    Constant,
+    Parameter,
+    Room,
+    conv_weight,
+    flat,
+    floats,
+    in_rows,
+)
 from plantune.kernels.family import Frame
+from plantune.space.arch import load_arch
 
 CPU = torch.device("cpu")
 CHANNELS_LAST = torch.channels_last
@@ -147,7 +160,7 @@ def test_an_image_in_channels_last_does_not_lie_in_rows() -> None:
     ids=lambda value: f"{tuple(value.shape)} {value.dtype}",
 )
 def test_a_vector_is_float32_whatever_it_is_given(value: Tensor) -> None:
-    constant = vector("b", 6, Frame({"b": value}))
+    constant = floats("b", 6, Frame({"b": value}))
     assert not constant.is_in_place()
     constant.fill()
     assert constant.tensor.dtype == torch.float32
@@ -167,3 +180,70 @@ def test_a_value_that_is_not_there_yet_is_not_in_place() -> None:
     constant = Constant({}, "later", Room((3,), torch.float16, CPU), in_place=True)
     assert not constant.is_in_place()
     assert constant.tensor.shape == (3,)
+
+
+def read_by(parameter: Parameter, count: int, dtype: torch.dtype) -> Tensor:
+    """What `load_parameter` of csrc/cuda/parameter.h reads for a kernel of this dtype."""
+    dtype = torch.float32 if parameter.is_float else dtype
+    size = ((count - 1) * parameter.stride + 1) * dtype.itemsize
+    raw = (ctypes.c_char * size).from_address(parameter.from_)
+    return torch.frombuffer(raw, dtype=dtype).as_strided((count,), (parameter.stride,)).float()
+
+
+PARAMETERS = {
+    "one of each channel": (torch.randn(6).half(), True),
+    "an axis of each image": (torch.randn(1, 6, 1, 1).half(), True),
+    "off the alignment": (torch.randn(7).half()[1:], True),
+    "one for all": (torch.randn(1).half(), True),
+    "a number": (torch.randn(()).half(), True),
+    "in float32": (torch.randn(6), True),
+    "one in float32": (torch.randn(1, 1, 1), True),
+    "every second": (torch.randn(12).half()[::2], False),
+    "expanded": (torch.randn(1).half().expand(6), False),
+    "the other 16 bits": (torch.randn(6).bfloat16(), False),
+    "in float64": (torch.randn(6).double(), False),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_kernel_reads_channel_values_as_the_parameter_has_them(name: str) -> None:
+    value, in_place = PARAMETERS[name]
+    step = step_with("b", tuple(value.shape))
+    constant = ChannelValues(step, "b", 6, Frame({"b": value}))
+    assert constant.is_in_place() == in_place
+    if not in_place:
+        constant.fill()
+    parameter = constant.parameter()
+    assert (parameter.from_ == value.data_ptr()) == in_place
+    wanted = value.float().flatten().expand(6)
+    assert torch.equal(read_by(parameter, 6, torch.float16), wanted)
+
+
+def test_values_of_one_channel_are_one_for_all() -> None:
+    value = torch.randn(1).bfloat16()
+    constant = ChannelValues(step_with("b", (1,), "bfloat16"), "b", 1, Frame({"b": value}))
+    assert torch.equal(read_by(constant.parameter(), 1, torch.bfloat16), value.float())
+
+
+def test_values_of_other_channels_are_not_read_in_place() -> None:
+    step = step_with("b", (6,))
+    assert not ChannelValues(step, "b", 6, Frame({"b": torch.randn(4).half()})).is_in_place()
+
+
+def test_a_copy_is_never_read_in_place() -> None:
+    """An order that has to copy makes memory that is gone before the kernel reads it."""
+    values = {"b": torch.randn(4, 6).half().t()}
+    constant = Constant(values, "b", Room((24,), torch.float16, CPU), in_place=True)
+    assert not constant.is_in_place()
+
+
+def test_the_parameter_struct_is_that_of_the_header() -> None:
+    source = f"""#include "cuda/parameter.h"
+using plantune::Parameter;
+static_assert(sizeof(Parameter) == {ctypes.sizeof(Parameter)}, "");
+static_assert(__INTADDR__(&((Parameter*)0)->from) == {Parameter.from_.offset}, "");
+static_assert(__INTADDR__(&((Parameter*)0)->stride) == {Parameter.stride.offset}, "");
+static_assert(__INTADDR__(&((Parameter*)0)->is_float) == {Parameter.is_float.offset}, "");
+extern "C" __global__ void run() {{}}
+"""
+    compile_cuda(source, load_arch("sm90"))

@@ -14,7 +14,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
-from plantune.kernels.constants import Constant, conv_weight, in_rows, vector
+from plantune.kernels.constants import Constant, conv_weight, floats, in_rows
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.patterns.channel_affine import ChannelScales, channel_affine_of
 from plantune.runtime import weights as weights_module
@@ -144,7 +144,7 @@ PLAIN = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 
 def as_vectors(step: Step, frame: Frame) -> Sequence[Constant]:
     return [
-        vector(name, step.types[name].numel, frame)
+        floats(name, step.types[name].numel, frame)
         for name in sorted(step.constants)
         if len(step.types[name].shape) == 1
     ]

@@ -17,7 +17,6 @@ from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
 from plantune.kernels.families.stem import FAMILY
 from plantune.kernels.registry import candidates
-from plantune.kernels.warp_mma import PackedWeight
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import FALLBACK, Preference, compose
 from plantune.space.arch import load_arch
@@ -212,18 +211,19 @@ def packed_place(output, channel, place, tiles_n):
     return at * 4 + place % 4
 
 
-@pytest.mark.parametrize("outputs", [64, 40])
-def test_a_weight_is_put_into_the_order_of_the_products(outputs):
-    """Value (dy * 4 + dx) * channels + c of a row, as space_to_depth counts them."""
-    channels, tile_n = 3, 64
-    weight = torch.randn(outputs, 16 * channels)
-    by_patches = weight.view(outputs, 16, channels).transpose(1, 2)
-    wanted = PackedWeight((outputs, 16 * channels), tile_n).packed(by_patches).flatten()
-    made = torch.full_like(wanted, torch.nan)
-    for output, value in itertools.product(range(tile_n), range(16 * channels)):
-        place = packed_place(output, value % channels, value // channels, tile_n // 32)
-        made[place] = weight[output, value] if output < outputs else 0
-    assert torch.equal(made, wanted)
+def test_a_weight_is_put_into_the_order_of_the_products():
+    """As `load_b` of warp_mma.h reads it: 64 vectors of 8 for each channel and 32 outputs."""
+    channels, tiles_n = 3, 2
+    weight = torch.randn(32 * tiles_n, 16, channels)
+    made = torch.full((weight.numel(),), torch.nan)
+    for output, place, channel in itertools.product(*map(range, weight.shape)):
+        made[packed_place(output, channel, place, tiles_n)] = weight[output, place, channel]
+    tiles = made.view(channels, tiles_n, 2, 32, 8)
+    for h, lane, e in itertools.product(range(2), range(32), range(8)):
+        output = 8 * (lane // 8) + 4 * h + 2 * (e // 4) + lane // 4 % 2
+        place = 4 * (lane % 4) + e % 4
+        wanted = weight[[output, output + 32], place].t()
+        assert torch.equal(tiles[:, :, h, lane, e], wanted)
 
 
 def test_values_of_a_weight_are_those_of_the_patches_in_the_image():

@@ -8,7 +8,7 @@ from plantune.cuda.build import compile_cuda
 from plantune.kernels.jobs import THREADS, TURNED
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.patterns.pointwise_chain import EXPRESSIONS
-from plantune.kernels.preparation import FEW_JOBS, MANY_FROM_CHIP, MANY_JOBS, source
+from plantune.kernels.preparation import FEW_JOBS, MANY_FROM_CHIP, MANY_JOBS, SOME_JOBS, source
 from plantune.problem import Problem
 from plantune.space.arch import ARCH_NAMES, load_arch
 
@@ -20,7 +20,7 @@ EVERY_OP = tuple(
 )
 
 
-@pytest.mark.parametrize("jobs", [FEW_JOBS, MANY_JOBS])
+@pytest.mark.parametrize("jobs", [FEW_JOBS, SOME_JOBS, MANY_JOBS])
 @pytest.mark.parametrize("name", ARCHS)
 def test_it_builds_within_the_limits(name, jobs):
     arch = load_arch(name)

@@ -15,7 +15,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.constants import Constant, as_it_is, by_pixels
 from plantune.kernels.jobs import CHUNK
 from plantune.kernels.patterns.derived import Derived, derived_values
-from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, Preparation
+from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation
 from plantune.space.arch import load_arch
 
 pytestmark = pytest.mark.gpu
@@ -168,6 +168,7 @@ def overlaps(value: Tensor) -> bool:
     [
         (FEW_JOBS, [FEW_JOBS]),
         (FEW_JOBS + 1, [FEW_JOBS + 1]),
+        (SOME_JOBS + 1, [SOME_JOBS + 1]),
         (MANY_JOBS + 5, [MANY_JOBS, 5]),
         (2 * MANY_JOBS + FEW_JOBS + 1, [MANY_JOBS, MANY_JOBS, FEW_JOBS + 1]),
     ],

@@ -14,7 +14,7 @@ from plantune.kernels import jobs as jobs_module
 from plantune.kernels.constants import Constant, Room, as_it_is, by_pixels, flat
 from plantune.kernels.jobs import TURN, Job, table_of
 from plantune.kernels.patterns.derived import derived_values
-from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, Preparation, source
+from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation, source
 from plantune.space.arch import load_arch
 
 CPU = torch.device("cpu")
@@ -208,6 +208,7 @@ def test_one_launch_orders(emulated):
     [
         (FEW_JOBS, MANY_JOBS, [FEW_JOBS]),
         (FEW_JOBS + 1, MANY_JOBS, [FEW_JOBS + 1]),
+        (SOME_JOBS + 1, MANY_JOBS, [SOME_JOBS + 1]),
         (FEW_JOBS + 1, FEW_JOBS, [FEW_JOBS, 1]),
         (2 * MANY_JOBS + 3, MANY_JOBS, [MANY_JOBS, MANY_JOBS, 3]),
     ],
@@ -219,7 +220,8 @@ def test_more_jobs_than_a_table_holds_take_more_launches(emulated, count, most, 
     preparation.fill()
     assert preparation.launched == launched
     sizes = [table.size for table in preparation._tables]
-    assert sizes == [FEW_JOBS if jobs <= FEW_JOBS else most for jobs in launched]
+    for jobs, size in zip(launched, sizes, strict=True):
+        assert size == min(n for n in (FEW_JOBS, SOME_JOBS, MANY_JOBS) if n >= jobs)
     for constant in constants:
         assert torch.equal(constant.memory, values[constant.name].half())
 

@@ -77,6 +77,7 @@ class Preparation:
         self._others: list[Callable[[], None]] = []
         self._kept: list[Tensor] = []
         self._moved_bytes = 0
+        self._fence = torch.empty(1, device=device)
 
     @property
     def has_kernel(self) -> bool:
@@ -115,13 +116,13 @@ class Preparation:
         return len(self._tables) + len(self._others)
 
     def launch(self, stream: int, *, orders: bool = False) -> None:
-        """Enqueues it. With `orders` there is a launch in any case: kernels behind it may read
-        weights before they wait for what is in front of them.
+        """Enqueues it. With `orders` there is work in any case: kernels behind it may read weights
+        before they wait for what is in front of them.
         """
-        tables = self._tables
-        if orders and not tables:
-            tables = [table_of([], FEW_JOBS)]
-        for table in tables:
+        if orders and not self.launches:
+            # Not by a kernel of ours: one that is not loaded yet would break a capture.
+            self._fence.zero_()
+        for table in self._tables:
             kernel = self._kernel(table.size)
             kernel.launch(stream, (max(table.blocks, 1), 1, 1), THREADS, (table.jobs,))
         for call in self._others:

@@ -184,11 +184,9 @@ def test_more_jobs_than_a_table_holds_take_more_launches(count, tables):
     right(constants)
 
 
-def test_nothing_to_fill_is_a_launch_where_it_orders():
+def test_what_orders_is_captured_without_a_kernel_that_was_loaded_before():
     preparation = Counted([], {})
     preparation.place()
-    stream = torch.cuda.current_stream().cuda_stream
-    preparation.launch(stream, orders=True)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

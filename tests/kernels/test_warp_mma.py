@@ -48,12 +48,12 @@ def turing_loaded(weight: Tensor) -> RunsOf:
     return lambda lane: [vectors[j // 2, lane, j % 2 * 4 :][:4] for j in range(4)]
 
 
-def turing_gathered(weight: Tensor) -> RunsOf:
-    """Those of `gather_b`."""
+def turing_gathered(weight: Tensor, half: int) -> RunsOf:
+    """Those of `gather_b`: of each 8 values of a row, the first or the second half."""
 
     def runs(lane: int) -> list[Tensor]:
         channel = lane // 8 * 8 + lane // 4 % 2
-        return [weight[channel + 2 * i, lane % 4 * 4 :][:4] for i in range(4)]
+        return [weight[channel + 2 * i, lane % 4 * 8 + 4 * half :][:4] for i in range(4)]
 
     return runs
 
@@ -68,11 +68,11 @@ def volta_loaded(weight: Tensor) -> RunsOf:
     ]
 
 
-def volta_gathered(weight: Tensor) -> RunsOf:
+def volta_gathered(weight: Tensor, half: int) -> RunsOf:
     def runs(lane: int) -> list[Tensor]:
         row = row_of(lane)
         channel = row // 2 * 8 + place(lane) // 4 * 2 + row % 2
-        return [weight[channel + 4 * h, 4 * j :][:4] for h in (0, 1) for j in range(4)]
+        return [weight[channel + 4 * h, 8 * j + 4 * half :][:4] for h in (0, 1) for j in range(4)]
 
     return runs
 
@@ -123,20 +123,27 @@ def volta_tile(a: Tensor, runs_of: RunsOf) -> Tensor:
     return c
 
 
+def integers(*shape: int) -> Tensor:
+    return torch.randint(-8, 8, shape).float()
+
+
 @pytest.mark.parametrize(
-    ("tile_of", "runs_of"),
-    [
-        (turing_tile, turing_loaded),
-        (turing_tile, turing_gathered),
-        (volta_tile, volta_loaded),
-        (volta_tile, volta_gathered),
-    ],
+    ("tile_of", "loaded"), [(turing_tile, turing_loaded), (volta_tile, volta_loaded)]
 )
-def test_lanes_multiply_what_belongs_together(tile_of, runs_of):
-    random = torch.Generator().manual_seed(0)
-    a = torch.randint(-8, 8, (16, 16), generator=random).float()
-    weight = torch.randint(-8, 8, (32, 16), generator=random).float()
-    assert torch.equal(tile_of(a, runs_of(weight)), a @ weight.t())
+def test_lanes_multiply_what_belongs_together(tile_of, loaded):
+    a, weight = integers(16, 16), integers(32, 16)
+    assert torch.equal(tile_of(a, loaded(weight)), a @ weight.t())
+
+
+@pytest.mark.parametrize(
+    ("tile_of", "gathered"), [(turing_tile, turing_gathered), (volta_tile, volta_gathered)]
+)
+def test_two_tiles_take_rows_by_eight_values(tile_of, gathered):
+    """Each takes its half of the 8 values of a, too."""
+    a, weight = integers(16, 32), integers(32, 32)
+    halves = a.view(16, 4, 2, 4).unbind(2)
+    made = [tile_of(half.reshape(16, 16), gathered(weight, i)) for i, half in enumerate(halves)]
+    assert torch.equal(sum(made), a @ weight.t())
 
 
 def test_dtypes_that_tensor_cores_take():

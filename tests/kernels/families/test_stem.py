@@ -200,24 +200,26 @@ def test_the_images_of_a_wrapped_network_are_cast_and_scaled_in_the_stem():
     assert FAMILY.layouts(whole, CONFIG)["x"] == "nchw"
 
 
-def packed_place(output, channel, place, tiles_n):
-    """Stem::packed_place."""
-    at = channel * tiles_n + output // 32
-    at = at * 2 + output // 4 % 2
-    at = at * 4 + output // 8 % 4
-    at = at * 2 + output % 2
-    at = at * 4 + place // 4
-    at = at * 2 + output // 2 % 2
-    return at * 4 + place % 4
+def put_run(to, output, first, run, channels, tiles_n):
+    """Stem::put_run."""
+    start = output // 32 * 512 + output // 4 % 2 * 256 + output // 8 % 4 * 64
+    start += output % 2 * 32 + output // 2 % 2 * 4
+    channel, place = first % channels, first // channels
+    for element in run:
+        to[start + channel * tiles_n * 512 + place // 4 * 8 + place % 4] = element
+        last = channel == channels - 1
+        channel, place = 0 if last else channel + 1, place + last
 
 
-def test_a_weight_is_put_into_the_order_of_the_products():
+@pytest.mark.parametrize("channels", [1, 3, 4, 8])
+def test_a_weight_is_put_into_the_order_of_the_products(channels):
     """As `load_b` of warp_mma.h reads it: 64 vectors of 8 for each channel and 32 outputs."""
-    channels, tiles_n = 3, 2
+    tiles_n = 2
     weight = torch.randn(32 * tiles_n, 16, channels)
     made = torch.full((weight.numel(),), torch.nan)
-    for output, place, channel in itertools.product(*map(range, weight.shape)):
-        made[packed_place(output, channel, place, tiles_n)] = weight[output, place, channel]
+    for output, first in itertools.product(range(32 * tiles_n), range(0, 16 * channels, 8)):
+        run = weight[output].flatten()[first : first + 8]
+        put_run(made, output, first, run, channels, tiles_n)
     tiles = made.view(channels, tiles_n, 2, 32, 8)
     for h, lane, e in itertools.product(range(2), range(32), range(8)):
         output = 8 * (lane // 8) + 4 * h + 2 * (e // 4) + lane // 4 % 2

@@ -13,7 +13,7 @@ from plantune.environment import arch_of
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.types import TensorType
 from plantune.kernels.constants import Constant, as_it_is, by_pixels
-from plantune.kernels.jobs import CHUNK
+from plantune.kernels.jobs import TURN
 from plantune.kernels.patterns.derived import Derived, derived_values
 from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation
 from plantune.space.arch import load_arch
@@ -40,6 +40,12 @@ class Counted(Preparation):
     def tables(self) -> list[int]:
         """The jobs of each launch."""
         return [table.jobs.count for table in self._tables]
+
+    @property
+    def expressions(self) -> list[int]:
+        """Of each job."""
+        tables = [table.jobs for table in self._tables]
+        return [job.expression for table in tables for job in table.jobs[: table.count]]
 
     @property
     def by_torch(self) -> int:
@@ -112,7 +118,30 @@ def test_a_large_filter(layout, dtype):
     spoil(constants)
     preparation.run()
     assert preparation.tables == [3]
-    assert sum(table.blocks for table in preparation._tables) == 3 * weight.numel() // CHUNK
+    turns = layout == torch.contiguous_format and dtype != torch.float32
+    assert preparation.expressions.count(TURN) == turns
+    right(constants)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("taps", [(1, 2), (3, 3), (5, 5), (7, 7), (11, 11), (16, 18)], ids=str)
+def test_filters_turn_by_whole_words(taps, dtype):
+    """As many channels as a block takes, more, and fewer in the last block; others among them."""
+    values: Values = {}
+    constants = []
+    for channels in (8, 24, 64, 256, 264, 520):
+        name, shape = f"w{channels}", (3, channels, *taps)
+        values[name] = torch.randn(shape, device=CUDA).to(dtype)
+        memory = torch.empty(3, *taps, channels, dtype=dtype, device=CUDA)
+        constants.append(Constant(values, name, memory, by_pixels))
+        values[f"b{channels}"] = torch.randn(channels, device=CUDA)
+        room = torch.empty(channels, dtype=dtype, device=CUDA)
+        constants.append(Constant(values, f"b{channels}", room))
+    preparation = Counted(constants, values)
+    preparation.place()
+    assert preparation.expressions.count(TURN) == 6
+    spoil(constants)
+    preparation.run()
     right(constants)
 
 

@@ -1,11 +1,11 @@
 // The convolution that reads an image of few channels, with a max pool of 3x3 behind it or without:
 //
-//   v = relu(conv(x, w) * scale + bias)        y = v, or the largest of 3x3 of v, stride 2, padding 1
+//   v = relu(conv(x, w) * scale + bias)      y = v, or the largest of 3x3 of v, stride 2, padding 1
 //
 // x is NCHW or NHWC, y is NHWC, both of T (2 bytes); w is packed as below, scale and bias are
 // float. It writes `=`, sums in float in a fixed order, and rounds once: of several values the
-// largest is that after rounding. A NaN or infinity of x may also reach the next output to the left, whose window it is
-// one pixel beyond: a product takes taps by twos.
+// largest is that after rounding. A NaN or infinity of x may also reach the next output to the
+// left, whose window it is one pixel beyond: a product takes taps by twos.
 //
 // A warpgroup makes kRows rows of y, one by one. Channels are the rows of its products, pixels of
 // one row of v their columns, so that the pool compares a thread's own values and those of a

@@ -1,15 +1,15 @@
 // All that a pass computes from weights before its first kernel, in one launch.
 //
-//   job:  out[i] = expression(in[0][i], in[1][i], ...)     for each element of a box, cast to out's type
+//   job:  out[i] = expression(in[0][i], in[1][i], ...) for each element of a box, in out's type
 //   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
 //   turn: out (O, R, C) = in (O, C, R) turned, both dense and of the same 16 bits
 //
-// A job says for each tensor how far apart its elements lie along up to kAxes axes, 0 where it is
-// broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in float
-// and rounded once. Written by `=`. Deterministic.
+// A job says for each tensor how far apart its elements lie along up to kJobAxes axes, 0 where it
+// is broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in
+// float and rounded once. Written by `=`. Deterministic.
 //
-// It releases no successor before it ends: kernels behind it may read what it wrote before they wait
-// for the kernel in front of them.
+// It releases no successor before it ends: kernels behind it may read what it wrote before they
+// wait for the kernel in front of them.
 
 #pragma once
 
@@ -36,7 +36,7 @@ struct Job {
   unsigned count;
   unsigned char out_type, in_types[kJobInputs];
   unsigned char inputs, expression;
-  unsigned char width;  // neighbours along the innermost axis that leave as one word of 16 bytes, or 1
+  unsigned char width;  // neighbours along the innermost axis that leave as one word, or 1
 };
 
 template <int kJobs>

@@ -4,7 +4,8 @@
 //
 // x, y and the residual are NHWC, w is (O, R * S, C), all of T (2 bytes); scale and bias are float.
 // The map of w says how 16 rows become 8 even and 8 odd ones, which is the order of hopper_pairs.h.
-// It writes `=`, sums in float in a fixed order, and rounds once. A zero of the padding multiplies like any other value.
+// It writes `=`, sums in float in a fixed order, and rounds once. A zero of the padding multiplies
+// like any other value.
 //
 // A block takes tiles of 8 x kBoxH pixels, one after the other, until none is left. Warpgroups take
 // turns at the tiles; one warp copies boxes of x with their margin, 64 channels at a time, into a

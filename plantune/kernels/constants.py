@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,12 +25,24 @@ def as_it_is(tensor: Tensor) -> Tensor:
 
 def flat(tensor: Tensor) -> Tensor:
     """The elements in a row."""
-    return tensor.view(-1)
+    return tensor.reshape(-1)
 
 
 def by_pixels(weight: Tensor) -> Tensor:
     """A convolution's weight as (O, R, S, C): in channels_last it lies so."""
     return weight.permute(0, 2, 3, 1)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory to be made when it is first needed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
 
 class Constant:
@@ -46,7 +58,7 @@ class Constant:
         self,
         values: Mapping[str, Tensor],
         name: str,
-        memory: Tensor | Callable[[], Tensor],
+        memory: Tensor | Room,
         order: Order = flat,
         *,
         packs: bool = False,
@@ -66,9 +78,14 @@ class Constant:
     @property
     def memory(self) -> Tensor:
         """The memory of the kernel's own; made when it is first asked for."""
-        if not isinstance(self._memory, Tensor):
-            self._memory = self._memory()
+        if isinstance(self._memory, Room):
+            self._memory = self._memory.make()
         return self._memory
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The values that it follows from."""
+        return (self.name,)
 
     @property
     def tensor(self) -> Tensor:
@@ -83,7 +100,13 @@ class Constant:
         if not self._in_place or self.is_derived or self.name not in self._values:
             return False
         found = self.ordered()
+        if not self.may_read(found) or not is_view(found, self._values[self.name]):
+            return False
         return found.is_contiguous() and not found.data_ptr() % self._alignment_bytes
+
+    def may_read(self, found: Tensor) -> bool:
+        """Whether the kernel knows this dtype and shape."""
+        return found.dtype == self._memory.dtype and found.shape == self._memory.shape
 
     @property
     def by_torch(self) -> bool:
@@ -99,21 +122,20 @@ def conv_weight(step: Step, name: str, frame: Frame) -> Constant:
     """A convolution's weight as (O, R, S, C)."""
     type_ = step.types[name]
     o, c, r, s = type_.shape
-    memory = partial(torch.empty, (o, r, s, c), dtype=type_.torch_dtype, device=frame.device)
-    return Constant(frame.values, name, memory, by_pixels, in_place=True)
+    room = Room((o, r, s, c), type_.torch_dtype, frame.device)
+    return Constant(frame.values, name, room, by_pixels, in_place=True)
 
 
 def in_rows(step: Step, name: str, frame: Frame) -> Constant:
     """A constant of any shape, its last axis the innermost."""
     type_ = step.types[name]
-    memory = partial(torch.empty, type_.shape, dtype=type_.torch_dtype, device=frame.device)
-    return Constant(frame.values, name, memory, as_it_is, in_place=True)
+    room = Room(type_.shape, type_.torch_dtype, frame.device)
+    return Constant(frame.values, name, room, as_it_is, in_place=True)
 
 
 def floats(name: str, count: int, frame: Frame) -> Constant:
     """A float32 number of each channel."""
-    memory = partial(torch.empty, count, dtype=torch.float32, device=frame.device)
-    return Constant(frame.values, name, memory)
+    return Constant(frame.values, name, Room((count,), torch.float32, frame.device))
 
 
 class Parameter(ctypes.Structure):
@@ -125,12 +147,22 @@ class Parameter(ctypes.Structure):
 class ChannelValues(Constant):
     """A number of each channel, or one for all: as the parameter has it, or in float32."""
 
-    def __init__(self, name: str, count: int, frame: Frame) -> None:
-        memory = partial(torch.empty, count, dtype=torch.float32, device=frame.device)
-        super().__init__(frame.values, name, memory, in_place=True, alignment_bytes=1)
+    def __init__(self, step: Step, name: str, count: int, frame: Frame) -> None:
+        room = Room((count,), torch.float32, frame.device)
+        super().__init__(frame.values, name, room, in_place=True, alignment_bytes=1)
+        self._count = count
+        self._dtypes = (step.types[name].torch_dtype, torch.float32)
+
+    def may_read(self, found: Tensor) -> bool:
+        return found.dtype in self._dtypes and found.numel() in (1, self._count)
 
     def parameter(self) -> Parameter:
         """Where a kernel finds it in this pass."""
         found = self.tensor
         is_float = found.dtype == torch.float32
         return Parameter(found.data_ptr(), 0 if found.numel() == 1 else 1, is_float)
+
+
+def is_view(tensor: Tensor, source: Tensor) -> bool:
+    """Whether it lies in the source's memory: a copy would be out of date in the next pass."""
+    return tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()

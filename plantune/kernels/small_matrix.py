@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from torch import Tensor
 
-from plantune.kernels.constants import Constant
+from plantune.kernels.constants import Constant, Room
 from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.space.arch import Arch
 
@@ -44,7 +43,7 @@ class SmallMatrix:
     def constant(self, values: Mapping[str, Tensor], layer: Layer, like: Tensor) -> Constant:
         """A layer's weight so; `like` has the dtype and the device."""
         if not self._mma and self._padded == self._size:
-            room = partial(like.new_empty, self._size)
+            room = Room(self._size, like.dtype, like.device)
             return Constant(values, layer.weight, room, layer.rows, in_place=True)
 
         def order(weight: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Program:
             self._weights.bind((*first, *launches), self._constants)
             if turn and all(branch.launch and branch.fork >= 0 for branch in branches):
                 # A branch that starts before the first launch would not wait for the preparation.
-                self._weights.go_beside(self._constants[launches[0].step.name])
+                self._weights.go_beside(launches[0], self._constants[launches[0].step.name])
                 calls[0].append(self._weights.join)
         lanes = Lanes(branches, device)
         self._forward = lanes.ordered(calls, range(turn))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plantune.graph.graph import Graph
-from plantune.kernels.constants import Constant, as_it_is
+from plantune.kernels.constants import Constant, Room, as_it_is
 from plantune.kernels.family import Values
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.preparation import Preparation
@@ -59,52 +59,61 @@ class Weights:
         self._graph, self._values = graph, values
         self._arch, self._device = arch, device
         self._derived = derived_values(graph)
+        self._rooms: dict[str, Tensor] = {}
         self._sources: dict[str, Tensor] = {}
         self._early = self._late = Preparation((), {}, {}, arch, device)
         self._first: tuple[Constant, ...] = ()
         self._beside: Beside | None = None
 
     def others(self, schedule: Schedule) -> tuple[Launch, ...]:
-        """The launches of what is no expression over weights."""
-        return tuple(
+        """The launches of what is no expression over weights.
+
+        What they make on the way is theirs. Other derived values are there only if `bind` finds
+        that somebody reads them as they are.
+        """
+        found = [
             launch
             for launch in schedule.phase("refresh")
             if not all(name in self._derived for name, _ in launch.step.outputs)
-        )
+        ]
+        for launch in found:
+            for name, _ in launch.step.outputs:
+                self._derived.pop(name, None)
+        for name in self._derived.keys() & self._values.keys():
+            self._rooms[name] = self._values.pop(name)
+        return tuple(found)
 
     def bind(self, launches: Iterable[Launch], constants: Mapping[str, Sequence[Constant]]) -> None:
         """Takes what the kernels of all launches read otherwise than it is, by the step's name."""
-        early: dict[str, Constant] = {}
+        read = set(self._graph.results)
         for launch in launches:
-            covered = {constant.name for constant in constants[launch.step.name]}
-            for name in launch.step.constants - covered:
-                if name in self._derived:
-                    early.setdefault(name, self._kept(name))
+            group = constants[launch.step.name]
+            read |= launch.reads - {constant.name for constant in group if not constant.by_torch}
+        early = [self._kept(name) for name in self._derived if name in read]
         given = [constant for group in constants.values() for constant in group]
         for constant in given:
             constant.is_derived = constant.name in self._derived
         known = {*self._derived, *(n for n, _ in (*self._graph.parameters, *self._graph.buffers))}
-        first = [constant for constant in given if constant.name in known]
-        last = [constant for constant in given if constant.name not in known]
+        first = [constant for constant in given if known.issuperset(constant.reads)]
+        last = [constant for constant in given if not known.issuperset(constant.reads)]
         self._early = Preparation(
-            (*early.values(), *first), self._sources, self._derived, self._arch, self._device
+            (*early, *first), self._sources, self._derived, self._arch, self._device
         )
         self._late = Preparation(last, self._values, {}, self._arch, self._device)
 
-    def go_beside(self, first: Sequence[Constant]) -> None:
+    def go_beside(self, launch: Launch, constants: Sequence[Constant]) -> None:
         """From now on what the kernels need is made beside the first launch of a pass, which reads
         these constants, if it finds all of them where they lie. `join` follows that launch.
         """
-        self._first = tuple(first)
-        self._beside = Beside(self._device)
+        if not launch.reads & self._derived.keys():
+            self._first = tuple(constants)
+            self._beside = Beside(self._device)
 
     def _kept(self, name: str) -> Constant:
         """A derived value that a kernel reads as it is."""
-        if name not in self._values:
-            type_ = self._graph.types[name]
-            self._values[name] = torch.empty(
-                type_.shape, dtype=type_.torch_dtype, device=self._device
-            )
+        type_ = self._graph.types[name]
+        room = Room(type_.shape, type_.torch_dtype, self._device)
+        self._values[name] = self._rooms[name] if name in self._rooms else room.make()
         return Constant(self._values, name, self._values[name], as_it_is)
 
     def place(self, state: Mapping[str, Tensor]) -> None:

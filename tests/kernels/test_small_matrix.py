@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.kernels.small_matrix import SmallMatrix, why_not_mma
 from plantune.space.arch import load_arch
 
@@ -27,21 +28,44 @@ def test_where_tensor_cores_multiply(dtype, images, arch, reason):
 
 def test_rows_are_padded_to_whole_vectors():
     weight = torch.randn(5, 12)
-    packed = SmallMatrix(5, 12, 8, torch.empty(0), mma=False)
-    packed.fill(weight)
-    assert packed.tensor.shape == (5, 16)
-    assert torch.equal(packed.tensor[:, :12], weight)
-    assert not packed.tensor[:, 12:].any()
+    packed = SmallMatrix(5, 12, 8, mma=False).packed(weight)
+    assert packed.shape == (5, 16)
+    assert torch.equal(packed[:, :12], weight)
+    assert not packed[:, 12:].any()
+
+
+def layer(*, by_rows):
+    return Layer("w", by_rows, None, 5)
+
+
+@pytest.mark.parametrize("mma", [False, True])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_layer_is_packed_however_its_weight_stands(by_rows, mma):
+    weight = torch.randn(5, 12)
+    matrix = SmallMatrix(5, 12, 16, mma=mma)
+    values = {"w": weight if by_rows else weight.t()}
+    constant = matrix.constant(values, layer(by_rows=by_rows), torch.empty(0))
+    constant.fill()
+    assert torch.equal(constant.tensor, matrix.packed(weight))
+    assert not constant.is_in_place()
+
+
+def test_whole_vectors_of_a_weight_are_read_in_place():
+    matrix, values = SmallMatrix(5, 16, 8, mma=False), {"w": torch.randn(5, 16)}
+    constant = matrix.constant(values, layer(by_rows=True), torch.empty(0))
+    assert constant.tensor.data_ptr() == values["w"].data_ptr()
+    values["w"] = torch.randn(16, 5).t()
+    constant.fill()
+    assert constant.tensor.data_ptr() != values["w"].data_ptr()
+    assert torch.equal(constant.tensor, values["w"])
 
 
 def test_a_lane_finds_its_elements_side_by_side():
     weight = torch.randn(20, 40)
-    packed = SmallMatrix(20, 40, 16, torch.empty(0), mma=True)
-    packed.fill(torch.zeros(20, 40))
-    packed.fill(weight)
+    packed = SmallMatrix(20, 40, 16, mma=True).packed(weight)
     padded = torch.zeros(32, 48)
     padded[:20, :40] = weight
-    lanes = packed.tensor.reshape(2, 3, 32, 4, 2)
+    lanes = packed.reshape(2, 3, 32, 4, 2)
     for lane in range(32):
         g, t = divmod(lane, 4)
         for r in range(4):

@@ -111,7 +111,7 @@ class PoolConv(CudaFamily):
         outputs, pixels = _channels(step)[1], _pixels(epilogue)
         weight = in_rows(step, epilogue.conv.inputs[1], frame)
         name = epilogue.bias
-        bias = None if name is None else ChannelValues(name, outputs, frame)
+        bias = None if name is None else ChannelValues(step, name, outputs, frame)
         kernel = TiledKernel(frame.built, config, pixels, outputs)
         threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,7 @@ from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant, by_pixels
+from plantune.kernels.constants import Constant, Room, by_pixels
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.family import (
@@ -194,16 +193,13 @@ class Read:
         shape, epilogue, values = design.shape, design.epilogue, frame.values
         channels = design.tiles_o * TILE_O
 
-        def padded() -> torch.Tensor:
-            return torch.zeros((channels, *sizes), dtype=dtype, device=frame.device)
-
         sizes, whole, name = (shape.r, shape.s, shape.c), shape.o % 16 == 0, epilogue.conv.inputs[1]
         if whole:
-            memory = partial(torch.empty, (shape.o, *sizes), dtype=dtype, device=frame.device)
-            self.weight = Constant(values, name, memory, by_pixels, in_place=True)
+            room = Room((shape.o, *sizes), dtype, frame.device)
+            self.weight = Constant(values, name, room, by_pixels, in_place=True)
         else:
-            self._padded = padded()
-            self.weight = Constant(values, name, self._padded[: shape.o], by_pixels)
+            padded = torch.zeros((channels, *sizes), dtype=dtype, device=frame.device)
+            self.weight = Constant(values, name, padded[: shape.o], by_pixels)
         self._vectors = torch.zeros(2, channels, dtype=torch.float32, device=frame.device)
         named = zip((epilogue.scale, epilogue.bias), self._vectors, strict=True)
         vectors = [

@@ -26,7 +26,7 @@ class Prepared:
         channels = step.types[weight].shape[0]
         self._weight = conv_weight(step, weight, frame)
         self._scalars = {
-            part: ChannelValues(name, 1 if part == "offset" else channels, frame)
+            part: ChannelValues(step, name, 1 if part == "offset" else channels, frame)
             for part in ("scale", "bias", "offset")
             if (name := getattr(epilogue, part)) is not None
         }

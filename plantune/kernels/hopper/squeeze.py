@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
-
-import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import ChannelValues, Constant, Parameter
+from plantune.kernels.constants import ChannelValues, Constant, Parameter, Room
 from plantune.kernels.family import Frame
 from plantune.kernels.hopper.prepared import Prepared, Scalars
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
@@ -46,7 +43,7 @@ class PreparedSe(Prepared):
             f"weight{number}": _rows(step, layer, frame) for number, layer in self._layers.items()
         }
         self._biases = {
-            f"bias{number}": ChannelValues(layer.bias, layer.width, frame)
+            f"bias{number}": ChannelValues(step, layer.bias, layer.width, frame)
             for number, layer in self._layers.items()
             if layer.bias is not None
         }
@@ -68,8 +65,8 @@ def _rows(step: Step, layer: Layer, frame: Frame) -> Constant:
     """A layer's weight as (out, in)."""
     type_ = step.types[layer.weight]
     shape = type_.shape if layer.by_rows else type_.shape[::-1]
-    memory = partial(torch.empty, shape, dtype=type_.torch_dtype, device=frame.device)
-    return Constant(frame.values, layer.weight, memory, layer.rows, in_place=True)
+    room = Room(tuple(shape), type_.torch_dtype, frame.device)
+    return Constant(frame.values, layer.weight, room, layer.rows, in_place=True)
 
 
 def hidden_constants(layers: SqueezeExcite) -> str:

@@ -108,7 +108,11 @@ class _Composed(Constant):
 
     def __init__(self, scales: ChannelScales, read: list[str]) -> None:
         super().__init__(scales._values, read[0], scales.tensor)
-        self._scales = scales
+        self._scales, self._read = scales, tuple(read)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self._read
 
     @property
     def by_torch(self) -> bool:

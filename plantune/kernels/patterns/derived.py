@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from plantune.errors import IllegalCandidate
@@ -24,11 +25,18 @@ class Derived:
     operands: tuple[Operand, ...]
     lines: tuple[str, ...]
     result: str
+    step: Step  # says the same by the meaning of its ops
 
     @property
     def expression(self) -> tuple[tuple[str, ...], str]:
         """What it computes, wherever the operands come from."""
         return self.lines, self.result
+
+    def evaluate(self, sources: Mapping[str, Tensor]) -> Tensor:
+        """The value by torch, in float32 as in C++."""
+        wide = {operand.name: sources[operand.name].float() for operand in self.operands}
+        (name, _), *_ = self.step.outputs
+        return self.step.evaluate(wide, torch.float32)[name]
 
     def spread(self, sources: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, str]]:
         """Each operand as it is broadcast to the shape of the value, and its name."""
@@ -74,4 +82,5 @@ def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
     expression = expression_of(step)
     if len(expression.operands) > INPUTS_MAX:
         raise IllegalCandidate(f"{name!r} follows from more than {INPUTS_MAX} tensors")
-    return Derived(types[name].shape, expression.operands, expression.lines, expression.results[0])
+    shape, (result,) = types[name].shape, expression.results
+    return Derived(shape, expression.operands, expression.lines, result, step)

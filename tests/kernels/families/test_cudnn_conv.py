@@ -238,8 +238,8 @@ def launched(step: Step, plan: str, offset: int = 0) -> tuple[dict[str, Tensor],
     data = draw_inputs(step, torch.Generator().manual_seed(0))
     for name, type_ in step.inputs:
         values[name] = empty(type_, layouts.get(name, "nchw"), offset).copy_(data[name])
-    assert binding.refresh is not None
-    binding.refresh()
+    for constant in binding.constants:
+        constant.fill()
     launch = binding.launch
     del binding  # a launch needs nothing else
     launch(7)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plantune.kernels.families.first_conv import FAMILY, Design, Packed
-from plantune.kernels.family import Candidate
+from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -42,6 +42,8 @@ class First:
         if "residual" in self.parts:
             y = b("add", y, b.x(*b.graph.types[y].shape))
         before = y = b("relu", y) if "relu" in self.parts else y
+        if "offset" in self.parts:
+            y = b("add", y, b.w(1))
         if "pool" in self.parts:
             y = b("max_pool2d", y, **POOL)
         if "wide pool" in self.parts:
@@ -70,8 +72,8 @@ CIFAR = First(size=(32, 32), kernel=(3, 3), stride=(1, 1), padding=(1, 1), parts
         (replace(STEM, c=5), "float16", "2 pixels of 5 channels take more than 16 bytes"),
         (replace(CIFAR, c=9), "float16", "1 pixels of 9 channels take more than 16 bytes"),
         (replace(STEM, o=63), "float16", "63 do not divide"),
-        (replace(STEM, parts=("scale", "bias", "pool")), "float16", "a bias and ReLU are all"),
-        (replace(STEM, parts=("bias", "residual")), "float16", "a bias and ReLU are all"),
+        (replace(STEM, parts=("bias", "residual")), "float16", "only a scale, a bias and ReLU"),
+        (replace(STEM, parts=("relu", "offset")), "float16", "only a scale, a bias and ReLU"),
         (replace(STEM, parts=("bias", "wide pool")), "float16", "only a pool of 3x3"),
         (replace(STEM, parts=("bias", "pool", "before")), "float16", "read outside of it"),
         (lambda b: b.graph.emit("max_pool2d", CIFAR(b), **POOL), "float16", "read outside of it"),
@@ -105,24 +107,53 @@ def test_columns_cover_a_row(step_of, width, parts):
     assert (design.tiles_w - 1) * move + design.columns >= design.conv[3]
 
 
+def packed_of(step):
+    """What the kernel reads of random constants, and these."""
+    values = {name: torch.randn(step.types[name].shape).half() for name in step.constants}
+    packed = Packed(Design.of(step, config()), torch.float16, Frame(values))
+    for constant in packed.constants:
+        constant.fill()
+    return packed, values
+
+
 def test_a_packed_weight_has_each_value_once(step_of):
-    step = step_of(replace(STEM, o=70), "float16")
-    weight, bias = (step.types[name] for name in step.constants)
-    values = {
-        name: torch.randn(type_.shape).half()
-        for name, type_ in zip(step.constants, (weight, bias), strict=True)
-    }
-    design = Design.of(step, config())
-    packed = Packed(design, torch.float16, torch.device("cpu"))
-    packed.refresh(values)
-    w = values[design.epilogue.conv.inputs[1]]
-    tiles = packed.weight.view(2, 7, 2, 2, 64, 8)
+    packed, values = packed_of(step_of(replace(STEM, o=70), "float16"))
+    weight = packed.constants[0]
+    w = values[weight.name]
+    tiles = weight.tensor.view(2, 7, 2, 2, 64, 8)
     # Channel 64 + 5 is row 2 of the upper half; tap 5 the second of the second step's first half.
     assert torch.equal(tiles[1, 3, 1, 0, 8 + 2, 4:7], w[69, :, 3, 5])
     assert tiles.count_nonzero() == w.count_nonzero()
+    assert packed.addresses()[0] == weight.memory.data_ptr()
+
+
+def test_scales_and_biases_are_padded_with_zeros(step_of):
+    parts = ("scale", "bias")
+    packed, values = packed_of(step_of(replace(STEM, o=70, parts=parts), "float16"))
+    _, *vectors = packed.constants
+    for vector, address in zip(vectors, packed.addresses()[1:], strict=True):
+        assert vector.tensor.data_ptr() == address
+        assert torch.equal(vector.tensor, values[vector.name].float())
+        whole = vector.tensor.as_strided((128,), (1,))
+        assert not whole[70:].any()
+
+
+def test_a_scalar_scales_every_channel(step_of):
+    def emit(b):
+        y = b.conv(b.x(2, 3, 16, 16), b.w(6, 3, 3, 3), padding=(1, 1))
+        return b("mul", y, b.w(1))
+
+    packed, values = packed_of(step_of(emit, "float16"))
+    scale = packed.constants[1]
+    assert torch.equal(scale.tensor, values[scale.name].float().expand(6))
 
 
 BUILT = [(STEM, config(rows=7)), (CIFAR, config("nhwc", rows=8)), (STEM, config(threads=128))]
+SCALED = ("scale", "bias", "relu", "pool")
+BUILT += [
+    (replace(STEM, parts=SCALED), config(rows=7)),
+    (replace(CIFAR, parts=("scale", "bias", "relu")), config("nhwc", rows=8)),
+]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -152,6 +183,11 @@ RUN = {
     "eight channels": (replace(CIFAR, c=8, kernel=(5, 3)), config("nhwc")),
     "stride 4": (replace(STEM, c=2, kernel=(11, 9), stride=(4, 4), size=(64, 64)), config()),
     "uneven": (replace(STEM, kernel=(3, 5), stride=(1, 2), padding=(0, 2)), config(rows=28)),
+    "scaled": (replace(STEM, parts=SCALED), config(rows=7)),
+    "scaled, odd columns": (replace(STEM, size=(97, 97), parts=SCALED), config("nhwc", rows=8)),
+    "scaled, no bias": (replace(STEM, size=(40, 40), parts=("scale", "pool")), config()),
+    "scaled, no pool": (replace(CIFAR, parts=("scale", "bias", "relu")), config(rows=8)),
+    "scaled channels": (replace(STEM, size=(40, 40), o=70, parts=SCALED), config("nhwc")),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from contextlib import nullcontext
 from typing import ClassVar
 
@@ -168,25 +170,46 @@ def test_it_is_right(step_of, assert_right, name, dtype):
     assert_right(step_of(emit, dtype), Candidate(family, chosen), SPACE)
 
 
+def matrix_at(address, shape):
+    """A matrix of half precision that lies there."""
+    raw = (ctypes.c_char * (2 * math.prod(shape))).from_address(address)
+    return torch.frombuffer(raw, dtype=torch.float16).view(shape)
+
+
+def numbers_at(parameter, count):
+    """What `load_parameter` reads of each channel."""
+    dtype = torch.float32 if parameter.is_float else torch.float16
+    size = ((count - 1) * parameter.stride + 1) * dtype.itemsize
+    raw = (ctypes.c_char * size).from_address(parameter.from_)
+    return torch.frombuffer(raw, dtype=dtype).as_strided((count,), (parameter.stride,)).float()
+
+
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("hidden", [4, 10])
-def test_the_layers_are_packed_as_the_kernel_reads_them(step_of, hidden):
-    """By rows, by columns, two biases; hidden rows that were added change nothing."""
+def test_the_layers_are_those_of_the_network(step_of, hidden, turned):
+    """Both by rows, in place if they lie so, and their biases."""
     step = step_of(conv(n=1, hidden=hidden), "float16")
     random = torch.Generator().manual_seed(0)
     values = {name: torch.randn(t.shape, generator=random).half() for name, t in step.inputs}
     epilogue, layers = hopper_conv_se.parts_of(step)
+    if turned:
+        for layer in (layers.squeeze, layers.excite):
+            values[layer.weight] = values[layer.weight].t().contiguous().t()
     prepared = hopper_conv_se.PreparedSe(step, epilogue, layers, Frame(values))
-    prepared.refresh()
-    rows, channels = hopper_conv_se.padded(hidden), 64
-    sizes = (rows * channels, rows * channels, rows, channels)
-    weight1, weight2, bias1, bias2 = prepared.layers.split(sizes)
-    means = torch.randn(channels, generator=random)
-    small = torch.relu(weight1.view(rows, channels) @ means + bias1)
-    gates = torch.sigmoid(small @ weight2.view(rows, channels) + bias2)
-    w1, b1, w2, b2 = (values[name].float() for name in (
+    for constant in prepared.constants:
+        if not constant.is_in_place():
+            constant.fill()
+    scalars = prepared.scalars()
+    w1, b1, w2, b2 = (values[name] for name in (
         layers.squeeze.weight, layers.squeeze.bias, layers.excite.weight, layers.excite.bias
     ))  # fmt: skip
-    torch.testing.assert_close(gates, torch.sigmoid(w2 @ torch.relu(w1 @ means + b1) + b2))
+    assert torch.equal(matrix_at(scalars.weight1, w1.shape), w1)
+    assert torch.equal(matrix_at(scalars.weight2, w2.shape), w2)
+    assert (scalars.weight1 == w1.data_ptr()) == (not turned)
+    assert torch.equal(numbers_at(scalars.bias1, hidden), b1.float())
+    assert torch.equal(numbers_at(scalars.bias2, 64), b2.float())
+    assert torch.equal(numbers_at(scalars.scale, 64), values[epilogue.scale].float().expand(64))
+    assert (scalars.scale.stride, scalars.bias1.stride) == (0, 1)
 
 
 class Recorder:
@@ -225,7 +248,6 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
     workspace = torch.zeros(family.workspace_bytes(step, chosen) + 256, dtype=torch.uint8)
     aligned = workspace[-workspace.data_ptr() % 256 :]
     binding = family.bind(step, chosen, Frame(values, aligned, built=object()))
-    binding.refresh()
     binding.launch(0)
     (((maps, scalars), options),) = Recorder.launches
     assert (type(maps).__name__, type(scalars).__name__) == ("BlockMaps", "BlockScalars")
@@ -239,6 +261,7 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
     assert boxes[64, 9, 128][1] == boxes[128, 9, 128][1] == (64, 1, 128)
     assert boxes[128, 8, 8, 3][1] == (64, 8, 8, 1)
     assert [name for name, _ in scalars._fields_] == ["mid_scale", "mid_bias", "mid_offset"]
-    assert scalars.layers
-    assert scalars.mid_bias
-    assert scalars.mid_scale is None
+    assert scalars.weight1
+    assert scalars.weight2
+    assert scalars.mid_bias.from_
+    assert scalars.mid_scale.from_ is None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType
+from plantune.kernels.families import pointwise
 from plantune.kernels.families.pointwise import FAMILY
+from plantune.kernels.family import Frame
 from plantune.kernels.patterns.pointwise_chain import (
     EXPRESSIONS,
     Geometry,
     expression_of,
     geometry_of,
 )
+from plantune.memory import MEMORY_FORMATS
 from plantune.space.arch import load_arch
 from plantune.values import Attrs
 
@@ -175,14 +179,42 @@ def test_only_images_have_a_layout(step_of):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_weights_are_demanded_as_they_are_read(step_of, layout):
-    """Another step may have made them, and not in nchw."""
+def test_images_are_demanded_in_a_layout_and_weights_in_none(step_of, layout):
     step = step_of(CHAINS["a constant image"], "float16")
     demanded = FAMILY.layouts(step, Attrs(layout=layout, threads=256, vectors=1))
-    assert demanded == {"x0": layout, "w0": "nchw", "add": layout}
+    assert demanded == {"x0": layout, "add": layout}
     weight = step_of(CHAINS["mul_channel of a weight"], "float16")
     demanded = FAMILY.layouts(weight, Attrs(layout="nchw", threads=256, vectors=1))
-    assert demanded == {"w0": "nchw", "mul_channel": "nchw"}
+    assert demanded == {"mul_channel": "nchw"}
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout):
+    read = []
+
+    class Recorder:
+        def __init__(self, binary, threads):
+            pass
+
+        def launch(self, stream, grid, arguments, tensors):
+            read.extend(tensors)
+
+    monkeypatch.setattr(pointwise, "VectorKernel", Recorder)
+    step = step_of(CHAINS["a constant image"], "float16")
+    memory_format = MEMORY_FORMATS[layout]
+    values = {
+        name: torch.randn(type_.shape).half().contiguous(memory_format=memory_format)
+        for name, type_ in (*step.inputs, *step.outputs)
+    }
+    config = Attrs(layout="nhwc", threads=256, vectors=1)
+    binding = FAMILY.bind(step, config, Frame(values))
+    for constant in binding.constants:
+        if not constant.is_in_place():
+            constant.fill()
+    binding.launch(0)
+    (weight,) = [tensor for tensor in read if torch.equal(tensor, values["w0"])]
+    assert weight.is_contiguous()
+    assert (weight.data_ptr() == values["w0"].data_ptr()) == (layout == "nchw")
 
 
 def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from plantune.kernels.families.resident_conv import FAMILY, Design, Packed
-from plantune.kernels.family import Candidate
+from plantune.kernels.families import resident_conv
+from plantune.kernels.families.resident_conv import FAMILY, Design, Read
+from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
 from plantune.planning import hand_plan
 from plantune.problem import Problem
@@ -49,6 +52,9 @@ class Conv:
         return b("add", y, b.w(1)) if "offset" in self.parts else y
 
 
+SCALED = ("scale", "bias", "residual", "relu")
+
+
 def config(stages=2, threads=256):
     return Attrs(stages=stages, threads=threads)
 
@@ -64,8 +70,7 @@ def refusal(step, chosen):
         (Conv(c=12), "float16", "do not start at 16 bytes"),
         (Conv(stride=2), "float16", "with stride 1 read the same pixels"),
         (Conv(kernel=(1, 1)), "float16", "of a larger kernel"),
-        (Conv(parts=("scale", "bias")), "float16", "a bias, a residual and ReLU are all"),
-        (Conv(parts=("relu", "offset")), "float16", "a bias, a residual and ReLU are all"),
+        (Conv(parts=("relu", "offset")), "float16", "only scale, bias, residual and ReLU"),
         (Conv(c=192), "float16", "bytes of shared memory, a block has"),
         (Conv(o=0), "float16", "there is nothing to compute"),
         (Conv(n=1, c=8, size=(16, 70000), o=2048), "float16", "are counted in 31 bits"),
@@ -87,17 +92,84 @@ def test_tiles_divide_the_rows_evenly(step_of, rows, high):
     assert design.box == (8, high, 1)
 
 
-def test_rows_of_a_packed_weight_are_in_the_order_of_products(step_of):
-    step = step_of(Conv(o=72, parts=()), "float16")
-    design = Design.of(step, config())
-    values = {name: torch.randn(72, 64, 3, 3).half() for name in step.constants}
-    packed = Packed(design, torch.float16, torch.device("cpu"))
-    packed.refresh(values)
-    (w,) = values.values()
-    channels = [16 * a + 2 * c + b for a in range(8) for b in range(2) for c in range(8)]
-    for row, channel in enumerate(channels):
-        expected = w[channel].permute(1, 2, 0) if channel < 72 else torch.zeros(3, 3, 64)
-        assert torch.equal(packed.weight[row], expected.half()), row
+class Copied(NamedTuple):
+    """What the arguments of `tensor_map` say of a tensor."""
+
+    sizes: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    address: int
+
+
+def box_of(weight: torch.Tensor, copied: Copied, *starts: int) -> torch.Tensor:
+    """The box at these coordinates as it arrives in shared memory: zeros outside."""
+    itemsize = weight.element_size()
+    strides = (1, *(stride // itemsize for stride in copied.strides_bytes))
+    places = torch.zeros(copied.box[::-1], dtype=torch.long)
+    inside = torch.ones_like(places, dtype=torch.bool)
+    for axis, (start, size, stride) in enumerate(zip(starts, copied.sizes, strides, strict=True)):
+        shape = [1] * len(starts)
+        shape[len(starts) - 1 - axis] = -1
+        at = (start + torch.arange(copied.box[axis])).view(shape)
+        places, inside = places + at * stride, inside & (at < size)
+    offset = (copied.address - weight.untyped_storage().data_ptr()) // itemsize
+    memory = weight.untyped_storage()
+    whole = torch.empty(0, dtype=weight.dtype).set_(memory)
+    return torch.where(inside, whole[(offset + places) * inside], 0)
+
+
+@pytest.mark.parametrize("o", [64, 80, 72, 40, 8, 200])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_rows_of_a_weight_arrive_in_the_order_of_products(step_of, monkeypatch, o, layout):
+    """The map takes 64 rows at a time, of each 16 the even ones before the odd ones."""
+    step = step_of(Conv(c=72, o=o, parts=()), "float16")
+    w = torch.randn(o, 72, 3, 3).half().contiguous(memory_format=layout)
+    read = Read(Design.of(step, config()), torch.float16, Frame(dict.fromkeys(step.constants, w)))
+    if not read.weight.is_in_place():
+        read.weight.fill()
+    monkeypatch.setattr(
+        resident_conv,
+        "tensor_map",
+        lambda dtype, address, sizes, strides, box: Copied(sizes, strides, box, address),
+    )
+    copied = resident_conv._weight_map(read.weight.tensor)
+    order = [16 * a + 2 * c + b for a in range(4) for b in range(2) for c in range(8)]
+    expected = torch.zeros(-(-o // 64) * 64, 128, 3, 3).half()
+    expected[:o, :72] = w
+    for tile, chunk, tap in itertools.product(range(-(-o // 64)), range(2), range(9)):
+        box = box_of(read.weight.tensor, copied, 64 * chunk, tap, 0, 0, 4 * tile)
+        rows = expected[[64 * tile + channel for channel in order]]
+        assert torch.equal(
+            box.reshape(64, 64), rows[:, 64 * chunk : 64 * chunk + 64, tap // 3, tap % 3]
+        )
+
+
+@pytest.mark.parametrize(
+    ("o", "layout", "in_place"),
+    [
+        (64, torch.channels_last, True),
+        (80, torch.channels_last, True),
+        (72, torch.channels_last, False),  # of the last sixteen rows only eight are there
+        (64, torch.contiguous_format, False),
+    ],
+)
+def test_a_weight_of_whole_sixteens_is_read_in_place(step_of, o, layout, in_place):
+    step = step_of(Conv(o=o, parts=()), "float16")
+    w = torch.randn(o, 64, 3, 3).half().contiguous(memory_format=layout)
+    read = Read(Design.of(step, config()), torch.float16, Frame(dict.fromkeys(step.constants, w)))
+    assert (read.weight.tensor.data_ptr() == w.data_ptr()) == in_place
+
+
+def test_scales_and_biases_are_padded_with_zeros(step_of):
+    step = step_of(Conv(o=40, parts=("scale", "bias")), "float16")
+    values = {name: torch.randn(step.types[name].shape).half() for name in step.constants}
+    read = Read(Design.of(step, config()), torch.float16, Frame(values))
+    _, *vectors = read.constants
+    for vector, address in zip(vectors, read.vectors(), strict=True):
+        vector.fill()
+        assert vector.tensor.data_ptr() == address
+        assert torch.equal(vector.tensor, values[vector.name].float())
+        assert not vector.tensor.as_strided((64,), (1,))[40:].any()
 
 
 def test_a_plan_picked_by_hand_takes_it_where_it_looks_faster():
@@ -110,7 +182,11 @@ def test_a_plan_picked_by_hand_takes_it_where_it_looks_faster():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("emit", [Conv(), Conv(c=128, size=(28, 28), o=128)], ids=str)
+@pytest.mark.parametrize(
+    "emit",
+    [Conv(), Conv(c=128, size=(28, 28), o=128), Conv(parts=SCALED)],
+    ids=str,
+)
 def test_it_builds_without_spilling(step_of, build_within_limits, emit, dtype):
     build_within_limits(FAMILY, step_of(emit, dtype), config(2), ARCH)
 
@@ -128,6 +204,11 @@ RUN = {
     "one row of taps": (Conv(size=(12, 20), kernel=(1, 3), c=256, o=200), config(4)),
     "added to its input": (Conv(parts=("bias", "input", "relu")), config(2)),
     "many outputs": (Conv(c=16, size=(10, 10), o=600), config(3)),
+    "scaled": (Conv(n=5, parts=SCALED), config(2)),
+    "scaled, no bias": (Conv(n=3, parts=("scale", "relu")), config(3)),
+    "scaled, uneven": (Conv(n=3, c=72, size=(19, 13), o=40, parts=SCALED), config(2)),
+    "scaled, two tiles of channels": (Conv(c=128, size=(14, 14), o=104, parts=SCALED), config(2)),
+    "sixteens but no whole tile": (Conv(n=3, c=24, size=(9, 9), o=80), config(2)),
 }
 
 

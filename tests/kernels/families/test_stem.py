@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -14,7 +15,7 @@ from plantune.graph.fusions import fusions_named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.stem import FAMILY, by_patches
+from plantune.kernels.families.stem import FAMILY
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.planning import FALLBACK, Preference, compose
@@ -199,13 +200,41 @@ def test_the_images_of_a_wrapped_network_are_cast_and_scaled_in_the_stem():
     assert FAMILY.layouts(whole, CONFIG)["x"] == "nchw"
 
 
-def test_a_weight_by_patches_multiplies_them_as_they_lie_in_the_image():
+def put_run(to, output, first, run, channels, tiles_n):
+    """Stem::put_run."""
+    start = output // 32 * 512 + output // 4 % 2 * 256 + output // 8 % 4 * 64
+    start += output % 2 * 32 + output // 2 % 2 * 4
+    channel, place = first % channels, first // channels
+    for element in run:
+        to[start + channel * tiles_n * 512 + place // 4 * 8 + place % 4] = element
+        last = channel == channels - 1
+        channel, place = 0 if last else channel + 1, place + last
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 8])
+def test_a_weight_is_put_into_the_order_of_the_products(channels):
+    """As `load_b` of warp_mma.h reads it: 64 vectors of 8 for each channel and 32 outputs."""
+    tiles_n = 2
+    weight = torch.randn(32 * tiles_n, 16, channels)
+    made = torch.full((weight.numel(),), torch.nan)
+    for output, first in itertools.product(range(32 * tiles_n), range(0, 16 * channels, 8)):
+        run = weight[output].flatten()[first : first + 8]
+        put_run(made, output, first, run, channels, tiles_n)
+    tiles = made.view(channels, tiles_n, 2, 32, 8)
+    for h, lane, e in itertools.product(range(2), range(32), range(8)):
+        output = 8 * (lane // 8) + 4 * h + 2 * (e // 4) + lane // 4 % 2
+        place = 4 * (lane % 4) + e % 4
+        wanted = weight[[output, output + 32], place].t()
+        assert torch.equal(tiles[:, :, h, lane, e], wanted)
+
+
+def test_values_of_a_weight_are_those_of_the_patches_in_the_image():
     channels, outputs = 3, 5
     image = torch.arange(2 * channels * 8 * 12.0).view(2, channels, 8, 12)
     weight = torch.arange(outputs * 16 * channels * 1.0).view(outputs, -1, 1, 1) % 7
     (moved,) = op_named("space_to_depth").evaluate([image], Attrs(block=4))
-    patches = image.view(2, channels, 2, 4, 3, 4).permute(0, 2, 4, 1, 3, 5).flatten(3)
-    got = patches @ by_patches(weight).flatten(1).t()
+    patches = image.view(2, channels, 2, 4, 3, 4).permute(0, 2, 4, 3, 5, 1).flatten(3)
+    got = patches @ weight.flatten(1).t()
     assert torch.equal(got, torch.conv2d(moved, weight).permute(0, 2, 3, 1))
 
 

@@ -7,6 +7,7 @@ import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.types import TensorType
+from plantune.kernels.family import Frame
 from plantune.kernels.patterns.channel_affine import ChannelScales, channel_affine_of
 
 SHAPE = (2, 3, 4, 5)
@@ -47,13 +48,23 @@ def test_scales_and_shifts_compute_what_the_nodes_do(step_of, emit):
         else torch.randint(256, type_.shape, dtype=type_.torch_dtype)
         for name, type_ in step.inputs
     }
-    table = ChannelScales(affine, 3, torch.device("cpu"))
+    table = ChannelScales(affine, 3, Frame(values))
     for _ in range(2):  # a second time, as when weights have changed
-        table.fill(values)
+        for constant in table.constants:
+            constant.fill()
     scale, shift = table.tensor.view(3, 2, 1, 1).unbind(1)
     expected = step.evaluate(values, torch.float64)[affine.result]
     got = values["x0"].double() * scale + shift
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_scales_of_numbers_alone_are_there_at_once(step_of):
+    def emit(b):
+        return b("affine", b("cast", bytes_of(b), dtype=b.dtype), alpha=0.25, beta=-3.0)
+
+    table = ChannelScales(channel_affine_of(step_of(emit)), 3, Frame({}))
+    assert table.constants == ()
+    assert torch.equal(table.tensor, torch.tensor([0.25, -3.0]).expand(3, 2))
 
 
 def test_a_cast_alone_scales_nothing(step_of):

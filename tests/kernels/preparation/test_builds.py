@@ -1,0 +1,43 @@
+"""The kernel that fills constants builds for every arch, and fits its chips."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.cuda.build import compile_cuda
+from plantune.kernels.jobs import THREADS, TURNED
+from plantune.kernels.patterns.derived import derived_values
+from plantune.kernels.patterns.pointwise_chain import EXPRESSIONS
+from plantune.kernels.preparation import FEW_JOBS, MANY_FROM_CHIP, MANY_JOBS, SOME_JOBS, source
+from plantune.problem import Problem
+from plantune.space.arch import ARCH_NAMES, load_arch
+
+ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+NUMBERS = {"alpha": "0.5f", "beta": "-2.0f", "eps": "1e-05f"}
+EVERY_OP = tuple(
+    ((f"const float v0 = {text.format('in[0]', 'in[1]', **NUMBERS)};",), "v0")
+    for text in EXPRESSIONS.values()
+)
+
+
+@pytest.mark.parametrize("jobs", [FEW_JOBS, SOME_JOBS, MANY_JOBS])
+@pytest.mark.parametrize("name", ARCHS)
+def test_it_builds_within_the_limits(name, jobs):
+    arch = load_arch(name)
+    assert arch.cuda is not None
+    assert arch.cuda.compute_capability >= MANY_FROM_CHIP
+    (used,) = compile_cuda(source(EVERY_OP, jobs), arch).usage.values()
+    # A table that is indexed must not be copied to the stack. For two chips the assembler spills a
+    # few words, to have more blocks on a multiprocessor.
+    most = 24 if name in ("sm70", "sm100") else 0
+    assert max(used.spill_bytes, used.stack_bytes) <= most
+    assert 0 < used.registers <= 64
+    assert used.registers * THREADS <= arch.cuda.registers_per_sm
+    assert used.shared_bytes == 2 * TURNED
+
+
+def test_a_network_of_batch_norms_has_few_expressions():
+    graph = Problem("resnet18", 8, 3, "infer", "float16", "sm90").graph
+    expressions = {each.expression for each in derived_values(graph).values()}
+    assert 1 < len(expressions) < 8
+    compile_cuda(source(tuple(expressions), FEW_JOBS), load_arch("sm90"))

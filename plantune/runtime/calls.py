@@ -166,22 +166,17 @@ class Calls:
         trained = self._trained(form, x)
         try:
             kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained)
-        except CaptureError as error:  # inside of a capture no plan can be proved or made
-            return self.framework.eagerly(str(error), x)
-        if kept is None:
-            return self.framework.eagerly(str(form.why_not), x)
-        if kept.runs_eagerly:
-            return self.framework.run("the plan says so: nothing was faster", self._trains, x)
-        reason = _why_not_now(kept, trained)
-        if reason is None:
-            try:
+            if kept is not None and kept.runs_eagerly:
+                return self.framework.run("the plan says so: nothing was faster", self._trains, x)
+            reason = form.why_not if kept is None else _why_not_now(kept, trained)
+            if kept is not None and reason is None:
                 return self._run(kept, form, in_layout(x, self.input_type.layout), trained)
-            except torch.OutOfMemoryError:
-                reason = "the plan cannot run: out of memory"
-            except CaptureError as error:
-                reason = f"the plan cannot run: {error}"
+        except torch.OutOfMemoryError:
+            reason = "the plan cannot run: out of memory"
+        except CaptureError as error:
+            reason = f"the plan cannot run: {error}"
         # After the handlers: an error keeps the memory of the pass that it ended.
-        return self.framework.eagerly(reason, x)
+        return self.framework.eagerly(str(reason), x)
 
     def _kind_of(self, trained: Trained) -> Kind:
         return trained, _threads() if self._on_cpu else 0
@@ -240,16 +235,7 @@ class Calls:
         for kept in self._all_kept():
             if kept.pool.graph.digest == graph.digest and kept.threads == threads:
                 return Planned(kept.pool, outputs, self._device)
-        pool = pool_for(
-            graph,
-            self._space(),
-            self._held,
-            self.options.name,
-            given=self.options.plan,
-            fallback=self.options.fallback,
-            known=self.options.known,
-            frozen=self.options.frozen,
-        )
+        pool = pool_for(graph, self._space(), self._held, self.options)
         return Planned(pool, outputs, self._device)
 
     def _extracted(self, wanted: tuple[str, ...] | None) -> tuple[Graph, Outputs]:

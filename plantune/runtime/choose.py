@@ -22,6 +22,7 @@ from plantune.plan import Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan, problem_of
 from plantune.proofs import is_proved, remember_proof
+from plantune.runtime.framework import Options
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
@@ -48,23 +49,14 @@ class PredictedPlan(UserWarning):
     """A plan was predicted for this kind of GPU, and never measured."""
 
 
-def pool_for(
-    graph: Graph,
-    space: SearchSpace,
-    held: HeldTensors,
-    name: str,
-    *,
-    given: Plan | None,
-    fallback: str,
-    known: bool,
-    frozen: bool = False,
-) -> Pool:
+def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Options) -> Pool:
     """Instances of the best plan there is for a graph: the given one, else one that is stored for
     this graph under whatever name, else the framework's kernels.
 
-    `fallback` says whether these come with a warning, silently or as NoPlan. Where nothing is
+    `options.fallback` says whether these come with a warning, silently or as NoPlan. Where nothing is
     stored there is a word only for a `known` network, for which a search can find something.
     """
+    given, frozen, name = options.plan, options.frozen, options.name
     here = environment_of(device_of(held.module, held.otherwise))
     if given is not None and given.graph == graph.digest:
         check_plan(given, graph, space)
@@ -74,11 +66,11 @@ def pool_for(
         problem = problem_of(graph, space, network=name)
         found = find_stored_plan(problem, here)
         if found is not None and found.match != "foreign":
-            pool = _pool_of_stored(found, graph, space, held, here, fallback, frozen)
+            pool = _pool_of_stored(found, graph, space, held, here, options)
             if pool is not None:
                 return pool
-        elif known:
-            _without_plan(_what_is_missing(problem, graph, found), fallback)
+        elif options.known:
+            _without_plan(_what_is_missing(problem, graph, found), options.fallback)
     return Pool(graph, default_plan(graph, space, network=name), space, held, frozen=frozen)
 
 
@@ -111,15 +103,14 @@ def _pool_of_stored(
     space: SearchSpace,
     held: HeldTensors,
     here: Environment,
-    fallback: str,
-    frozen: bool,
+    options: Options,
 ) -> Pool | None:
     """The pool of a stored plan with one instance made, None where it cannot run here."""
     why_not: str | None = None
     try:
         check_plan(found.plan, graph, space)
         _prove(found.plan, graph, space, held, here)
-        pool = Pool(graph, found.plan, space, held, frozen=frozen)
+        pool = Pool(graph, found.plan, space, held, frozen=options.frozen)
         pool.match = found.match
         pool.lease().release()
     except CANNOT_RUN as error:
@@ -127,7 +118,7 @@ def _pool_of_stored(
     if why_not is not None:
         # Behind the handler: an error keeps the memory of what it ended.
         text = f"the stored plan {found.id} cannot run here, the framework's kernels do: {why_not}"
-        _without_plan(text, fallback)
+        _without_plan(text, options.fallback)
         return None
     if found.plan.origin == "predicted":
         warnings.warn(

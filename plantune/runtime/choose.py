@@ -53,8 +53,8 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
     """Instances of the best plan there is for a graph: the given one, else one that is stored for
     this graph under whatever name, else the framework's kernels.
 
-    `options.fallback` says whether these come with a warning, silently or as NoPlan. Where nothing is
-    stored there is a word only for a `known` network, for which a search can find something.
+    `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
+    stored, there is a word only for a `known` network, for which a search can find something.
     """
     given, frozen, name = options.plan, options.frozen, options.name
     here = environment_of(device_of(held.module, held.otherwise))

@@ -59,11 +59,12 @@ class Instance:
         """Whether the program must be given its tensors again: some were replaced or moved, or it
         keeps what follows from them and one was written.
         """
+        # Looks in any case: what is seen now is no change the next time.
+        copied = self.program.keeps_copies and not self._frozen
+        written = copied and self.weights.changed()
         if self._given is None or self._given[0] != self._held.moves:
             return True
-        if self._frozen:
-            return self._given[1] != self._held.writes
-        return self.program.keeps_copies and self.weights.changed()
+        return written or (self._frozen and self._given[1] != self._held.writes)
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:

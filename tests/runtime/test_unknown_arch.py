@@ -11,7 +11,7 @@ from torch import nn
 
 from plantune import load_model, optimize
 from plantune.errors import InputMismatch, UnsupportedDevice
-from plantune.runtime import module as tuned
+from plantune.runtime import calls
 from plantune.runtime.module import UnplannedCall
 
 # Blackwell's and Ampere's relatives, a chip that is too old, and one of the years to come.
@@ -26,7 +26,7 @@ def arch(request, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: request.param)
     monkeypatch.setattr(nn.Module, "to", lambda self, *_, **named: self)
-    monkeypatch.setattr(tuned, "device_of", lambda module, otherwise=gpu: gpu)
+    monkeypatch.setattr(calls, "device_of", lambda module, otherwise=gpu: gpu)
     return "sm{}{}".format(*request.param)
 
 

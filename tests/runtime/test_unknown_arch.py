@@ -64,19 +64,19 @@ def test_training_works(arch):
 
 def test_it_is_an_error_where_that_is_asked_for(arch):
     x = torch.randn(2, 3, 8, 8)
-    model = optimize(nn.Conv2d(3, 8, 3), x, fallback="error")
+    model = optimize(nn.Conv2d(3, 8, 3).eval(), x, fallback="error")
     with pytest.raises(InputMismatch, match=f"cuda:0 is {arch}"):
         model(x)
 
 
 def test_there_is_no_plan_to_ask_for(arch):
     with pytest.raises(UnsupportedDevice, match=arch):
-        _ = optimize(nn.Conv2d(3, 8, 3), torch.randn(2, 3, 8, 8)).plan
+        _ = optimize(nn.Conv2d(3, 8, 3).eval(), torch.randn(2, 3, 8, 8)).plan
 
 
 @pytest.mark.usefixtures("arch")
 def test_a_copy_for_another_machine_looks_at_that_one(monkeypatch):
     x = torch.randn(2, 3, 8, 8)
-    made = pickle.dumps(optimize(nn.Conv2d(3, 8, 3), x, fallback="error"))
+    made = pickle.dumps(optimize(nn.Conv2d(3, 8, 3).eval(), x, fallback="error"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     assert pickle.loads(made)._why_no_plans is None

@@ -121,6 +121,7 @@ def _checked(trial: Trial, random: torch.Generator) -> Numerics:
 
 def _replayed(trial: Trial, random: torch.Generator) -> Iterator[Distance]:
     """The runs of a captured graph, each on other data and other weights."""
+    trial.put_constants(draw_inputs(trial.step, random))  # as they lie when it is deployed
     trial.capture()
     for what, pattern in (("first replay", NUMBERS), ("second replay", NANS)):
         data = draw_inputs(trial.step, random)

@@ -100,6 +100,7 @@ class Weights:
             (*early, *first), self._sources, self._derived, self._arch, self._device
         )
         self._late = Preparation(last, self._values, {}, self._arch, self._device)
+        self._rooms.clear()
 
     def go_beside(self, launch: Launch, constants: Sequence[Constant]) -> None:
         """From now on what the kernels need is made beside the first launch of a pass, which reads

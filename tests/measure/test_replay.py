@@ -8,6 +8,7 @@ import torch
 from plantune.device import Device
 from plantune.errors import CaptureError, WrongResult
 from plantune.graph.types import TensorType
+from plantune.kernels.constants import ALIGNMENT_BYTES, Constant, Room, by_pixels
 from plantune.kernels.family import Binding, Candidate
 from plantune.measure.bound import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, BoundStep
 from plantune.measure.numerics import check
@@ -122,3 +123,97 @@ def test_graphs_are_long_enough_for_the_clock(graphs, relu, space, once_us, laun
 def test_the_cpu_times_the_launch_itself(relu, space):
     bound = BoundStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
     assert bound.repeated(lambda call: 0.0) == (bound.launch, 1)
+
+
+@pytest.fixture
+def convolution(step_of):
+    def emit(b):
+        x, w = b.input("x", TensorType((2, 4, 6, 6))), b.parameter("w", TensorType((8, 4, 3, 3)))
+        return b.emit("conv2d", x, w, stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+
+    return step_of(emit)
+
+
+@pytest.fixture
+def packs(fake, space):
+    """A family that reads its weight as (O, R, S, C)."""
+
+    class Packs(fake):
+        def __init__(self, twist, in_place=True):
+            super().__init__(twist)
+            self.in_place, self.fills, self.lay = in_place, 0, []
+
+        def bind(self, step, config, frame):
+            room = Room((8, 3, 3, 4), torch.float32, torch.device("cpu"))
+            weight = Constant(frame.values, "w", room, by_pixels, in_place=self.in_place)
+            fill = weight.fill
+
+            def counted():
+                self.fills += 1
+                fill()
+
+            def launch(stream):
+                w = frame.values["w"]
+                self.lay.append((w.stride(), w.data_ptr() % ALIGNMENT_BYTES == 0))
+                known = {**frame.values, "w": weight.tensor.permute(0, 3, 1, 2)}
+                output(step, frame).copy_(step.evaluate(known)["conv2d"])
+                self.twist(step, frame)
+
+            weight.fill = counted
+            return Binding(launch, constants=(weight,))
+
+    return Packs
+
+
+CHANNELS_LAST, NCHW = (36, 1, 12, 4), (36, 9, 3, 1)
+
+
+def test_weights_lie_in_channels_last_and_in_other_ways(graphs, convolution, packs, check_fake):
+    family = packs(lambda step, frame: None)
+    check_fake(convolution, family)
+    assert set(family.lay) == {(CHANNELS_LAST, True), (NCHW, False)}
+    assert family.lay[0] == (CHANNELS_LAST, True)
+    # So they lie when the launch is captured, as they do when it is deployed.
+    assert family.lay[-3:] == [(CHANNELS_LAST, True)] * 3
+    assert family.fills == family.lay.count((NCHW, False))
+
+
+def test_weights_are_filled_in_each_pass(graphs, convolution, packs, check_fake):
+    family = packs(lambda step, frame: None, in_place=False)
+    check_fake(convolution, family)
+    assert family.fills == len(family.lay)
+
+
+def test_a_weight_that_a_pass_does_not_fill(graphs, convolution, packs, check_fake, monkeypatch):
+    monkeypatch.setattr(Constant, "fill", lambda self: self.memory.zero_())
+    with pytest.raises(WrongResult, match="'conv2d'"):
+        check_fake(convolution, packs(lambda step, frame: None, in_place=False))
+
+
+@pytest.mark.parametrize(
+    ("small_bytes", "counted"), [(8 * 9 * 4 * 4, True), (8 * 9 * 4 * 4 + 1, False)]
+)
+def test_what_is_packed_counts_where_it_is_more_than_the_launch(
+    graphs, convolution, packs, space, monkeypatch, small_bytes, counted
+):
+    family = packs(lambda step, frame: None, in_place=False)
+    monkeypatch.setattr("plantune.measure.bound.SMALL_BYTES", small_bytes)
+    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
+    monkeypatch.setattr("plantune.kernels.build._built", {})
+    bound = BoundStep(convolution, Candidate("fake", Attrs()), space.arch)
+    assert family.fills == 1
+    for _ in range(3):
+        bound.launch()
+    assert family.fills == (4 if counted else 1)
+
+
+def test_a_weight_in_channels_last_costs_a_candidate_nothing(
+    graphs, convolution, packs, space, monkeypatch
+):
+    """As load_model makes it, and as a plan is searched for."""
+    family = packs(lambda step, frame: None)
+    monkeypatch.setattr("plantune.measure.bound.SMALL_BYTES", 0)
+    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
+    monkeypatch.setattr("plantune.kernels.build._built", {})
+    BoundStep(convolution, Candidate("fake", Attrs()), space.arch).launch()
+    assert (family.fills, family.lay) == (0, [(CHANNELS_LAST, True)])

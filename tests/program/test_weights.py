@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,6 +74,7 @@ class Run:
             for launch in self.launches
             for name, type_ in launch.step.outputs
         }
+        self.memory = {name: weakref.ref(tensor) for name, tensor in self.values.items()}
         schedule = Schedule(self.graph, self.launches, {})
         self.weights = Weights(self.graph, self.values, ARCH, CPU)
         self.others = self.weights.others(schedule)
@@ -159,6 +161,7 @@ def test_a_kernel_s_vectors_are_derived_in_each_pass():
         run.check(scale)
     # Nobody reads it as it is.
     assert "mul" not in run.values
+    assert run.memory["mul"]() is None
 
 
 def as_it_lies(step: Step, frame: Frame) -> Sequence[Constant]:

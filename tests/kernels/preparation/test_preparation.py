@@ -15,6 +15,7 @@ from plantune.kernels.constants import Constant, Room, as_it_is, by_pixels, flat
 from plantune.kernels.jobs import TURN, Job, table_of
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation, source
+from plantune.problem import Problem
 from plantune.space.arch import load_arch
 
 CPU = torch.device("cpu")
@@ -92,6 +93,26 @@ def test_vectors_of_batch_norms_take_one_launch(emulated, builder_of, dtype, to)
     preparation.launch(0)
     for constant in constants:
         close(constant, wanted(graph, weights)[constant.name])
+
+
+def test_all_batch_norms_of_a_network_take_one_launch(emulated):
+    graph = Problem("resnet18", 8, 3, "infer", "float16", "sm90").graph
+    weights = {
+        name: (torch.rand(type_.shape) + 0.5).to(type_.torch_dtype)
+        for name, type_ in (*graph.parameters, *graph.buffers)
+    }
+    derived = derived_values(graph)
+    constants = [Constant({}, name, torch.empty(graph.types[name].numel), flat) for name in derived]
+    preparation = emulated(constants, weights, derived)
+    preparation.fill()
+    assert (preparation.launched, preparation.by_torch) == ([len(derived)], 0)
+    known = {name: tensor.double() for name, tensor in weights.items()}
+    for node in graph.nodes:
+        if node.name in derived:
+            made = node.evaluate([known[name] for name in node.inputs], torch.float64)
+            known.update(zip(node.outputs, made, strict=True))
+    for constant in constants:
+        close(constant, known[constant.name].flatten())
 
 
 def test_equal_arithmetic_is_compiled_once(emulated, builder_of):

@@ -169,9 +169,15 @@ class NodeParams(ctypes.Structure):
 
 def set_node_params(executable: c_void_p, node: c_void_p, params: NodeParams) -> None:
     """Changes a kernel of an instantiated graph, from its next launch on."""
-    _call("cuGraphExecKernelNodeSetParams_v2", executable, node, byref(params))
+    library = _cuda()
+    code = library.cuGraphExecKernelNodeSetParams_v2(executable, node, byref(params))
+    if code:
+        _check("cuGraphExecKernelNodeSetParams", code, library)
 
 
 def launch_graph(executable: c_void_p, stream: c_void_p) -> None:
     """Launches an instantiated graph on a stream."""
-    _call("cuGraphLaunch", executable, stream)
+    library = _cuda()
+    code = library.cuGraphLaunch(executable, stream)
+    if code:
+        _check("cuGraphLaunch", code, library)

@@ -23,7 +23,6 @@ from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.graph.types import TensorType
-from plantune.memory import in_layout
 from plantune.plan import Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
@@ -170,7 +169,7 @@ class Calls:
                 return self.framework.run("the plan says so: nothing was faster", self._trains, x)
             reason = form.why_not if kept is None else _why_not_now(kept, trained)
             if kept is not None and reason is None:
-                return self._run(kept, form, in_layout(x, self.input_type.layout), trained)
+                return self._run(kept, form, x, trained)
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
         except CaptureError as error:
@@ -191,8 +190,7 @@ class Calls:
         if trained is not None:
             outputs = run_with_gradients(kept.pool, x, form.parameters(trained[:-1]))
         else:
-            with kept.pool.lease() as instance:
-                outputs = instance.forward(x.detach())
+            outputs = kept.pool.run(x)
         self.framework.planned += 1
         if self.framework.last is not kept.call:
             self.framework.note(kept.call)

@@ -17,7 +17,7 @@ from plantune.plan import Plan
 from plantune.runtime.ends import Ends
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded, Recorder
-from plantune.runtime.torch_internals import raw_stream
+from plantune.runtime.torch_internals import is_capturing, raw_stream
 from plantune.space.search_space import SearchSpace
 
 Results = Mapping[str, Tensor]
@@ -102,14 +102,13 @@ class CapturedProgram:
             self._enter()
             self._program.run_refresh()
 
-    @torch.no_grad()
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs, in memory that is the caller's. Buffers that the graph updates are updated.
 
-        Inputs must be detached and of the graph's shapes and dtypes; they are read, never written.
+        Inputs must be of the graph's shapes and dtypes; they are read, never written.
         """
-        if torch.cuda.is_current_stream_capturing():
-            return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
+        if is_capturing():
+            return self._inside_a_capture(inputs)
         self._enter()
         if "forward" not in self._passes:
             self._capture_forward()
@@ -118,6 +117,10 @@ class CapturedProgram:
         made.graph.launch(self._raw_stream)
         self._ends.leave(outputs, made.results)
         return outputs
+
+    @torch.no_grad()
+    def _inside_a_capture(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
 
     @torch.no_grad()
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
@@ -140,7 +143,7 @@ class CapturedProgram:
         A capture of the caller's cannot wait for work outside of it; ordering is the caller's then.
         """
         raw = raw_stream(self._device.index)
-        if raw == self._raw_stream or torch.cuda.is_current_stream_capturing():
+        if raw == self._raw_stream or is_capturing():
             return
         current = torch.cuda.current_stream(self._device)
         if self._stream is not None:
@@ -185,7 +188,7 @@ class CapturedProgram:
 
     def _replay(self, name: str, run: Callable[[], None]) -> Results:
         """The results of one pass, which becomes a part of a capture that the caller has begun."""
-        if torch.cuda.is_current_stream_capturing():
+        if is_capturing():
             run()
             return self._program.values
         if name not in self._passes:

@@ -129,7 +129,8 @@ class Ends:
         for end, tensor in zip(self._inputs, inputs, strict=True):
             if not end.move(tensor):
                 end.move_back()
-                end.own.copy_(tensor)
+                with torch.no_grad():
+                    end.own.copy_(tensor)
         outputs = tuple([new() for new in self._new])
         if self._outputs:
             for name, output in zip(self._program.graph.outputs, outputs, strict=True):

@@ -17,6 +17,7 @@ from plantune.kernels.family import CPU
 from plantune.plan import Plan
 from plantune.runtime.captured import program_on
 from plantune.runtime.live_state import HeldTensors, LiveState
+from plantune.runtime.torch_internals import is_capturing
 from plantune.space.search_space import SearchSpace
 
 # The number of a capture, and the stream.
@@ -151,18 +152,35 @@ class Pool:
         self._captured: dict[Capture, list[Instance]] = {}
         self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
+        self._device = device_of(held.module, held.otherwise)
+        self._on_gpu = self._device.type == "cuda"
+
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of a pass after which nothing is read. One that breaks takes its instance
+        along: what that holds is not known.
+        """
+        if self._on_gpu and is_capturing():
+            with self.lease() as leased:
+                return leased.forward(*inputs)
+        instance = self._taken()
+        outputs = instance.forward(*inputs)
+        self.give_back(instance)
+        return outputs
 
     def lease(self) -> Lease:
-        device = device_of(self.held.module, self.held.otherwise)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return self._lease_in(capture_on(device))
-        with self._lock:
-            if self._idle:
-                return Lease(self, self._idle.pop())
+        if self._on_gpu and is_capturing():
+            return self._lease_in(capture_on(self._device))
+        return Lease(self, self._taken())
+
+    def _taken(self) -> Instance:
+        try:
+            return self._idle.pop()  # atomic
+        except IndexError:
+            pass
         with torch.inference_mode(False):
             instance = Instance(self)
         self._alive.add(instance)
-        return Lease(self, instance)
+        return instance
 
     def _lease_in(self, capture: Capture) -> Lease:
         """In one capture, one stream orders what it is given."""

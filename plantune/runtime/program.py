@@ -127,11 +127,11 @@ class Program:
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs, in memory that is the caller's. Buffers that the graph updates are updated.
 
-        Inputs must have the graph's shapes, dtypes and layouts; they are read, never written.
+        Inputs must have the graph's shapes and dtypes; they are read, never written.
         """
         values = self.values
-        for (name, _), tensor in zip(self.graph.inputs, inputs, strict=True):
-            values[name] = tensor
+        for (name, type_), tensor in zip(self.graph.inputs, inputs, strict=True):
+            values[name] = in_layout(tensor, type_.layout)
         self.run_forward()
         outputs = tuple(self._handed_over(name) for name in self.graph.outputs)
         if self.graph.backward_from is None:

@@ -8,12 +8,13 @@ import torch
 
 from plantune.cuda.driver import make_stream
 
-# Those whose owner is gone, by device: they serve the next one.
-_spare: dict[int, list[torch.cuda.Stream]] = {}
+# Those whose owner is gone, by device and use: they serve the next one.
+_spare: dict[tuple[int, str], list[torch.cuda.Stream]] = {}
 
 
-def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
-    """A stream that no other program has while `owner` lives.
+def stream_for(owner: object, device: torch.device, use: str = "passes") -> torch.cuda.Stream:
+    """A stream that no other program has while `owner` lives. One for another `use` is another one:
+    where no product runs, cuBLAS needs no workspace.
 
     For each stream cuBLAS keeps a workspace of 32 MiB, to which graphs write that were captured
     there. Of torch's 32 streams each program took another, and none gave it back: 64 MiB for each
@@ -21,7 +22,7 @@ def stream_for(owner: object, device: torch.device) -> torch.cuda.Stream:
     one would write to one workspace at once.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
-    spare = _spare.setdefault(index, [])
+    spare = _spare.setdefault((index, use), [])
     if spare:
         stream = spare.pop()
         if not torch.cuda.is_current_stream_capturing():

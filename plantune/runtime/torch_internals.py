@@ -14,6 +14,12 @@ raw_stream: Any = getattr(
 )
 
 
+# 0.3 us instead of 0.7.
+is_capturing: Any = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+
+
 def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 

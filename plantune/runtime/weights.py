@@ -28,7 +28,7 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = stream_for(self, device)
+        self._stream = stream_for(self, device, "weights")
         self._forked, self._done = torch.cuda.Event(), torch.cuda.Event()
         self._runs = False
 

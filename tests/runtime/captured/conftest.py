@@ -17,7 +17,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 from plantune.planning import default_plan
-from plantune.runtime import pool, recorder
+from plantune.runtime import captured, pool, recorder
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.module import UnplannedCall
 from plantune.runtime.recorder import Recorder
@@ -61,6 +61,7 @@ def replay_of(program, run):
     read = {name: values[name] for name in sources}
     written = {name: values[name] for name in graph.results if name in values}
 
+    @torch.no_grad()  # a graph records nothing
     def replay():
         now = {name: values[name] for name in sources}
         values.update(read)
@@ -84,6 +85,10 @@ def replace_in_torch(monkeypatch, name: str, fake: Callable[..., object]) -> Non
     for module in modules if real is not None else ():
         for kept in [key for key, value in vars(module).items() if value is real]:
             monkeypatch.setattr(module, kept, fake)
+
+
+def is_capturing_now() -> bool:
+    return torch.cuda.is_current_stream_capturing()
 
 
 @pytest.fixture
@@ -116,6 +121,9 @@ def captures(monkeypatch):
     }.items():
         replace_in_torch(monkeypatch, name, value)
     monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
+    for module in (captured, pool):
+        # Some tests replace torch's own later.
+        monkeypatch.setattr(module, "is_capturing", is_capturing_now)
 
     def capture(self, graph, run, current):
         # As torch does where a capture breaks: it stays on its stream.
@@ -129,13 +137,13 @@ def captures(monkeypatch):
         made.append(run)
         return Recording(only=False)
 
-    def captured(self, name, run):
+    def captured_and_noted(self, name, run):
         found = make_pass(self, name, run)
         found.graph.graph.replay = replay_of(self, run)
         return found
 
     make_pass = CapturedProgram._captured
-    monkeypatch.setattr(CapturedProgram, "_captured", captured)
+    monkeypatch.setattr(CapturedProgram, "_captured", captured_and_noted)
     monkeypatch.setattr(Recorder, "_capture", capture)
     return made
 

@@ -61,7 +61,7 @@ def tuned() -> Callable[..., TunedModule]:
 def _off(found: Tensor, wanted: Tensor) -> float:
     """The error as a part of the whole."""
     found, wanted = found.detach().double(), wanted.detach().double()
-    return float((found - wanted).norm() / wanted.norm())
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ class TestFusion:
             for choice in model.plan.choices
             if not constants.issuperset(choice.nodes)
         )
-        residual = ("conv2d", "add_channel", "add", "relu")
+        residual = ("conv2d", "mul_channel", "add_channel", "add", "relu")
         assert steps[residual] == 8
         assert not {("add_channel",), ("add",), ("relu",), ("batch_norm",)} & set(steps)
 

@@ -21,7 +21,7 @@ class TestMixedPrecision:
     """F48."""
 
     def test_autocast_runs_through_the_framework(self, randomise, off):
-        module = randomise(SEResNet9Fixup(3, base_planes=16)).cuda()
+        module = randomise(SEResNet9Fixup(3, base_planes=16)).cuda().eval()
         x = torch.randn(2, 3, 64, 64, device="cuda")
         model = optimize(module, x)
         model(x)

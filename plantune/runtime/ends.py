@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plantune.cuda.patches import Patch
 from plantune.cuda.recording import recorded
+from plantune.errors import CaptureError
 from plantune.graph.types import TensorType
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded
@@ -98,6 +99,7 @@ class Ends:
         layout = "nhwc" if any(map(_is_channels_last, images)) else "nchw"
         types = [self._program.graph.types[name] for name in self._program.graph.outputs]
         self._new = [self._maker(type_, layout) for type_ in types]
+        self._settle()
 
     def _maker(self, type_: TensorType, layout: str) -> Callable[[], Tensor]:
         """Makes memory for a caller."""
@@ -123,6 +125,19 @@ class Ends:
             finally:
                 values[end.name] = end.own
             end.patch(nodes.patches(elsewhere, (end.own.data_ptr(), other.data_ptr()), labels))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Which outputs the next passes write in the caller's memory, and which are copied."""
+        names = self._program.graph.outputs
+        ends = [(self._outputs.get(name), place) for place, name in enumerate(names)]
+        self._written = [
+            (end, place)
+            for end, place in ends
+            if end is not None and end.moves and end.lies_as(self._new[place]())
+        ]
+        written = {place for _, place in self._written}
+        self._copied = [(place, name) for place, name in enumerate(names) if place not in written]
 
     def meet(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Brings the inputs to where the next launch reads them; memory for its outputs."""
@@ -132,19 +147,15 @@ class Ends:
                 with torch.no_grad():
                     end.own.copy_(tensor)
         outputs = tuple([new() for new in self._new])
-        if self._outputs:
-            for name, output in zip(self._program.graph.outputs, outputs, strict=True):
-                end_ = self._outputs.get(name)
-                if end_ is not None and not end_.move(output):
-                    end_.move_back()
+        for end, place in self._written:
+            if not end.move(outputs[place]):
+                raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
         return outputs
 
     def leave(self, outputs: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
         """Copies those outputs that the pass did not write where the caller has them."""
-        for name, output in zip(self._program.graph.outputs, outputs, strict=True):
-            end = self._outputs.get(name)
-            if end is None or not end.moves or not end.lies_as(output):
-                output.copy_(results[name])
+        for place, name in self._copied:
+            outputs[place].copy_(results[name])
 
     def inside_a_capture(
         self, inputs: Sequence[Tensor], run: Callable[[], None]

@@ -61,9 +61,6 @@ class CudnnConv(KernelFamily):
         found = (Attrs(plan=name) for name in cudnn.conv_plans(problem_of(step)).names)
         return tuple(config for config in found if self.admits(config, space))
 
-    def admits(self, config: Attrs, space: SearchSpace) -> bool:
-        return space.admits(self.name, config)
-
     def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
         plans = cudnn.conv_plans(problem_of(step))
         if config["plan"] in plans.names:

@@ -74,9 +74,6 @@ class ImplicitGemmConv(CudaFamily):
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         return _possible_configs(space)
 
-    def admits(self, config: Attrs, space: SearchSpace) -> bool:
-        return space.admits(self.name, config)
-
     def why_not_step(self, step: Step) -> str | None:
         try:
             epilogue = conv_epilogue(step)

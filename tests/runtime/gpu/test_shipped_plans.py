@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ pytestmark = [
         reason="plans are shipped for sm90 only",
     ),
 ]
-PROOF_SECONDS = 0.3
 
 # In a process of its own, so that the first use of cuDNN and cuBLAS counts.
 CODE = """
@@ -58,12 +56,7 @@ def first_call(cache: Path, batch: int) -> tuple[list[float], str, bool]:
 
 
 @pytest.mark.parametrize("batch", [1, 32, 128])
-def test_the_first_call_proves_quickly_and_the_second_process_not_at_all(
-    tmp_path: Path, batch: int
-) -> None:
+def test_the_first_call_proves_and_the_second_process_does_not(tmp_path: Path, batch: int) -> None:
     (first, origin, finite) = first_call(tmp_path, batch)  # compiles the kernels
     assert (len(first), origin, finite) == (1, "measured", True)
     assert first_call(tmp_path, batch)[0] == []
-    shutil.rmtree(tmp_path / "proofs")
-    ((seconds,), _, _) = first_call(tmp_path, batch)
-    assert seconds < PROOF_SECONDS

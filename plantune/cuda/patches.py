@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 from plantune.cuda import driver, tensor_map
 from plantune.cuda.recording import Encodes, Launched, Recording
+from plantune.errors import CudaError
 
 WORD_BYTES = 8
+# Of an address that a tensor map may have: aligned to 16 bytes, and within 47 bits.
+PROBED_BITS = range(4, 47)
 Places = tuple[int, int]  # of a tensor: when the graph was captured, and when it lay elsewhere
 
 
@@ -74,20 +77,31 @@ class Nodes:
         self, elsewhere: Recording, places: Places, labels: Sequence[str]
     ) -> list[Patch] | None:
         """What moves a tensor that only the launches under these labels touch, which were recorded
-        `elsewhere`, too. None where some arguments differ otherwise, or a node is not known.
+        `elsewhere`, too. None where some arguments differ otherwise, a node is not known, or a
+        label shows no pointer: its kernels were given the address at another time.
         """
         found = []
         for label in labels:
-            here, there = self._captured.under(label), elsewhere.under(label)
-            if len(here) != len(there):
+            of_label = self._patches_of(self._captured.under(label), elsewhere.under(label), places)
+            if not of_label:
                 return None
-            for one, other in zip(here, there, strict=True):
-                slots = _slots(one, other, places, self._captured.encoders)
-                if slots is None or (slots and one.node is None):
-                    return None
-                if slots:
-                    found.append(Patch(self._node_of(one), slots))
+            found += of_label
         return found or None
+
+    def _patches_of(
+        self, here: Sequence[Launched], there: Sequence[Launched], places: Places
+    ) -> list[Patch]:
+        """Those of one label; none where something speaks against them."""
+        if len(here) != len(there):
+            return []
+        found = []
+        for one, other in zip(here, there, strict=True):
+            slots = _slots(one, other, places, self._captured.encoders)
+            if slots is None or (slots and one.node is None):
+                return []
+            if slots:
+                found.append(Patch(self._node_of(one), slots))
+        return found
 
     def _node_of(self, launched: Launched) -> Node:
         assert launched.node is not None
@@ -122,17 +136,34 @@ def _slot(
     index: int, start: int, mine: bytes, its: bytes, places: Places, encoders: dict[bytes, Encodes]
 ) -> Slot | None:
     """The slot at a word that differs."""
-    words = (mine[start : start + WORD_BYTES], its[start : start + WORD_BYTES])
-    if words == tuple(place.to_bytes(WORD_BYTES, "little") for place in places):
-        return Slot(index, start)
     last = start // tensor_map.ALIGNMENT * tensor_map.ALIGNMENT
     for first in range(last, max(last - tensor_map.BYTES, -1), -tensor_map.ALIGNMENT):
         encoded, moved = (text[first : first + tensor_map.BYTES] for text in (mine, its))
         encoder = encoders.get(encoded)
-        if encoder is not None:
-            fits = [bytes(encoder.encoded(place)) for place in places] == [encoded, moved]
-            return Slot(index, first, encoder) if fits else None
-    return None
+        if encoder is None:
+            continue
+        if [bytes(encoder.encoded(place)) for place in places] != [encoded, moved]:
+            return None
+        alone = _is_address_alone(encoder, encoded, start - first, places[0])
+        return Slot(index, start) if alone else Slot(index, first, encoder)
+    words = (mine[start : start + WORD_BYTES], its[start : start + WORD_BYTES])
+    pointers = tuple(place.to_bytes(WORD_BYTES, "little") for place in places)
+    return Slot(index, start) if words == pointers else None
+
+
+def _is_address_alone(encoder: Encodes, encoded: bytes, at: int, place: int) -> bool:
+    """Whether all that a tensor map says of the tensor's place is its address, in one word: then
+    that is written, which costs less than to encode it anew.
+    """
+    for address in (place ^ (1 << bit) for bit in PROBED_BITS):
+        word = address.to_bytes(WORD_BYTES, "little")
+        try:
+            found = bytes(encoder.encoded(address))
+        except CudaError:  # a driver that knows that nothing is there
+            return False
+        if found != encoded[:at] + word + encoded[at + WORD_BYTES :]:
+            return False
+    return True
 
 
 def _writes(at: int, encoder: Encodes | None) -> Callable[[int], None]:
@@ -145,6 +176,6 @@ def _writes(at: int, encoder: Encodes | None) -> Callable[[int], None]:
         return write
 
     def encode(address: int) -> None:
-        ctypes.memmove(at, ctypes.addressof(encoder.encoded(address)), tensor_map.BYTES)
+        ctypes.memmove(at, bytes(encoder.encoded(address)), tensor_map.BYTES)
 
     return encode

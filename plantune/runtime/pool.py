@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from itertools import chain
 from types import TracebackType
 from weakref import WeakSet
@@ -187,16 +188,21 @@ class Pool:
         with self._lock:
             free = self._captured.setdefault(capture, [])
             if not free:
-                ready = [one for one in self._idle if one.has_run and not one.is_due()]
-                if not ready:
-                    raise CaptureError(
-                        "a capture needs a program that has run and that no other capture uses; "
-                        "call the module once before each capture"
-                    )
-                self._idle.remove(ready[0])
-                _in_captures.append(ready[0])
-                free.append(ready[0])
+                free.append(self._ready())
+                _in_captures.append(free[0])
             return Lease(self, free.pop(), capture)
+
+    def _ready(self) -> Instance:
+        """An idle instance that needs nothing that a capture cannot hold; idle no longer."""
+        for one in [*self._idle]:
+            if one.has_run and not one.is_due():
+                with suppress(ValueError):  # Another thread took it: `_taken` has no lock.
+                    self._idle.remove(one)
+                    return one
+        raise CaptureError(
+            "a capture needs a program that has run and that no other capture uses; "
+            "call the module once before each capture"
+        )
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.

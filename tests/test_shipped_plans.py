@@ -31,8 +31,8 @@ def plans_in(path: Path) -> tuple[StoredPlan, ...]:
 
 
 @cache
-def graph(batch: int, channels: int) -> Graph:
-    return Problem(NETWORK, batch, channels, "infer", "float16").graph
+def graph(batch: int, channels: int, arch: str) -> Graph:
+    return Problem(NETWORK, batch, channels, "infer", "float16", arch).graph
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -44,7 +44,7 @@ def test_a_shipped_file_is_small_and_of_its_arch(path: Path) -> None:
 @pytest.mark.parametrize("arch", PREDICTED)
 def test_predicted_plans_are_there_and_marked(arch: str) -> None:
     stored = plans_in(data_folder("plans") / f"{arch}.db")
-    wanted = {graph(batch, channels).digest for channels in CHANNELS for batch in BATCHES}
+    wanted = {graph(batch, channels, arch).digest for channels in CHANNELS for batch in BATCHES}
     assert wanted <= {item.plan.graph for item in stored if item.plan.dtype == "float16"}
     for item in stored:
         assert item.plan.origin == "predicted"
@@ -55,7 +55,7 @@ def test_predicted_plans_are_there_and_marked(arch: str) -> None:
 
 def test_measured_plans_are_there_with_what_was_measured() -> None:
     stored = plans_in(data_folder("plans") / f"{MEASURED}.db")
-    wanted = {graph(batch, channels).digest for channels in CHANNELS for batch in BATCHES}
+    wanted = {graph(batch, channels, MEASURED).digest for channels in CHANNELS for batch in BATCHES}
     assert wanted <= {item.plan.graph for item in stored if item.plan.dtype == "float16"}
     for item in stored:
         assert item.plan.origin == "measured"
@@ -70,7 +70,7 @@ def test_plans_fit_todays_networks_and_kernels(arch: str) -> None:
     graphs = {
         problem.graph.digest: problem.graph
         for network, batch, channels in (*known, ("resnet18", 64, 3))
-        for problem in [Problem(network, batch, channels, "infer", "float16")]
+        for problem in [Problem(network, batch, channels, "infer", "float16", arch)]
     }
     for item in plans_in(data_folder("plans") / f"{arch}.db"):
         steps = check_plan(item.plan, graphs[item.plan.graph], space)

@@ -16,8 +16,9 @@ from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
 from plantune.runtime.captured import program_on
+from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.live_state import HeldTensors, LiveState
-from plantune.runtime.torch_internals import is_capturing
+from plantune.runtime.torch_internals import current_gpu, is_capturing
 from plantune.space.search_space import SearchSpace
 
 # The number of a capture, and the stream.
@@ -150,6 +151,7 @@ class Pool:
         self.frozen = frozen
         self._idle: list[Instance] = []
         self._captured: dict[Capture, list[Instance]] = {}
+        self._left_to_captures = 0
         self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
         self._device = device_of(held.module, held.otherwise)
@@ -159,16 +161,24 @@ class Pool:
         """The outputs of a pass after which nothing is read. One that breaks takes its instance
         along: what that holds is not known.
         """
-        if self._on_gpu and is_capturing():
-            with self.lease() as leased:
-                return leased.forward(*inputs)
+        if self._on_gpu and (current_gpu() != self._device.index or is_capturing()):
+            return self._run_leased(*inputs)
         instance = self._taken()
         outputs = instance.forward(*inputs)
         self.give_back(instance)
         return outputs
 
+    @on_its_gpu
+    def _run_leased(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        with self.lease() as leased:
+            return leased.forward(*inputs)
+
     def lease(self) -> Lease:
-        if self._on_gpu and is_capturing():
+        return self._lease_on_gpu() if self._on_gpu else Lease(self, self._taken())
+
+    @on_its_gpu
+    def _lease_on_gpu(self) -> Lease:
+        if is_capturing():
             return self._lease_in(capture_on(self._device))
         return Lease(self, self._taken())
 
@@ -187,16 +197,25 @@ class Pool:
         with self._lock:
             free = self._captured.setdefault(capture, [])
             if not free:
-                ready = [one for one in self._idle if one.has_run and not one.is_due()]
-                if not ready:
-                    raise CaptureError(
-                        "a capture needs a program that has run and that no other capture uses; "
-                        "call the module once before each capture"
-                    )
-                self._idle.remove(ready[0])
-                _in_captures.append(ready[0])
-                free.append(ready[0])
+                free.append(self._taken_for_good())
             return Lease(self, free.pop(), capture)
+
+    def _taken_for_good(self) -> Instance:
+        """An instance that needs only to be launched."""
+        for instance in [*self._idle]:
+            if not instance.has_run or instance.is_due():
+                continue
+            try:
+                self._idle.remove(instance)  # atomic
+            except ValueError:  # another thread has it by now
+                continue
+            _in_captures.append(instance)
+            self._left_to_captures += 1
+            return instance
+        raise CaptureError(
+            "a capture needs a program that has run and that no other capture uses; "
+            "call the module once before each capture"
+        )
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
@@ -210,8 +229,8 @@ class Pool:
         return list(self._alive)
 
     def busy(self) -> int:
-        """How many are in use."""
-        return len(self._alive) - len(self._idle)
+        """How many are in use, those left to captures aside."""
+        return len(self._alive) - len(self._idle) - self._left_to_captures
 
 
 # Their memory is part of graphs that plantune does not see.

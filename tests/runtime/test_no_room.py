@@ -28,7 +28,7 @@ def failing(monkeypatch, error, where):
     def fails(*_, **__):
         raise error
 
-    owner, name = (Pool, "lease") if where == "making" else (Instance, "forward")
+    owner, name = (Pool, "_taken") if where == "making" else (Instance, "forward")
     monkeypatch.setattr(owner, name, fails)
 
 

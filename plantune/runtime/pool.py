@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from itertools import chain
 from types import TracebackType
 from weakref import WeakSet
@@ -195,27 +196,18 @@ class Pool:
     def _lease_in(self, capture: Capture) -> Lease:
         """In one capture, one stream orders what it is given."""
         with self._lock:
-            free = self._captured.setdefault(capture, [])
-            if not free:
-                free.append(self._taken_for_good())
-            return Lease(self, free.pop(), capture)
-
-    def _taken_for_good(self) -> Instance:
-        """An instance that needs only to be launched."""
-        for instance in [*self._idle]:
-            if not instance.has_run or instance.is_due():
-                continue
-            try:
-                self._idle.remove(instance)  # atomic
-            except ValueError:  # another thread has it by now
-                continue
-            _in_captures.append(instance)
-            self._left_to_captures += 1
-            return instance
-        raise CaptureError(
-            "a capture needs a program that has run and that no other capture uses; "
-            "call the module once before each capture"
-        )
+            own = self._captured.setdefault(capture, [])
+            instance = _ready(own)
+            if instance is None:
+                instance = _ready(self._idle)
+                if instance is None:
+                    raise CaptureError(
+                        "a capture needs a program that has run and that no other capture uses; "
+                        "call the module once before each capture"
+                    )
+                _in_captures.append(instance)
+                self._left_to_captures += 1
+            return Lease(self, instance, capture)
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
@@ -231,6 +223,17 @@ class Pool:
     def busy(self) -> int:
         """How many are in use, those left to captures aside."""
         return len(self._alive) - len(self._idle) - self._left_to_captures
+
+
+def _ready(instances: list[Instance]) -> Instance | None:
+    """Takes one out that needs only to be launched; all else cannot be captured."""
+    for instance in [*instances]:
+        if not instance.has_run or instance.is_due():
+            continue
+        with suppress(ValueError):  # another thread has it by now
+            instances.remove(instance)  # atomic
+            return instance
+    return None
 
 
 # Their memory is part of graphs that plantune does not see.

@@ -143,6 +143,20 @@ def test_a_program_whose_weights_moved_is_not_ready(module, x, capture):
         model(x)
 
 
+def test_weights_that_move_between_two_calls_of_a_capture(module, x, capture):
+    """The first call goes on with the weights that it has, so the second needs another program."""
+    model = optimize(module.eval(), x)
+    model(x)
+    with capture(1):
+        model(x)
+        (captured,) = pool_module._in_captures
+        before = list(captured.program._state)
+        model.reference[0].weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+        with pytest.warns(UnplannedCall, match=EAGERLY):
+            assert torch.equal(model(x), model.reference(x))
+    assert all(now is then for now, then in zip(captured.program._state, before, strict=True))
+
+
 def test_what_a_capture_uses_outlives_the_module(module, x, capture, used):
     """F51: the graph may be replayed. All else is freed."""
     model = optimize(module.eval(), x)

@@ -128,7 +128,7 @@ struct Stem {
   // Weights of an output, in runs of 8, and those that a thread puts in order for its block.
   static constexpr int kValues = kBlock * kBlock * kChannels, kRunsOfRow = kValues / 8;
   static constexpr int kRunsOfThread = ceil_div(Tile::kTileN * kRunsOfRow, kThreads);
-  static constexpr int kFetched = smaller(kRunsOfThread, 4);
+  static constexpr int kFetched = smaller(kRunsOfThread, 8);
 
   struct Fetched {
     Vector<T, 8> runs[kFetched];

@@ -9,7 +9,7 @@ import torch
 
 from plantune import UnplannedCall, optimize
 from plantune.errors import CaptureError, InputMismatch
-from plantune.runtime.pool import Instance, Pool
+from plantune.runtime.pool import Instance
 
 ERRORS = {
     "out of memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
@@ -28,8 +28,8 @@ def failing(monkeypatch, error, where):
     def fails(*_, **__):
         raise error
 
-    owner, name = (Pool, "_taken") if where == "making" else (Instance, "forward")
-    monkeypatch.setattr(owner, name, fails)
+    name = "__init__" if where == "making" else "forward"
+    monkeypatch.setattr(Instance, name, fails)
 
 
 @pytest.fixture(params=["making", "running"])

@@ -340,3 +340,27 @@ class TestExit:
             + "passed.wait()"
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_capture_takes_no_instance_that_another_thread_has_taken(
+    monkeypatch, small, images, tuned
+):
+    """Calls take idle instances without a lock, so one may go while a capture looks at it."""
+    model = tuned(small, images)
+    pool = model.pool()
+    first, second = pool.lease(), pool.lease()
+    for lease in (first, second):
+        lease.instance.forward(images)
+        lease.release()
+    taken = []
+    is_due = pool_module.Instance.is_due
+
+    def is_due_while_a_call_begins(instance):
+        if not taken:
+            taken.append(pool._idle.pop(pool._idle.index(instance)))
+        return is_due(instance)
+
+    monkeypatch.setattr(pool_module.Instance, "is_due", is_due_while_a_call_begins)
+    captured = pool._lease_in((1, 0))
+    assert len(taken) == 1
+    assert captured.instance is not taken[0]

@@ -1,4 +1,4 @@
-"""A pass in a capture of the caller's: F45, F46, F49, F51 and F59 of the faults."""
+"""A pass in a capture of the caller's: F45, F46, F51 and F59 of the faults."""
 
 from __future__ import annotations
 
@@ -195,32 +195,6 @@ def test_an_error_in_a_capture_is_the_callers(model, x, capture, monkeypatch):
     model(x)
     with capture(2):
         model(x)
-
-
-def test_another_thread_may_take_an_instance_that_was_found_ready(
-    model, x, capture, monkeypatch, used
-):
-    """F49: an ordinary call takes no lock."""
-    pool = model.pool()
-    leases = [pool.lease() for _ in range(2)]
-    for lease in leases:
-        lease.instance.forward(x)
-        lease.release()
-    used.clear()
-    is_due, taken = Instance.is_due, []
-
-    def taken_meanwhile(self):
-        due = is_due(self)
-        if not taken and self in pool._idle:
-            taken.append(self)
-            pool._idle.remove(self)
-        return due
-
-    monkeypatch.setattr(Instance, "is_due", taken_meanwhile)
-    with capture(1):
-        model(x)
-    assert used[0]() is not None
-    assert used[0]() is not taken[0]
 
 
 def test_captures_are_no_passes_that_wait_for_their_backward_pass(x, capture):

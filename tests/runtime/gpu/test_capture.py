@@ -88,11 +88,11 @@ class TestCapture:
 
         @contextmanager
         def run():
-            lease = Pool.lease
+            taken = Pool._taken
 
-            def broken_lease(pool):
-                held = lease(pool)
-                program = held.instance.program._program
+            def broken(pool):
+                instance = taken(pool)
+                program = instance.program._program
                 forward = program.run_forward
 
                 def run_and_wait():
@@ -100,10 +100,10 @@ class TestCapture:
                     torch.ones(1, device="cuda").item()  # Waits, which no capture allows.
 
                 program.run_forward = run_and_wait
-                return held
+                return instance
 
             with monkeypatch.context() as patch:
-                patch.setattr(Pool, "lease", broken_lease)
+                patch.setattr(Pool, "_taken", broken)
                 yield
 
         return run

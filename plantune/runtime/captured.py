@@ -14,10 +14,11 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.memory import MEMORY_FORMATS
 from plantune.plan import Plan
+from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded, Recorder
-from plantune.runtime.torch_internals import is_capturing, raw_stream
+from plantune.runtime.torch_internals import current_gpu, is_capturing, raw_stream
 from plantune.space.search_space import SearchSpace
 
 Results = Mapping[str, Tensor]
@@ -85,6 +86,7 @@ class CapturedProgram:
         self._program.values[name] = tensor
         return tensor
 
+    @on_its_gpu
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
         """Takes parameters and buffers by name, wherever they lie now."""
@@ -107,6 +109,9 @@ class CapturedProgram:
 
         Inputs must be of the graph's shapes and dtypes; they are read, never written.
         """
+        if current_gpu() != self._device.index:  # as on_its_gpu, but called most often
+            with torch.cuda.device(self._device):
+                return self.forward(*inputs)
         if is_capturing():
             return self._inside_a_capture(inputs)
         self._enter()
@@ -122,6 +127,7 @@ class CapturedProgram:
     def _inside_a_capture(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
 
+    @on_its_gpu
     @torch.no_grad()
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
         """The gradients by the name of their input or parameter, in memory that is the caller's."""
@@ -162,8 +168,9 @@ class CapturedProgram:
         run both.
         """
         if self.graph.backward_from is None:
-            self._passes["forward"] = self._captured("forward", self._forward_pass)
-            self._ends.find_patches(self._passes["forward"].graph)
+            made = self._captured("forward", self._forward_pass)
+            self._ends.find_patches(made.graph)
+            self._passes["forward"] = made  # with the patches of no other graph
             return
         moved = self._moving()
         try:

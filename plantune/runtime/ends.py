@@ -84,8 +84,12 @@ class Ends:
         # A backward pass reads what the forward pass left in the program's memory.
         alone = graph.backward_from is None
         once = [name for name in graph.outputs if graph.outputs.count(name) == 1]
+        # What is copied after the steps must lie where that copy reads it.
+        copied = {value for _, value in graph.updates} | {*names} & {*graph.outputs}
         self._direct = [
-            name for name in (*names, *once) if alone and program.touching(name) and name in values
+            name
+            for name in dict.fromkeys((*names, *once))
+            if alone and name not in copied and program.touching(name) and name in values
         ]
         self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
         self._new: list[Callable[[], Tensor]] = []

@@ -17,8 +17,9 @@ from plantune.graph.graph import Graph
 from plantune.kernels.family import CPU
 from plantune.plan import Plan
 from plantune.runtime.captured import program_on
+from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.live_state import HeldTensors, LiveState
-from plantune.runtime.torch_internals import is_capturing
+from plantune.runtime.torch_internals import current_gpu, is_capturing
 from plantune.space.search_space import SearchSpace
 
 # The number of a capture, and the stream.
@@ -151,6 +152,7 @@ class Pool:
         self.frozen = frozen
         self._idle: list[Instance] = []
         self._captured: dict[Capture, list[Instance]] = {}
+        self._left_to_captures = 0
         self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
         self._device = device_of(held.module, held.otherwise)
@@ -160,16 +162,24 @@ class Pool:
         """The outputs of a pass after which nothing is read. One that breaks takes its instance
         along: what that holds is not known.
         """
-        if self._on_gpu and is_capturing():
-            with self.lease() as leased:
-                return leased.forward(*inputs)
+        if self._on_gpu and (current_gpu() != self._device.index or is_capturing()):
+            return self._run_leased(*inputs)
         instance = self._taken()
         outputs = instance.forward(*inputs)
         self.give_back(instance)
         return outputs
 
+    @on_its_gpu
+    def _run_leased(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        with self.lease() as leased:
+            return leased.forward(*inputs)
+
     def lease(self) -> Lease:
-        if self._on_gpu and is_capturing():
+        return self._lease_on_gpu() if self._on_gpu else Lease(self, self._taken())
+
+    @on_its_gpu
+    def _lease_on_gpu(self) -> Lease:
+        if is_capturing():
             return self._lease_in(capture_on(self._device))
         return Lease(self, self._taken())
 
@@ -186,23 +196,18 @@ class Pool:
     def _lease_in(self, capture: Capture) -> Lease:
         """In one capture, one stream orders what it is given."""
         with self._lock:
-            free = self._captured.setdefault(capture, [])
-            if not free:
-                free.append(self._ready())
-                _in_captures.append(free[0])
-            return Lease(self, free.pop(), capture)
-
-    def _ready(self) -> Instance:
-        """An idle instance that needs nothing that a capture cannot hold; idle no longer."""
-        for one in [*self._idle]:
-            if one.has_run and not one.is_due():
-                with suppress(ValueError):  # Another thread took it: `_taken` has no lock.
-                    self._idle.remove(one)
-                    return one
-        raise CaptureError(
-            "a capture needs a program that has run and that no other capture uses; "
-            "call the module once before each capture"
-        )
+            own = self._captured.setdefault(capture, [])
+            instance = _ready(own)
+            if instance is None:
+                instance = _ready(self._idle)
+                if instance is None:
+                    raise CaptureError(
+                        "a capture needs a program that has run and that no other capture uses; "
+                        "call the module once before each capture"
+                    )
+                _in_captures.append(instance)
+                self._left_to_captures += 1
+            return Lease(self, instance, capture)
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
@@ -216,8 +221,19 @@ class Pool:
         return list(self._alive)
 
     def busy(self) -> int:
-        """How many are in use."""
-        return len(self._alive) - len(self._idle)
+        """How many are in use, those left to captures aside."""
+        return len(self._alive) - len(self._idle) - self._left_to_captures
+
+
+def _ready(instances: list[Instance]) -> Instance | None:
+    """Takes one out that needs only to be launched; all else cannot be captured."""
+    for instance in [*instances]:
+        if not instance.has_run or instance.is_due():
+            continue
+        with suppress(ValueError):  # another thread has it by now
+            instances.remove(instance)  # atomic
+            return instance
+    return None
 
 
 # Their memory is part of graphs that plantune does not see.

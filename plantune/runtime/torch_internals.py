@@ -20,6 +20,10 @@ is_capturing: Any = getattr(
 )
 
 
+# The index of the current GPU.
+current_gpu: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
 def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Any:
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 

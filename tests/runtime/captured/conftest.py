@@ -17,7 +17,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 from plantune.planning import default_plan
-from plantune.runtime import captured, pool, recorder
+from plantune.runtime import captured, current_gpu, pool, recorder
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.module import UnplannedCall
 from plantune.runtime.recorder import Recorder
@@ -121,6 +121,9 @@ def captures(monkeypatch):
     }.items():
         replace_in_torch(monkeypatch, name, value)
     monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
+    # The index of a CPU: no other GPU is current.
+    for module in (captured, current_gpu, pool):
+        monkeypatch.setattr(module, "current_gpu", lambda: None)
     for module in (captured, pool):
         # Some tests replace torch's own later.
         monkeypatch.setattr(module, "is_capturing", is_capturing_now)
@@ -158,13 +161,14 @@ def module():
     return Normed()
 
 
-def program_of(module, train=False):
+def program_of(module, train=False, frozen=False):
     module.train(train)
     graph = extract(module, TensorType(SHAPE), fold=False if train else None)
     if train:
         graph = differentiate(graph, [name for name, _ in module.named_parameters()])
     space = load_search_space("cpu")
-    program = CapturedProgram(graph, default_plan(graph, space, network="normed"), space, CPU)
+    plan = default_plan(graph, space, network="normed")
+    program = CapturedProgram(graph, plan, space, CPU, frozen=frozen)
     program.refresh(state_of(module))
     return program
 

@@ -11,6 +11,7 @@ from torch import nn
 from plantune import optimize
 from plantune.errors import CaptureError
 from plantune.runtime import recorder
+from plantune.runtime.ends import Ends
 from plantune.runtime.module import UnplannedCall
 from plantune.runtime.recorder import Recorder
 
@@ -101,3 +102,19 @@ def test_a_capture_after_a_broken_one_is_behind_its_work(module, x, captures):
     with pytest.raises(CaptureError):
         program.forward(x)
     assert stream.waited[-1] is program._recorder._side
+
+
+def test_while_the_places_of_inputs_are_looked_for(module, x, captures, close, monkeypatch):
+    """Half of them belong to this graph, the others to none that is left."""
+    program = program_of(module)
+
+    def fails(self, graph):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ends, "find_patches", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            program.forward(x)
+    (y,) = program.forward(x)
+    close(y, expected(module, x))
+    assert len(captures) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -9,7 +10,11 @@ import torch
 from torch import nn
 
 from plantune import UnplannedCall, optimize
+from plantune.cuda import patches
+from plantune.environment import arch_of
 from plantune.errors import InputMismatch
+from plantune.planning import hand_plan
+from plantune.space.search_space import load_search_space
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,3 +153,83 @@ class TestAwkwardInputs:
     @pytest.mark.parametrize("plan", ["default", "hand"])
     def test_a_module_without_parameters_runs_where_its_input_is(self, images, plan, tuned):
         assert torch.equal(tuned(nn.ReLU(), images, plan=plan)(images), images.relu())
+
+
+class TestPlaces:
+    """F65: kernels are told where each input and output is, in pointers and in tensor maps."""
+
+    @pytest.mark.usefixtures("planned")
+    @pytest.mark.parametrize("plan", ["default", "hand"])
+    @torch.no_grad()
+    def test_at_each_alignment_that_kernels_take(self, small, images, tuned, plan):
+        model = tuned(small, images, plan=plan)
+        wanted = model(images)
+        room = torch.empty(images.numel() + 4096, dtype=images.dtype, device="cuda")
+        for start in (0, 8, 16, 24, 32, 64, 120, 128, 1024, 4088):
+            x = room[start : start + images.numel()].view(images.shape)
+            x.copy_(images)
+            assert torch.equal(model(x), wanted), start
+            x.fill_(float("nan"))
+
+    @pytest.mark.parametrize("moved", ["x", "residual"])
+    @torch.no_grad()
+    def test_a_tensor_map_that_is_encoded_anew(self, moved, monkeypatch):
+        """As on a driver whose maps hold more of a tensor's place than its address."""
+        monkeypatch.setattr(patches, "_is_address_alone", lambda *_: False)
+        layers = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())
+        module = (Added(layers) if moved == "residual" else layers).cuda().half().eval()
+        module = module.to(memory_format=torch.channels_last)
+        x = torch.randn(8, 64, 32, 32, device="cuda", dtype=torch.float16)
+        x = x.contiguous(memory_format=torch.channels_last)
+        model = optimize(module, x, fallback="error")
+        space = load_search_space(arch_of(x.device))
+        plan = hand_plan(model.pool().graph, space, network="by hand")
+        model = optimize(module, x, plan=plan, fallback="error")
+        for _ in range(5):
+            x = torch.randn_like(x)
+            wanted = module(x).float()
+            assert (model(x).float() - wanted).norm() < 0.01 * wanted.norm()
+
+
+class Added(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return self.layers(x) + x
+
+
+@torch.no_grad()
+def test_the_first_call_of_a_thread(small, images, tuned):
+    """It has no CUDA context of its own yet, and the handle of its stream is 0."""
+    model = tuned(small, images, plan="hand")
+    wanted, found = model(images), []
+    model(images)
+    other = threading.Thread(target=lambda: found.append(model(images)))
+    other.start()
+    other.join()
+    assert torch.equal(found[0], wanted)
+
+
+@torch.no_grad()
+def test_a_module_that_returns_its_input_too(images):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+
+        def forward(self, x):
+            return self.conv(x), x
+
+    module = Both().cuda().half().eval()
+    model = optimize(module, images, fallback="error")
+    space = load_search_space(arch_of(images.device))
+    plan = hand_plan(model.pool().graph, space, network="by hand")
+    model = optimize(module, images, plan=plan, fallback="error")
+    for _ in range(3):
+        x = torch.randn_like(images)
+        y, same = model(x)
+        assert torch.equal(same, x)
+        wanted = module.conv(x).float()
+        assert (y.float() - wanted).norm() < 0.01 * wanted.norm()

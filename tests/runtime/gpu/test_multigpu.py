@@ -95,3 +95,33 @@ def test_where_a_capture_fails_the_current_gpu_stays(module, images, monkeypatch
         assert torch.equal(model(images), model.reference(images))
     assert torch.cuda.current_device() == 0
     assert_right(model, module, images)
+
+
+@torch.no_grad()
+def test_in_a_capture_of_its_own_gpu_while_another_is_the_current_one(module, images):
+    model = optimize(module, images, fallback="error")
+    model(images)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(SECOND)
+    torch.cuda.synchronize(SECOND)
+    with torch.cuda.graph(graph, stream=stream), torch.cuda.device(0):
+        y = model(images)
+    assert (y.device, torch.cuda.current_device()) == (SECOND, 0)
+    images.normal_()
+    kept = y
+    for _ in range(3):
+        with torch.cuda.device(SECOND):
+            graph.replay()
+        ordinary = model(images)
+        torch.cuda.synchronize(SECOND)
+        assert torch.equal(kept, ordinary)
+
+
+@torch.no_grad()
+def test_the_default_stream_of_each_gpu_is_its_own(module, images):
+    """Its handle is 0 on each of them."""
+    model = optimize(module, images, fallback="error")
+    wanted = model(images)
+    for current in (0, 1, 0):
+        with torch.cuda.device(current):
+            assert torch.equal(model(images), wanted)
+            assert torch.cuda.current_device() == current

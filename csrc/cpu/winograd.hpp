@@ -10,8 +10,8 @@
 //   y  (count, height, width, channels) =            output, nhwc; every element is written
 //
 // Sizes are arguments, so one compiled library serves every network. Deterministic: each element is
-// made by one thread in a fixed order, from sums alone, so that every instruction set gives the same
-// bits.
+// made by one thread in a fixed order, from sums alone, so that every instruction set gives the
+// same bits.
 
 #pragma once
 
@@ -20,8 +20,8 @@
 
 namespace plantune {
 
-// As many as a register holds: with twice as many the tiles do not fit into 16 registers (Zen 3: half
-// the speed, 2026-11-22).
+// As many as a register holds: with twice as many the tiles do not fit into 16 registers (Zen 3:
+// half the speed, 2026-11-22).
 #ifdef __AVX512F__
 constexpr int kLanes = 16;
 #else

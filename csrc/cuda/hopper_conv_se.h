@@ -3,10 +3,10 @@
 //   v = conv(x, w) * scale + bias        gate = sigmoid(W2 relu(W1 mean(v) + b1) + b2)
 //   y = relu(v * gate + residual) + offset
 //
-// The convolution is HopperConv's, with its layouts, options and roles; v stays in registers. The
-// W1 is (hidden, C) and W2 (C, hidden), both of T and aligned to 16 bytes; kHidden is a multiple of 4
-// that holds the hidden channels. It writes `=`, all
-// arithmetic is float, what leaves is rounded once, and sums have a fixed order.
+// The convolution is HopperConv's, with its layouts, options and roles; v stays in registers. W1 is
+// (hidden, C) and W2 (C, hidden), both of T and aligned to 16 bytes; kHidden is a multiple of 4 that
+// holds the hidden channels. It writes `=`, all arithmetic is float, what leaves is rounded once, and
+// sums have a fixed order.
 
 #pragma once
 

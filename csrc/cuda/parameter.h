@@ -1,5 +1,5 @@
-// Values of parameters as a kernel's epilogue reads them: where they lie, in the parameter's dtype, or
-// as float where a pass computed them.
+// Values of parameters as a kernel's epilogue reads them: where they are, in the parameter's dtype,
+// or as float if a pass computed them.
 
 #pragma once
 
@@ -14,8 +14,8 @@ struct Parameter {
   int is_float;
 };
 
-/// Written by a kernel that released no successor before its end, or before the pass: it may be read
-/// before the wait for the kernel in front.
+/// It was written before the pass, or by a kernel that released no successor before its end: it may
+/// be read before the wait for the kernel in front.
 template <typename T>
 __device__ __forceinline__ float load_parameter(const Parameter& parameter, int channel) {
   const int at = channel * parameter.stride;

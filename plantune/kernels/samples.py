@@ -27,7 +27,7 @@ def samples(space: SearchSpace) -> Iterator[tuple[Step, Candidate]]:
 
 
 def _sample(family: CudaFamily, space: SearchSpace) -> tuple[Step, Candidate] | None:
-    fits = (step for step in _steps() if family.why_not_step(step) is None)
+    fits = (step for step in _steps(space.arch.name) if family.why_not_step(step) is None)
     for step in sorted(fits, key=lambda step: (len(step.nodes), step.flops)):
         legal = [c for c in candidates(step, space) if c.family == family.name]
         if legal:
@@ -36,12 +36,12 @@ def _sample(family: CudaFamily, space: SearchSpace) -> tuple[Step, Candidate] | 
 
 
 @cache
-def _steps() -> tuple[Step, ...]:
+def _steps(arch: str) -> tuple[Step, ...]:
     from plantune.problem import Problem
 
     fusions = tuple(all_fusions())
     return tuple(
         step
         for network in NETWORKS
-        for step in alternatives(Problem(network, 1, 3, "infer", "float16").graph, fusions)
+        for step in alternatives(Problem(network, 1, 3, "infer", "float16", arch).graph, fusions)
     )

@@ -102,7 +102,8 @@ class CapturedProgram:
             self._ends.follow(given)
         if self._frozen:
             self._enter()
-            self._program.run_refresh()
+            # A replayed pass waits for this stream, not for one that this might have forked.
+            self._program.run_refresh(orders=True)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs, in memory that is the caller's. Buffers that the graph updates are updated.

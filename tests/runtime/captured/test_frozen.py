@@ -37,6 +37,14 @@ def test_a_pass_computes_nothing_of_weights_alone(module, x, prepared, train):
 
 
 @pytest.mark.usefixtures("captures")
+def test_refresh_leaves_nothing_to_wait_for_but_its_stream(module, monkeypatch):
+    program, asked = program_of(module, frozen=True), []
+    monkeypatch.setattr(Program, "run_refresh", lambda self, **options: asked.append(options))
+    program.refresh(state_of(module))
+    assert asked == [{"orders": True}]
+
+
+@pytest.mark.usefixtures("captures")
 def test_otherwise_each_pass_does(module, x, prepared):
     program = program_of(module)
     assert prepared == []

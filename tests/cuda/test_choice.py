@@ -56,10 +56,12 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Nvrtc, ...]]:
     """What is found in a folder of wheels and in a toolkit, and nowhere else."""
 
     def look(site: Path | None = None, toolkit: Path | None = None) -> tuple[Nvrtc, ...]:
-        monkeypatch.setattr(sys, "path", [str(site)] if site else [])
-        monkeypatch.setenv("CUDA_HOME", str(toolkit or "/no/such/folder"))
-        monkeypatch.delenv("CUDA_PATH", raising=False)
-        these = toolchain.all_nvrtc.__wrapped__()
+        # Only here: what is looked for once in a process, as CUTLASS is, would be missed for good.
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", [str(site)] if site else [])
+            patch.setenv("CUDA_HOME", str(toolkit or "/no/such/folder"))
+            patch.delenv("CUDA_PATH", raising=False)
+            these = toolchain.all_nvrtc.__wrapped__()
         monkeypatch.setattr(choice, "all_nvrtc", lambda: these)
         return tuple(one for one in these if "/usr/local" not in str(one.library))
 

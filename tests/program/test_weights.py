@@ -248,13 +248,9 @@ def test_a_step_of_the_framework_keeps_what_it_makes_on_the_way():
             torch.testing.assert_close(run.values[name].double(), run.right()[name])
 
 
-@pytest.mark.parametrize("derived_first", [True, False])
-def test_scales_that_torch_composes_come_after_what_they_read(derived_first):
-    b = Network()
-    plain, made = b.w(4, 1, 1), b("relu", b.w(4, 1, 1))
-    one, other = (made, plain) if derived_first else (plain, made)
-    y = b.joined("add", b("mul", b.x(2, 4, 5, 5), one), other)
-    tables = []
+def run_with_scales(b: Network, y: str) -> tuple[Run, list[ChannelScales]]:
+    """A run whose step keeps the scales of four channels, and a list of them once it is built."""
+    tables: list[ChannelScales] = []
 
     def constants(step: Step, frame: Frame) -> Sequence[Constant]:
         if step.phase != "forward":
@@ -262,7 +258,16 @@ def test_scales_that_torch_composes_come_after_what_they_read(derived_first):
         tables.append(ChannelScales(channel_affine_of(step), 4, frame))
         return tables[0].constants
 
-    run = Run(b, [y], constants)
+    return Run(b, [y], constants), tables
+
+
+@pytest.mark.parametrize("derived_first", [True, False])
+def test_scales_that_torch_composes_come_after_what_they_read(derived_first):
+    b = Network()
+    plain, made = b.w(4, 1, 1), b("relu", b.w(4, 1, 1))
+    one, other = (made, plain) if derived_first else (plain, made)
+    y = b.joined("add", b("mul", b.x(2, 4, 5, 5), one), other)
+    run, tables = run_with_scales(b, y)
     for _ in twice(run):
         right = torch.stack([run.right()[one].flatten(), run.right()[other].flatten()], dim=1)
         torch.testing.assert_close(tables[0].tensor.double(), right)
@@ -273,15 +278,7 @@ def test_scales_that_follow_from_the_framework_s_values_come_last():
     plain = b.w(4, 1, 1)
     made = b("mean", b.w(4, 3, 3), dims=(1, 2), keepdim=True)
     y = b.joined("add", b("mul", b.x(2, 4, 5, 5), plain), made)
-    tables = []
-
-    def constants(step: Step, frame: Frame) -> Sequence[Constant]:
-        if step.phase != "forward":
-            return ()
-        tables.append(ChannelScales(channel_affine_of(step), 4, frame))
-        return tables[0].constants
-
-    run = Run(b, [y], constants)
+    run, tables = run_with_scales(b, y)
     for _ in twice(run):
         right = torch.stack([run.right()[plain].flatten(), run.right()[made].flatten()], dim=1)
         torch.testing.assert_close(tables[0].tensor.double(), right)

@@ -11,6 +11,7 @@ from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
 from plantune.cli.options import Key, common_options, example, key_options
 from plantune.report.tables import config_text, percent, table, us_text
+from plantune.rivals import Rivals, ratio_text
 
 if TYPE_CHECKING:
     from plantune.plan import Plan
@@ -49,6 +50,7 @@ def explain_command(
             "runner": chosen.plan.runner,
             "branches": chosen.plan.branches,
             "evidence": dict(chosen.plan.evidence),
+            **Rivals.of(chosen.plan.evidence).to_json(),
             "steps": [story.to_json() for story in stories],
         }
     )
@@ -75,6 +77,8 @@ def _is_wanted(story: StepStory, text: str | None) -> bool:
 
 def _show(console: Console, chosen: Chosen, stories: list[StepStory]) -> None:
     console.say(bold(f"{chosen.label}: {chosen.problem.network}, batch {chosen.problem.batch}"))
+    if (ratio := ratio_text(chosen.plan.evidence)) is not None:
+        console.say(ratio)
     if chosen.plan.runner == "eager":
         console.say("eager was faster than these steps as a whole, so the network runs eagerly")
     if chosen.plan.origin == "predicted":

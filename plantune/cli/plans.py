@@ -11,11 +11,17 @@ from plantune.cli.console import Console, bold
 from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.options import ModelName, common_options, example
 from plantune.report.tables import config_text, table
+from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text
 
 if TYPE_CHECKING:
     from plantune.plan_db import StoredPlan
 
 ID = click.IntRange(min=1)
+TITLES = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "of", "here", "status"]
+OF = TITLES.index("of")
+# Beside the rival of a ratio that is none to torch.compile, by whether that is known.
+MARKS = {True: "", False: "*", None: "?"}
+FOOTNOTES = {"*": NO_COMPILED, "?": UNKNOWN}
 
 
 @click.group("plans", epilog=example("plantune plans list"))
@@ -36,8 +42,9 @@ def list_command(console: Console, place: Path | None, model: str | None, every:
     matches = [environment_here(item.plan.arch).match(item.environment) for item in stored]
     rows = [_cells(item, match) for item, match in zip(stored, matches, strict=True)]
     if rows:
-        titles = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "here", "status"]
-        console.say(table(titles, rows, "rlrlllrrll"))
+        console.say(table(TITLES, rows, "rlrlllrrlll"))
+        for line in _footnotes(rows):
+            console.say(line)
     else:
         console.say(f"{path}: no plans; run plantune search, or plantune plans list --all")
     summaries = [_summary(item, match) for item, match in zip(stored, matches, strict=True)]
@@ -57,6 +64,8 @@ def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
 def _cells(item: StoredPlan, match: str) -> list[str]:
     plan = item.plan
     ms, ratio = plan.evidence.get("median_ms"), plan.evidence.get("ratio")
+    raced = isinstance(ratio, (int, float))
+    mark = MARKS[Rivals.of(plan.evidence).compiled]
     return [
         str(item.id),
         plan.network,
@@ -65,10 +74,16 @@ def _cells(item: StoredPlan, match: str) -> list[str]:
         plan.dtype,
         plan.arch,
         f"{ms:.3f}" if isinstance(ms, (int, float)) else "-",
-        f"{ratio:.3f}" if isinstance(ratio, (int, float)) else "-",
+        f"{ratio:.3f}" if raced else "-",
+        f"{plan.evidence.get('baseline')}{mark}" if raced else "-",
         match,
         _state(item),
     ]
+
+
+def _footnotes(rows: list[list[str]]) -> list[str]:
+    used = {row[OF][-1] for row in rows}
+    return [f"{mark} {text}" for mark, text in FOOTNOTES.items() if mark in used]
 
 
 def _state(item: StoredPlan) -> str:
@@ -88,6 +103,7 @@ def _summary(item: StoredPlan, match: str) -> dict[str, Any]:
         "created_at": item.created_at,
         "steps": len(item.plan.choices),
         "evidence": dict(item.plan.evidence),
+        **Rivals.of(item.plan.evidence).to_json(),
     }
 
 
@@ -105,6 +121,8 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
     console.say(f"{_state(item)}, made {item.created_at}; a match here: {match}")
     for name, (got, saved) in here.differences(item.environment).items():
         console.say(f"  {name}: {saved} there, {got} here")
+    if (ratio := ratio_text(plan.evidence)) is not None:
+        console.say(ratio)
     console.say("".join(f"  {key} {value}\n" for key, value in plan.evidence.items()).rstrip())
     rows = [
         [config_text(c.candidate.family, c.candidate.config), " ".join(c.nodes)]

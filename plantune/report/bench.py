@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from plantune.report.tables import table
+from plantune.rivals import has_compiled
 
 if TYPE_CHECKING:
     from plantune.environment import Environment
@@ -61,6 +62,8 @@ def verdict(race: Race) -> str:
         return "there is nothing to compare: no baseline ran beside the plan"
     ratio, name = race.ratio, race.best_baseline
     interval = f"{ratio.ratio:.3f} of {name}'s time ({interval_text(ratio)})"
+    if not has_compiled(race.timings):
+        interval = f"{interval}; torch.compile was not in this race"
     if ratio.high < 1:
         return f"plantune is faster: {interval}"
     if ratio.low > 1:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from plantune import rivals
 from plantune.environment import Environment
 from plantune.errors import MeasureTimeout, NoViableCandidate, WorkerDied, WrongResult
 from plantune.graph.step import Step
@@ -285,6 +286,7 @@ def evidence_of(race: Race) -> Attrs:
     """What a race says of a plan's program, as the plan keeps it."""
     ours = race.timings[PLANTUNE]
     evidence: dict[str, float | str] = {
+        rivals.KEY: ",".join(name for name in race.timings if name != PLANTUNE),
         "median_ms": ours.median_us / 1e3,
         "low_ms": ours.low_us / 1e3,
         "high_ms": ours.high_us / 1e3,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from plantune.environment import cpu_environment
 from plantune.plan import Plan
+from plantune.values import Attrs
 
 from .conftest import Run, changed, object_of
 
@@ -108,3 +109,27 @@ def test_a_damaged_database_is_set_aside_with_a_warning(run: Run, cache: Path) -
     assert result.stderr.startswith("warning: ")
     assert "was moved to" in result.stderr
     assert len(list(cache.glob("plans.db.damaged-*"))) == 1
+
+
+def test_a_ratio_names_its_rival_and_whether_a_compiler_was_met(
+    run: Run, store: Callable[..., int], plan: Plan
+) -> None:
+    known = {**plan.evidence, "rivals": "eager"}
+    met = {**known, "rivals": "eager,compile-default", "baseline": "compile-default"}
+    ids = [
+        store(changed(plan, evidence=Attrs(evidence))) for evidence in (plan.evidence, known, met)
+    ]
+    result = run("plans", "list", "--all")
+    cells = {line.split()[0]: line.split()[7:9] for line in result.stderr.splitlines()}
+    assert [cells[str(id)] for id in ids] == [
+        ["0.500", "eager?"],
+        ["0.500", "eager*"],
+        ["0.500", "compile-default"],
+    ]
+    assert "* never raced against torch.compile" in result.stderr
+    for id, words in zip(ids, ("rivals are not known", "never raced", ""), strict=True):
+        for command in (["plans", "show"], ["explain"]):
+            assert words in run(*command, id).stderr
+            assert "0.500 of" in run(*command, id).stderr
+    listed = object_of(run("plans", "list", "--all", "--json"))["plans"]
+    assert [item["met_compiled"] for item in listed] == [True, False, None]

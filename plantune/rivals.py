@@ -1,0 +1,60 @@
+"""Which of the framework's ways a plan was raced against, as its evidence says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "rivals"
+COMPILED = "compile-"
+NO_COMPILED = "never raced against torch.compile"
+UNKNOWN = "its rivals are not known, but for the one named"
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """`complete` is false of plans from before rivals were kept: only the best one is known."""
+
+    names: tuple[str, ...]
+    complete: bool
+
+    @staticmethod
+    def of(evidence: Mapping[str, Any]) -> Rivals:
+        """Whom the plan with this evidence met."""
+        kept, baseline = evidence.get(KEY), evidence.get("baseline")
+        if isinstance(kept, str):
+            return Rivals(tuple(filter(None, kept.split(","))), complete=True)
+        return Rivals((baseline,) if isinstance(baseline, str) else (), complete=False)
+
+    @property
+    def compiled(self) -> bool | None:
+        """Whether one of them was torch.compile's; None if that is not known."""
+        if has_compiled(self.names):
+            return True
+        return False if self.complete else None
+
+    @property
+    def warning(self) -> str | None:
+        """What must stand beside a ratio that is not one to torch.compile."""
+        if self.compiled:
+            return None
+        return UNKNOWN if self.compiled is None else NO_COMPILED
+
+    def to_json(self) -> dict[str, Any]:
+        """`rivals` is null if only the best one is known."""
+        names = list(self.names) if self.complete else None
+        return {"rivals": names, "met_compiled": self.compiled}
+
+
+def has_compiled(names: Iterable[str]) -> bool:
+    return any(name.startswith(COMPILED) for name in names)
+
+
+def ratio_text(evidence: Mapping[str, Any]) -> str | None:
+    """A plan's ratio in words that name its rivals; None of a plan that met nobody."""
+    ratio, baseline = evidence.get("ratio"), evidence.get("baseline")
+    if not isinstance(ratio, (int, float)):
+        return None
+    warning = Rivals.of(evidence).warning
+    return f"{ratio:.3f} of {baseline}'s time" + ("" if warning is None else f"; {warning}")

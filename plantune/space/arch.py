@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from plantune.env import data_folder
-from plantune.errors import InvalidSearchSpace
+from plantune.space.rules import (
+    Rule,
+    invalid,
+    one_of,
+    pattern,
+    quantity,
+    require,
+    require_keys,
+    require_list,
+    whole_number,
+)
+from plantune.space.space_file import SpaceFile, parse_space_file, read_space_file
 
 ARCH_NAMES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 FEATURES = ("bf16", "clusters", "cp_async", "fp8", "ldmatrix", "tcgen05", "tf32", "tma", "wgmma")
@@ -98,39 +107,11 @@ def load_arch(name: str) -> Arch:
     return parse_arch(load_space_file(name))
 
 
-@dataclass(frozen=True)
-class SpaceFile:
-    """A search-space file whose outer form is right: its tables, and its path for messages."""
-
-    path: Path
-    facts: Mapping[str, Any]
-    families: Mapping[str, Any]
-    chip: Mapping[str, Any] | None = None
-
-
 def load_space_file(arch_name: str) -> SpaceFile:
     """Read the search-space file of one arch."""
     require(f"arch {arch_name!r}", arch_name, one_of(*ARCH_NAMES))
     path = data_folder("search_spaces") / f"{arch_name}.toml"
-    try:
-        return parse_space_file(path.read_text(encoding="utf-8"), path)
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise InvalidSearchSpace(f"{path}: {error}; install plantune again") from error
-
-
-def parse_space_file(text: str, path: Path) -> SpaceFile:
-    """Check the syntax and the outer form of a search-space file's text."""
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidSearchSpace(
-            f"{path}: got text that is not TOML, correct it: {error}"
-        ) from error
-    require_keys(f"{path}: top level", document, ("arch", "facts", "families"), ("chip",))
-    require(f"{path}: arch", document["arch"], one_of(path.stem))
-    for name in ("facts", "families", "chip"):
-        require(f"{path}: [{name}]", document.get(name, {}), TABLE)
-    return SpaceFile(path, document["facts"], document["families"], document.get("chip"))
+    return parse_space_file(read_space_file(path), path)
 
 
 def parse_arch(file: SpaceFile) -> Arch:
@@ -194,85 +175,6 @@ def _require_agreement(place: str, name: str, cuda: CudaFacts) -> None:
             raise invalid(f"{place} {key}", getattr(cuda, key), remedy)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What one value must be; the text completes the sentence "give ..."."""
-
-    text: str
-    accepts: Callable[[Any], bool]
-
-
-def whole_number(low: int, high: int, multiple_of: int = 1) -> Rule:
-    """An integer in a range, both ends included; a bool is none."""
-    step = f", a multiple of {multiple_of}" if multiple_of > 1 else ""
-    return Rule(
-        f"a whole number from {low} to {high}{step}",
-        lambda value: type(value) is int and low <= value <= high and value % multiple_of == 0,
-    )
-
-
-def one_of(*words: str | float) -> Rule:
-    """One of a few values; 1 and true are two different ones."""
-    return Rule(
-        " or ".join(repr(word) for word in words),
-        lambda value: any(type(value) is type(word) and value == word for word in words),
-    )
-
-
-def quantity(low: float, high: float) -> Rule:
-    """A number in a range, both ends included; a bool is none, and neither is NaN."""
-    return Rule(
-        f"a number from {low:g} to {high:g}",
-        lambda value: type(value) in (int, float) and low <= value <= high,
-    )
-
-
-def pattern(form: str, example: str) -> Rule:
-    """A text that matches a regular expression as a whole."""
-    return Rule(
-        f"a text such as {example!r}",
-        lambda value: isinstance(value, str) and re.fullmatch(form, value) is not None,
-    )
-
-
-def invalid(place: str, got: object, remedy: str) -> InvalidSearchSpace:
-    """The error that says where, what was got, and what to give instead."""
-    return InvalidSearchSpace(f"{place}: got {got!r}; give {remedy}")
-
-
-def require(place: str, value: Any, rule: Rule) -> None:
-    """Refuse a value that `rule` does not accept."""
-    if not rule.accepts(value):
-        raise invalid(place, value, rule.text)
-
-
-def require_keys(
-    place: str, table: Mapping[str, Any], required: Collection[str], optional: Collection[str] = ()
-) -> None:
-    """Refuse a table that lacks a required key or holds one that is not known."""
-    known = (*required, *optional)
-    for key in table:
-        if key not in known:
-            raise invalid(f"{place}: unknown key", key, f"only {', '.join(known)}")
-    missing = [key for key in required if key not in table]
-    if missing:
-        raise InvalidSearchSpace(f"{place}: missing {', '.join(missing)}; add what is missing")
-
-
-def require_list(
-    place: str, value: Any, rule: Rule, *, may_be_empty: bool = False
-) -> tuple[Any, ...]:
-    """The items of a list that repeats nothing and holds only what `rule` accepts."""
-    if not isinstance(value, list) or not (value or may_be_empty):
-        raise invalid(place, value, f"a list of one or more values, each {rule.text}")
-    for index, item in enumerate(value):
-        require(f"{place}[{index}]", item, rule)
-        if item in value[:index]:
-            raise invalid(f"{place}[{index}]", item, "each value once")
-    return tuple(value)
-
-
-TABLE = Rule("a table", lambda value: isinstance(value, dict))
 _VERSION = Rule(
     "a pair [major, minor] of whole numbers",
     lambda value: isinstance(value, list) and [*map(type, value)] == [int, int] and min(value) >= 0,

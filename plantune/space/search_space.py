@@ -12,21 +12,19 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from plantune.space.arch import (
+from plantune.space.arch import Arch, load_space_file, parse_arch
+from plantune.space.rules import (
     TABLE,
-    Arch,
     Rule,
-    SpaceFile,
     invalid,
-    load_space_file,
     one_of,
-    parse_arch,
     pattern,
     require,
     require_keys,
     require_list,
     whole_number,
 )
+from plantune.space.space_file import SpaceFile
 from plantune.values import Attrs, Scalar, digest
 
 Axes = Mapping[str, tuple[Scalar, ...]]

@@ -13,8 +13,9 @@ from plantune.kernels.chips import measured_chip, slowdown
 from plantune.kernels.cuda_family import block_shared_bytes, why_not_fits, why_not_portable
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
-from plantune.space.arch import ARCH_NAMES, load_arch, parse_arch, parse_space_file
+from plantune.space.arch import ARCH_NAMES, load_arch, parse_arch
 from plantune.space.search_space import load_search_space
+from plantune.space.space_file import parse_space_file
 from plantune.values import Attrs
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]

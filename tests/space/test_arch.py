@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,8 @@ from plantune.space.arch import (
     load_arch,
     load_space_file,
     parse_arch,
-    parse_space_file,
 )
+from plantune.space.space_file import parse_space_file
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 
@@ -258,6 +260,41 @@ def test_an_incomplete_installation_is_said_to_be_one(package_folder: Path) -> N
     (package_folder / "_data" / "search_spaces").mkdir(parents=True)
     with pytest.raises(InvalidSearchSpace, match=r"sm90\.toml.*install plantune again"):
         load_space_file("sm90")
+
+
+def include(folder: Path, common: str, own: str) -> Mapping[str, Any]:
+    """The families of a file for CPUs that includes another."""
+    (folder / "common.toml").write_text(common)
+    text = f'arch = "cpu"\ninclude = "common"\n{own}[facts]\nkind = "cpu"\n'
+    return parse_space_file(text, folder / "cpu.toml").families
+
+
+def test_an_included_family_may_get_other_values_and_company(tmp_path: Path) -> None:
+    common = "[families.conv]\nstages = [2, 3]\ntile_m = [64]\n[families.view]\n"
+    families = include(tmp_path, common, "[families.conv]\nstages = [2]\n[families.own]\n")
+    assert families == {"conv": {"stages": [2], "tile_m": [64]}, "view": {}, "own": {}}
+    assert list(families["conv"]) == ["stages", "tile_m"]
+
+
+@pytest.mark.parametrize(
+    ("common", "words"),
+    [
+        ("[families", "not TOML"),
+        ("", "missing families"),
+        ("families = 1", r"common.toml: \[families\]: got 1"),
+        ("[families]\n[facts]", "unknown key"),
+    ],
+)
+def test_a_broken_included_file_is_named(tmp_path: Path, common: str, words: str) -> None:
+    with pytest.raises(InvalidSearchSpace, match=words):
+        include(tmp_path, common, "")
+
+
+def test_an_included_file_has_a_plain_name_and_exists(tmp_path: Path) -> None:
+    text = 'arch = "cpu"\ninclude = "{}"\n[facts]\nkind = "cpu"\n'
+    for name, words in (("../cpu", "include: got"), ("nothing", r"nothing\.toml: ")):
+        with pytest.raises(InvalidSearchSpace, match=words):
+            parse_space_file(text.format(name), tmp_path / "cpu.toml")
 
 
 def test_a_file_that_is_not_utf8_is_refused(package_folder: Path) -> None:

@@ -1,0 +1,78 @@
+"""Search-space files: their outer form, and what they include."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plantune.errors import InvalidSearchSpace
+from plantune.space.rules import TABLE, one_of, pattern, require, require_keys
+
+
+@dataclass(frozen=True)
+class SpaceFile:
+    """A search-space file whose outer form is right: its tables, and its path for messages."""
+
+    path: Path
+    facts: Mapping[str, Any]
+    families: Mapping[str, Any]
+    chip: Mapping[str, Any] | None = None
+
+
+def read_space_file(path: Path) -> str:
+    """The text of one of plantune's own files."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise InvalidSearchSpace(f"{path}: {error}; install plantune again") from error
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSearchSpace(
+            f"{path}: got text that is not TOML, correct it: {error}"
+        ) from error
+
+
+def parse_space_file(text: str, path: Path) -> SpaceFile:
+    """Check the syntax and the outer form of a search-space file's text; add what it includes."""
+    document = _parsed(text, path)
+    source = "include" if "include" in document else "families"
+    required, optional = ("arch", "facts", source), ("chip", "families")
+    require_keys(f"{path}: top level", document, required, optional)
+    require(f"{path}: arch", document["arch"], one_of(path.stem))
+    for name in ("facts", "families", "chip"):
+        require(f"{path}: [{name}]", document.get(name, {}), TABLE)
+    families = document.get("families", {})
+    if "include" in document:
+        families = _over(_included(path, document["include"]), families)
+    return SpaceFile(path, document["facts"], families, document.get("chip"))
+
+
+def _included(path: Path, name: Any) -> Mapping[str, Any]:
+    """The families of the file that an arch's file includes, from the same folder."""
+    require(f"{path}: include", name, pattern(r"[a-z][a-z0-9_]*", "cuda"))
+    beside = path.with_name(f"{name}.toml")
+    document = _parsed(read_space_file(beside), beside)
+    require_keys(f"{beside}: top level", document, ("families",))
+    require(f"{beside}: [families]", document["families"], TABLE)
+    families: Mapping[str, Any] = document["families"]
+    return families
+
+
+def _over(included: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The included families, with the arch's own axes in place of theirs; then its own families.
+
+    A family that is not a table is kept, to be refused with all other wrong values.
+    """
+    merged = dict(included)
+    for family, axes in own.items():
+        theirs = included.get(family, {})
+        both = TABLE.accepts(theirs) and TABLE.accepts(axes)
+        merged[family] = {**theirs, **axes} if both else axes
+    return merged

@@ -9,7 +9,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.measure.inputs import domain_of, draw_inputs
-from plantune.measure.numerics import _with_small
+from plantune.measure.scenes import with_small
 
 
 def step_of(dtype: str, *ops: tuple[str, dict[str, object]]) -> Step:
@@ -53,6 +53,6 @@ def test_divisors_stay_away_from_zero():
     step = step_of("float32", ("div", {}))
     assert domain_of(step, "other").kind == "positive"
     assert domain_of(step, "x").kind == "real"
-    data = _with_small(step, drawn(step), torch.Generator().manual_seed(0))
+    data = with_small(step, drawn(step), torch.Generator().manual_seed(0))
     assert data["other"].min() >= 0.5
     assert (data["x"] == 0).any()

@@ -1,0 +1,64 @@
+"""How far a result is from the reference, as a part of the reference's size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+# By norm, and by the worst element as a part of the largest.
+KINDS = (2, math.inf)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """A value of the reference, with what comparing needs of it each time."""
+
+    value: Tensor
+
+    @cached_property
+    def sizes(self) -> tuple[Tensor, ...]:
+        """Its norm of each kind; what is not finite has no size."""
+        size = _wide(self.value).flatten().nan_to_num(0, 0, 0)
+        return tuple(_norm(size, kind) for kind in KINDS)
+
+    @cached_property
+    def not_finite(self) -> Tensor | None:
+        """Where the value is NaN or infinite, None where it is finite everywhere."""
+        mask = ~self.value.isfinite()
+        return mask if mask.any() else None
+
+    def errors(self, result: Tensor) -> tuple[float, ...]:
+        """The norms of the difference as parts of the value's; infinite for what is no number."""
+        off = self._difference(result)
+        found = [_norm(off, kind) for kind in KINDS]
+        if not found[-1]:
+            return (0.0,) * len(KINDS)
+        parts = (norm / size for norm, size in zip(found, self.sizes, strict=True))
+        return tuple(float(part.nan_to_num(math.inf)) for part in parts)
+
+    def worst(self, result: Tensor) -> str:
+        """The element that is furthest off, and what it is instead of what."""
+        off = self._difference(result).abs().nan_to_num(math.inf)
+        index = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+        got, wanted = result[index].item(), self.value[index].item()
+        return f"{list(index)} is {got:.6g} instead of {wanted:.6g}"
+
+    def _difference(self, result: Tensor) -> Tensor:
+        """In double; where neither is finite there is none."""
+        # Promoted on the way: a copy in double took as long as the rest of the comparison.
+        off = result - _wide(self.value)
+        if self.not_finite is not None:
+            off[self.not_finite & ~result.isfinite()] = 0
+        return off
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.double()
+
+
+def _norm(x: Tensor, kind: float) -> Tensor:
+    return torch.linalg.vector_norm(x, kind) if x.numel() else x.new_zeros(())

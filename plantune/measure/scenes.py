@@ -1,0 +1,316 @@
+"""What every candidate of a step is proved against: inputs, and what should come out.
+
+No candidate changes any of it, so it is made once for a step and seed, and kept while there is
+room. Each scene draws from a generator of its own: which others are kept makes no difference.
+
+Large steps of 16-bit values are compared with fp32, whose error is a thousandth of theirs: consumer
+GPUs take seconds for them in fp64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from plantune.device import Device, plain_float32
+from plantune.graph.step import Step
+from plantune.kernels.family import Values
+from plantune.measure.distance import KINDS, Exact
+from plantune.measure.inputs import domain_of, draw_inputs
+from plantune.measure.kept import Kept, Made, room_on
+from plantune.memory import MEMORY_FORMATS, in_layout
+from plantune.values import digest
+
+# Steps with more arithmetic than this have a reference in fp32 on a GPU.
+MOST_EXACT_FLOPS = 5e10
+# Finite values in the place of a poisoned element: what they change depends on it.
+PROBES = (3.0, -50.0)
+# The largest float16.
+LARGE = 65504.0
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Inputs in the order of the step's, and what should come out, in the order of its outputs.
+
+    `own` is PyTorch's error of each output, of each kind.
+    """
+
+    inputs: Tensors
+    exact: tuple[Exact, ...]
+    own: tuple[tuple[float, ...], ...]
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.inputs
+        for exact in self.exact:
+            yield exact.value
+
+
+@dataclass(frozen=True)
+class Kin:
+    """Where one output must show a poison (torch also multiplies it by padding, which need not).
+
+    In the place of an infinity NaN will do. Images that are `clean` have none of it.
+    """
+
+    as_nan: Tensor
+    as_any: Tensor
+    clean: Tensor
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Which elements of each output depend on one element of an input."""
+
+    on: Tensors
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.on
+
+
+@dataclass(frozen=True)
+class Poison:
+    """Inputs of which one element is a poison. What is no float shows nothing and is None."""
+
+    inputs: Tensors
+    kin: tuple[Kin | None, ...]
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.inputs
+        for kin in filter(None, self.kin):
+            yield from (kin.as_nan, kin.as_any, kin.clean)
+
+
+class Scenes:
+    """The scenes of one step and seed."""
+
+    def __init__(self, step: Step, device: Device, seed: int) -> None:
+        self.step, self._device = step, device
+        self._key = (step.signature, str(device.place), device.captures, seed)
+
+    def named(self, inputs: Tensors) -> Values:
+        """Inputs of a scene by the names that they have in this step."""
+        return {name: x for (name, _), x in zip(self.step.inputs, inputs, strict=True)}
+
+    def first(self) -> Scene:
+        return self._scene("first", lambda random: draw_inputs(self.step, random))
+
+    def other_data(self) -> Scene:
+        """Zeros of both signs and the smallest numbers among the others, and the same weights."""
+
+        def draw(random: torch.Generator) -> Values:
+            before, constants = self.named(self.first().inputs), self.step.constants
+            data = {**draw_inputs(self.step, random), **{name: before[name] for name in constants}}
+            return with_small(self.step, data, random)
+
+        return self._scene("other data", draw)
+
+    def other_weights(self) -> Scene:
+        return self._scene("other weights", lambda random: draw_inputs(self.step, random))
+
+    def replayed(self, number: int) -> Scene:
+        return self._scene(f"replay {number}", lambda random: draw_inputs(self.step, random))
+
+    def large(self) -> Scene:
+        """The largest float16 in one element of each input that is no constant, with the last
+        weights.
+        """
+
+        def draw(random: torch.Generator) -> Values:
+            data = self.named(self.other_weights().inputs)
+            for name in poisoned(self.step, data):
+                data = _with_element(data, name, _place(data[name], random), LARGE)
+            return data
+
+        return self._scene("large", draw)
+
+    def poisons(self) -> Iterator[tuple[str, float, Poison]]:
+        """NaN, then infinity, in one element of each input that is no constant; the last data."""
+        for name in poisoned(self.step, self.named(self.other_weights().inputs)):
+            for value in (math.nan, math.inf):
+                yield name, value, self._poison(name, value)
+
+    def poisoned_weight(self) -> tuple[str, Poison] | None:
+        """NaN in one element of one constant: a network that diverged must show it.
+
+        An infinity is not asked for: Winograd's factors are sums of weights, in which it may cancel
+        to NaN, and then reaches the whole output channel, padding included.
+        """
+        data = self.named(self.other_weights().inputs)
+        names = [n for n, _ in self.step.inputs if n in self.step.constants and _holds_any(data[n])]
+        if not names:
+            return None
+        name = names[_integer(len(names), self._generator("which weight"))]
+        return name, self._poison(name, math.nan)
+
+    def _scene(self, name: str, draw: Callable[[torch.Generator], Values]) -> Scene:
+        def make() -> Scene:
+            random = self._generator(name)
+            return _judged(self.step, draw(random), random, self._exact_dtype)
+
+        return self._kept(name, make)
+
+    def _poison(self, name: str, value: float) -> Poison:
+        place = [known for known, _ in self.step.inputs].index(name)
+        generator = f"place in {place}"
+
+        def changed(value: float) -> Values:
+            data = self.named(self.other_weights().inputs)
+            return _with_element(data, name, _place(data[name], self._generator(generator)), value)
+
+        def evaluated(value: float) -> list[Tensor]:
+            return _evaluated(self.step, changed(value), self._exact_dtype)
+
+        def probe() -> Dependence:
+            low, high = map(evaluated, PROBES)
+            return Dependence(tuple(a != b for a, b in zip(low, high, strict=True)))
+
+        def make() -> Poison:
+            depends = self._kept(("depends", place), probe).on
+            found = zip(self.step.outputs, depends, evaluated(value), strict=True)
+            kin = [
+                _kin(mask, exact) if type_.is_float else None for (_, type_), mask, exact in found
+            ]
+            return Poison(tuple(changed(value).values()), tuple(kin))
+
+        return self._kept((place, str(value)), make)
+
+    def _kept(self, name: object, make: Callable[[], Made]) -> Made:
+        return _kept_on(self._device).get((self._key, name), make)
+
+    def _generator(self, name: str) -> torch.Generator:
+        return self._device.generator(int(digest([self._key[-1], name])[:15], 16))
+
+    @property
+    def _exact_dtype(self) -> torch.dtype:
+        """The dtype of the reference."""
+        types = self.step.types.values()
+        short = all(type_.torch_dtype.itemsize <= 2 for type_ in types if type_.is_float)
+        large = self.step.flops > MOST_EXACT_FLOPS
+        return torch.float32 if short and large and self._device.captures else torch.float64
+
+
+@cache
+def _kept_on(device: Device) -> Kept:
+    return Kept(room_on(device))
+
+
+def forget() -> None:
+    """Gives back all memory that scenes hold."""
+    _kept_on.cache_clear()
+
+
+def _judged(step: Step, data: Values, random: torch.Generator, dtype: torch.dtype) -> Scene:
+    """PyTorch's error is the largest of its two layouts, and counts at least as much as one
+    rounding of the inputs: where a sum cancels to little, its own error may be small by luck.
+    """
+    wide = _widened(data, dtype)
+    moved = {name: _moved(x, data[name], random) for name, x in wide.items()}
+    with _plainly(dtype):
+        values, off = step.evaluate(wide, dtype), step.evaluate(moved, dtype)
+    rivals = [off, *(step.evaluate(_stored(data, layout)) for layout in MEMORY_FORMATS)]
+    names = [name for name, _ in step.outputs]
+    exact = [Exact(values[name]) for name in names]
+    own = [_largest(e, [r[name] for r in rivals]) for e, name in zip(exact, names, strict=True)]
+    return Scene(tuple(data.values()), tuple(exact), tuple(own))
+
+
+def _largest(exact: Exact, rivals: Sequence[Tensor]) -> tuple[float, ...]:
+    errors = [exact.errors(rival) for rival in rivals]
+    return tuple(max(error[kind] for error in errors) for kind in range(len(KINDS)))
+
+
+def _kin(depends: Tensor, exact: Tensor) -> Kin:
+    is_nan = exact.isnan()
+    images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
+    clean = exact.isfinite().reshape(images).all(1)
+    return Kin(depends & is_nan, depends & ~is_nan & ~exact.isfinite(), clean)
+
+
+def _evaluated(step: Step, data: Values, dtype: torch.dtype) -> list[Tensor]:
+    with _plainly(dtype):
+        values = step.evaluate(_widened(data, dtype), dtype)
+    return [values[name] for name, _ in step.outputs]
+
+
+@contextmanager
+def _plainly(dtype: torch.dtype) -> Iterator[None]:
+    """References in fp32 are sums of products of fp32 values, without tf32, and without what cuDNN
+    does with whole tiles: there a NaN reaches outputs that do not depend on it.
+    """
+    with_cudnn = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = with_cudnn and dtype != torch.float32
+    try:
+        with plain_float32():
+            yield
+    finally:
+        torch.backends.cudnn.enabled = with_cudnn
+
+
+def _stored(data: Values, layout: str) -> Values:
+    return {name: in_layout(x, layout) if x.dim() == 4 else x for name, x in data.items()}
+
+
+def _widened(data: Values, dtype: torch.dtype) -> Values:
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in data.items()}
+
+
+def _moved(wide: Tensor, narrow: Tensor, random: torch.Generator) -> Tensor:
+    """The value after one random rounding: what it changes, no kernel can be blamed for."""
+    if not narrow.is_floating_point():
+        return wide
+    uniform = torch.rand(wide.shape, generator=random, dtype=wide.dtype, device=wide.device)
+    noise = 2 * uniform - 1
+    return wide * (1 + torch.finfo(narrow.dtype).eps / 2 * noise)
+
+
+def with_small(step: Step, data: Values, random: torch.Generator) -> Values:
+    """The data with zeros of both signs and the smallest numbers among the others.
+
+    Not among divisors: what they make there is infinite in some dtypes and finite in others.
+    """
+    changed = dict(data)
+    for name in poisoned(step, data):
+        if domain_of(step, name).kind == "positive":
+            continue
+        limits = torch.finfo(data[name].dtype)
+        small = (0.0, -0.0, limits.tiny * limits.eps, -limits.tiny)
+        places = torch.randint(
+            data[name].numel(), (len(small),), generator=random, device=random.device
+        )
+        changed[name] = data[name].clone()
+        changed[name].view(-1)[places] = changed[name].new_tensor(small)
+    return changed
+
+
+def poisoned(step: Step, data: Values) -> Iterator[str]:
+    """The inputs that may hold any number."""
+    for name, x in data.items():
+        if name not in step.constants and _holds_any(x):
+            yield name
+
+
+def _holds_any(x: Tensor) -> bool:
+    return x.is_floating_point() and x.numel() > 0
+
+
+def _with_element(data: Values, name: str, index: int, value: float) -> Values:
+    changed = data[name].clone()
+    changed.view(-1)[index] = value
+    return {**data, name: changed}
+
+
+def _place(x: Tensor, random: torch.Generator) -> int:
+    return _integer(x.numel(), random)
+
+
+def _integer(below: int, random: torch.Generator) -> int:
+    return int(torch.randint(below, (), generator=random, device=random.device))

@@ -1,0 +1,138 @@
+"""Inputs and references are made once for a step and seed, whatever the candidate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plantune.device import CPU
+from plantune.errors import WrongResult
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import candidates
+from plantune.measure import scenes
+from plantune.measure.kept import Kept
+from plantune.measure.numerics import check
+from plantune.measure.scenes import Scenes
+from plantune.values import Attrs
+
+IMAGE = TensorType((2, 3, 5, 7))
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    scenes.forget()
+    yield
+    scenes.forget()
+
+
+@pytest.fixture
+def conv_named(step_of):
+    def make(x: str, w: str) -> Step:
+        def emit(b):
+            image = b.input(x, TensorType((2, 4, 6, 6)))
+            weight = b.parameter(w, TensorType((8, 4, 3, 3)))
+            geometry = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+            return b.emit("conv2d", image, weight, **geometry)
+
+        return step_of(emit)
+
+    return make
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """The dtypes in which references are evaluated."""
+    seen = []
+    evaluate = Step.evaluate
+
+    def counted(step, values, floats=None):
+        seen.append(floats)
+        return evaluate(step, values, floats)
+
+    monkeypatch.setattr(Step, "evaluate", counted)
+    return seen
+
+
+def test_the_second_candidate_of_a_step_needs_no_reference(conv_named, space, evaluations):
+    step = conv_named("x", "w")
+    first, *others = candidates(step, space, ["framework", "onednn_conv"])
+    check(step, first, space)
+    assert torch.float64 in evaluations
+    evaluations.clear()
+    for candidate in others:
+        check(step, candidate, space)
+    assert len(others) > 2
+    assert not evaluations
+
+
+def test_equal_steps_share_whatever_their_values_are_called(conv_named, space, evaluations):
+    candidate = Candidate("framework", Attrs(layout="nchw"))
+    check(conv_named("x", "w"), candidate, space)
+    evaluations.clear()
+    check(conv_named("b", "a"), candidate, space)
+    assert not evaluations
+
+
+def test_seeds_share_nothing(conv_named):
+    step = conv_named("x", "w")
+    one, other = (Scenes(step, CPU, seed).first().inputs[0] for seed in (0, 1))
+    assert not torch.equal(one, other)
+
+
+def test_a_scene_is_the_same_when_it_is_made_again(conv_named):
+    step = conv_named("x", "w")
+    names = ("first", "other_data", "other_weights", "large")
+    before = {name: getattr(Scenes(step, CPU, 0), name)() for name in names}
+    for name in reversed(names):
+        scenes.forget()
+        again = getattr(Scenes(step, CPU, 0), name)()
+        for x, y in zip(before[name].tensors(), again.tensors(), strict=True):
+            assert torch.equal(x, y)
+        assert again.own == before[name].own
+
+
+def test_a_candidate_cannot_spoil_what_the_next_one_is_given(relu_that_scribbles, check_fake):
+    """Scenes are copied into the memory that kernels see."""
+    step, family, right = relu_that_scribbles
+    with pytest.raises(WrongResult, match="it wrote to its input"):
+        check_fake(step, family)
+    assert check_fake(step, right).error == 0
+
+
+@pytest.fixture
+def relu_that_scribbles(step_of, fake):
+    step = step_of(lambda b: b.emit("relu", b.input("x", IMAGE)))
+    return step, fake(lambda s, frame: frame.values["x"].fill_(7)), fake(lambda s, frame: None)
+
+
+class Block:
+    def __init__(self, size: int) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8)
+
+    def tensors(self):
+        yield from (self.memory, self.memory)  # counted once
+
+
+def test_what_is_unused_for_longest_goes_first():
+    kept, made = Kept(100), []
+
+    def get(key, size=40):
+        return kept.get(key, lambda: made.append(key) or Block(size))
+
+    for key in "abacab":  # c pushes b out, which then pushes c out
+        get(key)
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_what_has_no_room_is_made_each_time():
+    kept, made = Kept(100), []
+    for _ in range(2):
+        kept.get("small", lambda: made.append("small") or Block(60))
+        kept.get("large", lambda: made.append("large") or Block(101))
+    assert made == ["small", "large", "large"]
+    kept.forget()
+    kept.get("small", lambda: made.append("small") or Block(60))
+    assert made[-1] == "small"
+    assert len(made) == 4

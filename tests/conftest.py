@@ -6,9 +6,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -16,6 +18,11 @@ import torch
 from plantune.env import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
+# What has not come by then never will, however busy the machine: it only ends a test that hangs.
+NEVER_S = 300.0
+
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +49,33 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, binaries: Path) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PLANTUNE_CACHE_DIR", str(folder))
         yield
+
+
+def _eventually(holds: Callable[[], T], otherwise: str) -> T:
+    end = time.monotonic() + NEVER_S
+    while not (found := holds()):
+        assert time.monotonic() < end, otherwise
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], T], str], T]:
+    """Waits for what will be the case, and returns it; a test that waits says what else is so."""
+    return _eventually
+
+
+@pytest.fixture(scope="session")
+def is_gone() -> Callable[[int], bool]:
+    """Whether a process ended; one that nobody has reaped yet ended too."""
+
+    def ended(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while it is read
+            return True
+
+    return ended
 
 
 @pytest.fixture

@@ -1,9 +1,8 @@
-"""What importing and running plantune brings into a process, and how long the import takes."""
+"""What importing and running plantune brings into a process."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,6 @@ NOT_FOR_A_RUN = {"optuna", "click", "sqlite_utils", "matplotlib", "sympy"}
 BY_TORCH = {"torch", "sympy", "mpmath", "numpy"}
 # Seconds to import, and for inductor's steps alone.
 COMPILERS = {"torch._dynamo", "torch._inductor"}
-IMPORTS = 3
-ADDED_SECONDS = 0.2
 
 REPORT = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 RUN = """
@@ -32,12 +29,12 @@ with torch.no_grad():
 model = plantune.optimize(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
 model(torch.randn(1, 3, 8, 8))
 """
-TIMED = """
-import json, time
+IMPORTED = """
+import json, sys
 import torch
-start = time.process_time()
+before = set(sys.modules)
 import plantune
-print(json.dumps(time.process_time() - start))
+print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
 
@@ -63,7 +60,6 @@ def test_a_run_needs_torch_alone() -> None:
     assert foreign - set(sys.stdlib_module_names) - BY_TORCH == {"plantune"}
 
 
-def test_the_import_is_quick() -> None:
-    """The median of some processes; of their own time, so that a busy machine changes nothing."""
-    seconds = [outcome(TIMED) for _ in range(IMPORTS)]
-    assert statistics.median(seconds) < ADDED_SECONDS, seconds
+def test_the_import_brings_no_more_than_a_name_and_the_errors() -> None:
+    """Everything else is loaded when it is first used, so that the import takes no time."""
+    assert outcome(IMPORTED) == ["plantune", "plantune.errors"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ from sqlite_utils import Database
 
 from .conftest import start
 
-DEADLINE_S = 240.0
 # With so many trials the next kills come at any time, not after a new trial only.
 ENOUGH = 40
 
@@ -45,45 +44,42 @@ def workers_of(pid: int) -> list[int]:
     return found
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "Z"
-
-
-def killed_search(path: Path, after_s: float, more_than: int) -> int:
+def killed_search(
+    eventually: Callable[..., object], path: Path, after_s: float, more_than: int
+) -> list[int]:
     """Starts a search, waits for a new trial and `after_s`, then kills it without warning.
 
-    Returns how many workers it had then: none before the first one started.
+    Returns the workers that it had then: none before the first one started.
     """
     process = start("search", "--batch", 1, "--budget", 300, "--db", path, "--json")
-    deadline = time.monotonic() + DEADLINE_S
-    while len(trials(path)) <= more_than:
+
+    def has_measured() -> bool:
         assert process.poll() is None, process.communicate()[1].decode()
-        assert time.monotonic() < deadline, "nothing was measured"
-        time.sleep(0.1)
+        return len(trials(path)) > more_than
+
+    eventually(has_measured, "nothing was measured")
     time.sleep(after_s)
     workers = workers_of(process.pid)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 5
-    while not all(map(is_gone, workers)):
-        assert time.monotonic() < deadline, "a worker outlived its parent"
-        time.sleep(0.05)
-    return len(workers)
+    return workers
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_and_resumed_it_goes_on_where_it_was(tmp_path: Path, kills: int) -> None:
+def test_killed_and_resumed_it_goes_on_where_it_was(
+    tmp_path: Path,
+    kills: int,
+    eventually: Callable[..., object],
+    is_gone: Callable[[int], bool],
+) -> None:
     draw = random.Random(kills)
     path = tmp_path / "plans.db"
     before: set[tuple[str, str]] = set()
     workers = 0
     for _ in range(kills):
-        workers += killed_search(path, draw.uniform(0, 3), min(len(before), ENOUGH))
+        theirs = killed_search(eventually, path, draw.uniform(0, 3), min(len(before), ENOUGH))
+        eventually(lambda theirs=theirs: all(map(is_gone, theirs)), "a worker outlived its parent")
+        workers += len(theirs)
         after = trials(path)
         assert before <= after
         before = after

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,30 +47,18 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def test_a_compilation_dies_with_the_process_that_asked_for_it() -> None:
+def test_a_compilation_dies_with_the_process_that_asked_for_it(
+    eventually: Callable[..., list[int]], is_gone: Callable[[int], bool]
+) -> None:
     """F2, F16: after kill -9 nobody is left to limit its time."""
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
-        deadline = time.monotonic() + 30
-        while not (found := children_of(parent.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        (child,) = eventually(lambda: children_of(parent.pid), "nothing is compiled")
         time.sleep(0.5)
-        (child,) = found
         assert not is_gone(child)
         parent.kill()
-        deadline = time.monotonic() + 5
-        while not is_gone(child):
-            assert time.monotonic() < deadline, "it goes on compiling"
-            time.sleep(0.02)
+        eventually(lambda: is_gone(child), "it goes on compiling")
 
 
 def test_a_compilation_that_is_late_for_its_parent_does_nothing() -> None:

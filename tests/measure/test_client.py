@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,9 @@ from plantune.measure.timing import Effort
 from plantune.values import Attrs
 
 HERE = Path(__file__).parent
-LIMITS = Limits(build_s=2, run_s=4, memory_bytes=256 << 20)
+# On a busy machine, what ends by itself may take any time; only what never ends is cut short.
+LIMITS = Limits(build_s=120, run_s=120, memory_bytes=256 << 20)
+SHORT_LIMITS = replace(LIMITS, build_s=2, run_s=4)
 # Patient, because other tests may run beside this one.
 EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
@@ -52,19 +55,21 @@ def relu(step_of: Callable[..., Step]) -> Step:
 
 
 @pytest.fixture
-def ask(worker: Worker, relu: Step) -> Callable[[str], Outcome]:
+def ask(worker: Worker, relu: Step, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Outcome]:
     def run(fault: str) -> Outcome:
+        limits = SHORT_LIMITS if "endless" in fault else LIMITS
+        monkeypatch.setattr(worker, "limits", limits)
         return worker.check_and_time(relu, faulty(fault), "cpu", EFFORT)
 
     return run
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Measured, with the error of a right kernel and a time that a small ReLU can take."""
+    """Measured, with the error of a right kernel and a time."""
     return (
         isinstance(outcome, Measured)
         and outcome.error <= outcome.bound
-        and 0.5 < outcome.low_us <= outcome.median_us <= outcome.high_us < 1000
+        and 0 < outcome.low_us <= outcome.median_us <= outcome.high_us
     )
 
 
@@ -147,12 +152,11 @@ def test_an_illegal_candidate_is_raised(worker, relu):
         worker.check_and_time(relu, Candidate("nobody", Attrs()), "cpu", EFFORT)
 
 
-def test_a_worker_that_died_idle_is_replaced(worker, ask):
+def test_a_worker_that_died_idle_is_replaced(worker, ask, eventually, is_gone):
     worker.start()
     pid = worker.pid
     os.kill(pid, signal.SIGKILL)
-    while not is_gone(pid):
-        time.sleep(0.001)
+    eventually(lambda: is_gone(pid), "it is not killed")
     assert is_good(ask("none"))
 
 
@@ -164,15 +168,21 @@ def test_ctrl_c_is_the_parents_to_decide(worker, ask):
     assert worker.pid == pid
 
 
-def test_an_interrupted_request_leaves_no_worker_behind(worker, ask):
+def test_an_interrupted_request_leaves_no_worker(worker, ask, eventually, is_gone):
     worker.start()
     pid = worker.pid
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt():
+        eventually(worker._lock.locked, "nothing is asked")
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         ask("endless")
-    timer.join()
-    assert is_gone(pid)
+    interrupter.join()
+    eventually(lambda: is_gone(pid), "the worker goes on")
     assert is_good(ask("none"))
 
 
@@ -201,7 +211,7 @@ def test_the_worker_is_spawned(monkeypatch):
     assert multiprocessing.active_children() == []
 
 
-def test_nothing_is_left_behind_on_closing():
+def test_nothing_is_left_on_closing(is_gone):
     before = set(os.listdir("/proc/self/fd"))
     threads = threading.active_count()
     with Worker(threads=1) as worker:
@@ -225,14 +235,6 @@ def test_a_worker_that_cannot_start_is_an_error(monkeypatch, relu):
         Worker(threads=1).start()
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process ended; one that nobody has reaped yet ended too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 PARENT = """
 import sys
 from plantune.graph.builder import GraphBuilder
@@ -253,7 +255,7 @@ with Worker(threads=1) as worker:
 
 
 @pytest.mark.parametrize("state", ["idle", "endless_with_lock"])
-def test_a_worker_dies_with_its_parent(state):
+def test_a_worker_dies_with_its_parent(state, eventually, is_gone):
     """F16, P3: kill -9 of the parent while its worker waits, or while a kernel keeps it busy."""
     command = [sys.executable, "-W", "ignore", "-c", PARENT, state]
     pipe = subprocess.PIPE
@@ -264,10 +266,7 @@ def test_a_worker_dies_with_its_parent(state):
         time.sleep(0 if state == "idle" else 1)
         assert not is_gone(pid)
         parent.kill()
-        end = time.monotonic() + 1
-        while not is_gone(pid) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert is_gone(pid)
+        eventually(lambda: is_gone(pid), "it outlives its parent")
 
 
 def test_a_worker_outlives_the_thread_that_started_it(relu):

@@ -52,7 +52,7 @@ def test_a_message_larger_than_the_pipe(loop):
     message = {"text": "x" * (1 << 20)}
     sender = threading.Thread(target=loop.send, args=(message,))
     sender.start()
-    assert loop.receive(time.monotonic() + 10) == message
+    assert loop.receive() == message
     sender.join()
 
 
@@ -65,10 +65,10 @@ def test_a_reader_that_does_not_read(loop):
 def test_the_deadline_within_a_message(ends, sent):
     channel, theirs = ends
     os.write(theirs, sent)
-    start = time.monotonic()
+    deadline = time.monotonic() + 0.1
     with pytest.raises(TimeoutError):
-        channel.receive(start + 0.1)
-    assert 0.1 <= time.monotonic() - start < 2
+        channel.receive(deadline)
+    assert time.monotonic() >= deadline
 
 
 def test_a_message_in_many_pieces(ends):
@@ -81,7 +81,7 @@ def test_a_message_in_many_pieces(ends):
 
     writer = threading.Thread(target=trickle)
     writer.start()
-    assert channel.receive(time.monotonic() + 10) == {"a": 1}
+    assert channel.receive() == {"a": 1}
     writer.join()
 
 
@@ -107,7 +107,7 @@ def test_garbage_is_no_message(ends, sent):
     channel, theirs = ends
     os.write(theirs, sent)
     with pytest.raises(ProtocolError):
-        channel.receive(time.monotonic() + 10)
+        channel.receive()
 
 
 @pytest.mark.parametrize("place", range(len(encode({"median_us": 12.5}))))

@@ -50,14 +50,6 @@ def test_releasing_gives_back_nothing_that_others_hold(database: PlanDatabase) -
         old.beat()
 
 
-def test_waiting_ends_with_the_lease_or_in_time(database: PlanDatabase) -> None:
-    lease = database.acquire_lease("key")
-    with pytest.raises(Busy):
-        database.wait_for_lease("key", 0.05, poll_s=0.01)
-    lease.release()
-    database.wait_for_lease("key", 0.05).release()
-
-
 def test_a_living_process_keeps_its_lease_and_a_killed_one_loses_it(
     database: PlanDatabase, start: Start
 ) -> None:
@@ -69,7 +61,7 @@ def test_a_living_process_keeps_its_lease_and_a_killed_one_loses_it(
     assert caught.value.pid == owner.pid
     owner.kill()
     # Not waited for: a process that was killed but not yet buried holds nothing either.
-    with database.wait_for_lease("key", 10, poll_s=0.01) as lease:
+    with database.wait_for_lease("key", 300, poll_s=0.01) as lease:
         lease.beat()
 
 
@@ -91,23 +83,55 @@ def test_a_lease_without_sense_belongs_to_nobody(database: PlanDatabase, pid: st
     database.acquire_lease("key")
 
 
+class Clock:
+    """One that moves when somebody sleeps; `wake` is what happens meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.wake: Callable[[], None] = lambda: None
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.wake()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
+    return clock
+
+
+def test_waiting_ends_with_the_lease_or_in_time(database: PlanDatabase, clock: Clock) -> None:
+    lease = database.acquire_lease("key")
+    with pytest.raises(Busy):
+        database.wait_for_lease("key", 5, poll_s=1)
+    assert clock.now_s == 5
+    clock.wake = lease.release
+    database.wait_for_lease("key", 5, poll_s=1).release()
+    assert clock.now_s == 6
+
+
 def test_an_owner_on_another_host_is_judged_by_its_heartbeat(
-    database: PlanDatabase, monkeypatch: pytest.MonkeyPatch
+    database: PlanDatabase, clock: Clock
 ) -> None:
     owner = database.acquire_lease("key")
     database._db.table("leases").update("key", {"host": "another", "boot": "another"})
-    monkeypatch.setattr(leases, "SILENCE_S", 0.3)
-    monkeypatch.setattr(leases.time, "sleep", lambda _: owner_beats())
 
     def owner_beats() -> None:
-        row = {"host": "another", "heartbeat": leases.now_text()}
+        row = {"host": "another", "heartbeat": f"{clock.now_s}"}
         database._db.table("leases").update("key", row)
 
+    clock.wake = owner_beats
     with pytest.raises(Busy):
-        database.wait_for_lease("key", 0.6, poll_s=0.01)
-    monkeypatch.undo()
-    monkeypatch.setattr(leases, "SILENCE_S", 0.1)
-    database.wait_for_lease("key", 10, poll_s=0.01)
+        database.wait_for_lease("key", 3 * leases.SILENCE_S, poll_s=leases.SILENCE_S / 4)
+    assert clock.now_s == 3 * leases.SILENCE_S
+    clock.wake = lambda: None
+    database.wait_for_lease("key", 3 * leases.SILENCE_S, poll_s=leases.SILENCE_S / 4)
+    assert leases.SILENCE_S < clock.now_s - 3 * leases.SILENCE_S < 2 * leases.SILENCE_S
     with pytest.raises(Busy):
         owner.beat()
 

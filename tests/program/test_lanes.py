@@ -148,17 +148,20 @@ class TestOrder:
         assert all(self.is_right(call) for call in (replay, eager, replay, replay, eager))
 
     def test_it_takes_no_time_beside_what_takes_longer(self, pass_of):
+        """By the GPU's clock, at best of some runs: a busy host may come late to one of them."""
+
         def milliseconds(call):
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            call()
+            torch.cuda.synchronize()
             before.record()
             call()
             after.record()
             after.synchronize()
             return before.elapsed_time(after)
 
-        line, beside = (self.captured(pass_of(*b)) for b in ((), (self.BRANCH,)))
-        assert milliseconds(beside) < 0.8 * milliseconds(line)
+        ways = [self.captured(pass_of(*branches)) for branches in ((), (self.BRANCH,))]
+        line, beside = (min(milliseconds(call) for _ in range(5)) for call in ways)
+        assert beside < 0.8 * line  # two slow launches after each other instead of three
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plantune.cli.console import Console, bold, require_replaceable_json, write_json
+from plantune.cli.console import Console, bold, note, require_replaceable_json, write_json
 from plantune.cli.lookup import (
     Chosen,
     chosen_plan,
@@ -94,7 +94,7 @@ def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted
     peers = _peers(wanted.peers, key.arch)
     chosen = chosen_plan(place, key)
     if SLOW_PEER in peers:
-        console.say(f"{SLOW_PEER} compiles for a minute or two; --peers leaves it out")
+        note(f"{SLOW_PEER} compiles for a minute or two; --peers leaves it out")
     race = _race(chosen, peers, wanted)
     document = bench_document(race, environment_here(key.arch), key.to_json())
     _show(console, chosen, key, race, document)
@@ -148,7 +148,7 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
 def _show(console: Console, chosen: Chosen, key: Key, race: Race, document: dict[str, Any]) -> None:
     eager = "; it runs eagerly, which was faster" if chosen.plan.runner == "eager" else ""
     console.say(f"{key}, {chosen.label} ({chosen.match} match){eager}")
-    console.say(bench_table(document))
+    console.say(bench_table(document, console.width))
     for name, reason in race.failures.items():
         console.say(f"{name} did not run: {reason}")
     console.say(bold(verdict(race)))

@@ -10,7 +10,7 @@ import click
 from plantune.cli.console import Console
 from plantune.cli.options import common_options, example
 from plantune.env import cache_folder, database_path
-from plantune.report.tables import bytes_text, counted, table
+from plantune.report.tables import bytes_text, counted
 
 # Libraries for the CPU, and binaries for GPUs of all archs.
 PLACES = {"cpu": re.compile(r"[0-9a-f]{64}\.so"), "cuda": re.compile(r"[0-9a-f]{64}\.bin")}
@@ -34,7 +34,10 @@ def show_command(console: Console, place: Path | None) -> None:
     sizes = {arch: sum(map(_size, files)) for arch, files in kernels.items()}
     rows = [[arch, str(len(kernels[arch])), bytes_text(sizes[arch])] for arch in kernels]
     console.say(f"cache folder: {folder}")
-    console.say(table(["arch", "kernels", "size"], rows, "lrr") if rows else "no kernels")
+    if rows:
+        console.table(["arch", "kernels", "size"], rows, "lrr")
+    else:
+        console.say("no kernels")
     here = bytes_text(_size(database)) if database.exists() else "not there yet"
     console.say(f"plan database: {database} ({here})")
     console.emit(

@@ -1,4 +1,4 @@
-"""Where output goes: one JSON object to stdout if it was asked for, everything else to stderr."""
+"""Where output goes: results to stdout, as text or as one JSON object; all else to stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ import click
 
 from plantune.errors import DatabaseWarning
 from plantune.files import require_replaceable, write_whole
+from plantune.report.tables import table
 
 STDOUT = "-"
 
@@ -31,9 +32,19 @@ class Console:
         """The file that gets the JSON object, if one does."""
         return None if self.json in (None, STDOUT) else Path(str(self.json))
 
+    @property
+    def width(self) -> int | None:
+        """How long a line of results may be; None if they go into a file or another program."""
+        return width_of(sys.stdout)
+
     def say(self, text: str = "") -> None:
-        """Human text; a stderr that nobody reads any more is no reason to stop."""
-        say(text)
+        """Results as text; nothing where stdout gets the JSON object."""
+        if self.json != STDOUT:
+            click.echo(text, color=None if wants_color() else False)
+
+    def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> None:
+        """A table as wide as there is room; see `plantune.report.tables.table`."""
+        self.say(table(titles, rows, align, self.width))
 
     def emit(self, data: Mapping[str, Any]) -> None:
         """The one JSON object, where it was asked for."""
@@ -43,13 +54,25 @@ class Console:
             write_json(self.json_file, data)
 
 
-def say(text: str) -> None:
+def width_of(stream: TextIO) -> int | None:
+    """The columns of a terminal, or what COLUMNS says; None if neither limits a line."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def note(text: str) -> None:
+    """Progress and warnings, on stderr; if nobody reads it any more, the command goes on."""
     with suppress(OSError, ValueError):
         click.echo(text, err=True, color=None if wants_color() else False)
 
 
 def wants_color() -> bool:
-    """As no-color.org has it; click itself looks whether stderr is a terminal."""
+    """As no-color.org has it; click itself looks whether the stream is a terminal."""
     return not os.environ.get("NO_COLOR")
 
 
@@ -111,7 +134,7 @@ def _show(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    say(f"{click.style('warning:', fg='yellow')} {message}")
+    note(f"{click.style('warning:', fg='yellow')} {message}")
 
 
 def close_quietly() -> None:

@@ -12,7 +12,7 @@ from plantune.cli.options import Key
 from plantune.environment import Environment
 from plantune.graph.fusions import all_fusions
 from plantune.plan_db import PlanDatabase
-from plantune.report.tables import counted, table
+from plantune.report.tables import counted
 from plantune.search.options import Try, tries
 from plantune.space.search_space import load_search_space
 
@@ -61,7 +61,7 @@ def _say(console: Console, key: Key, data: dict[str, Any]) -> None:
         f"{data['known']} are known from earlier searches here"
     )
     rows = [[family, str(count)] for family, count in data["families"].items()]
-    console.say(table(["family", "candidates"], rows, "lr"))
+    console.table(["family", "candidates"], rows, "lr")
     console.say(
         f"At most {data['at_most_s']:g} s: the budget ends the search, and only candidates that "
         "could be part of the fastest plan are measured. Nothing was measured now."

@@ -10,7 +10,7 @@ import click
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.options import ModelName, common_options, example
-from plantune.report.tables import config_text, table
+from plantune.report.tables import config_text
 from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def list_command(console: Console, place: Path | None, model: str | None, every:
     matches = [environment_here(item.plan.arch).match(item.environment) for item in stored]
     rows = [_cells(item, match) for item, match in zip(stored, matches, strict=True)]
     if rows:
-        console.say(table(TITLES, rows, "rlrlllrrlll"))
+        console.table(TITLES, rows, "rlrlllrrlll")
         for line in _footnotes(rows):
             console.say(line)
     else:
@@ -128,7 +128,7 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
         [config_text(c.candidate.family, c.candidate.config), " ".join(c.nodes)]
         for c in plan.choices
     ]
-    console.say(table(["candidate", "covers"], rows, "ll"))
+    console.table(["candidate", "covers"], rows, "ll")
     document = {"environment": item.environment.to_json(), "plan": plan.to_json()}
     console.emit({**_summary(item, match), **document})
 
@@ -143,7 +143,7 @@ def diff_command(console: Console, place: Path | None, first: int, second: int) 
 
     with database(place) as opened:
         found = difference(stored_plan(opened, first), stored_plan(opened, second))
-    console.say(difference_text(found))
+    console.say(difference_text(found, console.width))
     console.emit({"first": first, "second": second, **found.to_json()})
 
 

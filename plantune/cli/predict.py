@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from plantune.cli.console import STDOUT, Console, bold, say
+from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.interrupts import interrupts
 from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.lookup import database
@@ -35,20 +35,22 @@ def predict(console: Console, place: Path | None, key: Key, budget_s: float) -> 
     start = time.monotonic()
     arch = load_arch(key.arch)
     environment = predicted_environment(key.arch)
-    say(f"{key}; {environment.device}, {environment.compiler}; {budget_s:g} s; nothing is measured")
+    note(
+        f"{key}; {environment.device}, {environment.compiler}; {budget_s:g} s; nothing is measured"
+    )
     with suppress(UnsupportedDevice):
         device_for(arch)
-        say(f"a GPU of {key.arch} is here: without --predict, a search measures on it")
+        note(f"a GPU of {key.arch} is here: without --predict, a search measures on it")
     with interrupts() as stop, database(place, read_only=False) as opened:
-        keeping = KeepingDatabase(opened, lambda text: say(f"warning: {text}"))
+        keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
 
         def tell(text: str) -> None:
             stop.check()
-            say(text)
+            note(text)
 
         try:
             with _checking(arch) as (check, numerics):
-                say(f"numerics {numerics}")
+                note(f"numerics {numerics}")
                 predictor = Predictor(
                     key.problem(), budget_s, check=check, numerics=numerics, say=tell
                 )
@@ -95,23 +97,22 @@ def _keep(keeping: KeepingDatabase, prediction: Prediction, environment: Environ
 
 
 def _show(console: Console, key: Key, prediction: Prediction, keeping: KeepingDatabase) -> None:
+    tell = note if keeping.plan_id is None else console.say
     titles = ["step", "kernel", "guess", "threads", "registers", "shared"]
-    console.say(table(titles, [_cells(row) for row in prediction.steps], "llrrrr"))
+    tell(table(titles, [_cells(row) for row in prediction.steps], "llrrrr", console.width))
     for text, steps in _refusals(prediction).items():
-        console.say(f"rejected for {counted(steps, 'step')}: {text}")
+        tell(f"rejected for {counted(steps, 'step')}: {text}")
     guess_us = 1e3 * float(prediction.plan.evidence["predicted_ms"])
-    console.say(
-        bold(f"PREDICTED for {key.arch}: {us_text(guess_us)} a call, a guess from datasheets")
-    )
-    console.say(
+    tell(bold(f"PREDICTED for {key.arch}: {us_text(guess_us)} a call, a guess from datasheets"))
+    tell(
         f"{counted(len(prediction.steps), 'step')}; {prediction.built} kernels compiled, "
         f"{len(prediction.rejected)} rejected; numerics {prediction.plan.evidence['numerics']}"
     )
     if keeping.plan_id is None:
-        console.say(f"the plan could not be stored: {keeping.fault or 'no database'}")
+        tell(f"the plan could not be stored: {keeping.fault or 'no database'}")
     else:
-        console.say(f"plan {keeping.plan_id} in {keeping.path}")
-        console.say(f"next: plantune verify {key.arguments()}, on a GPU of {key.arch}")
+        tell(f"plan {keeping.plan_id} in {keeping.path}")
+        tell(f"next: plantune verify {key.arguments()}, on a GPU of {key.arch}")
 
 
 def _refusals(prediction: Prediction) -> Counter[str]:

@@ -80,7 +80,7 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
     with worker_for(chosen.plan.arch) as worker:
         for level in levels(chosen.problem, chosen.plan):
             rows.append(level_row(level, worker.pass_cost(level.graph, level.plan, RUNS)))
-    console.say(levels_table(rows))
+    console.say(levels_table(rows, console.width))
     console.say(f"medians of {RUNS} passes, one by one; CPU time is until the call returns")
     console.emit({"plan_id": chosen.id, "match": chosen.match, "levels": rows})
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from plantune import __version__
-from plantune.cli.console import any_locale, close_quietly, dumps, say, shown_warnings
+from plantune.cli.console import any_locale, close_quietly, dumps, note, shown_warnings
 from plantune.cli.exit_codes import EXPECTED, FAILED, MEANINGS, USAGE, exit_code
 
 # In the order of a user's way; each is `plantune.cli.<module>:<command>`.
@@ -94,7 +94,7 @@ def _code_of(command: Callable[[], Any], as_json: bool) -> int:
 
 def _told(error: BaseException, as_json: bool) -> int:
     code, message = exit_code(error), _message(error)
-    say(f"{click.style('error:', fg='red')} {message}")
+    note(f"{click.style('error:', fg='red')} {message}")
     if as_json:
         return _emit_error(type(error).__name__, message, code)
     return code

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from plantune.cli.checks import no_compiler_line
-from plantune.cli.console import Console, say
+from plantune.cli.console import Console, note
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
 from plantune.cli.lookup import database, environment_here, require_device, worker_for
@@ -154,11 +154,11 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
 
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:
-        keeping = KeepingDatabase(opened, lambda text: say(f"warning: {text}"))
+        keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
         environment = environment_here(key.arch)
-        say(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
+        note(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
         if (hint := no_compiler_line(key.arch)) is not None:
-            say(hint)
+            note(hint)
         with _lease(opened, key, how) as lease:
             result = _run(keeping, environment, key, how, _Watch(stop, lease))
     if result.race is not None:  # which compared its outputs with the framework's
@@ -200,7 +200,7 @@ def _lease(opened: PlanDatabase, key: Key, how: How) -> Iterator[Lease | None]:
         except Busy as busy:
             if not how.wait:
                 raise
-            say(f"waiting up to {how.wait_s:.0f} s: {busy}")
+            note(f"waiting up to {how.wait_s:.0f} s: {busy}")
             lease = opened.wait_for_lease(name, how.wait_s)
     except DatabaseUnavailable:
         yield None
@@ -227,7 +227,7 @@ def _run(
     except STOPPED:
         with undisturbed():
             if search.partial() is not None:
-                say("warning: the search ended early; the best plan so far is kept as partial")
+                note("warning: the search ended early; the best plan so far is kept as partial")
         raise
     finally:
         watch.line.end()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from plantune.cli.console import STDOUT, Console, bold
+from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.options import Key
 from plantune.environment import Environment
@@ -29,9 +29,10 @@ def show_result(
     environment: Environment,
     seconds: float,
 ) -> None:
-    """Text and JSON; a plan that could not be kept goes to stdout, so that it is not lost."""
+    """Text and JSON. A plan that could not be kept is printed, alone, so that it is not lost."""
+    tell = note if keeping.plan_id is None else console.say
     for line in _lines(key, result, keeping, seconds):
-        console.say(line)
+        tell(line)
     console.emit(_document(key, result, keeping, environment, seconds))
     if keeping.plan_id is None and console.json != STDOUT:
         click.echo(result.plan.dumps())

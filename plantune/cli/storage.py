@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from plantune.cli.console import say
+from plantune.cli.console import note
 from plantune.errors import InvalidDatabase
 from plantune.plan_db.opening import dated
 from plantune.plan_db.recognition import is_in_use, is_own, looked_into, why_no_database
@@ -36,11 +36,11 @@ def storage_for(named: str | None, database: Path | None, seed: int) -> str | No
     if reason is not None and is_own(database) and is_damaged(path):
         aside = dated(path, "damaged")
         os.rename(path, aside)
-        say(f"warning: {path}: Optuna cannot use it: {reason}. It was moved to {aside.name}.")
+        note(f"warning: {path}: Optuna cannot use it: {reason}. It was moved to {aside.name}.")
         reason = _why_not(url, seed)
     if reason is None:
         return url
-    say(f"warning: {url}: Optuna cannot use it, its trials are kept in memory: {reason}")
+    note(f"warning: {url}: Optuna cannot use it, its trials are kept in memory: {reason}")
     return None
 
 

@@ -40,7 +40,7 @@ def bench_document(
     }
 
 
-def bench_table(document: Mapping[str, Any]) -> str:
+def bench_table(document: Mapping[str, Any], width: int | None = None) -> str:
     """The fastest way first, each with its time as a part of the best baseline's."""
     rows = sorted(document["rows"], key=lambda row: float(row["median_ms"]))
     best = next((r["median_ms"] for r in rows if r["name"] == document["best_baseline"]), None)
@@ -53,7 +53,7 @@ def bench_table(document: Mapping[str, Any]) -> str:
         ]
         for row in rows
     ]
-    return table(["way", "median ms", "quartiles", "of best baseline"], lines, "lrrr")
+    return table(["way", "median ms", "quartiles", "of best baseline"], lines, "lrrr", width)
 
 
 def verdict(race: Race) -> str:

@@ -79,7 +79,7 @@ def _candidate(choice: Choice) -> str:
     return config_text(choice.candidate.family, choice.candidate.config)
 
 
-def difference_text(found: Difference) -> str:
+def difference_text(found: Difference, width: int | None = None) -> str:
     """Nothing but "no difference" where there is none."""
     parts = []
     for title, pairs in (
@@ -89,14 +89,14 @@ def difference_text(found: Difference) -> str:
     ):
         rows = [[name, _short(one), _short(other)] for name, (one, other) in pairs.items()]
         if rows:
-            parts.append(table([title, "first", "second"], rows, "lll"))
+            parts.append(table([title, "first", "second"], rows, "lll", width))
     rows = [[nodes_text(nodes), a, b] for nodes, a, b in found.other_candidates]
     if rows:
-        parts.append(table(["steps with another candidate", "first", "second"], rows, "lll"))
+        parts.append(table(["steps with another candidate", "first", "second"], rows, "lll", width))
     for which, steps in (("first", found.only_first), ("second", found.only_second)):
         rows = [[nodes_text(nodes), candidate] for nodes, candidate in steps]
         if rows:
-            parts.append(table([f"steps only in the {which}", "candidate"], rows, "ll"))
+            parts.append(table([f"steps only in the {which}", "candidate"], rows, "ll", width))
     return "\n\n".join([*parts, f"{found.same} steps are the same"] if parts else ["no difference"])
 
 

@@ -70,7 +70,7 @@ def level_row(level: Level, cost: PassCost | Rejected) -> dict[str, Any]:
     return {**row, **measured, "runs": cost.cpu.samples}
 
 
-def levels_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def levels_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
     """The rows, with the time of each as a part of the first one's."""
     first = _time_us(rows[0])
     lines = []
@@ -81,7 +81,7 @@ def levels_table(rows: Sequence[Mapping[str, Any]]) -> str:
         times = [us_text(row["cpu_us"]), us_text(row["gpu_us"])]
         lines.append([row["level"], *times, kernels, part, row.get("reason", "")])
     titles = ["fusion", "CPU time", "GPU time", "kernels", "of none", ""]
-    return table(titles, lines, "lrrrrl")
+    return table(titles, lines, "lrrrrl", width)
 
 
 def _time_us(row: Mapping[str, Any]) -> float | None:

@@ -1,23 +1,76 @@
-"""Plain text: aligned tables, and numbers with as many digits as mean something."""
+"""Plain text: tables as wide as the terminal, and numbers with as many digits as mean something."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
+GAP = "  "
+# Text in narrower columns is harder to read than lines that the terminal breaks.
+NARROW = 10
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """Columns two spaces apart; `align` has an l or r for each of them."""
+
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], align: str, width: int | None = None
+) -> str:
+    """Columns two spaces apart; `align` has an l or r for each of them.
+
+    With a `width`, columns of text (l) are wrapped until the lines fit, the widest ones first.
+    Numbers (r) stay whole, and only their titles are wrapped.
+    """
     lines = [list(headers), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    texts = []
-    for line in lines:
-        cells = [
-            cell.rjust(width) if side == "r" else cell.ljust(width)
-            for cell, width, side in zip(line, widths, align, strict=True)
-        ]
-        texts.append("  ".join(cells).rstrip())
-    return "\n".join(texts)
+    widths = _fitted(list(zip(*lines, strict=True)), align, width)
+    return "\n".join(text for line in lines for text in _wrapped(line, widths, align))
+
+
+def _fitted(columns: Sequence[Sequence[str]], align: str, width: int | None) -> list[int]:
+    """The widths: first columns are wrapped between words, then words are broken, too."""
+    widths = [max(map(len, column)) for column in columns]
+    if width is None:
+        return widths
+    room = width - len(GAP) * (len(widths) - 1)
+    sides = list(zip(columns, align, strict=True))
+    _narrow(widths, [_least_whole(column, side) for column, side in sides], room)
+    _narrow(widths, [_least(column, side) for column, side in sides], room)
+    return widths
+
+
+def _narrow(widths: list[int], least: Sequence[int], room: int) -> None:
+    """Cuts the widest columns first, as far as each may be."""
+    while sum(widths) > room:
+        wide = [at for at, width in enumerate(widths) if width > least[at]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda at: widths[at])] -= 1
+
+
+def _least_whole(column: Sequence[str], side: str) -> int:
+    """How narrow a column may get without breaking a word, or the cell of a number."""
+    title, *cells = column
+    parts = [*title.split(), *(cells if side == "r" else " ".join(cells).split())]
+    return max(map(len, parts), default=0)
+
+
+def _least(column: Sequence[str], side: str) -> int:
+    whole = _least_whole(column, side)
+    return whole if side == "r" else min(NARROW, whole)
+
+
+def _wrapped(cells: Sequence[str], widths: Sequence[int], align: str) -> list[str]:
+    """A row as lines; each cell takes as many as it needs."""
+    parts = [
+        textwrap.wrap(cell, width, break_on_hyphens=False) if len(cell) > width else [cell]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    return [
+        GAP.join(
+            part.rjust(width) if side == "r" else part.ljust(width)
+            for part, width, side in zip(line, widths, align, strict=True)
+        ).rstrip()
+        for line in zip_longest(*parts, fillvalue="")
+    ]
 
 
 def us_text(us: float | None) -> str:

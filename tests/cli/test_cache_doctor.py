@@ -64,8 +64,8 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(
     monkeypatch.setenv("CXX", "/no/such/compiler")
     result = run("doctor")
     assert result.exit_code == 0
-    assert "C++ compiler: none was found" in result.stderr
-    assert "apt install g++" in result.stderr
+    assert "C++ compiler: none was found" in result.stdout
+    assert "apt install g++" in result.stdout
 
 
 def test_doctor_says_that_another_user_owns_the_kernels(
@@ -73,17 +73,17 @@ def test_doctor_says_that_another_user_owns_the_kernels(
 ) -> None:
     monkeypatch.setattr(blobs.os, "geteuid", lambda: os.getuid() + 1)
     result = run("doctor")
-    assert "compiled kernels are not kept" in result.stderr
-    assert "set PLANTUNE_CACHE_DIR to a folder of your own" in result.stderr
+    assert "compiled kernels are not kept" in result.stdout
+    assert "set PLANTUNE_CACHE_DIR to a folder of your own" in result.stdout
 
 
 def test_doctor_fails_where_plantune_cannot_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Check("torch", MISSING, "no module named torch", "pip install torch", required=True)
     monkeypatch.setattr(checks, "_torch", lambda: broken)
+    assert "plantune cannot run here" in run("doctor").stdout
     result = run("doctor", "--json")
     assert result.exit_code == 1
     assert object_of(result)["can_run"] is False
-    assert "plantune cannot run here" in result.stderr
 
 
 def test_doctor_is_asked_for_an_arch(run: Run) -> None:
@@ -105,4 +105,4 @@ def test_doctor_sees_a_cache_that_cannot_be_written(
 
 def test_doctor_names_a_network_file_system(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plantune.plan_db.mounts.network_file_system", lambda path: "nfs4")
-    assert "network file system (nfs4)" in run("doctor").stderr
+    assert "network file system (nfs4)" in run("doctor").stdout

@@ -18,7 +18,7 @@ from .conftest import Run, changed, object_of
 def test_without_plans_the_list_says_what_to_do(run: Run) -> None:
     result = run("plans", "list")
     assert result.exit_code == 0
-    assert "plantune search" in result.stderr
+    assert "plantune search" in result.stdout
 
 
 def test_the_list_has_the_newest_complete_plan(
@@ -36,14 +36,15 @@ def test_the_list_has_the_newest_complete_plan(
     assert object_of(run("plans", "list", "--model", "resnet18", "--json"))["plans"] == []
 
 
-def test_human_text_goes_to_stderr_and_has_no_escapes_without_a_terminal(
+def test_text_goes_to_stdout_and_has_no_escapes_without_a_terminal(
     run: Run, store: Callable[..., int], plan: Plan
 ) -> None:
     store(plan)
     result = run("plans", "list")
-    assert result.stdout == ""
-    assert "se_resnet9_fixup" in result.stderr
-    assert "\x1b" not in result.stderr
+    assert result.stderr == ""
+    assert "se_resnet9_fixup" in result.stdout
+    assert "\x1b" not in result.stdout
+    assert "se_resnet9_fixup   " not in run("plans", "list", "--json").stdout
 
 
 def test_a_plan_is_shown_whole(run: Run, store: Callable[..., int], plan: Plan) -> None:
@@ -54,7 +55,7 @@ def test_a_plan_is_shown_whole(run: Run, store: Callable[..., int], plan: Plan) 
     assert Plan.loads(__import__("json").dumps(data["plan"])) == plan
     assert data["environment"] == there.to_json()
     assert data["match"] == "compatible"
-    assert "threads: 99 there" in result.stderr
+    assert "threads: 99 there" in run("plans", "show", id).stdout
 
 
 def test_an_unknown_id_is_no_plan(run: Run) -> None:
@@ -73,7 +74,7 @@ def test_a_diff_tells_steps_and_evidence(
     assert data["header"] == {}
     fused = {tuple(step["nodes"]) for step in data["only_second"]}
     assert fused == {c.nodes for c in fused_plan.choices} - {c.nodes for c in plan.choices}
-    assert "no difference" in run("plans", "diff", first, first).stderr
+    assert "no difference" in run("plans", "diff", first, first).stdout
 
 
 def test_plans_are_removed_all_or_none(run: Run, store: Callable[..., int], plan: Plan) -> None:

@@ -43,7 +43,7 @@ def test_layers_and_steps_add_up(run: Run, problem: Problem, fused_plan: Plan) -
     assert all(row["removed_us"] == 10.0 * len(row["ops"]) - 4.0 for row in fused)
     assert data["steps"][0]["removed_us"] == max(row["removed_us"] for row in data["steps"])
     assert (data["framework_whole_us"], data["plan_whole_us"]) == pytest.approx((4008, 2004))
-    assert "layers.0.0.conv1" in result.stderr
+    assert "layers.0.0.conv1" in run("profile", "--batch", 1).stdout
 
 
 def test_what_is_stored_is_not_measured_again_but_when_asked(
@@ -79,4 +79,4 @@ def test_levels_of_fusion(run: Run, worker: FakeWorker, monkeypatch: pytest.Monk
     assert [row["level"] for row in rows] == names
     assert all(row["runs"] >= 20 for row in rows)
     assert rows[0]["cpu_us"] > rows[1]["cpu_us"] >= rows[2]["cpu_us"]
-    assert "conv+bn+add+relu" in result.stderr
+    assert "conv+bn+add+relu" in run("profile", "--batch", 1, "--levels").stdout

@@ -72,13 +72,19 @@ def test_the_plan_is_kept_and_told(run: Run, cache: Path) -> None:
     assert data["workload"]["batch"] == 1
     assert (data["measured"], data["rejected"]) == (1, 2)
     assert sum(data["families"].values()) == len(data["plan"]["choices"])
+    progress = "1 measured, 2 rejected, best about 3 ms, framework 4 ms (0.75), 50 s left"
+    assert f"measuring: {progress}" in result.stderr
+
+
+def test_the_verdict_and_the_plan_are_results(run: Run, cache: Path) -> None:
+    result = run("search", "--batch", 1)
     for words in (
-        "measuring: 1 measured, 2 rejected, best about 3 ms, framework 4 ms (0.75), 50 s left",
         "plantune is faster: 0.500 of torchscript's time (95 % interval",
         f"plan 1 in {cache / 'plans.db'}",
         "next: plantune bench --batch 1",
     ):
-        assert words in result.stderr
+        assert words in result.stdout
+        assert words not in result.stderr
 
 
 @pytest.mark.parametrize(("compiler", "lines"), [("/no/such/compiler", 1), (None, 0)])
@@ -109,16 +115,16 @@ def test_a_plan_that_lost_says_so(
     result = run("search", "--batch", 1, "--json")
     assert result.exit_code == 0
     assert object_of(result)["runner"] == "eager"
-    assert "plantune is slower" in result.stderr
-    assert "the network runs eagerly" in result.stderr
-    listed = run("plans", "list", "--json")
-    assert object_of(listed)["plans"][0]["runner"] == "eager"
-    assert "runs eagerly" in listed.stderr
+    shown = run("search", "--batch", 1).stdout
+    assert "plantune is slower" in shown
+    assert "the network runs eagerly" in shown
+    assert object_of(run("plans", "list", "--json"))["plans"][0]["runner"] == "eager"
+    assert "runs eagerly" in run("plans", "list").stdout
 
 
 def test_the_next_command_names_the_same_key(run: Run) -> None:
     result = run("search", "--batch", 1, "--mode", "train", "--in-channels", 4)
-    assert "next: plantune bench --batch 1 --in-channels 4 --mode train" in result.stderr
+    assert "next: plantune bench --batch 1 --in-channels 4 --mode train" in result.stdout
 
 
 def test_options_become_settings(run: Run, fake: type[FakeSearch], cache: Path) -> None:
@@ -156,10 +162,10 @@ def test_an_interrupt_keeps_the_best_so_far(
     result = run("search", "--batch", 1, "--json")
     assert result.exit_code == 7
     assert object_of(result)["complete"] is False
-    assert "next: plantune search --batch 1" in result.stderr
     assert signal.getsignal(number) is before
     listed = object_of(run("plans", "list", "--all", "--json"))["plans"]
     assert [item["status"] for item in listed] == ["partial"]
+    assert "next: plantune search --batch 1" in run("search", "--batch", 1).stdout
 
 
 def test_an_interrupt_before_anything_was_measured_saves_nothing(
@@ -290,7 +296,7 @@ def test_a_dry_run_tells_what_would_be_tried(
     assert data["candidates"] == sum(data["families"].values()) > data["distinct_steps"]
     assert data["steps"] >= data["distinct_steps"] > data["ops"] / 2
     assert (data["known"], data["at_most_s"]) == (0, 20.0)
-    assert "Nothing was measured" in result.stderr
+    assert "Nothing was measured" in run("search", "--batch", 1, "--dry-run").stdout
 
 
 def test_a_dry_run_counts_what_is_known(run: Run, problem: Any, plan: Plan) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pty
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .conftest import start
+from plantune.plan import Plan
+
+from .conftest import Run, object_of, start
 
 
 def test_a_closed_pipe_is_quiet() -> None:
@@ -41,8 +44,8 @@ def test_odd_locales_and_paths_work_together(tmp_path: Path, locale: dict[str, s
     process = start("plans", "list", "--db", folder / "plans.db", **locale)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert output == b""
-    assert b"no plans" in errors
+    assert b"no plans" in output
+    assert errors == b""
 
 
 def test_a_path_that_is_no_utf8_works(tmp_path: Path) -> None:
@@ -64,3 +67,26 @@ def test_no_color_is_honoured_on_a_terminal(no_color: str, escapes: bool) -> Non
     os.close(ours)
     assert b"error:" in text
     assert (b"\x1b[" in text) == escapes
+
+
+def test_results_go_through_a_pipe_and_progress_does_not(tmp_path: Path) -> None:
+    with start("plans", "list", "--db", tmp_path / "a.db") as process:
+        output, errors = process.communicate()
+    assert b"no plans" in output
+    assert errors == b""
+
+
+def test_json_stands_alone_on_stdout(run: Run, store: Callable[..., int], plan: Plan) -> None:
+    id = store(plan)
+    for command in (
+        ("doctor",),
+        ("plans", "list"),
+        ("plans", "show", id),
+        ("plans", "diff", id, id),
+        ("explain", id),
+        ("cache", "show"),
+        ("search", "--batch", 1, "--dry-run"),
+    ):
+        result = run(*command, "--json")
+        assert object_of(result)
+        assert result.stderr == "", command

@@ -10,6 +10,42 @@ def test_columns_are_aligned_and_lines_end_without_spaces() -> None:
     assert text == "way         ms\neager     12.5\nplantune     3  x"
 
 
+ROWS = [
+    ["layers.0.0.conv1/conv2d", "12.5 us", "gemm layout=nhwc prepack=true"],
+    ["pool", "3 us", "framework"],
+]
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 61, 80])
+def test_lines_fit_the_width_and_nothing_is_lost(width: int) -> None:
+    wide = table(["step", "time", "candidate"], ROWS, "lrl")
+    text = table(["step", "time", "candidate"], ROWS, "lrl", width)
+    assert max(map(len, text.splitlines())) <= width
+    assert sorted("".join(text.split())) == sorted("".join(wide.split()))
+    assert "12.5 us" in text
+
+
+def test_what_fits_is_left_as_it_is() -> None:
+    wide = table(["step", "time", "candidate"], ROWS, "lrl")
+    assert table(["step", "time", "candidate"], ROWS, "lrl", len(wide.splitlines()[1])) == wide
+
+
+def test_words_are_broken_only_if_wrapping_is_not_enough() -> None:
+    lines = table(["step", "time", "candidate"], ROWS, "lrl", 46).splitlines()
+    assert lines[1] == "layers.0.0.conv1/conv2d  12.5 us  gemm"
+    assert lines[2].split() == ["layout=nhwc"]
+    assert max(map(len, table(["step", "time", "candidate"], ROWS, "lrl", 35).splitlines())) <= 35
+
+
+def test_titles_of_numbers_are_wrapped_and_numbers_stay_whole() -> None:
+    text = table(["queued call", "of best baseline"], [["0.123 to 0.125", "0.5"]], "rr", 10)
+    assert text.splitlines() == [
+        "   queued call   of best",
+        "                baseline",
+        "0.123 to 0.125       0.5",
+    ]
+
+
 def test_a_table_without_rows_is_its_head() -> None:
     assert table(["a", "b"], [], "ll") == "a  b"
 

@@ -121,16 +121,16 @@ def test_a_ratio_names_its_rival_and_whether_a_compiler_was_met(
         store(changed(plan, evidence=Attrs(evidence))) for evidence in (plan.evidence, known, met)
     ]
     result = run("plans", "list", "--all")
-    cells = {line.split()[0]: line.split()[7:9] for line in result.stderr.splitlines()}
+    cells = {line.split()[0]: line.split()[7:9] for line in result.stdout.splitlines()}
     assert [cells[str(id)] for id in ids] == [
         ["0.500", "eager?"],
         ["0.500", "eager*"],
         ["0.500", "compile-default"],
     ]
-    assert "* never raced against torch.compile" in result.stderr
+    assert "* never raced against torch.compile" in result.stdout
     for id, words in zip(ids, ("rivals are not known", "never raced", ""), strict=True):
         for command in (["plans", "show"], ["explain"]):
-            assert words in run(*command, id).stderr
-            assert "0.500 of" in run(*command, id).stderr
+            assert words in run(*command, id).stdout
+            assert "0.500 of" in run(*command, id).stdout
     listed = object_of(run("plans", "list", "--all", "--json"))["plans"]
     assert [item["met_compiled"] for item in listed] == [True, False, None]

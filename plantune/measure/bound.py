@@ -30,13 +30,15 @@ SMALL_BYTES = 1 << 18
 
 
 class BoundStep:
-    """One candidate with random inputs, prepared weights, and memory of its own.
+    """One candidate with prepared weights and memory of its own, on `data` or random inputs.
 
     An image that the kernel takes in any layout comes in the one that it makes: a plan that mixes
     layouts pays for its conversions in the whole program.
     """
 
-    def __init__(self, step: Step, candidate: Candidate, arch: Arch, seed: int = 0) -> None:
+    def __init__(
+        self, step: Step, candidate: Candidate, arch: Arch, data: Values | None = None
+    ) -> None:
         self._device = device = device_for(arch)
         family, config = family_named(candidate.family), candidate.config
         layouts = family.layouts(step, config)
@@ -48,11 +50,11 @@ class BoundStep:
             for name, type_ in step.outputs
             if name not in elsewhere
         }
-        for name, data in draw_inputs(step, device.generator(seed)).items():
+        for name, drawn in (data or draw_inputs(step, device.generator(0))).items():
             image = len(step.types[name].shape) == 4
             free = _weight_layout(device) if name in step.constants else made[0] if made else "nchw"
             layout = layouts.get(name, free if image else "nchw")
-            self._values[name] = self._empty(step.types[name], layout).copy_(data)
+            self._values[name] = self._empty(step.types[name], layout).copy_(drawn)
         size = family.workspace_bytes(step, config)
         workspace = self._bytes(size) if size else None
         frame = Frame(self._values, workspace, build(step, candidate, arch), device.place)

@@ -255,7 +255,7 @@ def _warm_up(call: Call, effort: Effort, batch_s: float, watch: Watch) -> int:
 def _no_collection() -> Iterator[None]:
     """Python's garbage collector would run inside of some samples."""
     enabled = gc.isenabled()
-    gc.collect()
+    gc.collect(1)  # all generations would take 0.3 s where inductor is loaded
     gc.disable()
     try:
         yield

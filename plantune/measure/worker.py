@@ -27,7 +27,7 @@ from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named, why_not
-from plantune.measure import roofline
+from plantune.measure import roofline, scenes
 from plantune.measure.bound import BoundStep
 from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.limits import (
@@ -43,6 +43,7 @@ from plantune.measure.outcome import Measured, Outcome, Rejected, outcome_to_jso
 from plantune.measure.passes import pass_cost
 from plantune.measure.protocol import Channel, Message
 from plantune.measure.race import race
+from plantune.measure.scenes import Scenes
 from plantune.measure.timing import Effort, Timing, time_call
 from plantune.measure.whole import time_programs
 from plantune.plan import plan_from_json
@@ -104,7 +105,8 @@ def _outcome(
     say("time")
     device = device_for(space.arch)
     with device.own_stream(), torch.no_grad():
-        bound = BoundStep(step, candidate, space.arch, request["seeds"][0])
+        known = Scenes(step, device, request["seeds"][0])
+        bound = BoundStep(step, candidate, space.arch, known.named(known.first().inputs))
         timing = _possible(bound, step, candidate, Effort(**request["effort"]), device)
     if isinstance(timing, Rejected):
         return timing
@@ -146,6 +148,7 @@ def _possible(
 
 
 def _time_programs(request: Message, say: Say) -> Message:
+    scenes.forget()  # whole programs need the memory
     graph = Graph.from_json(request["graph"])
     plans = [plan_from_json(plan) for plan in request["plans"]]
     effort = Effort(**request["effort"])
@@ -158,6 +161,7 @@ def _time_programs(request: Message, say: Say) -> Message:
 
 
 def _pass_cost(request: Message, say: Say) -> Message:
+    scenes.forget()  # whole programs need the memory
     graph, plan = Graph.from_json(request["graph"]), plan_from_json(request["plan"])
     say("build")
     try:
@@ -170,6 +174,7 @@ def _pass_cost(request: Message, say: Say) -> Message:
 
 
 def _race(request: Message, say: Say) -> Message:
+    scenes.forget()  # whole programs need the memory
     plan = None if request["plan"] is None else plan_from_json(request["plan"])
     problem, effort = Problem(**request["problem"]), Effort(**request["effort"])
     return race(problem, plan, request["baselines"], effort, request["seed"], say).to_json()

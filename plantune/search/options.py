@@ -136,11 +136,14 @@ class Costs:
         # By family and heaviest op.
         self._ratios: dict[tuple[str, str], list[float]] = {}
         self._least: dict[str, float] = {}
+        self._fastest: dict[str, float] = {}
         self._kin_ratios: dict[tuple[tuple[str, ...], Candidate], float] = {}
 
     def learn(self, tried: Try, outcome: Outcome) -> None:
         self.outcomes[tried.key] = outcome
         if isinstance(outcome, Measured):
+            signature = tried.step.signature
+            self._fastest[signature] = min(self.fastest_us(tried.step), outcome.median_us)
             ratio = outcome.median_us / tried.guess_us
             family = tried.candidate.family
             self._ratios.setdefault((family, heaviest(tried.step).op), []).append(ratio)
@@ -149,6 +152,10 @@ class Costs:
 
     def knows(self, tried: Try) -> bool:
         return tried.key in self.outcomes
+
+    def fastest_us(self, step: Step) -> float:
+        """The best that is known of any candidate of a step; infinite where none was measured."""
+        return self._fastest.get(step.signature, math.inf)
 
     def of(self, tried: Try) -> float:
         """Microseconds; infinite for what was rejected."""

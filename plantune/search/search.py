@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +40,11 @@ MOST_RACES = 3
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
 NEVER_S = float("inf")
 # The GPU's own clock knows a kernel's time after some milliseconds; the CPU's is shared.
-EFFORTS = {"cpu": Effort(), "cuda": Effort(budget_s=0.06, warm_up_s=0.005)}
+# What is close is compared again, in whole programs.
+EFFORTS = {
+    "cpu": Effort(budget_s=0.1, warm_up_s=0.02, tolerance=0.01),
+    "cuda": Effort(budget_s=0.06, warm_up_s=0.005),
+}
 
 
 @dataclass(frozen=True)
@@ -76,15 +81,15 @@ class _Measurer:
         self._seeds = (2 * seed, 2 * seed + 1)
         self._choices: dict[str, tuple[Candidate, ...]] = {}
 
-    def measure(self, step: Step, candidate: Candidate) -> Outcome:
+    def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
         if step.signature not in self._choices:
             self._choices[step.signature] = candidates(step, self._space)
-        asked = self._ledger.ask(step, candidate, self._choices[step.signature])
         arch = self._space.arch
-        outcome = self._worker.check_and_time(
-            step, candidate, arch.name, EFFORTS[arch.kind], seeds=self._seeds
-        )
-        asked.tell(outcome)
+        effort = EFFORTS[arch.kind]
+        if math.isfinite(limit_us):
+            effort = replace(effort, give_up_above_us=limit_us)
+        outcome = self._worker.check_and_time(step, candidate, arch.name, effort, seeds=self._seeds)
+        self._ledger.keep(step, candidate, self._choices[step.signature], outcome)
         return outcome
 
 

@@ -25,6 +25,9 @@ from plantune.space.search_space import SearchSpace
 HOPES = (1.0, 0.75, 0.5)
 # Of what is missing in a cover at least so many, and this part, are measured before the next.
 TRIES_PER_COVER, PART_OF_COVER = 4, 4
+# What is slower than the best of its step by more than this is in no plan, whatever conversions it
+# spares.
+SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
@@ -33,8 +36,10 @@ WAIT_S = 0.5
 class Measurer(Protocol):
     """Checks and times one candidate, without risk for this process."""
 
-    def measure(self, step: Step, candidate: Candidate) -> Outcome:
-        """What became of it; raises only what ends the search."""
+    def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
+        """What became of it; raises only what ends the search. What takes longer than the limit
+        need not be known well.
+        """
 
 
 class TrialStore(Protocol):
@@ -124,7 +129,8 @@ class StepSearch:
         """The outcome of a candidate; one that is known not to build needs no measuring."""
         failure = None if self._builds is None else self._builds.failure(tried)
         if failure is None:
-            outcome = self._measurer.measure(tried.step, tried.candidate)
+            limit_us = SLOWER * self.costs.fastest_us(tried.step)
+            outcome = self._measurer.measure(tried.step, tried.candidate, limit_us)
         else:
             outcome = Rejected("build", failure[:4000])
         self._store.keep(tried.step, tried.candidate, outcome)

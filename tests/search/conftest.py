@@ -38,13 +38,15 @@ class FakeMeasurer:
 
     reject: tuple[str, ...] = ()
     asked: list[tuple[str, Candidate]] = field(default_factory=list)
+    limits_us: list[float] = field(default_factory=list)
 
     def time_us(self, step: Step, candidate: Candidate) -> float:
         drawn = digest([step.signature, canonical(candidate.to_json())])
         return len(step.nodes) * (20.0 + int(drawn[:8], 16) % 50)
 
-    def measure(self, step: Step, candidate: Candidate) -> Outcome:
+    def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
         self.asked.append((step.signature, candidate))
+        self.limits_us.append(limit_us)
         if candidate.family in self.reject:
             return Rejected("numerics", "it is wrong")
         time_us = self.time_us(step, candidate)

@@ -40,8 +40,8 @@ def trials_in(url):
 def test_a_time_is_complete_and_a_rejection_a_failure_with_its_reason(tmp_path, step, choices):
     url = storage_url(tmp_path / "studies.db")
     ledger = Ledger(url, seed=0)
-    ledger.ask(step, choices[0], choices).tell(measured(12.5))
-    ledger.ask(step, choices[1], choices).tell(Rejected("numerics", "off by one"))
+    ledger.keep(step, choices[0], choices, measured(12.5))
+    ledger.keep(step, choices[1], choices, Rejected("numerics", "off by one"))
     good, bad = trials_in(url)
     assert (good.state, good.value) == (TrialState.COMPLETE, 12.5)
     assert bad.state == TrialState.FAIL
@@ -52,26 +52,18 @@ def test_the_trial_is_of_the_candidate_that_was_asked_for(tmp_path, step, choice
     url = storage_url(tmp_path / "studies.db")
     ledger = Ledger(url, seed=0)
     for choice in choices:
-        ledger.ask(step, choice, choices).tell(measured(1.0))
+        ledger.keep(step, choice, choices, measured(1.0))
     texts = [trial.params["candidate"] for trial in trials_in(url)]
     assert len(set(texts)) == len(choices)
     for text, choice in zip(texts, choices, strict=True):
         assert choice.family in text
 
 
-def test_what_a_kill_left_running_is_ended_and_asked_again(tmp_path, step, choices):
-    url = storage_url(tmp_path / "studies.db")
-    Ledger(url, seed=0).ask(step, choices[0], choices)
-    assert [trial.state for trial in trials_in(url)] == [TrialState.RUNNING]
-    Ledger(url, seed=0).ask(step, choices[0], choices).tell(measured(2.0))
-    assert [trial.state for trial in trials_in(url)] == [TrialState.FAIL, TrialState.COMPLETE]
-
-
 def test_another_space_is_another_study(tmp_path, step, choices):
     url = storage_url(tmp_path / "studies.db")
     ledger = Ledger(url, seed=0)
-    ledger.ask(step, choices[0], choices).tell(measured(1.0))
-    ledger.ask(step, choices[0], choices[:2]).tell(measured(1.0))
+    ledger.keep(step, choices[0], choices, measured(1.0))
+    ledger.keep(step, choices[0], choices[:2], measured(1.0))
     assert len(optuna.get_all_study_names(opened(url))) == 2
 
 
@@ -79,12 +71,11 @@ def test_a_storage_that_fails_is_given_up_and_the_search_goes_on(tmp_path, step,
     """F28: the file is damaged while it is in use."""
     path = tmp_path / "studies.db"
     ledger = Ledger(storage_url(path), seed=0)
-    open_trial = ledger.ask(step, choices[0], choices)
+    ledger.keep(step, choices[0], choices, measured(1.0))
     path.write_bytes(b"no database any more" * 1000)
-    open_trial.tell(measured(1.0))
     with pytest.warns(UserWarning, match="Optuna's storage failed"):
-        ledger.ask(step, choices[1], choices).tell(measured(1.0))
-    ledger.ask(step, choices[0], choices).tell(measured(1.0))
+        ledger.keep(step, choices[1], choices, measured(1.0))
+    ledger.keep(step, choices[0], choices, measured(1.0))
 
 
 @pytest.mark.parametrize("content", [b"", b"no database at all " * 100])
@@ -101,7 +92,7 @@ def test_no_connection_stays_open(tmp_path, step, choices, monkeypatch, content)
     path = tmp_path / "studies.db"
     path.write_bytes(content)
     with suppress(optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError):
-        Ledger(storage_url(path), seed=0).ask(step, choices[0], choices).tell(measured(1.0))
+        Ledger(storage_url(path), seed=0).keep(step, choices[0], choices, measured(1.0))
     assert opened_now
     for connection in opened_now:
         with pytest.raises(sqlite3.ProgrammingError, match="closed database"):

@@ -11,7 +11,7 @@ from plantune.search.budget import Budget
 from plantune.search.fields import MOST_FAULTS
 from plantune.search.options import Costs, Try, options
 from plantune.search.progress import silent
-from plantune.search.step_search import TRIES_PER_COVER, StepSearch
+from plantune.search.step_search import SLOWER, TRIES_PER_COVER, StepSearch
 
 PLENTY = 600.0
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
@@ -102,6 +102,18 @@ def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer,
     assert known.isdisjoint(measurer.asked)
     assert len(measurer.asked) < len(known) / 4
     assert math.isfinite(again.covers(1)[0][0])
+
+
+def test_what_cannot_win_need_not_be_known_well(search, measurer):
+    """The limit is 1.5 times the best of the step, as soon as there is one."""
+    search.run(Budget(PLENTY), silent)
+    best: dict[str, float] = {}
+    for (signature, candidate), limit_us in zip(measurer.asked, measurer.limits_us, strict=True):
+        assert limit_us == SLOWER * best.get(signature, math.inf)
+        step = next(t.step for t in search.all_tries if t.step.signature == signature)
+        time_us = measurer.time_us(step, candidate)
+        best[signature] = min(best.get(signature, math.inf), time_us)
+    assert any(map(math.isfinite, measurer.limits_us))
 
 
 def test_without_time_the_guess_decides(search, measurer):

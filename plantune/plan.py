@@ -18,10 +18,23 @@ from plantune.space.search_space import SearchSpace
 from plantune.values import Attrs, canonical, digest
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
-FORMAT, FORMAT_WITH_BRANCHES = 1, 2
+FORMAT = 1
+# What a plan has only if it needs it, and the format that brought it.
+FORMATS = {"branches": 2, "frozen_runner": 3}
 SIZE_LIMIT_BYTES = 16 << 20
 MODES = ("infer", "train")
-RUNNERS = ("program", "eager")
+PROGRAM, EAGER = "program", "eager"
+# Who runs the network: the plan's program, or a way of the framework's that was faster as a whole.
+# All read the weights as they are now.
+LIVE_RUNNERS = (
+    PROGRAM,
+    EAGER,
+    "eager-channels-last",
+    "torchscript",
+    "torchscript-channels-last",
+)
+# For modules whose weights stay until `refresh()`.
+FROZEN_RUNNERS = (*LIVE_RUNNERS, "torchscript-frozen")
 ORIGINS = ("default", "hand", "measured", "predicted")
 
 
@@ -41,8 +54,9 @@ class Plan:
     """The choices for one graph on one arch. `graph` is the graph's digest.
 
     `origin` says where the choices come from; `evidence` holds what was measured for them. Where
-    the framework was faster as a whole, `runner` is `eager` and the choices are what lost. With
-    `branches`, steps that nothing waits for at once run beside others on a GPU.
+    one of the framework's ways was faster as a whole, `runner` names it and the choices are what
+    lost; `frozen_runner` is the same for frozen weights, where that differs. With `branches`, steps
+    that nothing waits for at once run beside others on a GPU.
     """
 
     network: str
@@ -54,17 +68,22 @@ class Plan:
     choices: tuple[Choice, ...]
     origin: str = "default"
     evidence: Attrs = field(default_factory=Attrs)
-    runner: str = "program"
+    runner: str = PROGRAM
     branches: bool = False
+    frozen_runner: str | None = None
 
     @property
     def digest(self) -> str:
         return digest(self.to_json())
 
+    def run_by(self, *, frozen: bool) -> str:
+        """Who runs the network: the program, or a way of the framework's that was faster."""
+        return self.frozen_runner if frozen and self.frozen_runner is not None else self.runner
+
     def to_json(self) -> dict[str, Any]:
-        added = {"branches": True} if self.branches else {}
+        added = {name: getattr(self, name) for name in ADDED_FIELDS if getattr(self, name)}
         return {
-            "format": FORMAT_WITH_BRANCHES if self.branches else FORMAT,
+            "format": _format_of(added),
             "network": self.network,
             "graph": self.graph,
             "arch": self.arch,
@@ -117,18 +136,20 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def plan_from_json(data: Any) -> Plan:
     """Checks every field before it is used; see `check_plan` for whether it fits a graph."""
-    branches = isinstance(data, dict) and "branches" in data
-    fields = _fields(data, "plan", {**PLAN_FIELDS, "branches": bool} if branches else PLAN_FIELDS)
-    wanted = FORMAT_WITH_BRANCHES if branches else FORMAT
-    if fields["format"] != wanted:
-        raise InvalidPlan(f"format: this plantune reads {wanted}, got {fields['format']!r}")
+    added = {k: t for k, t in ADDED_FIELDS.items() if isinstance(data, dict) and k in data}
+    fields = _fields(data, "plan", {**PLAN_FIELDS, **added})
+    if fields["format"] != _format_of(added):
+        raise InvalidPlan(
+            f"format: this plantune reads {_format_of(added)}, got {fields['format']!r}"
+        )
+    branches = "branches" in added
     if branches and not fields["branches"]:
         raise InvalidPlan("branches: must be true or left out, got False")
     choices = tuple(
         _choice(item, f"choices[{index}]") for index, item in enumerate(fields["choices"])
     )
-    for key, known in (("mode", MODES), ("origin", ORIGINS), ("runner", RUNNERS)):
-        if fields[key] not in known:
+    for key, known in KNOWN_VALUES.items():
+        if key in fields and fields[key] not in known:
             raise InvalidPlan(f"{key}: must be one of {', '.join(known)}, got {fields[key]!r}")
     if fields["batch"] < 1:
         raise InvalidPlan(f"batch: must be 1 or more, got {fields['batch']}")
@@ -141,7 +162,12 @@ def plan_from_json(data: Any) -> Plan:
         runner=fields["runner"],
         branches=branches,
         evidence=evidence,
+        frozen_runner=fields.get("frozen_runner"),
     )
+
+
+def _format_of(added: Mapping[str, Any]) -> int:
+    return max((FORMATS[name] for name in added), default=FORMAT)
 
 
 PLAN_FIELDS: dict[str, type] = {
@@ -156,6 +182,13 @@ PLAN_FIELDS: dict[str, type] = {
     "origin": str,
     "runner": str,
     "evidence": dict,
+}
+ADDED_FIELDS: dict[str, type] = {"branches": bool, "frozen_runner": str}
+KNOWN_VALUES: dict[str, tuple[str, ...]] = {
+    "mode": MODES,
+    "origin": ORIGINS,
+    "runner": LIVE_RUNNERS,
+    "frozen_runner": FROZEN_RUNNERS,
 }
 CHOICE_FIELDS: dict[str, type] = {"nodes": list, "family": str, "config": dict}
 

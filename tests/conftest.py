@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from plantune.env import cxx_compiler
+from plantune.plan import PROGRAM
+from plantune.runtime import choose
 
 ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
@@ -76,6 +78,14 @@ def is_gone() -> Callable[[int], bool]:
             return True
 
     return ended
+
+
+@pytest.fixture(autouse=True)
+def programs_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of the framework's kernels run as programs on a CPU, too, where eager would be faster:
+    most tests are about programs.
+    """
+    monkeypatch.setitem(choose.UNPLANNED, "cpu", PROGRAM)
 
 
 @pytest.fixture

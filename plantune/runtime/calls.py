@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -23,18 +25,23 @@ from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.graph.types import TensorType
-from plantune.plan import Plan, check_plan
+from plantune.plan import EAGER, PROGRAM, Plan, check_plan
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
+from plantune.runtime.contest import Contest
 from plantune.runtime.form import Form, has_global_hooks
 from plantune.runtime.framework import Framework, LastCall, Options, transform_of
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import MOST_PASSES, Pool, device_of
 from plantune.runtime.program import Program
+from plantune.runtime.runners import Runner
 from plantune.space.search_space import SearchSpace, load_search_space
 
 _threads = torch.get_num_threads
+# Where eager runs a module, the module is looked at once in so many calls: in another form it may
+# have a plan.
+UNLOOKED_CALLS = 64
 # Forms of the module whose pools are kept, such as the ones in training and in inference mode.
 KEPT_FORMS = 4
 # Of each parameter, and of the input, whether it gets a gradient; None in inference.
@@ -61,10 +68,29 @@ class Planned:
         self.pool = pool
         self.outputs = outputs
         self.threads = _threads() if device.type == "cpu" else 0
-        self.runs_eagerly = pool.plan.runner == "eager"
+        self.runner = _runner_of(pool)
         self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
         how = "captured" if device.type == "cuda" else "planned"
         self.call = LastCall(how, f"plan {pool.plan.digest[:12]} covers it")
+        if self.runner is not None:
+            without = pool.plan.origin == "default"
+            why = "nothing faster is known" if without else "the plan says that it was faster"
+            self.call = LastCall(self.runner.name, why)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether eager runs such calls from now on."""
+        return self.runner is not None and self.runner.name == EAGER and self.runner.is_settled
+
+
+def _runner_of(pool: Pool) -> Runner | Contest | None:
+    """What of the framework's runs in place of the plan's program."""
+    name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
+    if name == PROGRAM:
+        return None
+    if pool.plan.origin == "default" and not trains and not pool.graph.updates:
+        return Contest(pool.held)
+    return Runner(name, pool.held, trains=trains)
 
 
 class Calls:
@@ -82,6 +108,7 @@ class Calls:
         self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
         self._kind, self._dtype = self._device.type, input_type.torch_dtype
+        self._shape = input_type.shape
         self._on_cpu = self._device.type == "cpu"
         self._trains = options.mode == "train"
         self._why_no_plans: str | None = None
@@ -89,6 +116,9 @@ class Calls:
             self._why_no_plans = why_no_plans(self._device)
         self._lock = threading.Lock()
         self._held = HeldTensors(reference, device)
+        # What eager runs, and for how many calls nobody looks whether it still must.
+        self._eager: Planned | None = None
+        self._unlooked = 0
         # By the form's key; and those from before a refresh.
         self._kept: dict[object, dict[Kind, Planned]] = {}
         self._spare: list[Planned] = []
@@ -149,11 +179,16 @@ class Calls:
                 self._held.writes += 1
                 return
             self._held.forget()
+            self._unlooked = 0
             self._spare = [p for kept in self._kept.values() for p in kept.values()]
             self._kept = {}
             self._form = self._new_form()
 
     def run(self, x: Any) -> Any:
+        if self._unlooked and self._is_as_before(x):
+            self._unlooked -= 1
+            return self._eagerly(x)
+        began_s = perf_counter()
         transform = transform_of(x)
         if transform is not None or self.framework.disabled:
             why = transform or "PLANTUNE_DISABLE is set"
@@ -165,8 +200,8 @@ class Calls:
         trained = self._trained(form, x)
         try:
             kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained)
-            if kept is not None and kept.runs_eagerly:
-                return self.framework.run("the plan says so: nothing was faster", self._trains, x)
+            if kept is not None and kept.runner is not None:
+                return self._by_runner(kept, x, began_s)
             reason = form.why_not if kept is None else _why_not_now(kept, trained)
             if kept is not None and reason is None:
                 return self._run(kept, form, x, trained)
@@ -176,6 +211,22 @@ class Calls:
             reason = f"the plan cannot run: {error}"
         # After the handlers: an error keeps the memory of the pass that it ended.
         return self.framework.eagerly(str(reason), x)
+
+    def _is_as_before(self, x: Any) -> bool:
+        usual = type(x) is Tensor and x.dtype is self._dtype and x.shape == self._shape
+        return usual and transform_of(x) is None
+
+    def _eagerly(self, x: Tensor) -> Any:
+        """Without a look at the module: eager sees every change itself."""
+        assert self._eager is not None
+        return self.framework.by(self.reference, x, self._eager.call)
+
+    def _by_runner(self, kept: Planned, x: Tensor, began_s: float) -> Any:
+        if kept.is_eager:
+            self._eager, self._unlooked = kept, UNLOOKED_CALLS
+            return self._eagerly(x)
+        assert kept.runner is not None
+        return self.framework.by(partial(kept.runner, began_s=began_s), x, kept.call)
 
     def _kind_of(self, trained: Trained) -> Kind:
         return trained, _threads() if self._on_cpu else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,7 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.graph.graph import Graph
-from plantune.plan import Plan, check_plan
+from plantune.plan import EAGER, PROGRAM, Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan, problem_of
 from plantune.proofs import is_proved, remember_proof
@@ -41,6 +42,11 @@ CANNOT_RUN = (
 )
 
 
+# Without a plan: on a GPU the framework's kernels as one captured graph; on a CPU op by op they are
+# slower than eager, which took 7 us for a layer that they took 60 for (2 cores, 2026-11-22).
+UNPLANNED = {"cpu": EAGER, "cuda": PROGRAM}
+
+
 class NoStoredPlan(UserWarning):
     """A known network runs from the framework's kernels, because nothing better is known."""
 
@@ -60,7 +66,7 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
     here = environment_of(device_of(held.module, held.otherwise))
     if given is not None and given.graph == graph.digest:
         check_plan(given, graph, space)
-        _prove(given, graph, space, held, here)
+        _prove(given, graph, space, held, here, frozen=frozen)
         return Pool(graph, given, space, held, frozen=frozen)
     if given is None:
         problem = problem_of(graph, space, network=name)
@@ -71,7 +77,9 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
                 return pool
         elif options.known:
             _without_plan(_what_is_missing(problem, graph, found), options.fallback)
-    return Pool(graph, default_plan(graph, space, network=name), space, held, frozen=frozen)
+    plain = default_plan(graph, space, network=name)
+    plain = replace(plain, runner=UNPLANNED[space.arch.kind])
+    return Pool(graph, plain, space, held, frozen=frozen)
 
 
 def _what_is_missing(problem: ProblemKey, graph: Graph, found: Found | None) -> str:
@@ -109,7 +117,7 @@ def _pool_of_stored(
     why_not: str | None = None
     try:
         check_plan(found.plan, graph, space)
-        _prove(found.plan, graph, space, held, here)
+        _prove(found.plan, graph, space, held, here, frozen=options.frozen)
         pool = Pool(graph, found.plan, space, held, frozen=options.frozen)
         pool.match = found.match
         pool.lease().release()
@@ -131,12 +139,18 @@ def _pool_of_stored(
 
 
 def _prove(
-    plan: Plan, graph: Graph, space: SearchSpace, held: HeldTensors, here: Environment
+    plan: Plan,
+    graph: Graph,
+    space: SearchSpace,
+    held: HeldTensors,
+    here: Environment,
+    *,
+    frozen: bool,
 ) -> None:
     """Lets a plan compute the network once in this environment, wherever it came from, unless it
     was measured or proved here before. Raises as `recheck` does.
     """
-    if plan.runner != "program" or is_proved(plan, here):
+    if plan.run_by(frozen=frozen) != PROGRAM or is_proved(plan, here):
         return
     on_gpu = device_of(held.module, held.otherwise).type == "cuda"
     if on_gpu and torch.cuda.is_current_stream_capturing():

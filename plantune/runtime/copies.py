@@ -11,13 +11,14 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def copied(module: M) -> M:
-    """A deep copy that shares nothing with the module.
+def copied(module: M, memo: dict[int, Any] | None = None) -> M:
+    """A deep copy that shares nothing with the module but what `memo` shares.
 
     `copy.deepcopy` keeps functions as they are: where a child's forward was replaced by a function
-    that holds the child, as adapters do, the copy would go on computing with the original.
+    that holds the child, as adapters do, the copy would go on computing with the original. `memo`
+    says of objects by their id what takes their place.
     """
-    memo: dict[int, Any] = {}
+    memo = {} if memo is None else memo
     result = copy.deepcopy(module, memo)
     rebind(result, memo)
     return result

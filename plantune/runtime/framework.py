@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from plantune.env import is_disabled, is_logging
@@ -22,7 +23,9 @@ class UnplannedCall(UserWarning):
 
 @dataclass(frozen=True)
 class LastCall:
-    """How the last call ran: "captured" (a plan as CUDA graphs), "planned" or "eager", and why."""
+    """How the last call ran: "captured" (a plan as CUDA graphs), "planned", or one of the
+    framework's ways, mostly "eager"; and why.
+    """
 
     how: str
     reason: str
@@ -72,6 +75,20 @@ class Framework:
         traced = any(isinstance(arg, fx.Proxy) for arg in args)
         with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
             return (self._reference.forward if traced else self._reference)(*args, **kwargs)
+
+    def by(self, runner: Callable[[Tensor], Any], x: Tensor, call: LastCall) -> Any:
+        """What a way of the framework's gives that takes the place of a program."""
+        self.eager += 1
+        if self.last is not call:
+            self.note(call)
+        if self._trains or not torch.is_grad_enabled():
+            return runner(x)
+        # As torch.no_grad, which takes ten times as long.
+        torch._C._set_grad_enabled(False)
+        try:
+            return runner(x)
+        finally:
+            torch._C._set_grad_enabled(True)
 
     def note(self, call: LastCall) -> None:
         if self._logs and call != self.last:

@@ -10,7 +10,7 @@ from plantune.errors import InvalidPlan
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
-from plantune.plan import Choice, Plan, candidates_by_step, check_plan
+from plantune.plan import LIVE_RUNNERS, Choice, Plan, candidates_by_step, check_plan
 from plantune.planning import Preference, compose, default_plan
 from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
@@ -55,6 +55,29 @@ def test_a_plan_without_branches_is_written_as_ever(plan):
     assert Plan.loads(line.dumps()) == line
 
 
+def test_a_runner_for_frozen_weights_is_a_format_of_its_own(plan):
+    frozen = replace(plan, frozen_runner="torchscript-frozen")
+    assert frozen.to_json()["format"] == 3
+    assert Plan.loads(frozen.dumps()) == frozen
+    assert (frozen.run_by(frozen=True), frozen.run_by(frozen=False)) == (
+        "torchscript-frozen",
+        plan.runner,
+    )
+    assert plan.run_by(frozen=True) == plan.runner
+
+
+@pytest.mark.parametrize("runner", LIVE_RUNNERS)
+def test_whoever_runs_it_is_read_again(plan, runner):
+    other = replace(plan, runner=runner)
+    assert Plan.loads(other.dumps()) == other
+
+
+def test_a_way_that_freezes_weights_runs_no_live_plan(plan):
+    frozen = replace(plan, runner="torchscript-frozen")
+    with pytest.raises(InvalidPlan, match="runner: must be one of"):
+        Plan.loads(frozen.dumps())
+
+
 def test_dumps_is_canonical(plan):
     spaced = json.dumps(dict(reversed(json.loads(plan.dumps()).items())), indent=3)
     assert Plan.loads(spaced).dumps() == plan.dumps()
@@ -71,6 +94,7 @@ CHANGES = {
     "origin": "measured",
     "runner": "eager",
     "branches": False,
+    "frozen_runner": "torchscript-frozen",
     "evidence": Attrs(),
 }
 
@@ -127,7 +151,7 @@ def drop(*path):
 FIELDS = [field.name for field in fields(Plan)]
 BROKEN = {
     **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)
-       if key != "branches"},
+       if key not in ("branches", "frozen_runner")},
     **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
        for key in ("nodes", "family", "config")},
     "an unknown field": (put(1, "python"), "fields missing or unknown: python"),

@@ -1,0 +1,189 @@
+"""The framework's own ways to run a network: they take the place of a plan that lost to them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only, tree_structure
+
+from plantune.device import first_line
+from plantune.plan import EAGER
+from plantune.runtime.copies import copied
+from plantune.runtime.live_state import HeldTensors, LiveState
+from plantune.runtime.pool import device_of
+
+NHWC = torch.channels_last
+# A tensor that a trace holds as a constant must be no weight: such are single numbers.
+LARGEST_CONSTANT = 1
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is made of the module."""
+
+    channels_last: bool = False
+    traced: bool = False
+    frozen: bool = False
+
+
+WAYS: Mapping[str, Way] = {
+    EAGER: Way(),
+    "eager-channels-last": Way(channels_last=True),
+    "torchscript": Way(traced=True),
+    "torchscript-channels-last": Way(channels_last=True, traced=True),
+    "torchscript-frozen": Way(traced=True, frozen=True),
+}
+
+
+class Runner:
+    """Runs a module in one of the framework's ways, with the weights that it has now.
+
+    What is traced reads the parameters where they are, and is traced anew after one was replaced.
+    Filters keep the caller's strides: on a CPU channels_last ways compute with copies of them,
+    which are written anew after a weight changed, as plans do; on a GPU, where the host
+    cannot know of changes, with the filters as they are. Where a way cannot run, eager does.
+    """
+
+    def __init__(self, name: str, held: HeldTensors, *, trains: bool = False) -> None:
+        self.name = name
+        self.why_not: str | None = None
+        self._way = WAYS[name]
+        self._held = held
+        self._trains = trains
+        self._lock = threading.Lock()
+        self._made: tuple[int, int] | None = None
+        self._tensors: list[Tensor] = []
+        self._copies: dict[str, Tensor] = {}
+        self._state: LiveState | None = None
+        self._call: Any = held.module
+
+    is_settled = True
+
+    def __call__(self, x: Tensor, began_s: float = 0.0) -> Any:
+        """The module's result. Gradients are recorded if they are switched on."""
+        if self._way == WAYS[EAGER] or self.why_not is not None:
+            return self._held.module(x)
+        with self._lock, torch.inference_mode(False):
+            if self._is_due():
+                self._renew(x)
+        if not self._way.channels_last:
+            return self._call(x)
+        return _contiguous(self._call(_channels_last(x)), like=x)
+
+    def _now(self) -> tuple[int, int]:
+        return self._held.moves, self._held.writes if self._way.frozen else 0
+
+    def _is_due(self) -> bool:
+        return self._now() != self._made or (self._state is not None and self._state.changed())
+
+    def _renew(self, x: Tensor) -> None:
+        now = self._now()
+        if self._way.frozen or not self._holds_them():
+            self._make(x)
+        self._copy()
+        self._made = now
+
+    def _holds_them(self) -> bool:
+        """Whether what was made computes with the very tensors that the module has."""
+        present = self._held.present
+        return (
+            self._made is not None
+            and len(present) == len(self._tensors)
+            and all(a is b for a, b in zip(present, self._tensors, strict=True))
+        )
+
+    def _make(self, x: Tensor) -> None:
+        module = self._module()
+        self._tensors = [*self._held.present]
+        self._call = module
+        if not self._way.traced:
+            return
+        x = _channels_last(x) if self._way.channels_last else x
+        try:
+            self._call = self._traced(module, x)
+        except Exception as error:  # It may fail in any way that torch knows.
+            self.why_not = f"it cannot be traced: {type(error).__name__}: {first_line(error)}"
+            self._call = self._held.module
+
+    def _module(self) -> nn.Module:
+        """The module itself, or one with its tensors, but for filters in channels_last."""
+        module = self._held.module
+        filters = self._filters() if self._way.channels_last else {}
+        self._copies, self._state = {}, None
+        if not filters:
+            return copied(module) if self._way.frozen else module
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in self._held.present}
+        for name, tensor in filters.items():
+            own = nn.Parameter(tensor.detach().clone(memory_format=NHWC), requires_grad=False)
+            self._copies[name] = memo[id(tensor)] = own
+        self._state = LiveState(self._held, filters)
+        self._state.changed()
+        return copied(module, memo)
+
+    def _filters(self) -> dict[str, Tensor]:
+        """The filters of which this keeps copies, by name."""
+        if self._trains or device_of(self._held.module, self._held.otherwise).type != "cpu":
+            return {}
+        return {
+            name: parameter
+            for name, parameter in self._held.module.named_parameters()
+            if parameter.dim() == 4 and not parameter.is_contiguous(memory_format=NHWC)
+        }
+
+    def _copy(self) -> None:
+        if self._state is None:
+            return
+        now = self._state.tensors()
+        with torch.no_grad():
+            for name, own in self._copies.items():
+                own.copy_(now[name])
+
+    def _traced(self, module: nn.Module, x: Tensor) -> Any:
+        """A trace of the module. Its pass leaves buffers and random numbers as they were."""
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        devices = [x.device] if x.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch.jit says that it is deprecated
+                traced = torch.jit.trace(module, x.detach(), check_trace=False)
+                _require_no_weight_inside(traced)
+                if self._way.frozen:
+                    traced = torch.jit.freeze(traced)
+                _require_same_structure(module(x), traced(x))
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+        return traced
+
+
+def _require_same_structure(wanted: Any, got: Any) -> None:
+    """Raises ValueError where a trace returns a tuple for what was a list, and the like."""
+    if tree_structure(wanted) != tree_structure(got):
+        raise ValueError("its results come in another structure")
+
+
+def _require_no_weight_inside(traced: Any) -> None:
+    """Raises ValueError if a trace took a tensor for a constant, whose changes it would not see."""
+    graph = traced.inlined_graph  # which must outlive its nodes
+    for node in graph.findAllNodes("prim::Constant"):
+        value = node.output().toIValue()
+        if isinstance(value, Tensor) and value.numel() > LARGEST_CONSTANT:
+            raise ValueError("a tensor that is no parameter and no buffer takes part")
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=NHWC) if x.dim() == 4 else x
+
+
+def _contiguous(result: Any, like: Tensor) -> Any:
+    """The result in the layout that eager gives for such an input."""
+    if like.dim() == 4 and not like.is_contiguous():
+        return result
+    return tree_map_only(Tensor, Tensor.contiguous, result)

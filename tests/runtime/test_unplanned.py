@@ -1,0 +1,171 @@
+"""A module without a plan on a CPU: eager, or the way of the framework's that its calls show."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from plantune import optimize
+from plantune.errors import InputMismatch
+from plantune.plan import EAGER
+from plantune.runtime import calls, choose, contest
+from plantune.runtime.contest import EAGER_CALLS, TIMED, UNTIMED, Contest
+from plantune.runtime.live_state import HeldTensors
+
+ENOUGH = EAGER_CALLS + 4 * (UNTIMED + TIMED) + 8
+
+
+@pytest.fixture(autouse=True)
+def eager_without_a_plan(monkeypatch):
+    monkeypatch.setitem(choose.UNPLANNED, "cpu", EAGER)
+
+
+@pytest.fixture
+def layer():
+    return nn.Linear(16, 4).eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 16)
+
+
+class Clock:
+    """Says how long each way takes, by its name."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.now = 0.0
+
+    def run(self, runner, x):
+        self.now += self.seconds[runner.name]
+        return runner.name
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def race(monkeypatch):
+    """The names of the ways that ran, where each takes so long."""
+
+    def calls_of(module, seconds, calls=ENOUGH):
+        clock = Clock(seconds)
+        monkeypatch.setattr(contest.Runner, "__call__", lambda runner, x: clock.run(runner, x))
+        monkeypatch.setattr(contest.time, "perf_counter", clock)
+        found = Contest(HeldTensors(module))
+        return [found(None, clock.now) for _ in range(calls)]
+
+    return calls_of
+
+
+ALL = {
+    "eager": 1.0,
+    "eager-channels-last": 1.0,
+    "torchscript": 1.0,
+    "torchscript-channels-last": 1.0,
+}
+CONV = nn.Conv2d(3, 8, 3)
+
+
+class TestContest:
+    def test_the_first_calls_are_eagers(self, race):
+        assert race(CONV, ALL, EAGER_CALLS) == ["eager"] * EAGER_CALLS
+
+    @pytest.mark.parametrize("best", ALL)
+    def test_the_fastest_runs_in_the_end(self, race, best):
+        assert race(CONV, {**ALL, best: 0.8})[-4:] == [best] * 4
+
+    def test_a_tie_is_eagers(self, race):
+        assert race(CONV, {**ALL, "torchscript": 0.97})[-1] == "eager"
+
+    def test_what_is_hopeless_runs_no_more_often_than_needed(self, race):
+        ran = race(CONV, {**ALL, "torchscript-channels-last": 4.0})
+        assert ran.count("torchscript-channels-last") == UNTIMED + 1
+
+    def test_what_is_short_stays_with_eager(self, race):
+        short = dict.fromkeys(ALL, 2e-05)
+        assert set(race(CONV, {**short, "torchscript": 1e-5})) == {"eager"}
+
+    def test_without_filters_there_is_no_other_layout(self, race, layer):
+        assert set(race(layer, ALL)) == {"eager", "torchscript"}
+
+    def test_with_deterministic_algorithms_eager_alone(self, race):
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert set(race(CONV, {**ALL, "torchscript": 0.5})) == {"eager"}
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_real_calls_are_right_all_along(self, randomise):
+        module = randomise(nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3)))
+        x = torch.randn(4, 8, 24, 24)
+        model = optimize(module.eval(), x)
+        for call in range(ENOUGH):
+            if call % 5 == 0:
+                with torch.no_grad():
+                    model.get_submodule("0").weight.mul_(1.1)
+            torch.testing.assert_close(model(x), model.reference(x), rtol=1e-4, atol=1e-5)
+        assert model._calls.expected().runner.is_settled
+
+
+class TestEager:
+    """Where eager runs, the calls go straight to it; every change counts."""
+
+    @pytest.fixture
+    def model(self, layer, x):
+        model = optimize(layer, x, fallback="error")
+        while not model._calls._unlooked:
+            model(x)
+        return model
+
+    def test_it_gives_what_eager_gives_without_gradients(self, model, x):
+        assert torch.equal(model(x), model.reference(x))
+        assert not model(x).requires_grad
+        assert torch.is_grad_enabled()
+        assert model.last_call().how == "eager"
+
+    def test_nobody_looks_at_the_module(self, model, x, monkeypatch):
+        def never(*_):
+            raise AssertionError("a look costs more than a small layer")
+
+        monkeypatch.setattr(calls.Calls, "_form_now", never)
+        model(x)
+
+    def test_changes_count(self, model, x):
+        with torch.no_grad():
+            model.weight.mul_(2)
+        assert torch.equal(model(x), model.reference(x))
+        model.weight = nn.Parameter(torch.randn(4, 16))
+        assert torch.equal(model(x), model.reference(x))
+        model.reference.forward = lambda x: x
+        assert model(x) is x
+
+    def test_another_shape_is_still_an_error_where_that_is_asked_for(self, model):
+        with pytest.raises(InputMismatch, match="there is a plan for input"):
+            model(torch.randn(3, 16))
+
+    def test_transforms_see_each_operation(self, model, x):
+        jacobian = torch.func.jacrev(model)(x[0:2])
+        assert jacobian.any()
+
+    def test_after_some_calls_somebody_looks_again(self, model, x, monkeypatch):
+        looks = []
+        look = calls.Calls._form_now
+        monkeypatch.setattr(calls.Calls, "_form_now", lambda c: looks.append(1) or look(c))
+        for _ in range(2 * calls.UNLOOKED_CALLS + 4):
+            model(x)
+        assert len(looks) == 2
+
+    def test_in_training_gradients_are_eagers(self, layer, x):
+        model = optimize(layer.train(), x, mode="train", fallback="silent")
+        twin = copy.deepcopy(layer)
+        for _ in range(3):
+            for each in (model, twin):
+                each.zero_grad()
+                each(x).square().sum().backward()
+        assert torch.equal(model.weight.grad, twin.weight.grad)
+        assert model.last_call().how == "eager"

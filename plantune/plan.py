@@ -30,11 +30,11 @@ LIVE_RUNNERS = (
     PROGRAM,
     EAGER,
     "eager-channels-last",
-    "torchscript",
-    "torchscript-channels-last",
+    "torchscript-traced",
+    "torchscript-traced-channels-last",
 )
 # For modules whose weights stay until `refresh()`.
-FROZEN_RUNNERS = (*LIVE_RUNNERS, "torchscript-frozen")
+FROZEN_RUNNERS = (*LIVE_RUNNERS, "torchscript", "torchscript-channels-last")
 ORIGINS = ("default", "hand", "measured", "predicted")
 
 

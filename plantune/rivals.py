@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 KEY = "rivals"
+# The way of torch.compile's that was faster beyond doubt, and by how much.
+LOST_TO, LOSS = "lost_to", "loss"
 COMPILED = "compile-"
 NO_COMPILED = "never raced against torch.compile"
 UNKNOWN = "its rivals are not known, but for the one named"
@@ -58,3 +60,18 @@ def ratio_text(evidence: Mapping[str, Any]) -> str | None:
         return None
     warning = Rivals.of(evidence).warning
     return f"{ratio:.3f} of {baseline}'s time" + ("" if warning is None else f"; {warning}")
+
+
+def runner_text(runner: str) -> str | None:
+    """Who runs a network instead of its plan; None where the plan does."""
+    if runner == "program":  # the plan's name for itself, without the imports of plans
+        return None
+    return f"{runner} was faster than these steps as a whole, so it runs the network"
+
+
+def loss_text(evidence: Mapping[str, Any]) -> str | None:
+    """That torch.compile was faster than what runs now; None if it was not, or never took part."""
+    name, ratio = evidence.get(LOST_TO), evidence.get(LOSS)
+    if not isinstance(name, str) or not isinstance(ratio, (int, float)):
+        return None
+    return f"{name} was faster: a call takes {ratio:.2f} of its time"

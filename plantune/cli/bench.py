@@ -33,6 +33,7 @@ from plantune.report.plot import (
     can_plot,
     require_replaceable_plot,
 )
+from plantune.rivals import runner_text
 
 if TYPE_CHECKING:
     from plantune.measure.race import Race
@@ -146,8 +147,10 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
 
 
 def _show(console: Console, chosen: Chosen, key: Key, race: Race, document: dict[str, Any]) -> None:
-    eager = "; it runs eagerly, which was faster" if chosen.plan.runner == "eager" else ""
-    console.say(f"{key}, {chosen.label} ({chosen.match} match){eager}")
+    runner = runner_text(chosen.plan.runner)
+    console.say(f"{key}, {chosen.label} ({chosen.match} match)")
+    if runner is not None:
+        console.say(runner)
     console.say(bench_table(document, console.width))
     for name, reason in race.failures.items():
         console.say(f"{name} did not run: {reason}")

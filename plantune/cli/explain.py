@@ -11,7 +11,7 @@ from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
 from plantune.cli.options import Key, common_options, example, key_options
 from plantune.report.tables import config_text, percent, table, us_text
-from plantune.rivals import Rivals, ratio_text
+from plantune.rivals import Rivals, loss_text, ratio_text, runner_text
 
 if TYPE_CHECKING:
     from plantune.plan import Plan
@@ -79,8 +79,9 @@ def _show(console: Console, chosen: Chosen, stories: list[StepStory]) -> None:
     console.say(bold(f"{chosen.label}: {chosen.problem.network}, batch {chosen.problem.batch}"))
     if (ratio := ratio_text(chosen.plan.evidence)) is not None:
         console.say(ratio)
-    if chosen.plan.runner == "eager":
-        console.say("eager was faster than these steps as a whole, so the network runs eagerly")
+    for text in (runner_text(chosen.plan.runner), loss_text(chosen.plan.evidence)):
+        if text is not None:
+            console.say(text)
     if chosen.plan.origin == "predicted":
         console.say(f"PREDICTED for {chosen.plan.arch}: nothing was measured for this plan")
     for story in stories:

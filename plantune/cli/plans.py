@@ -11,7 +11,7 @@ from plantune.cli.console import Console, bold
 from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.options import ModelName, common_options, example
 from plantune.report.tables import config_text
-from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text
+from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text, runner_text
 
 if TYPE_CHECKING:
     from plantune.plan_db import StoredPlan
@@ -87,9 +87,9 @@ def _footnotes(rows: list[list[str]]) -> list[str]:
 
 
 def _state(item: StoredPlan) -> str:
-    """What it is; where the framework was faster as a whole, the module runs eagerly."""
-    eager = ", runs eagerly" if item.plan.runner == "eager" else ""
-    return f"{item.status}, {item.plan.origin}{eager}"
+    """What it is, and who runs the network if one of the framework's ways was faster."""
+    runner = "" if runner_text(item.plan.runner) is None else f", run by {item.plan.runner}"
+    return f"{item.status}, {item.plan.origin}{runner}"
 
 
 def _summary(item: StoredPlan, match: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from plantune.environment import Environment
 from plantune.plan import Plan
 from plantune.report.bench import verdict
 from plantune.report.tables import counted
+from plantune.rivals import loss_text, runner_text
 
 if TYPE_CHECKING:
     from plantune.search.search import Result
@@ -55,8 +56,7 @@ def _lines(key: Key, result: Result, keeping: KeepingDatabase, seconds: float) -
         ours = result.race.timings["plantune"].median_us / 1e3
         lines.append(bold(f"{ours:.3f} ms a call; {verdict(result.race)}"))
         lines += [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
-    if result.plan.runner == "eager":
-        lines.append("eager is faster as a whole, so with this plan the network runs eagerly")
+    lines += filter(None, (runner_text(result.plan.runner), loss_text(result.plan.evidence)))
     lines += [families_text(result.plan), tried]
     if keeping.plan_id is None:
         lines.append(f"the plan could not be stored: {keeping.fault or IN_MEMORY}")

@@ -35,9 +35,10 @@ class Way:
 WAYS: Mapping[str, Way] = {
     EAGER: Way(),
     "eager-channels-last": Way(channels_last=True),
-    "torchscript": Way(traced=True),
-    "torchscript-channels-last": Way(channels_last=True, traced=True),
-    "torchscript-frozen": Way(traced=True, frozen=True),
+    "torchscript-traced": Way(traced=True),
+    "torchscript-traced-channels-last": Way(channels_last=True, traced=True),
+    "torchscript": Way(traced=True, frozen=True),
+    "torchscript-channels-last": Way(channels_last=True, traced=True, frozen=True),
 }
 
 

@@ -56,11 +56,11 @@ def test_a_plan_without_branches_is_written_as_ever(plan):
 
 
 def test_a_runner_for_frozen_weights_is_a_format_of_its_own(plan):
-    frozen = replace(plan, frozen_runner="torchscript-frozen")
+    frozen = replace(plan, frozen_runner="torchscript")
     assert frozen.to_json()["format"] == 3
     assert Plan.loads(frozen.dumps()) == frozen
     assert (frozen.run_by(frozen=True), frozen.run_by(frozen=False)) == (
-        "torchscript-frozen",
+        "torchscript",
         plan.runner,
     )
     assert plan.run_by(frozen=True) == plan.runner
@@ -73,7 +73,7 @@ def test_whoever_runs_it_is_read_again(plan, runner):
 
 
 def test_a_way_that_freezes_weights_runs_no_live_plan(plan):
-    frozen = replace(plan, runner="torchscript-frozen")
+    frozen = replace(plan, runner="torchscript")
     with pytest.raises(InvalidPlan, match="runner: must be one of"):
         Plan.loads(frozen.dumps())
 
@@ -94,7 +94,7 @@ CHANGES = {
     "origin": "measured",
     "runner": "eager",
     "branches": False,
-    "frozen_runner": "torchscript-frozen",
+    "frozen_runner": "torchscript",
     "evidence": Attrs(),
 }
 

@@ -15,7 +15,7 @@ from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.runners import WAYS, Runner
 
 RUNNERS = tuple(name for name in LIVE_RUNNERS if name != PROGRAM)
-FROZEN = "torchscript-frozen"
+FROZEN = "torchscript"
 
 
 class Policy(nn.Module):
@@ -189,7 +189,7 @@ class TestWhatCannotBeTraced:
                 return {"a": x.relu(), "b": x.sigmoid()}
 
         module = Lists()
-        runner = Runner("torchscript", HeldTensors(module))
+        runner = Runner("torchscript-traced", HeldTensors(module))
         for _ in range(3):
             alike(runner(x).values(), module(x).values())
         assert "cannot be traced" in runner.why_not
@@ -198,7 +198,7 @@ class TestWhatCannotBeTraced:
         module = nn.Identity()
         module.mask = torch.rand(8)
         module.forward = lambda x: x * module.mask
-        runner = Runner("torchscript", HeldTensors(module))
+        runner = Runner("torchscript-traced", HeldTensors(module))
         runner(x)
         module.mask = torch.rand(8)
         alike([runner(x)], [x * module.mask])

@@ -1,6 +1,6 @@
 """Bytes kept in the cache: what is read is what this user wrote under that name, or nothing.
 
-What lies in the cache is loaded as code, so a file counts only if nobody else can have made it: a
+Files in the cache are loaded as code, so a file counts only if nobody else can have made it: a
 regular file in a folder, both owned by this user and writable by nobody else, whose checksum covers
 its name and its contents.
 """
@@ -42,7 +42,7 @@ def read_blob(place: Path) -> bytes | None:
 def write_blob(place: Path, content: bytes) -> None:
     """Writes beside the target and moves it there, so that no one reads half of it.
 
-    Raises OSError, and leaves nothing behind then.
+    Raises OSError, and then leaves no file.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
     _close_to_others(place.parent)

@@ -1,4 +1,4 @@
-"""What measuring and running need of a processor: where memory lies, its stream, how to wait."""
+"""What measuring and running need of a processor: its memory, its stream, how to wait."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _gpu(index: int) -> LocalGpu:
 def device_for(arch: Arch) -> Device:
     """The processor of this machine that is of an arch; raises UnsupportedDevice without one.
 
-    A GPU must be exactly of the arch: a plan for another is no plan for it.
+    A GPU must be exactly of the arch: a plan for another arch is refused.
     """
     if arch.cuda is None:
         return CPU

@@ -103,7 +103,7 @@ def arch_of(device: torch.device) -> str:
         if name in ARCH_NAMES:
             return name
         raise UnknownArch(f"{device} is {name}; plantune knows {', '.join(ARCH_NAMES)}")
-    raise UnsupportedDevice(f"no plan runs on device {device}: it is no CPU and no usable GPU")
+    raise UnsupportedDevice(f"no plan runs on device {device}: not a CPU or usable GPU")
 
 
 def why_no_plans(device: torch.device) -> str | None:

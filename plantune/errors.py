@@ -113,7 +113,7 @@ class WorkerDied(PlantuneError):
 
 
 class ProtocolError(WorkerDied):
-    """What came over a worker's pipe is no message."""
+    """Something that is not a message came over a worker's pipe."""
 
 
 class WorkerFailed(PlantuneError):

@@ -205,7 +205,7 @@ def _connected(uri: str, timeout_s: float) -> sqlite3.Connection:
 
 
 def lenient_text(data: bytes) -> str:
-    """Text as it is stored: what is no UTF-8 must fail a row's checksum, not the whole query."""
+    """Text as it is stored: what is not UTF-8 must fail a row's checksum, not the whole query."""
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -35,7 +35,7 @@ class Problem:
         spec = network(self.network)
         module = spec.build(self.in_channels).to(DTYPES[self.dtype]).train(self.mode == "train")
         shape = spec.input_shape(self.batch, self.in_channels)
-        # On a GPU weights are read where they lie, so nothing is folded into them.
+        # On a GPU weights are read in place, so nothing is folded into them.
         folds = self.mode == "infer" and self.arch == "cpu"
         graph = extract(module, TensorType(shape, self.dtype), fold=folds)
         return differentiate(graph) if self.mode == "train" else graph

@@ -1,6 +1,6 @@
 """Remembers which plans were proved right in which environment, as small files in the cache folder.
 
-What a plan's own file claims is no proof: only what a search, `verify` or a first call found here.
+A plan's own claims do not count: only what a search, `verify` or a first call found here.
 """
 
 from __future__ import annotations

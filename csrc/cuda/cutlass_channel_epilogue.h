@@ -1,4 +1,4 @@
-// The end of an implicit GEMM convolution, behind CUTLASS 2.x's main loop.
+// The end of an implicit GEMM convolution, after CUTLASS 2.x's main loop.
 //
 //   y[m][k] = relu(sum[m][k] * scale[k] + bias[k] + residual[m][k]) + offset
 //
@@ -117,7 +117,7 @@ class ChannelEpilogue : public Default::Base {
     }
   }
 
-  /// Finishes a tile from the partial sums of all slices, which lie `slice_floats` behind each
+  /// Finishes a tile from the partial sums of all slices, which are `slice_floats` apart from each
   /// other. All threads of a block must take part.
   CUTLASS_DEVICE
   void reduce(OutputTileIterator output, OutputTileIterator residual, float const* partial,

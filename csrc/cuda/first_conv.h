@@ -1,4 +1,4 @@
-// The convolution that reads an image of few channels, with a max pool of 3x3 behind it or without:
+// The convolution that reads an image of few channels, followed by a max pool of 3x3 or not:
 //
 //   v = relu(conv(x, w) * scale + bias)      y = v, or the largest of 3x3 of v, stride 2, padding 1
 //
@@ -12,7 +12,7 @@
 // neighbouring lane. v never leaves registers.
 //
 // Rows of x come into a ring in shared memory as pixels of kPixel channels, such that kStrideW
-// pixels are 16 bytes: what one pixel of v reads of a row lies 16 bytes behind what the pixel
+// pixels are 16 bytes: what one pixel of v reads of a row begins 16 bytes after what the pixel
 // before it reads. So a row of x is the matrix that the product wants, without a copy for each tap.
 // The next rows are fetched during the products.
 //
@@ -72,8 +72,8 @@ class FirstConv {
 
  public:
   static constexpr int kThreads = C::kGroups * kWarpgroup;
-  // Columns of a product lie 16 bytes apart here. compute-sanitizer takes them to be 32, as they
-  // mostly are, so there is room for such columns behind the last row.
+  // Columns of a product are 16 bytes apart here. compute-sanitizer takes them to be 32, as they
+  // mostly are, so there is room for such columns after the last row.
   static constexpr int kSharedBytes =
       kWeightBytes + C::kGroups * kRing * kRowBytes + (kColumns - 1) * kUnit;
   static constexpr int kBlocks = ceil_div(kItems, C::kGroups) * kTilesO;
@@ -219,7 +219,7 @@ class FirstConv {
 
   // Phase 2: products.
 
-  /// Describes groups of 8 rows of 16 bytes, in which the second half of a step lies elsewhere.
+  /// Describes groups of 8 rows of 16 bytes, in which the second half of a step is elsewhere.
   static __device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t half_bytes) {
     constexpr uint64_t kGroup = 8 * kUnit;
     return uint64_t((address & 0x3FFFF) >> 4) | uint64_t(half_bytes >> 4) << 16 |
@@ -366,7 +366,7 @@ class FirstConv {
 
   __device__ __forceinline__ void put_pooled(T* row, int eight, Two v) const {
     const int lane = thread_ % 4;
-    // The first pair of a later tile only serves the one behind it.
+    // The first pair of a later tile only serves the next one.
     if (eight > 0 || column_ == 0 || lane > 0) put(row, column_ / 2 + 4 * eight + lane, v);
   }
 };

@@ -90,7 +90,7 @@ struct Slot {
 };
 
 // Tensor copies: one thread starts them, the barrier counts every byte of the box, also of what
-// lies outside of the tensor and is filled with zeros.
+// is outside of the tensor and is filled with zeros.
 
 __device__ __forceinline__ void load_box(const TensorMap& map, uint32_t to, uint32_t barrier,
                                          int c0, int c1, int c2) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void load_box(const TensorMap& map, uint32_t to, uint
       : "memory");
 }
 
-/// Starts to copy a box from shared memory; what lies outside of the tensor is left out.
+/// Starts to copy a box from shared memory; what is outside of the tensor is left out.
 __device__ __forceinline__ void store_box(const TensorMap& map, uint32_t from, int c0, int c1,
                                           int c2, int c3) {
   asm volatile(

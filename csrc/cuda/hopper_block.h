@@ -1,5 +1,5 @@
 // A residual block of images that a block of threads has whole: two convolutions of the same output
-// size with squeeze-and-excite behind the second,
+// size with squeeze-and-excite after the second,
 //
 //   m = relu(conv(x, w) * mid_scale + mid_bias) + mid_offset,  rounded to T
 //   v = conv(m, w2) * scale + bias,  and so on as in hopper_conv_se.h

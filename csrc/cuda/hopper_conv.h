@@ -13,7 +13,7 @@
 //
 // kSplitK blocks of a cluster share a tile's steps. Each finishes a share of the tile's channels:
 // the others send it their sums through shared memory. What is finished leaves by a tensor copy,
-// which also leaves out what lies outside of y; the residual comes the same way.
+// which also leaves out what is outside of y; the residual comes the same way.
 
 #pragma once
 
@@ -84,7 +84,7 @@ class HopperConv {
   static constexpr int kTilesH = ceil_div(C::kP, C::kBoxH);
   static constexpr int kTilesO = ceil_div(C::kO, C::kTileN);
 
-  /// What a block takes that uses so much behind an aligned start.
+  /// What a block takes that uses so much from an aligned start on.
   static constexpr int shared_bytes(int end) {
     return end + kGroupBytes > C::kSharedFloor ? end + kGroupBytes : C::kSharedFloor;
   }
@@ -99,7 +99,7 @@ class HopperConv {
                 "taps at an offset need 8x8 neighbouring pixels in each 64 rows");
 
  public:
-  /// Behind the consumers one warp copies weights, one copies images.
+  /// After the consumers come a warp that copies weights and one that copies images.
   static constexpr int kThreads = kConsumers + 64;
   static constexpr int kSharedBytes = shared_bytes(kEnd);
 

@@ -1,4 +1,4 @@
-// Convolution with squeeze-and-excite behind it, of images that a block has whole:
+// Convolution with squeeze-and-excite after it, of images that a block has whole:
 //
 //   v = conv(x, w) * scale + bias        gate = sigmoid(W2 relu(W1 mean(v) + b1) + b2)
 //   y = relu(v * gate + residual) + offset
@@ -82,7 +82,7 @@ class HopperConvSe : public HopperConv<C> {
     return *reinterpret_cast<Shared*>(memory + start);
   }
 
-  /// What is loaded here is read behind later barriers only.
+  /// What is loaded here is read only after later barriers.
   __device__ __forceinline__ void load_layers() const {
     constexpr int kVectors = ceil_div(kHidden * kChannels / 8, kConsumers);
     constexpr int kSingles = ceil_div(kHidden * kChannels, kConsumers);

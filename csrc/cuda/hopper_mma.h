@@ -17,7 +17,7 @@ constexpr int kGroupBytes = 8 * kRowBytes;  // 8 rows, after which the pattern r
 template <class T, int n>
 struct Product;
 
-/// Describes rows in shared memory whose groups of 8 lie `group_bytes` apart. The swizzle depends
+/// Describes rows in shared memory whose groups of 8 are `group_bytes` apart. The swizzle depends
 /// on the address alone, so the first row may be any row of the pattern.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes) {
   constexpr uint64_t kSwizzle128 = 1;

@@ -46,7 +46,7 @@ __device__ __forceinline__ int pair_of(int thread) {
   return thread % 128 / 32 * 16 + thread % 32 / 4 * 2;
 }
 
-/// Of each 8 columns a thread has numbers 2 * (lane % 4) and the one behind: `which` says which.
+/// Of each 8 columns a thread has numbers 2 * (lane % 4) and the next: `which` says which.
 /// They are scaled where kScale says so, and get a bias.
 template <bool kScale, int kSize>
 __device__ __forceinline__ float2 pair_at(const float (&sums)[kSize], int eight, int which,

@@ -11,7 +11,7 @@
 namespace plantune {
 
 /// Rows of floats in shared memory that are stored by vectors of columns without bank conflicts:
-/// each vector is cut into runs of four columns, and equal runs of all vectors lie side by side.
+/// each vector is cut into runs of four columns, and equal runs of all vectors are side by side.
 template <int kColumns, int kVector>
 struct Columns {
   static constexpr int kRun = 4;
@@ -78,7 +78,7 @@ struct ImageTile {
   };
 
   int team, group, chunk;
-  long long first;  // where the thread's first vector lies
+  long long first;  // the place of the thread's first vector
   bool active;      // whether its image is there, and has work for it
 
   /// `image` is the block's first one, `channel` its first channel.

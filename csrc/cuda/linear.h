@@ -34,7 +34,7 @@ struct Linear {
     long long m, n;
   };
 
-  /// Rows behind the last are read as the last; nobody stores what comes of it.
+  /// Out-of-range rows re-read the last one; their results are discarded.
   static __device__ __forceinline__ long long row_of(long long row, long long count) {
     return (row < count ? row : count - 1) * kDepth;
   }

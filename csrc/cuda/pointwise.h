@@ -2,7 +2,7 @@
 //
 //   out[j][i] = element j of Chain::evaluate(in[0][...], in[1][...], ...)    for each i < count
 //
-// Chain says, for each input, how far apart its elements lie along each axis of the outputs, 0
+// Chain says, for each input, how far apart its elements are along each axis of the outputs, 0
 // where it is broadcast; axes are merged where they can be, and the last one is the innermost.
 // Outputs are dense and written by `=`; each is rounded once. A thread takes kVectors times kWidth
 // neighbours. Deterministic.
@@ -43,7 +43,7 @@ struct Pointwise {
     return place + i * Chain::kStrides[input][0];
   }
 
-  /// Neighbours lie side by side, are one and the same element, or lie apart.
+  /// Neighbours are side by side, one and the same element, or apart.
   template <bool kAligned>
   static __device__ __forceinline__ void load(const T* from, int input, Index i, int there,
                                               Word& to) {

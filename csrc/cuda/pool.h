@@ -2,7 +2,7 @@
 //
 //   x       (N, kHeight, kWidth, kChannels) or (N, kChannels, kHeight, kWidth)
 //   y       (N, kOutHeight, kOutWidth, kChannels) in the same order of axes, =
-//   places  like y: where the largest lies, row * kWidth + column, =; null where nobody asks
+//   places  like y: the largest one's row * kWidth + column, =; null if not wanted
 //
 // Sums are float and in a fixed order: deterministic. The largest is PyTorch's: NaN wins, the last
 // one of several; else the first of equals.
@@ -31,7 +31,7 @@ struct Pool {
   using Word = Vector<T, kVector>;
 
   static_assert(kNhwc ? kChannels % kVector == 0 : kVector == 1,
-                "a thread's vector lies within the channels of a pixel");
+                "a thread's vector stays within the channels of a pixel");
 
   struct Arguments {
     const T* x;

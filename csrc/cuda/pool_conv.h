@@ -1,4 +1,4 @@
-// Average pooling and a 1x1 convolution with bias behind it; the pooled image stays on the chip.
+// Average pooling, then a 1x1 convolution with bias; the pooled image stays on the chip.
 //
 //   x       (images, kHeight, kWidth, kChannels)                input, nhwc, at any address
 //   weight  (kOutputs, kChannels), aligned to 16 bytes
@@ -206,7 +206,7 @@ struct PoolConv {
     }
   }
 
-  /// 8 channels of one place of a window; zeros where it lies outside of the image.
+  /// 8 channels of one place of a window; zeros outside of the image.
   template <bool kAligned>
   __device__ __forceinline__ static Vector<T> read(const Window& window, int place) {
     const int row = window.top + place / Pool::kKernelColumns;

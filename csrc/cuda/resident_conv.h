@@ -198,7 +198,7 @@ class ResidentConv {
   /// Elements from the first pixel's first channel to one of the thread's, and whether it is there.
   struct Target {
     long long first;
-    int rows, columns;  // of the tile that lie in the image, from the thread's first column on
+    int rows, columns;  // of the tile that are in the image, from the thread's first column on
   };
 
   __device__ __forceinline__ Target target_of(Place place) const {

@@ -5,7 +5,7 @@
 //   unshifted = v,  y = v + offset
 //
 //   x, residual, y, unshifted  (N, kPixels, kChannels)
-//   weight1  (kHidden, kChannels) and weight2 (kChannels, kHiddenPadded), zeros behind kHidden, or
+//   weight1  (kHidden, kChannels) and weight2 (kChannels, kHiddenPadded), zeros after kHidden, or
 //            both as SmallMatrixMma has them
 //   bias1 (kHidden), bias2 (kChannels), offset (1)
 //   means (N, kChannels), hidden (N, kHidden), gates (N, kChannels)

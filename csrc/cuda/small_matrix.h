@@ -31,7 +31,7 @@ struct SmallMatrix {
   struct Vectors {
     alignas(16) float values[kImages][kColumns];
 
-    /// Zeros behind the first columns: they meet zeros of the matrix, but must be finite.
+    /// Zeros after the first columns: they meet zeros of the matrix, but must be finite.
     __device__ __forceinline__ void clear_from(int column) {
       const int most = kColumns - column;
 #pragma unroll 1

@@ -1,7 +1,7 @@
 // A small constant matrix times a few vectors, by the tensor cores of one block: 16-bit elements,
 // from Ampere on.
 //
-// weight is packed in tiles of 16x16, padded with zeros, rows of tiles one behind the other; in a
+// weight is packed in tiles of 16x16, padded with zeros, one row of tiles after the other; in a
 // tile lane 4 * g + t brings elements (g + 8 * (r % 2), 2 * t + 8 * (r / 2) + e) for r < 4, e < 2.
 //
 // A vector is the sum of two of 16 bits, the second one what the first leaves: neighbour columns of
@@ -63,7 +63,7 @@ struct SmallMatrixMma {
   struct Vectors {
     alignas(16) T parts[2 * kImages][kStride];
 
-    /// Zeros behind the first columns: they meet zeros of the matrix, but must be finite.
+    /// Zeros after the first columns: they meet zeros of the matrix, but must be finite.
     __device__ __forceinline__ void clear_from(int column) {
       const int most = kStride - column;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Elements that lie side by side: moved as one word of up to 16 bytes, computed with in float.
+// Adjacent elements: moved as one word of up to 16 bytes, computed with in float.
 //
 // T is float, __half or __nv_bfloat16. Activations are read by plain loads: a kernel that starts
 // before the one in front has ended must not read them through the read-only cache.

@@ -104,6 +104,6 @@ def _read(place: Path, key: str) -> Binary | None:
 
 
 def _write(place: Path, binary: Binary) -> None:
-    """Keeps the binary; where there is no room, it is compiled again another time."""
+    """Keeps the binary; if there is no room, it is compiled again next time."""
     with suppress(OSError):
         write_blob(place, binary.log.encode() + b"\0" + binary.image)

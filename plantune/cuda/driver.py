@@ -137,7 +137,7 @@ def encode_tensor_map(place: int, address: int, *what: Any) -> None:
 
 def capture_of(stream: int) -> tuple[int, int | None] | None:
     """The number of the capture that is under way on a stream and, if the driver tells it, the last
-    node that the stream added; None where there is no capture.
+    node that the stream added; None outside of a capture.
     """
     status, number, count = c_int(), c_uint64(), c_size_t()
     graph, nodes, edges = c_void_p(), POINTER(c_void_p)(), c_void_p()

@@ -18,7 +18,7 @@ from plantune.errors import CudaError
 WORD_BYTES = 8
 # Of an address that a tensor map may have: aligned to 16 bytes, and within 47 bits.
 PROBED_BITS = range(4, 47)
-Places = tuple[int, int]  # of a tensor: when the graph was captured, and when it lay elsewhere
+Places = tuple[int, int]  # of a tensor: when the graph was captured, and where it is now
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from plantune.cuda import driver
 
 
 class Encodes(Protocol):
-    """Makes a tensor map for a tensor that lies elsewhere."""
+    """Makes a tensor map for a tensor at another address."""
 
     def encoded(self, address: int) -> Any: ...
 

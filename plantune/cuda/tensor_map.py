@@ -49,7 +49,7 @@ def tensor_map(
 ) -> TensorMap:
     """How to load boxes of a tensor; dimensions from the innermost out, whose stride is left out.
 
-    Along a dimension with a step, every step-th element of the box is loaded. What lies outside of
+    Along a dimension with a step, every step-th element of the box is loaded. What is outside of
     the tensor is read as zero.
     """
     rank = len(sizes)

@@ -171,7 +171,7 @@ def _in_toolkits() -> Iterator[Nvrtc]:
 
 
 def _nvrtc_in(folder: Path, includes: tuple[Path, ...]) -> Iterator[Nvrtc]:
-    """The library in a folder, where it loads and lies beside headers of its own CUDA."""
+    """The library in a folder, if it loads and there are headers of its own CUDA beside it."""
     for path in sorted(folder.glob("libnvrtc.so.[0-9][0-9]")):
         found = _version_of(path)
         if found is None:

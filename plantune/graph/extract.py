@@ -62,7 +62,7 @@ def extract_with_outputs(
 
 
 class _Extraction(Reader):
-    """Reads the traced nodes in order; what is no tensor (sizes, flags) is computed at once."""
+    """Reads the traced nodes in order; other values (sizes, flags) are computed at once."""
 
     def __init__(self, module: nn.Module, inputs: tuple[TensorType, ...]) -> None:
         names = state_names(module)

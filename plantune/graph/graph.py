@@ -250,9 +250,9 @@ def _check_results(graph: Graph) -> None:
     for value in graph.results:
         if value not in types:
             raise InvalidGraph(f"result {value!r} is made by no node")
-    _check_pairs(graph, graph.updates, {name for name, _ in graph.buffers}, "buffer")
+    _check_pairs(graph, graph.updates, {name for name, _ in graph.buffers}, "a buffer")
     asked = {name for name, _ in (*graph.inputs, *graph.parameters)}
-    _check_pairs(graph, graph.gradients, asked, "input or parameter")
+    _check_pairs(graph, graph.gradients, asked, "an input or a parameter")
 
 
 def _check_pairs(graph: Graph, pairs: Pairs, targets: Collection[str], kind: str) -> None:
@@ -260,7 +260,7 @@ def _check_pairs(graph: Graph, pairs: Pairs, targets: Collection[str], kind: str
     for target, value in pairs:
         if target not in targets or target in seen:
             raise InvalidGraph(
-                f"{value!r} stands for {target!r}, which is no {kind} or there twice"
+                f"{value!r} stands for {target!r}, which is not {kind}, or is there twice"
             )
         seen.add(target)
         wanted, got = graph.types[target], graph.types[value]

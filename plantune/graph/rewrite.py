@@ -33,7 +33,7 @@ def without_dead_nodes(graph: Graph) -> Graph:
 
 
 def fold_scales(graph: Graph) -> Graph:
-    """Moves a constant channel scale behind a convolution into the convolution's weight.
+    """Moves a constant channel scale that follows a convolution into its weight.
 
     conv(x, w) * s becomes conv(x, w * s), and (conv(x, w) + b) * s becomes conv(x, w * s) + b * s:
     what is scaled then is constant, so it is computed when a weight changes and not in every call.

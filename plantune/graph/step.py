@@ -188,7 +188,7 @@ def make_step(graph: Graph, names: Collection[str]) -> Step:
 
 
 def _inside(type_: TensorType) -> TensorType:
-    """The layout at the graph's edge is no property of the step's work."""
+    """The layout at the graph's edge is not part of the step's work."""
     return TensorType(type_.shape, type_.dtype)
 
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from plantune.errors import UnsupportedModule
 from plantune.graph.spelling import MODULES
 
-# Two traces at once would leave the one's hold on nn.Module behind.
+# Of two traces at once, one would leave its patch of nn.Module in place.
 TRACING = threading.Lock()
 CONSTANTS = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
 # What makes plain Python of a tensor's values.

@@ -29,7 +29,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def by_pixels(weight: Tensor) -> Tensor:
-    """A convolution's weight as (O, R, S, C): in channels_last it lies so."""
+    """A convolution's weight as (O, R, S, C): in channels_last memory it has this form."""
     return weight.permute(0, 2, 3, 1)
 
 
@@ -48,7 +48,7 @@ class Room:
 class Constant:
     """The value `name` as a kernel reads it.
 
-    It is read in place where that is allowed and it lies so already. Elsewhere each pass fills
+    It is read in place if that is allowed and it has this form already. Otherwise each pass fills
     memory of the kernel's own with it: `order` views the value such that its elements come as in
     that memory, to which they are broadcast and cast. One that `packs` may also copy and pad with
     zeros, whatever dtype it is given.
@@ -70,7 +70,7 @@ class Constant:
         self.packs = packs
         self._values = values
         self._in_place = in_place
-        # Whether the pass computes the value itself, so that it lies nowhere before.
+        # Whether the pass computes the value itself, so that it has no address before.
         self.is_derived = False
         self._alignment_bytes = alignment_bytes
         self._memory = memory
@@ -96,7 +96,7 @@ class Constant:
         return self.order(self._values[self.name])
 
     def is_in_place(self) -> bool:
-        """Whether the value lies as the kernel wants it."""
+        """Whether the value has the form that the kernel reads."""
         if not self._in_place or self.is_derived or self.name not in self._values:
             return False
         found = self.ordered()
@@ -164,5 +164,5 @@ class ChannelValues(Constant):
 
 
 def is_view(tensor: Tensor, source: Tensor) -> bool:
-    """Whether it lies in the source's memory: a copy would be out of date in the next pass."""
+    """Whether it shares the source's memory: a copy would be out of date in the next pass."""
     return tensor.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()

@@ -188,7 +188,7 @@ class KernelFamily(ABC):
 
 
 def images(step: Step, layout: str) -> dict[str, str]:
-    """`layout` for each rank-4 input that is no weight, and each rank-4 output."""
+    """`layout` for each rank-4 input that is not a weight, and each rank-4 output."""
     inputs = {name: type_ for name, type_ in step.inputs if name not in step.constants}
     values = {**inputs, **dict(step.outputs)}
     return {name: layout for name, type_ in values.items() if len(type_.shape) == 4}

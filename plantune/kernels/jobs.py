@@ -133,7 +133,7 @@ def _blocks(job: Job) -> int:
 
 
 def _merged(memory: Tensor, inputs: Sequence[Tensor]) -> list[Axis]:
-    """The axes from the outermost in as they lie in memory: size, and the strides of all tensors.
+    """The axes from the outermost in, in the order of memory: size, and the strides of all tensors.
 
     Neighbours are one axis where all tensors allow it.
     """

@@ -1,4 +1,4 @@
-"""Kernels that read 16 bytes at once, and their twin for tensors that lie off that alignment."""
+"""Kernels that read 16 bytes at once, and their twin for tensors that are not so aligned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a path lies on a network file system, as /proc/mounts has it."""
+"""Whether a path is on a network file system, as /proc/mounts has it."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _prepare_for_writers(path: Path, db: Database, timeout_s: float) -> None:
     kind = network_file_system(path)
     if kind is not None:
         _warn(
-            f"{path}: lies on a network file system ({kind}), where SQLite's locks may fail; "
+            f"{path}: is on a network file system ({kind}), where SQLite's locks may fail; "
             "set PLANTUNE_CACHE_DIR to a local folder."
         )
         return

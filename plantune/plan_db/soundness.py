@@ -1,6 +1,6 @@
 """Whether a file is a sound database: its pages, its schema and its indexes.
 
-Single rows are not judged here: their checksums tell that better, and one bad row is no reason to
+Single rows are not judged here: their checksums do that, and one bad row is not a reason to
 set a whole file aside.
 """
 
@@ -83,7 +83,7 @@ def _is_marked(connection: sqlite3.Connection) -> bool:
 
 
 def _fault_of_pages(connection: sqlite3.Connection, check: str) -> str | None:
-    """The first fault; one that can be mended only where there is no other."""
+    """The first fault; one that can be repaired only if it is the only one."""
     faults = [str(row[0]) for row in connection.execute(f"PRAGMA {check}")]
     in_file = [fault for fault in faults if fault != "ok" and " value in " not in fault]
     return min(in_file, key=lambda fault: " index " in fault, default=None)

@@ -91,7 +91,7 @@ class SearchSpace:
 
     @property
     def digest(self) -> str:
-        """The sha256 of the arch's facts and the families' axes; the order of keys is no part."""
+        """The sha256 of the arch's facts and the families' axes, in any order of keys."""
         families = {family: dict(axes) for family, axes in self.families.items()}
         return digest({"arch": asdict(self.arch), "families": families})
 

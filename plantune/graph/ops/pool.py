@@ -104,7 +104,7 @@ class AvgPool2dGrad(PoolOp):
 
 
 class MaxPool2d(PoolOp):
-    """The largest of each window, and where in the image it lies (row * W + column)."""
+    """The largest of each window, and its place in the image (row * W + column)."""
 
     name: ClassVar = "max_pool2d"
 

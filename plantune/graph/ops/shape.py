@@ -51,7 +51,7 @@ class Permute(MoveOp):
         (x,) = inputs
         dims = attrs["dims"]
         is_order = sorted(dims) == list(range(len(x.shape)))
-        self.require(is_order, f"dims {dims} are no order of the axes of {x.shape}")
+        self.require(is_order, f"dims {dims} are not a permutation of the axes of {x.shape}")
         return (TensorType(tuple(x.shape[axis] for axis in dims), x.dtype),)
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:

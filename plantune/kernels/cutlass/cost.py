@@ -1,7 +1,7 @@
 """A guess at the time of an implicit GEMM, by which a search orders what it measures.
 
 The constants fit 900 times of one H200 (2026-11-20, CUDA graphs, float16) with a deviation of 11%:
-the first choice by guess was the best, or at most 15% behind it, on each of 12 convolutions. For
+the first choice by guess was the best, or at most 15% slower, on each of 12 convolutions. For
 other chips they are scaled by their datasheets.
 """
 
@@ -20,7 +20,7 @@ REGISTERS_PER_SM = 1 << 16
 # Beside its sums, a thread keeps fragments of both operands and addresses.
 OTHER_REGISTERS = 140
 RESERVED_BYTES = 1024
-# What a block takes before its first product and behind its last.
+# What a block takes before its first product and after its last.
 BLOCK_US = 1.6
 # Two stages ask for a tile of K only one product ahead; more hide all of it.
 LOAD_US = 0.38

@@ -58,12 +58,12 @@ def why_not_channels(gemm: Gemm, vector: int) -> str | None:
 
 
 def why_not_tile(gemm: Gemm, loop: MainLoop) -> str | None:
-    """The next smaller tile does the same with less where half of this one lies outside."""
+    """The next smaller tile does the same with less where half of this one is outside."""
     for size, tile, least, what in zip(
         (gemm.m, gemm.n, gemm.channels), loop.tile, LEAST_TILE, "mnk", strict=True
     ):
         if tile > least and tile >= 2 * size:
-            return f"half of a tile_{what} of {tile} or more lies outside of {size}"
+            return f"half of a tile_{what} of {tile} or more is outside of {size}"
     return None
 
 

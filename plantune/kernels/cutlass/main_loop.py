@@ -76,7 +76,7 @@ class MainLoop:
 
     def _why_not_warps(self) -> str | None:
         if any(tile % warp for tile, warp in zip(self.tile, self.warp, strict=False)):
-            return "the tile is no multiple of the warps' tiles"
+            return "the tile is not a multiple of the warps' tiles"
         if self.warps not in WARPS:
             return f"{self.warps} warps; a block has 4 or 8, one or two a scheduler"
         return None
@@ -88,7 +88,7 @@ class MainLoop:
         if self.stages > 2 and "cp_async" not in arch.cuda.features:
             return f"{arch.name} has no cp.async, so a pipeline through registers has two stages"
         if self.stages == 2 and self.math == "tf32":
-            return "CUTLASS rounds to tf32 behind cp.async only, and two stages are without it"
+            return "CUTLASS rounds to tf32 only after cp.async, which two stages do not use"
         if self.stages > 2 and self.math == "simt":
             # Measured on an H200, 2026-11-20.
             return "single values by cp.async took 1.6 times as long as by two stages"

@@ -71,7 +71,7 @@ class CudnnConv(KernelFamily):
         return images(step, "nhwc")
 
     def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        """That of the plan, and room for images that lie where the plan cannot read them."""
+        """That of the plan, and room for images at addresses that the plan cannot read."""
         plan = cudnn.conv_plans(problem_of(step)).built(config["plan"])
         return aligned(plan.workspace_bytes) + sum(
             aligned(step.types[name].size_bytes) for name in set(_images(step).values())
@@ -160,7 +160,7 @@ def _constant(step: Step, word: str, name: str, frame: Frame) -> Constant:
 
 
 def _places(step: Step, start: int, workspace: Tensor | None) -> dict[str, Tensor]:
-    """Where in the workspace, behind the plan's, each image can be moved to."""
+    """Where in the workspace, after the plan's part, each image can be moved to."""
     places = {}
     for name in dict.fromkeys(_images(step).values()):
         assert workspace is not None

@@ -250,7 +250,7 @@ class Packed:
 
 
 def _read(step: Step) -> tuple[ConvEpilogue, bool]:
-    """The convolution, and whether a pool is behind it; raises IllegalCandidate."""
+    """The convolution, and whether a pool follows it; raises IllegalCandidate."""
     *before, last = step.nodes
     pooled = bool(before) and last.op == "max_pool2d"
     epilogue = epilogue_of(step, before if pooled else step.nodes)
@@ -277,8 +277,7 @@ def _why_not(step: Step, epilogue: ConvEpilogue) -> str | None:
         f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
         "only convolutions without groups and dilation": attrs["groups"] != 1
         or attrs["dilation"] != (1, 1),
-        f"pixels that lie 16 bytes apart need a stride of 1, 2 or 4, got {width}": width
-        not in (1, 2, 4),
+        f"pixels 16 bytes apart need a stride of 1, 2 or 4, got {width}": width not in (1, 2, 4),
         f"{width} pixels of {c} channels take more than 16 bytes": c * width > 8,
         f"a thread writes two channels, {o} do not divide": o % 2 != 0,
         "there is nothing to compute": min(n, c, o) == 0,

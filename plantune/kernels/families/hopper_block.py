@@ -98,7 +98,7 @@ class HopperBlock(HopperFamily):
     def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
         shape, tile_m = conv_shape(step, _block(step).first), int(config["tile_m"])
         if tile_m % (shape.p * shape.q):
-            return f"{tile_m} pixels are no whole images of {shape.p}x{shape.q}"
+            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
         return super().why_not_config(step, config, arch)
 
     def design(self, step: Step, config: Attrs) -> Design:

@@ -1,4 +1,4 @@
-"""A convolution with squeeze-and-excite behind it, in one kernel: `csrc/cuda/hopper_conv_se.h`."""
+"""A convolution followed by squeeze-and-excite, in one kernel: `csrc/cuda/hopper_conv_se.h`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class HopperConvSe(HopperFamily):
         if reason := why_not_reuse(shape, tile_m):
             return reason
         if tile_m % (shape.p * shape.q):
-            return f"{tile_m} pixels are no whole images of {shape.p}x{shape.q}"
+            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
         return super().why_not_config(step, config, arch)
 
     def design(self, step: Step, config: Attrs) -> Design:

@@ -240,7 +240,7 @@ def _launching(
 def _launching_tiles(
     config: Attrs, frame: Frame, problem: ConvProblem, counters: int
 ) -> Callable[[int, ConvOperands], None]:
-    """A call that enqueues the tiles, with what clears counters before or adds slices behind."""
+    """A call that enqueues the tiles, with what clears counters before or adds slices after."""
     prepared = prepare(frame.built, problem, frame.device)
     report, programmatic = prepared.report, bool(prepared.report.waits)
     rows, columns, slices = report.tiles

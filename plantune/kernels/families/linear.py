@@ -124,7 +124,7 @@ def layer_of(step: Step) -> Layer:
     if [name for name, _ in step.outputs] != [step.nodes[-1].name]:
         raise IllegalCandidate("a value before the end of the step is read outside of it")
     if product.attrs["transpose_a"] or not product.attrs["transpose_b"]:
-        raise IllegalCandidate("rows of both matrices must lie along the inner axis")
+        raise IllegalCandidate("rows of both matrices must be contiguous along the inner axis")
     if rest and rest[0].attrs["axis"] != 1:
         raise IllegalCandidate("the bias is not one per column")
     a, b = product.inputs

@@ -1,6 +1,6 @@
 """oneDNN convolution with scale, bias and residual in its epilogue, on prepacked weights.
 
-ReLU is applied in place behind the convolution, because oneDNN's own turns NaN into 0 (seen with
+ReLU is applied in place after the convolution, because oneDNN's own turns NaN into 0 (seen with
 3.12) and would hide a diverging network.
 """
 

@@ -69,7 +69,7 @@ class PatchConv(KernelFamily):
 
 
 def _behind_patches(step: Step) -> ConvEpilogue:
-    """The 1x1 convolution behind a space_to_depth; raises IllegalCandidate with the reason."""
+    """The 1x1 convolution after a space_to_depth; raises IllegalCandidate with the reason."""
     move, *rest = step.nodes
     if move.op != "space_to_depth" or not rest or rest[0].inputs[0] != move.name:
         raise IllegalCandidate("the step does not start with space_to_depth and its convolution")

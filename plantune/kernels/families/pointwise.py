@@ -68,9 +68,9 @@ class Pointwise(CudaFamily):
 
     def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
         if config["layout"] == "nhwc" and len(step.outputs[-1][1].shape) != 4:
-            return "what is no image has the layout nchw"
+            return "tensors that are not images have the layout nchw"
         if config["layout"] == "nhwc" and step.phase == "refresh":
-            return "weights lie in nchw"
+            return "weights are in nchw"
         return super().why_not_config(step, config, arch)
 
     def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
@@ -117,7 +117,7 @@ class Pointwise(CudaFamily):
 
 
 class _Chain:
-    """What a step computes, and where its elements lie with a config."""
+    """What a step computes, and the addresses of its elements with a config."""
 
     def __init__(self, step: Step, config: Attrs) -> None:
         self.step, self.config = step, config

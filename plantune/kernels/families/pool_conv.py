@@ -1,4 +1,4 @@
-"""Average pooling and a 1x1 convolution with bias behind it in one CUDA kernel."""
+"""Average pooling followed by a 1x1 convolution with bias, in one CUDA kernel."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ class _Arguments(ctypes.Structure):
 
 
 def _read(step: Step) -> ConvEpilogue:
-    """The convolution behind an avg_pool2d; raises IllegalCandidate with the reason."""
+    """The convolution after an avg_pool2d; raises IllegalCandidate with the reason."""
     epilogue = pointwise_conv_behind(step, "avg_pool2d")
     if epilogue.relu or epilogue.offset is not None:
-        raise IllegalCandidate("only a bias may stand behind the convolution")
+        raise IllegalCandidate("only a bias may follow the convolution")
     return epilogue
 
 

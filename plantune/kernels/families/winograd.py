@@ -156,7 +156,7 @@ class WinogradConv(KernelFamily):
 
 
 def _workspace(tiles: Tiles, frame: Frame) -> tuple[Tensor, Tensor]:
-    """The transformed input and the products, one behind the other."""
+    """The transformed input, then the products."""
     assert frame.workspace is not None
     start = aligned(tiles.inputs_type.size_bytes)
     return (
@@ -185,7 +185,7 @@ def _tiles(step: Step) -> Tiles:
 
 
 def _grouped(tensor: Tensor) -> Tensor:
-    """(tiles, places, channels) as an image of one row whose channels lie in groups by place."""
+    """(tiles, places, channels) as an image of one row whose channels are grouped by place."""
     count, places, channels = tensor.shape
     return tensor.view(1, 1, count, places * channels).permute(0, 3, 1, 2)
 

@@ -52,7 +52,7 @@ class Design:
     reuse: bool
     blocks_per_sm: int
     outputs: int  # versions of the tile that leave: with and without an offset
-    # Behind that, parts of shared memory: what each is aligned to, and its size.
+    # After that, parts of shared memory: what each is aligned to, and its size.
     extra: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -135,7 +135,7 @@ class Design:
         steps = self.steps_of_block
         reasons = {
             "the sums of such a tile take more than 128 registers of each thread": large,
-            f"half of the tile's channels lie outside of {self.shape.o}": outside,
+            f"half of the tile's channels are outside of {self.shape.o}": outside,
             f"{self.steps} steps are too few for {self.split_k} blocks": self.split_k > self.steps,
             f"a block has no more than {steps} steps to load": self.stages > max(3, steps),
             f"{self.stages} stages are too few for {steps} steps": self.stages < min(3, steps),

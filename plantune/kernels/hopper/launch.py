@@ -98,7 +98,7 @@ def images_read(epilogue: ConvEpilogue) -> tuple[str, ...]:
 
 
 def placing_bytes(step: Step, epilogue: ConvEpilogue) -> int:
-    """Room for images that lie where no tensor map can begin."""
+    """Room for images at addresses where no tensor map can begin."""
     return sum(aligned(step.types[name].size_bytes) for name in images_read(epilogue))
 
 

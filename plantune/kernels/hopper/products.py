@@ -7,7 +7,7 @@ from __future__ import annotations
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 NAMES = {"float16": "f16", "bfloat16": "bf16"}
-# Behind the sums: both descriptors, and whether there are sums to add to. Neither operand is
+# After the sums: both descriptors, and whether there are sums to add to. Neither operand is
 # negated or transposed.
 PRODUCT = """template <>
 struct plantune::Product<{element}, {columns}> {{
@@ -28,7 +28,7 @@ struct plantune::Product<{element}, {columns}> {{
 
 
 def product(dtype: str, columns: int) -> str:
-    """Source behind that header for products of so many columns, a multiple of 8."""
+    """Source to put after that header, for products of so many columns, a multiple of 8."""
     sums = columns // 2
     return PRODUCT.format(
         element=ELEMENTS[dtype],

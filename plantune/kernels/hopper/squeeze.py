@@ -1,4 +1,4 @@
-"""Squeeze-and-excite behind a convolution, as the Hopper kernels have it in shared memory."""
+"""Squeeze-and-excite after a convolution, as the Hopper kernels have it in shared memory."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:
     """The convolution with all of its epilogue, and the layers between; raises IllegalCandidate."""
     ops = list(step.ops)
     if "mean" not in ops:
-        raise IllegalCandidate("there is no squeeze-and-excite behind a convolution")
+        raise IllegalCandidate("no squeeze-and-excite follows a convolution")
     first = ops.index("mean")
     head, tail = step.nodes[:first], step.nodes[first:]
     if not head:

@@ -55,7 +55,7 @@ def _check(step: Step, node: Node, last: str) -> None:
     if len(image.shape) != 4 or image.shape != before.shape:
         raise IllegalCandidate(f"{node.name!r} does not work on each channel of an image")
     if node.op != "cast" and not image.is_float:
-        raise IllegalCandidate(f"{node.name!r} computes in {image.dtype}, which is no float")
+        raise IllegalCandidate(f"{node.name!r} computes in {image.dtype}, not a float type")
     for operand in _operands(node, last):
         shape = step.types[operand].shape
         axis = node.attrs["axis"] if node.op.endswith("_channel") else _axis(shape)

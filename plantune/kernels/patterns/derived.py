@@ -75,7 +75,7 @@ def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
             leaves[value] = None
     types = graph.types
     if any(types[value].dtype not in ELEMENTS for value in (*needed, *leaves)):
-        raise IllegalCandidate(f"{name!r} follows from what is no float")
+        raise IllegalCandidate(f"{name!r} follows from a value that is not a float")
     nodes = tuple(node for node in graph.nodes if node.name in needed)
     inputs = tuple((leaf, types[leaf]) for leaf in leaves)
     step = Step(nodes, inputs, ((name, types[name]),), frozenset(leaves), "refresh")

@@ -1,4 +1,4 @@
-"""What a step computes behind its convolution, as kernels with an epilogue take it."""
+"""What a step computes after its convolution, as kernels with an epilogue take it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
         if part not in ("residual", "relu") and operand not in step.constants:
             raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
     for image in {conv.inputs[0], parts.get("residual")} & step.constants:
-        # Constants lie in nchw, whatever layout the images of a kernel have.
+        # Constants are in nchw, whatever layout the images of a kernel have.
         raise IllegalCandidate(f"{image!r} is constant, not an image that each call brings")
     offset = parts.get("offset")
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
@@ -64,8 +64,8 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
     return ConvEpilogue(conv, relu=relu, unshifted=before if leaving else None, **parts)
 
 
-# Where each part may stand: behind none of these.
-BEHIND = {
+# Each part may follow none of these.
+NEVER_AFTER = {
     "scale": ("scale", "bias", "residual", "relu", "offset"),
     "bias": ("bias", "residual", "relu", "offset"),
     "residual": ("residual", "relu", "offset"),
@@ -82,7 +82,7 @@ def _part(step: Step, node: Node, last: str, parts: dict[str, str]) -> tuple[str
     part, operand = _kind(step, node, others, parts), (others or [""])[0]
     if step.types[node.name] != step.types[last]:
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place: it changes the shape")
-    if part is None or any(earlier in parts for earlier in BEHIND[part]):
+    if part is None or any(earlier in parts for earlier in NEVER_AFTER[part]):
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place in the epilogue")
     return part, operand
 

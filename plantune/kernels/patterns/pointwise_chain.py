@@ -1,4 +1,4 @@
-"""Reads steps as one expression over elements, and where each element of each input lies."""
+"""Reads steps as one expression over elements, and finds each element of each input."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _literal(number: float) -> str:
 class Geometry:
     """The axes of the result from the outermost in, merged where every operand allows it.
 
-    `strides` says for each operand how many elements lie between neighbours along each axis.
+    `strides` says for each operand how far apart neighbours are along each axis, in elements.
     `width` neighbours along the innermost axis may be read at once.
     """
 
@@ -130,7 +130,7 @@ class Geometry:
 
 
 def geometry_of(step: Step, expression: Expression, layout: str, width: int) -> Geometry:
-    """Where the elements lie if images lie in `layout`; `width` is the largest to use."""
+    """The addresses of all elements if images are in `layout`; `width` is the largest to use."""
     type_ = step.outputs[-1][1]
     order = (0, 2, 3, 1) if layout == "nhwc" else tuple(range(len(type_.shape)))
     axes = [axis for axis in order if type_.shape[axis] > 1] or [NONE]

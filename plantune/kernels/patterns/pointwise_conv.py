@@ -1,4 +1,4 @@
-"""A 1x1 convolution, with bias, ReLU and offset, behind an op on pixels."""
+"""A 1x1 convolution, with bias, ReLU and offset, that follows an op on pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pointwise_conv_behind(
     if kernel != (1, 1) or not _is_plain(epilogue.conv.attrs):
         raise IllegalCandidate("only a 1x1 convolution of stride 1 without padding and groups")
     if epilogue.scale is not None or epilogue.residual is not None:
-        raise IllegalCandidate("a bias, ReLU and offset are all that may stand behind it")
+        raise IllegalCandidate("only a bias, ReLU and offset may follow it")
     return epilogue
 
 

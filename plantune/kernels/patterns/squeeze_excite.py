@@ -34,7 +34,7 @@ class Layer:
 class SqueezeExcite:
     """y = relu(x * sigmoid(W2 relu(W1 mean(x) + b1) + b2) + residual) + offset.
 
-    What stands behind the sigmoid is optional, and so are the biases. `offset` is one value. Values
+    What follows the sigmoid is optional, and so are the biases. `offset` is one value. Values
     by which the step is left: `means`, `hidden` and `gates` (a value and its reshape may both
     leave), `unshifted` before the offset, and `result`, None where the gates are the end.
     """
@@ -131,7 +131,7 @@ class _Chain:
         node = self.take(op)
         if node is None:
             there = self.rest[0].op if self.rest else "nothing"
-            raise IllegalCandidate(f"behind {self.last!r} stands {there}, not {op}")
+            raise IllegalCandidate(f"{self.last!r} is followed by {there}, not by {op}")
         return node
 
     def reshaped(self) -> list[str]:
@@ -156,7 +156,7 @@ class _Chain:
         x = self.last
         product = self.need("matmul")
         if product.inputs[0] != x or product.attrs["transpose_a"]:
-            raise IllegalCandidate(f"{product.name!r} is no layer of {x!r}")
+            raise IllegalCandidate(f"{product.name!r} is not a layer of {x!r}")
         weight, bias = self._constant(product.inputs[1]), None
         if (node := self.take("add_channel")) is not None:
             bias = self._constant(node.inputs[1])
@@ -178,7 +178,7 @@ class _Chain:
         if other is None or self.step.types[other].shape != self.step.types[self.last].shape:
             return None
         if other in self.step.constants or other == self.last:
-            raise IllegalCandidate(f"{other!r} is no image that may be added")
+            raise IllegalCandidate(f"{other!r} is not an image that may be added")
         self.need("add")
         return other
 

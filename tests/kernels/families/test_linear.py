@@ -51,8 +51,8 @@ REFUSED = {
         lambda b: b("affine", LAYERS["bias"](b), alpha=2.0, beta=0.0),
         "affine is none of relu, sigmoid",
     ),
-    "a^T": (lambda b: product(b, (7, 5), ta=True), "must lie along the inner axis"),
-    "no b^T": (lambda b: product(b, w=(7, 9), tb=False), "must lie along the inner axis"),
+    "a^T": (lambda b: product(b, (7, 5), ta=True), "must be contiguous along the inner axis"),
+    "no b^T": (lambda b: product(b, w=(7, 9), tb=False), "must be contiguous along the inner axis"),
     "bias per row": (
         lambda b: b("add_channel", product(b), b.w(5), axis=0),
         "not one per column",

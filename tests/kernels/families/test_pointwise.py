@@ -174,7 +174,7 @@ def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
 
 def test_only_images_have_a_layout(step_of):
     arch = load_arch("sm90")
-    for name, reason in (("sigmoid", "no image"), ("mul_channel of a weight", "weights")):
+    for name, reason in (("sigmoid", "not images"), ("mul_channel of a weight", "weights")):
         assert reason in FAMILY.why_not_config(step_of(CHAINS[name], "float16"), CONFIG, arch)
 
 

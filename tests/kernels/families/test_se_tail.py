@@ -109,8 +109,8 @@ def test_the_network_offers_a_tail_for_each_block():
 
 
 REFUSED = {
-    "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "stands relu, not mean"),
-    "no end": (lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "not matmul"),
+    "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "followed by relu, not by mean"),
+    "no end": (lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "not by matmul"),
     "a mean of channels": (
         lambda b: b("mean", b.x(2, 64, 4, 4), dims=(1, 2), keepdim=False),
         "is not the mean of an image's pixels",
@@ -118,7 +118,7 @@ REFUSED = {
     "odd channels": (Tail(channels=20), "channels are read by eights"),
     "no activation": (
         lambda b: Tail(biases=False).layer(b, pooled(b), 4, 64),
-        "stands nothing, not relu",
+        "is followed by nothing, not by relu",
     ),
     "a product that is read outside": (
         lambda b: (y := Tail(residual="", relu=False, offset=False)(b)[-1], b("relu", y)),

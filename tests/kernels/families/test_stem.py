@@ -133,7 +133,7 @@ def test_the_network_offers_the_stem_with_both_of_its_outputs():
         (lambda b: b("add", Stem(offset=False)(b)[0], b.x(2, 64, 16, 16)), "has no place"),
         (
             lambda b: b("add", Stem(relu=False, offset=False)(b)[0], b.x(2, 64, 16, 16)),
-            "all that may stand behind it",
+            "may follow it",
         ),
         (
             lambda b: (y := Stem(relu=False, offset=False)(b)[0], b("relu", y)),

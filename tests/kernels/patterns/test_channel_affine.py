@@ -86,7 +86,7 @@ def test_it_ends_where_something_else_begins(step_of):
     [
         (
             lambda b: b("affine", bytes_of(b), alpha=2, beta=0),
-            "computes in uint8, which is no float",
+            "computes in uint8, not a float type",
         ),
         (lambda b: b("mul", b.x(*SHAPE), b.x(*SHAPE)), "not one constant for each channel"),
         (lambda b: b("add", b.x(*SHAPE), b.x(3, 1, 1)), "not one constant for each channel"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from plantune.cuda.autotune import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
@@ -126,7 +127,11 @@ class CapturedProgram:
 
     @torch.no_grad()
     def _inside_a_capture(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
+        with self._autotuned():
+            return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
+
+    def _autotuned(self) -> AbstractContextManager[None]:
+        return autotuned(deterministic=bool(self.plan.evidence.get("deterministic")))
 
     @on_its_gpu
     @torch.no_grad()
@@ -209,7 +214,8 @@ class CapturedProgram:
         """The pass as a graph; raises CaptureError. Whatever happens, nothing else has changed."""
         values, moved = self._program.values, self._moving()
         try:
-            graph = self._recorder.graph(run, first=not self._passes)
+            with self._autotuned():
+                graph = self._recorder.graph(run, first=not self._passes)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions, fusions_named
+from plantune.graph.types import TensorType
 from plantune.plan import check_plan
 from plantune.planning import Preference, compose, default_plan
+from plantune.space.search_space import load_search_space
 
 
 @pytest.fixture
@@ -33,6 +37,22 @@ def test_the_default_plan_is_the_framework_op_by_op(graph, space):
         expected = ("view", {}) if node.op == "reshape" else ("framework", {"layout": "nchw"})
         assert (choice.candidate.family, dict(choice.candidate.config)) == expected
     assert "view" in {choice.candidate.family for choice in plan.choices}
+
+
+@pytest.mark.parametrize(("arch", "layout"), [("cpu", "nchw"), ("sm80", "nhwc"), ("sm90", "nhwc")])
+def test_convolutions_on_a_gpu_are_channels_last(arch, layout):
+    graph = extract(
+        nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.ReLU()).eval(), TensorType((2, 4, 8, 8))
+    )
+    plan = default_plan(graph, load_search_space(arch), network="conv")
+    assert [dict(choice.candidate.config) for choice in plan.choices] == 2 * [{"layout": layout}]
+    assert {choice.candidate.family for choice in plan.choices} == {"framework"}
+
+
+def test_without_a_convolution_the_callers_layout_stays():
+    graph = extract(nn.ReLU(), TensorType((2, 4, 8, 8)))
+    plan = default_plan(graph, load_search_space("sm90"), network="relu")
+    assert dict(plan.choices[0].candidate.config) == {"layout": "nchw"}
 
 
 def test_a_plan_says_what_it_is_for(graph, space):

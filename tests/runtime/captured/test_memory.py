@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from plantune.planning import default_plan
 from plantune.runtime.captured import program_on
 from plantune.runtime.program import Program
 from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
 
 from .conftest import CPU, SHAPE, expected, program_of, state_of
 
@@ -38,6 +41,21 @@ class TestInputs:
         for image in (x, last, x, last):
             (y,) = program.forward(image)
             close(y, expected(module, image))
+
+    @pytest.mark.parametrize("deterministic", [False, True])
+    def test_cudnn_takes_its_best_algorithms(self, module, monkeypatch, deterministic):
+        program, seen = program_of(module), set()
+        program.plan = replace(program.plan, evidence=Attrs(deterministic=int(deterministic)))
+        run = program._program.run_forward
+
+        def watched():
+            seen.add((torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+            run()
+
+        monkeypatch.setattr(program._program, "run_forward", watched)
+        program.forward(torch.randn(SHAPE))
+        assert (True, deterministic) in seen
+        assert not torch.backends.cudnn.benchmark
 
     def test_without_elements_nothing_is_captured(self, module):
         graph = extract(module.eval(), TensorType((0, *SHAPE[1:])))

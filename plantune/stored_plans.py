@@ -19,9 +19,11 @@ from plantune.plan_rows import (
     SCHEMA_VERSION,
     Found,
     ProblemKey,
+    StoredPlan,
     best,
     connect_read_only,
     find_plan,
+    read_plans,
     schema_version,
 )
 
@@ -43,6 +45,16 @@ def find_stored_plan(
         if found[-1] is not None and found[-1].match == "exact":
             break
     return best(found)
+
+
+def stored_plans_in(path: Path) -> list[StoredPlan]:
+    """All plans of a database, the newest first; none where it is missing or cannot be read."""
+    with suppress(sqlite3.Error, OSError, LookupError, ValueError):
+        if path.is_file():
+            with closing(connect_read_only(path, WAIT_S)) as connection:
+                if schema_version(connection) == SCHEMA_VERSION:
+                    return read_plans(connection, {})
+    return []
 
 
 def _places(arch: str, database: Path | None) -> Iterator[Path]:

@@ -1,0 +1,119 @@
+"""Who runs a network after its race: the plan's program only if it is faster beyond doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from plantune import rivals
+from plantune.measure.race import PLANTUNE, Race
+from plantune.measure.timing import Interval, Timing, ratio_interval
+from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
+from plantune.values import Attrs
+
+# On a GPU the framework's own kernels as one graph: what a plan of these kernels is, too.
+CAPTURED = "cuda-graph"
+# Such an interval has a side, however wide it is.
+EVEN = 1.0
+
+
+@dataclass(frozen=True)
+class Duel:
+    """The plan and one rival, timed in the same rounds."""
+
+    ours: Timing
+    theirs: Timing
+
+    @property
+    def ratio(self) -> Interval:
+        return ratio_interval(self.ours, self.theirs)
+
+    @property
+    def is_won(self) -> bool:
+        """A tie is no win: the rival is what runs without plantune."""
+        return self.ratio.high < EVEN
+
+    @property
+    def is_open(self) -> bool:
+        return self.ratio.low <= EVEN <= self.ratio.high
+
+    def and_again(self, other: Duel) -> Duel:
+        """With the rounds of a repeated race."""
+        return Duel(_joined(self.ours, other.ours), _joined(self.theirs, other.theirs))
+
+
+Duels = Mapping[str, Duel]
+
+
+def duels_of(race: Race) -> Duels:
+    """The plan against each of its rivals."""
+    ours = race.timings[PLANTUNE]
+    return {name: Duel(ours, theirs) for name, theirs in race.timings.items() if name != PLANTUNE}
+
+
+def repeated(duels: Duels, race: Race) -> Duels:
+    """With the rounds of a race that was run once more, by some of the rivals."""
+    again = duels_of(race)
+    return {name: d.and_again(again[name]) if name in again else d for name, d in duels.items()}
+
+
+def undecided(duels: Duels) -> tuple[str, ...]:
+    """Rivals of the same promise that may be faster or slower than the plan, the best first. None
+    if one of them is faster beyond doubt: then the plan has lost.
+    """
+    same = [name for name in _ranked(duels) if name in (*LIVE_RUNNERS, CAPTURED)]
+    if any(duels[name].ratio.low > EVEN for name in same):
+        return ()
+    return tuple(name for name in same if duels[name].is_open)
+
+
+def winner(duels: Duels, known: Iterable[str]) -> str:
+    """The program if it is faster than all of the known ways beyond doubt, else the best way."""
+    ranked = [name for name in _ranked(duels) if name in set(known)]
+    if all(duels[name].is_won for name in ranked):
+        return PROGRAM
+    return ranked[0]
+
+
+def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
+    """The plan with who runs it, live and frozen. `plain` takes its place if the framework's own
+    kernels as one graph were as good.
+    """
+    live = winner(duels, (*LIVE_RUNNERS, CAPTURED))
+    if live == CAPTURED:
+        plan, live = (plan if plain is None else plain), PROGRAM
+        duels = {n: d for n, d in duels.items() if n != CAPTURED} if plain is None else duels
+    frozen = winner(duels, FROZEN_RUNNERS)
+    differs = frozen not in (PROGRAM, live)
+    plan = replace(plan, runner=live, frozen_runner=frozen if differs else None)
+    return replace(plan, evidence=Attrs({**plan.evidence, **_loss(live, duels)}))
+
+
+def _loss(runner: str, duels: Duels) -> dict[str, float | str]:
+    """By how much torch.compile is faster than what runs now, if it is."""
+    found: dict[str, float | str] = {}
+    for name in _ranked(duels):
+        if not name.startswith(rivals.COMPILED):
+            continue
+        ours = duels[name].ours if runner == PROGRAM else duels[runner].theirs
+        ratio = ratio_interval(*_as_long(ours, duels[name].theirs))
+        if ratio.low > EVEN:
+            found = {rivals.LOST_TO: name, rivals.LOSS: ratio.ratio}
+        break
+    return found
+
+
+def _ranked(duels: Duels) -> list[str]:
+    """The rivals, the fastest first, by their part of the plan's time in the same rounds."""
+    return sorted(duels, key=lambda name: -duels[name].ratio.ratio)
+
+
+def _joined(one: Timing, other: Timing) -> Timing:
+    return Timing((*one.samples_us, *other.samples_us), one.shared or other.shared)
+
+
+def _as_long(one: Timing, other: Timing) -> tuple[Timing, Timing]:
+    """Without the rounds of repeated races, in which only one of both took part."""
+    rounds = min(one.samples, other.samples)
+    first, second = (replace(t, samples_us=t.samples_us[:rounds]) for t in (one, other))
+    return first, second

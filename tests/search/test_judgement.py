@@ -1,0 +1,149 @@
+"""Given timings: which plan is kept and who runs it, live and frozen."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune import rivals
+from plantune.measure.race import PLANTUNE, Race
+from plantune.measure.timing import Timing
+from plantune.planning import default_plan
+from plantune.search.judgement import CAPTURED, duels_of, judged, repeated, undecided
+
+WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
+
+
+def steady(us):
+    return Timing(tuple(us * (1 + 0.001 * (i % 3)) for i in range(8)))
+
+
+def race(**us):
+    """Who took how long; a plan that takes "wide" may be faster or slower than 100."""
+    timings = {name.replace("_", "-"): time for name, time in us.items()}
+    ready = {n: Timing(WIDE) if t == "wide" else steady(t) for n, t in timings.items()}
+    return Race(ready, {}, None, None)
+
+
+@pytest.fixture
+def plan(graph, space):
+    return default_plan(graph, space, network="small")
+
+
+def decided(plan, plain=None, **us):
+    found = judged(plan, duels_of(race(**us)), plain)
+    return found.runner, found.frozen_runner
+
+
+class TestLive:
+    def test_what_beats_all_beyond_doubt_runs(self, plan):
+        us = {"plantune": 80, "eager": 100, "eager_channels_last": 90, "torchscript_traced": 95}
+        assert decided(plan, **us) == ("program", None)
+
+    @pytest.mark.parametrize("best", ["eager", "eager_channels_last", "torchscript_traced"])
+    def test_a_plan_that_lost_is_run_by_the_winner(self, plan, best):
+        us = {"plantune": 90, "eager": 120, "eager_channels_last": 120, "torchscript_traced": 120}
+        runner, _ = decided(plan, **{**us, best: 80})
+        assert runner == best.replace("_", "-")
+
+    @pytest.mark.parametrize("us", ["wide", 100, 100.05])
+    def test_a_tie_is_not_a_win(self, plan, us):
+        assert decided(plan, plantune=us, eager=100, torchscript_traced=120) == ("eager", None)
+
+    def test_a_tie_with_one_and_a_win_over_the_other_is_none(self, plan):
+        assert decided(plan, plantune="wide", eager=500, torchscript_traced=100)[0] == (
+            "torchscript-traced"
+        )
+
+    def test_a_way_that_freezes_or_compiles_takes_no_live_plans_place(self, plan):
+        us = {"plantune": 90, "eager": 100, "torchscript": 50, "compile_default": 40}
+        assert decided(plan, **us) == ("program", "torchscript")
+
+    def test_without_rivals_the_program_runs(self, plan):
+        assert decided(plan, plantune=90) == ("program", None)
+
+
+class TestFrozen:
+    def test_who_wins_live_runs_frozen_too(self, plan):
+        us = {"plantune": 120, "eager": 100, "torchscript": 110}
+        assert decided(plan, **us) == ("eager", None)
+
+    def test_the_best_frozen_way_runs_frozen_alone(self, plan):
+        us = {"plantune": 120, "eager": 100, "torchscript": 80, "torchscript_channels_last": 70}
+        assert decided(plan, **us) == ("eager", "torchscript-channels-last")
+
+
+class TestCaptured:
+    """A captured graph of the framework's kernels is a plan of these kernels."""
+
+    def test_it_takes_the_place_of_a_plan_that_lost_to_it(self, plan, graph, space):
+        plain = default_plan(graph, space, network="plain")
+        duels = duels_of(race(plantune=100, cuda_graph=90, eager=300))
+        found = judged(plan, duels, plain)
+        assert (found.network, found.runner) == ("plain", "program")
+
+    def test_a_plan_that_won_stays(self, plan, graph, space):
+        plain = default_plan(graph, space, network="plain")
+        found = judged(plan, duels_of(race(plantune=80, cuda_graph=90, eager=300)), plain)
+        assert (found.network, found.runner) == ("small", "program")
+
+
+class TestCompiled:
+    def test_a_plan_that_loses_to_torch_compile_says_so(self, plan):
+        found = judged(plan, duels_of(race(plantune=80, eager=100, compile_default=40)))
+        assert found.evidence[rivals.LOST_TO] == "compile-default"
+        assert found.evidence[rivals.LOSS] == pytest.approx(2.0, rel=0.01)
+        assert rivals.loss_text(found.evidence) == (
+            "compile-default was faster: a call takes 2.00 of its time"
+        )
+
+    def test_it_is_about_what_runs(self, plan):
+        found = judged(plan, duels_of(race(plantune=400, eager=100, compile_default=50)))
+        assert found.runner == "eager"
+        assert found.evidence[rivals.LOSS] == pytest.approx(2.0, rel=0.01)
+
+    @pytest.mark.parametrize("us", [80, 100])
+    def test_a_win_and_a_tie_say_nothing(self, plan, us):
+        found = judged(plan, duels_of(race(plantune=80, eager=200, compile_default=us)))
+        assert rivals.loss_text(found.evidence) is None
+
+
+class TestAgain:
+    def test_what_is_open_is_raced_again(self):
+        duels = duels_of(race(plantune="wide", eager=100, torchscript_traced=500))
+        assert undecided(duels) == ("eager",)
+
+    @pytest.mark.parametrize("us", [80, 120])
+    def test_what_is_decided_is_not(self, us):
+        assert undecided(duels_of(race(plantune=us, eager=100))) == ()
+
+    def test_of_a_plan_that_lost_nothing_is_open(self):
+        duels = duels_of(race(plantune="wide", eager=100, torchscript_traced=20))
+        assert undecided(duels) == ()
+
+    def test_other_promises_are_not_raced_again(self):
+        assert undecided(duels_of(race(plantune="wide", compile_default=100))) == ()
+
+    def test_a_captured_graph_is(self):
+        assert undecided(duels_of(race(plantune="wide", cuda_graph=100))) == (CAPTURED,)
+
+    def test_all_rounds_count(self, plan):
+        first = duels_of(race(plantune="wide", eager=100, torchscript_traced=500))
+        again = race(plantune=70, eager=100)
+        duels = first
+        for _ in range(4):
+            duels = repeated(duels, again)
+        assert duels["eager"].ours.samples == 8 * 5
+        assert duels["torchscript-traced"].ours.samples == 8
+        assert undecided(duels) == ()
+        assert judged(plan, duels).runner == "program"
+
+    def test_compiled_rivals_are_judged_by_the_rounds_that_both_ran(self, plan):
+        duels = repeated(
+            duels_of(race(plantune=120, eager=100, compile_default=50)),
+            race(plantune=120, eager=100),
+        )
+        assert judged(plan, duels).evidence[rivals.LOSS] == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_name_of_our_row():
+    assert PLANTUNE == "plantune"

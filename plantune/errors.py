@@ -104,6 +104,10 @@ class MeasureTimeout(PlantuneError):
     """A measurement took longer than it may; its worker was killed."""
 
 
+class OutOfTime(PlantuneError):
+    """The time that a request was given is over; its worker was killed, which blames nothing."""
+
+
 class WorkerDied(PlantuneError):
     """A measuring worker ended, or could not start; `how` names the signal or exit code."""
 

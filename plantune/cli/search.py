@@ -149,7 +149,7 @@ def _require_measurable(key: Key, how: How) -> None:
 
 def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     from plantune.cli.keeping import KeepingDatabase
-    from plantune.cli.search_report import show_result
+    from plantune.cli.search_report import is_lost, show_result
     from plantune.proofs import remember_proof
 
     start = time.monotonic()
@@ -164,7 +164,7 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     if result.race is not None:  # which compared its outputs with the framework's
         remember_proof(result.plan, environment)
     show_result(console, key, result, keeping, environment, time.monotonic() - start)
-    if keeping.plan_id is None:
+    if is_lost(result, keeping):
         raise click.exceptions.Exit(FAILED)
     if not result.complete:
         raise click.exceptions.Exit(INTERRUPTED)

@@ -13,6 +13,7 @@ from plantune.cli.options import Key
 from plantune.environment import Environment
 from plantune.plan import Plan
 from plantune.report.bench import verdict
+from plantune.report.reached import longer_s, tried_text, unraced_text
 from plantune.report.tables import counted
 from plantune.rivals import loss_text, runner_text
 
@@ -35,8 +36,13 @@ def show_result(
     for line in _lines(key, result, keeping, seconds):
         tell(line)
     console.emit(_document(key, result, keeping, environment, seconds))
-    if keeping.plan_id is None and console.json != STDOUT:
+    if is_lost(result, keeping) and console.json != STDOUT:
         click.echo(result.plan.dumps())
+
+
+def is_lost(result: Result, keeping: KeepingDatabase) -> bool:
+    """Whether a plan was found and could not be stored."""
+    return keeping.plan_id is None and result.known is None
 
 
 def families(plan: Plan) -> dict[str, int]:
@@ -50,20 +56,34 @@ def families_text(plan: Plan) -> str:
 
 
 def _lines(key: Key, result: Result, keeping: KeepingDatabase, seconds: float) -> list[str]:
-    tried = f"{result.measured} candidates measured, {result.rejected} rejected, {seconds:.0f} s"
     lines = [] if result.complete else ["interrupted: this is the best plan so far, not yet raced"]
     if result.race is not None:
         ours = result.race.timings["plantune"].median_us / 1e3
         lines.append(bold(f"{ours:.3f} ms a call; {verdict(result.race)}"))
         lines += [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
-    lines += filter(None, (runner_text(result.plan.runner), loss_text(result.plan.evidence)))
-    lines += [families_text(result.plan), tried]
+        texts = (runner_text(result.plan.runner), loss_text(result.plan.evidence))
+        lines += filter(None, texts)
+    elif result.complete:
+        lines.append(bold(unraced_text(result)))
+    lines += [families_text(result.plan), tried_text(result, seconds)]
+    return [*lines, *_where_kept(key, result, keeping)]
+
+
+def _where_kept(key: Key, result: Result, keeping: KeepingDatabase) -> list[str]:
+    """Where the plan is, and what to do next."""
+    longer = f"next: plantune search {key.arguments()} --budget {longer_s(result.budget_s):g}"
+    if result.known is not None:
+        return [longer]
     if keeping.plan_id is None:
-        lines.append(f"the plan could not be stored: {keeping.fault or IN_MEMORY}")
-        return [*lines, "it follows on stdout; plantune.load_model(plan=...) takes such a file"]
-    lines.append(f"plan {keeping.plan_id} in {keeping.path}")
+        return [
+            f"the plan could not be stored: {keeping.fault or IN_MEMORY}",
+            "it follows on stdout; plantune.load_model(plan=...) takes such a file",
+        ]
+    place = f"plan {keeping.plan_id} in {keeping.path}"
+    if result.complete and result.race is None:
+        return [place, longer]
     again = "search" if not result.complete else "bench"
-    return [*lines, f"next: plantune {again} {key.arguments()}"]
+    return [place, f"next: plantune {again} {key.arguments()}"]
 
 
 def _document(
@@ -76,13 +96,16 @@ def _document(
         "complete": result.complete,
         "plan_id": keeping.plan_id,
         "database": str(keeping.path) if kept else None,
-        "why_not_stored": None if kept else str(keeping.fault or IN_MEMORY),
+        "why_not_stored": str(keeping.fault or IN_MEMORY) if is_lost(result, keeping) else None,
         "runner": result.plan.runner,
         "branches": result.plan.branches,
         "evidence": dict(result.plan.evidence),
         "families": families(result.plan),
         "measured": result.measured,
         "rejected": result.rejected,
+        "candidates": result.candidates,
+        "exhausted": result.exhausted,
+        "raced": result.race is not None,
         "seconds": round(seconds, 3),
         "plan": result.plan.to_json(),
     }

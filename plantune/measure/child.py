@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,14 @@ from functools import partial
 
 from plantune import errors
 from plantune.env import PACKAGE_FOLDER
-from plantune.errors import MeasureTimeout, PlantuneError, ProtocolError, WorkerDied, WorkerFailed
+from plantune.errors import (
+    MeasureTimeout,
+    OutOfTime,
+    PlantuneError,
+    ProtocolError,
+    WorkerDied,
+    WorkerFailed,
+)
 from plantune.measure.protocol import Channel, Message
 
 # How much of what a worker prints is kept, from its beginning and from its end.
@@ -98,16 +106,20 @@ class Child:
             return not self._reaped and os.waitid(os.P_PID, self.pid, how) is None
         return False
 
-    def ask(self, request: Message, limits_s: Mapping[str, float]) -> Message:
-        """The answer to one request; `limits_s` holds the time allowed for each stage.
+    def ask(
+        self, request: Message, limits_s: Mapping[str, float], cut_at: float | None = None
+    ) -> Message:
+        """The answer to one request; `limits_s` holds the time allowed for each stage, and `cut_at`
+        is when the time for all of them is over.
 
-        Raises what the worker raised, MeasureTimeout, or WorkerDied. After any of them it must be
-        ended: what it still does is not known.
+        Raises what the worker raised, MeasureTimeout, OutOfTime, or WorkerDied. After any of them
+        it must be ended: what it still does is not known.
         """
+        last = math.inf if cut_at is None else cut_at
         self._asked += 1
         self._printed.clear()
         stage = "start"
-        deadline = time.monotonic() + limits_s[stage]
+        deadline = min(time.monotonic() + limits_s[stage], last)
         try:
             self._channel.send({"id": self._asked, **request}, deadline)
             while True:
@@ -117,8 +129,10 @@ class Child:
                 if message.get("stage") not in limits_s:
                     return _answer(message)
                 stage = message["stage"]
-                deadline = time.monotonic() + limits_s[stage]
+                deadline = min(time.monotonic() + limits_s[stage], last)
         except TimeoutError as error:
+            if deadline == last:
+                raise OutOfTime(f"{stage} was cut off: the time for it was over") from error
             text = f"{stage} took over {limits_s[stage]:g} s; the worker was killed"
             raise MeasureTimeout(text) from error
         except ProtocolError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,7 +12,13 @@ from types import TracebackType
 import torch
 
 from plantune.device import first_line
-from plantune.errors import MeasureTimeout, PlantuneError, UnsupportedDevice, WorkerDied
+from plantune.errors import (
+    MeasureTimeout,
+    OutOfTime,
+    PlantuneError,
+    UnsupportedDevice,
+    WorkerDied,
+)
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
@@ -89,10 +97,12 @@ class Worker:
     ) -> None:
         self.close()
 
-    def start(self) -> None:
-        """Makes sure that a process waits; raises WorkerDied where it does not start."""
+    def start(self, cut_at: float | None = None) -> None:
+        """Makes sure that a process waits; raises WorkerDied where it does not start, OutOfTime
+        where it has not done so by `cut_at`.
+        """
         with self._lock:
-            self._ready()
+            self._ready(Effort(cut_at=cut_at))
 
     def close(self) -> None:
         """Ends the process, if there is one."""
@@ -118,8 +128,8 @@ class Worker:
         """Builds a candidate, checks it with each seed, then times it.
 
         Raises IllegalCandidate where it cannot run the step, WorkerFailed for what is no fault of a
-        candidate, WorkerDied where no worker can be started, and UnsupportedDevice where the GPU
-        was lost.
+        candidate, WorkerDied where no worker can be started, UnsupportedDevice where the GPU was
+        lost, and OutOfTime at the effort's `cut_at`, as `time_programs` and `race` do.
         """
         effort = effort or Effort()
         request = {
@@ -132,7 +142,7 @@ class Worker:
             "memory_bytes": self.limits.memory_on(arch),
         }
         with self._lock:
-            outcome = self._outcome(self._ready(), request, effort)
+            outcome = self._outcome(self._ready(effort), request, effort)
             if isinstance(outcome, Rejected) and outcome.stage in SPOILING_STAGES:
                 self._drop()
             if isinstance(outcome, Rejected) and outcome.stage in DEADLY_STAGES:
@@ -155,7 +165,7 @@ class Worker:
         }
         with self._lock:
             try:
-                found = self._ask(self._ready(), request, Effort())["outcome"]
+                found = self._ask(self._ready(Effort()), request, Effort())["outcome"]
             except MeasureTimeout as error:
                 return Rejected("timeout", str(error))
             except WorkerDied as error:
@@ -245,18 +255,28 @@ class Worker:
             answer = self._ask_for_all(request, effort, len(baselines) + 1, problem.arch)
         return Race.from_json(answer)
 
-    def _ready(self) -> Child:
+    def _ready(self, effort: Effort) -> Child:
         if self._child is not None and not self._child.alive:
             self._drop()
         if self._child is None:
             held = None if self._reserve is None else self._reserve.take()
-            self._child = held or self._new_child()
+            self._child = held or self._started(effort.cut_at)
             if self._reserve is not None:
                 self._reserve.fill()
         return self._child
 
-    def _new_child(self) -> Child:
-        return Child(self.threads, self.limits.start_s, self.environment)
+    def _started(self, cut_at: float | None) -> Child:
+        """A new child; raises OutOfTime where `cut_at` comes before it is ready."""
+        left_s = math.inf if cut_at is None else max(cut_at - time.monotonic(), 0.0)
+        try:
+            return self._new_child(left_s)
+        except WorkerDied as error:
+            if cut_at is None or time.monotonic() < cut_at:
+                raise
+            raise OutOfTime("the time was over before the measuring worker started") from error
+
+    def _new_child(self, most_s: float = math.inf) -> Child:
+        return Child(self.threads, min(self.limits.start_s, most_s), self.environment)
 
     def _ask(self, child: Child, request: Message, effort: Effort, ways: int = 1) -> Message:
         """The child's answer; after any error, an interrupt too, the child is not used again."""
@@ -268,7 +288,7 @@ class Worker:
             "time": limits.run_s * ways + effort.most_s(ways),
         }
         try:
-            return child.ask(request, limits_s)
+            return child.ask(request, limits_s, effort.cut_at)
         except BaseException:
             self._drop()
             raise
@@ -276,7 +296,7 @@ class Worker:
     def _ask_for_all(self, request: Message, effort: Effort, ways: int, arch: str) -> Message:
         """The answer for several ways at once, one of which may take the others along."""
         try:
-            return self._ask(self._ready(), request, effort, ways)
+            return self._ask(self._ready(effort), request, effort, ways)
         except (MeasureTimeout, WorkerDied):
             if arch:
                 self._prove(arch)
@@ -289,7 +309,7 @@ class Worker:
         """
         if load_arch(arch).kind == "cpu":
             return
-        child = self._ready()
+        child = self._ready(Effort())
         try:
             child.ask({"do": "warm_up", "arch": arch}, {"start": WARM_UP_S})
         except BaseException as error:

@@ -28,6 +28,7 @@ from plantune.measure.timing import (
     ratio_interval,
     time_interleaved,
 )
+from plantune.measure.whole import NO_TIME
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.problem import Problem
@@ -246,7 +247,8 @@ def race(
     seed: int,
     say: Say,
 ) -> Race:
-    """Times the plan and the named baselines in turns; a baseline that fails says why.
+    """Times the plan and the named baselines in turns; a baseline that fails says why, and so does
+    one whose turn comes after the effort's `until`.
 
     Raises WrongResult where the plan's output is not the network's.
     """
@@ -260,6 +262,9 @@ def race(
             runners.device.give_back_memory()  # as eager's algorithms do when they are compared
     failures: dict[str, str] = {}
     for name in sorted(baselines, key=runners.is_captured):
+        if len(calls) > 1 and effort.is_over:
+            failures[name] = NO_TIME
+            continue
         say("build")
         try:
             with runners.memory_of(name, calls, peaks):

@@ -31,6 +31,9 @@ NOISY_SPREAD = 0.25
 # A sample that waited for a core for a larger part of its time is discarded.
 WAITED_PART = 0.02
 RESAMPLES = 1000
+# Fewer rounds than LEAST_SAMPLES, where the time was up, say nothing of how far they vary: one pair
+# of calls in turns differed by up to 1.9 on two cores that others kept busy (2026-11-22).
+DOUBT = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Effort:
     Sampling ends when `budget_s` is over, when the median is known to a part `tolerance` of itself,
     or when every sample is above `give_up_above_us`. While the result is noisy, the budget is spent
     again, up to `retries` times.
+
+    `until` and `cut_at` are times of the monotonic clock, which all processes of a machine share.
+    Nothing more is begun after `until`, however few samples there are; at `cut_at` the worker is
+    killed.
     """
 
     budget_s: float = 0.3
@@ -47,6 +54,13 @@ class Effort:
     tolerance: float = 0.005
     give_up_above_us: float | None = None
     retries: int = 2
+    until: float | None = None
+    cut_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more should be begun."""
+        return self.until is not None and time.monotonic() >= self.until
 
     def most_s(self, ways: int) -> float:
         """The time that measuring so many callables may take, but for calls of its own length."""
@@ -92,7 +106,7 @@ class Timing:
 
     @property
     def noisy(self) -> bool:
-        return self.shared or self.spread > NOISY_SPREAD
+        return self.shared or self.spread > NOISY_SPREAD or self.samples < LEAST_SAMPLES
 
     def per(self, launches: int) -> Timing:
         """The time of each of so many launches in a call."""
@@ -182,7 +196,7 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
             while len(rounds) < LEAST_SAMPLES or time.perf_counter_ns() < end:
                 rounds.append(_round(calls, counts, len(rounds), watch))
                 timings = _timings(rounds)
-                if all(_is_done(timing, effort) for timing in timings):
+                if effort.is_over or all(_is_done(timing, effort) for timing in timings):
                     return timings
             if not any(timing.noisy for timing in timings):
                 break
@@ -231,7 +245,8 @@ def ratio_interval(
     draw = random.Random(seed)
     ratios = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(resamples))
     tail = round(resamples * (1 - Interval.confidence) / 2)
-    return Interval(_ratio(pairs), ratios[tail], ratios[-1 - tail])
+    doubt = 1.0 if len(pairs) >= LEAST_SAMPLES else DOUBT
+    return Interval(_ratio(pairs), ratios[tail] / doubt, ratios[-1 - tail] * doubt)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:

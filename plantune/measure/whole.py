@@ -22,6 +22,7 @@ from plantune.runtime.program import Program
 from plantune.space.search_space import load_search_space
 
 Say = Callable[[str], None]
+NO_TIME = "there was no time left for it"
 
 
 def time_programs(
@@ -29,8 +30,8 @@ def time_programs(
 ) -> list[Timing | Rejected]:
     """The time of one pass of each plan, backward included where the graph has it.
 
-    All run on the same random weights and inputs. A plan that does not build is rejected and the
-    others are timed.
+    All run on the same random weights and inputs. A plan that does not build, or whose turn comes
+    after the effort's `until`, is rejected and the others are timed.
     """
     if not plans:
         return []
@@ -39,6 +40,9 @@ def time_programs(
     values = draw_values(graph, seed, device)
     prepared: list[Call | Rejected] = []
     for plan in plans:
+        if prepared and effort.is_over:
+            prepared.append(Rejected("timeout", NO_TIME))
+            continue
         say("build")
         try:
             call = one_pass(program_on(device.place, graph, plan, space), values)

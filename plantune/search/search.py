@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from plantune import rivals
 from plantune.environment import Environment
-from plantune.errors import MeasureTimeout, NoViableCandidate, WorkerDied, WrongResult
+from plantune.errors import (
+    MeasureTimeout,
+    NoViableCandidate,
+    OutOfTime,
+    WorkerDied,
+    WrongResult,
+)
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
@@ -19,21 +26,26 @@ from plantune.measure.race import PLANTUNE, Race, baselines_for
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
+from plantune.plan_rows import Found
 from plantune.planning import default_plan, hand_plan
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
+from plantune.search.contenders import affordable
 from plantune.search.finalists import branched, improved, swaps
 from plantune.search.progress import Report, silent
 from plantune.search.proposals import Ledger, TpeProposer
 from plantune.search.ranking import distinct, fastest, is_deterministic, plan_of
 from plantune.search.step_search import StepSearch
+from plantune.search.unraced import known_plan, plain_plan
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.values import Attrs
 
 COVERS_TO_RANK = 4
 SWAPS_AT_ONCE = 7
 REFINING_S = 1.0
+# Ranking is left out where there is less time for it.
+LEAST_RANKING_S = 0.3
 RACE_S = 8.0
 MOST_RACES = 3
 # The time that must be left for a way of torch.compile to join the race; others join always.
@@ -62,20 +74,32 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """The plan that was found. A partial one was not ranked and raced to the end."""
+    """The plan that was found. A partial one was not ranked and raced to the end.
+
+    `candidates` are all that there are; with `exhausted`, none of the others could be part of a
+    faster plan, else there was no time for them. Where there was none for a race either, `plan` is
+    the `known` one that calls find already, or lets the network run as it is.
+    """
 
     plan: Plan
     complete: bool
     race: Race | None
     measured: int
     rejected: int
+    candidates: int = 0
+    exhausted: bool = True
+    budget_s: float = 0.0
+    known: Found | None = None
 
 
 class _Measurer:
     """Candidates go through Optuna's ledger into the worker."""
 
-    def __init__(self, worker: Worker, ledger: Ledger, space: SearchSpace, seed: int) -> None:
+    def __init__(
+        self, worker: Worker, ledger: Ledger, space: SearchSpace, seed: int, budget: Budget
+    ) -> None:
         self._worker = worker
+        self._budget = budget
         self._ledger = ledger
         self._space = space
         self._seeds = (2 * seed, 2 * seed + 1)
@@ -85,7 +109,7 @@ class _Measurer:
         if step.signature not in self._choices:
             self._choices[step.signature] = candidates(step, self._space)
         arch = self._space.arch
-        effort = EFFORTS[arch.kind]
+        effort = self._budget.limited(EFFORTS[arch.kind], "measuring")
         if math.isfinite(limit_us):
             effort = replace(effort, give_up_above_us=limit_us)
         outcome = self._worker.check_and_time(step, candidate, arch.name, effort, seeds=self._seeds)
@@ -139,7 +163,7 @@ class Search:
         """Searches to the end and keeps the plan; raises NoViableCandidate where nothing ran."""
         budget = Budget(self.settings.budget_s)
         ledger = Ledger(self.settings.storage, self.settings.seed)
-        measurer = _Measurer(worker, ledger, self.space, self.settings.seed)
+        measurer = _Measurer(worker, ledger, self.space, self.settings.seed, budget)
         store = _Store(self._database, self._environment, self.settings.fresh)
         builds = builds_for(self.space.arch)
         steps = StepSearch(
@@ -151,14 +175,19 @@ class Search:
             proposer=TpeProposer(self.settings.seed),
         )
         self._steps = steps
+        budget.call_s = steps.framework_us() / 1e6
         try:
-            steps.run(budget, self._report)
-        finally:
-            builds.close()
-        plans = self._rank(worker, steps, budget)
-        self._best = plans[0]
-        self._tell(steps, budget, "racing")
-        plan, race = self._raced(worker, plans, budget)
+            try:
+                worker.start(budget.cut_at("racing"))
+                steps.run(budget, self._report)
+            finally:
+                builds.close()
+            plans = self._rank(worker, steps, budget)
+            self._best = plans[0]
+            self._tell(steps, budget, "racing")
+            plan, race = self._raced(worker, plans, budget)
+        except OutOfTime:
+            return self._unraced()
         plan = judged(plan, race)
         same = is_deterministic(plan, self.problem.graph, self.space, steps.costs.outcomes)
         plan = replace(plan, evidence=Attrs({**plan.evidence, "deterministic": int(same)}))
@@ -177,11 +206,20 @@ class Search:
     def _rank(self, worker: Worker, steps: StepSearch, budget: Budget) -> list[Plan]:
         """The best covers, the plan picked by hand and the default one, timed as wholes: the winner
         with what is left to improve in it, then those that ran, the fastest first.
+
+        Without time for that, as they are: first what is best by its steps.
         """
         plans = self._contenders(steps)
+        left_s = budget.left_for("ranking")
+        plans = affordable(plans, self.problem.graph, self.space, steps, left_s)
+        if left_s < LEAST_RANKING_S:
+            return plans
         self._tell(steps, budget, "ranking")
-        effort = Effort(budget_s=max(budget.left_for("ranking") / 2, 1.0))
-        timings = self._timed(worker, plans, effort)
+        effort = budget.limited(Effort(budget_s=left_s / 2), "ranking")
+        try:
+            timings = self._timed(worker, plans, effort)
+        except OutOfTime:
+            return plans
         winner = fastest(plans, timings)
         if winner is None:
             raise NoViableCandidate(_why_none(self.problem, timings))
@@ -198,17 +236,18 @@ class Search:
         """The plan with branches, and with runners-up of its steps, where the whole is faster."""
         graph = self.problem.graph
         left = swaps(plan, graph, self.space, steps.costs.outcomes)
-        effort = Effort(budget_s=REFINING_S)
+        effort = budget.limited(Effort(budget_s=REFINING_S), "ranking")
 
         def time_plans(plans: Sequence[Plan]) -> Sequence[Timing | Rejected]:
             return self._timed(worker, plans, effort)
 
-        if budget.left_for("ranking") > REFINING_S:
-            plan = branched(plan, graph, self.space, time_plans)
-        while left and budget.left_for("ranking") > REFINING_S:
-            self._tell(steps, budget, "ranking")
-            now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
-            plan = improved(plan, graph, self.space, now, time_plans)
+        with suppress(OutOfTime):  # it is good as it is
+            if budget.left_for("ranking") > REFINING_S:
+                plan = branched(plan, graph, self.space, time_plans)
+            while left and budget.left_for("ranking") > REFINING_S:
+                self._tell(steps, budget, "ranking")
+                now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
+                plan = improved(plan, graph, self.space, now, time_plans)
         return plan
 
     def _timed(
@@ -221,7 +260,8 @@ class Search:
         except (MeasureTimeout, WorkerDied) as error:
             if len(plans) == 1:
                 return [Rejected("crash", str(error))]
-        alone = [self._timed(worker, [plan], Effort(budget_s=0.2))[0] for plan in plans]
+        short = replace(effort, budget_s=0.2)
+        alone = [self._timed(worker, [plan], short)[0] for plan in plans]
         sound = [plan for plan, found in zip(plans, alone, strict=True) if _runs(found)]
         timings = iter(worker.time_programs(graph, sound, effort, seed=seed) if sound else ())
         return [next(timings) if _runs(found) else found for found in alone]
@@ -249,7 +289,7 @@ class Search:
             baselines = tuple(
                 name for name in baselines_for(plan.arch) if _seconds_of(name) <= budget.left_s
             )
-        effort = Effort(budget_s=min(max(budget.left_s / 4, 2.0), RACE_S))
+        effort = budget.limited(Effort(budget_s=min(budget.left_s / 3, RACE_S)), "racing")
         return worker.race(self.problem, plan, baselines, effort, self.settings.seed)
 
     def _contenders(self, steps: StepSearch) -> list[Plan]:
@@ -257,16 +297,38 @@ class Search:
         found = [
             plan_of(cover, self.problem, self.space) for _, cover in steps.covers(COVERS_TO_RANK)
         ]
-        by_hand = [hand_plan(graph, self.space, network=name)]
-        return distinct([*found, *by_hand, default_plan(graph, self.space, network=name)])
+        by_hand = [hand_plan(graph, self.space, network=name, compiled=c) for c in (True, False)]
+        plain = default_plan(graph, self.space, network=name)
+        steps_known = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
+        ordered = [*found, *by_hand] if steps_known else [*by_hand, *found]
+        return distinct([*ordered, plain])
+
+    def _unraced(self) -> Result:
+        """What calls find already stays; without that they run as they are, which needs no race."""
+        plain = plain_plan(self.problem, self.space)
+        known = known_plan(plain, self._database, self._environment)
+        if known is not None:
+            return replace(self._result(known.plan, complete=True, race=None), known=known)
+        self._database.put_plan(plain, self._environment)
+        return self._result(plain, complete=True, race=None)
 
     def _tell(self, steps: StepSearch, budget: Budget, phase: str) -> None:
         self._report(steps.progress(budget, None, phase))
 
     def _result(self, plan: Plan, *, complete: bool, race: Race | None) -> Result:
-        outcomes = self._steps.costs.outcomes.values() if self._steps else ()
+        assert self._steps is not None
+        outcomes = self._steps.costs.outcomes.values()
         measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
-        return Result(plan, complete, race, measured, len(outcomes) - measured)
+        return Result(
+            plan,
+            complete,
+            race,
+            measured,
+            len(outcomes) - measured,
+            candidates=self._steps.candidates,
+            exhausted=self._steps.complete,
+            budget_s=self.settings.budget_s,
+        )
 
 
 def _runs(found: Timing | Rejected) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from plantune.errors import OutOfTime
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
@@ -17,6 +20,7 @@ from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_co
 from plantune.search.fields import Fields
 from plantune.search.groups import Proposer
 from plantune.search.options import FRAMEWORK, Costs, Try, options, tries
+from plantune.search.pace import Pace
 from plantune.search.progress import Progress, Report
 from plantune.space.search_space import SearchSpace
 
@@ -74,6 +78,11 @@ class StepSearch:
         self._store = store
         self._builds = builds
         self._used: list[Try] = []
+        self.pace = Pace()
+        # Whether there was time for all that could be part of the best cover.
+        self.complete = False
+        # What this search had built and run, so that it lies ready where it runs again.
+        self.ran: set[tuple[str, Candidate]] = set()
         self._plain = [
             tried
             for tried in self.all_tries
@@ -98,14 +107,25 @@ class StepSearch:
 
     def run(self, budget: Budget, report: Report) -> None:
         """Measures until nothing unknown could be part of the best cover, or the time is up."""
-        self._calibrate(budget, report)
-        for hope in HOPES:
-            self.costs.hope = hope
-            while budget.left_for("measuring") > 0:
-                missing = self._missing()
-                if not missing:
-                    break
-                self._measure_all(self._built(missing, budget), budget, report)
+        with suppress(OutOfTime):  # which says nothing of the candidate in flight
+            self._calibrate(budget, report)
+            self.complete = all(self._is_known(hope, budget, report) for hope in HOPES)
+
+    def _is_known(self, hope: float, budget: Budget, report: Report) -> bool:
+        """Whether the best cover is known at last, with guesses scaled by `hope`."""
+        self.costs.hope = hope
+        while missing := self._missing():
+            fitting = [tried for tried in missing if self._fits(tried, budget)]
+            if not fitting:
+                return False
+            self._measure_all(self._built(fitting, budget), budget, report)
+        return True
+
+    def _fits(self, tried: Try, budget: Budget) -> bool:
+        """Whether there seems to be time for it."""
+        built_ahead = self._builds is not None and self._builds.threads > 0
+        needed = self.pace.seconds_of(tried.candidate, built=built_ahead)
+        return needed <= budget.left_for("measuring")
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
         """While the first kernels are built, times each of the framework's ops at its largest."""
@@ -120,10 +140,11 @@ class StepSearch:
 
     def _measure_all(self, tries: Sequence[Try], budget: Budget, report: Report) -> None:
         for tried in tries:
-            if budget.left_for("measuring") <= 0:
-                return
-            report(self.progress(budget, tried))
-            self.measure(tried)
+            if self._fits(tried, budget):
+                report(self.progress(budget, tried))
+                start = time.monotonic()
+                self.measure(tried)
+                self.pace.learn(tried.candidate, time.monotonic() - start)
 
     def measure(self, tried: Try) -> Outcome:
         """The outcome of a candidate; one that is known not to build needs no measuring."""
@@ -131,6 +152,7 @@ class StepSearch:
         if failure is None:
             limit_us = SLOWER * self.costs.fastest_us(tried.step)
             outcome = self._measurer.measure(tried.step, tried.candidate, limit_us)
+            self.ran.add(tried.key)
         else:
             outcome = Rejected("build", failure[:4000])
         self._store.keep(tried.step, tried.candidate, outcome)
@@ -183,6 +205,11 @@ class StepSearch:
         found = self.covers(1, beam)
         self.costs.hope = hope
         return found[0][0] if found else math.inf
+
+    @property
+    def candidates(self) -> int:
+        """How many different ones there are for all steps."""
+        return len({tried.key for tried in self.all_tries})
 
     def framework_us(self) -> float:
         """The framework op by op, in the layout that callers bring."""

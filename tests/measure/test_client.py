@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune.errors import IllegalCandidate, MeasureTimeout, WorkerDied, WorkerFailed
+from plantune.errors import IllegalCandidate, MeasureTimeout, OutOfTime, WorkerDied, WorkerFailed
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -142,6 +142,21 @@ def test_a_mistake_in_a_family_is_raised(ask):
     with pytest.raises(WorkerFailed, match="KeyError: 'a mistake of whoever wrote this family'"):
         ask("bug")
     assert is_good(ask("none"))
+
+
+def test_a_request_that_is_cut_off_blames_nobody(worker, relu, ask):
+    """It is no outcome of the candidate: another time there may be time for it."""
+    cut = replace(EFFORT, cut_at=time.monotonic() + 0.5)
+    with pytest.raises(OutOfTime, match="check was cut off: the time for it was over"):
+        worker.check_and_time(relu, faulty("endless"), "cpu", cut)
+    assert worker.pid is None
+    assert is_good(ask("none"))
+
+
+def test_a_worker_that_starts_too_late_is_cut_off(relu):
+    late = replace(EFFORT, cut_at=time.monotonic() + 0.01)
+    with pytest.raises(OutOfTime, match="before the measuring worker started"):
+        Worker(threads=1).check_and_time(relu, FRAMEWORK, "cpu", late)
 
 
 def test_an_illegal_candidate_is_raised(worker, relu):

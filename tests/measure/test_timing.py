@@ -48,6 +48,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
     monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: int(fake.now_us * 1e3))
+    monkeypatch.setattr(timing.time, "monotonic", lambda: fake.now_us / 1e6)
     monkeypatch.setattr(timing, "waited_ns", lambda: int(fake.waited_us * 1e3))
     return fake
 
@@ -114,6 +115,21 @@ def test_a_wide_spread_is_tried_again_and_marked(clock):
 
 def test_a_slow_call_gets_few_samples(clock):
     assert time_call(clock.taking(2e6), Effort(retries=0)).samples == LEAST_SAMPLES
+
+
+def test_nothing_is_begun_after_the_end_of_its_time(clock):
+    slow = [clock.taking(2e6, "a"), clock.taking(3e6, "b")]
+    found = time_interleaved(slow, Effort(until=1e3 + 12))
+    assert [timing.samples for timing in found] == [1, 1]
+    assert clock.order == ["a", "b", "b", "b", "a", "a"]  # each warmed up, then one round
+    assert all(timing.noisy for timing in found)
+
+
+def test_too_few_rounds_are_never_sure(clock):
+    calls = [clock.taking(2e6), clock.taking(3e6)]
+    hasty = ratio_interval(*time_interleaved(calls, Effort(until=0.0)))
+    assert hasty.low < hasty.ratio < 1 < hasty.high
+    assert ratio_interval(*time_interleaved(calls, Effort(retries=0))).high < 1
 
 
 def crowded(clock: Clock, cost_us: float) -> Callable[[], None]:

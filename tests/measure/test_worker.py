@@ -100,6 +100,14 @@ def test_a_plan_that_does_not_build_is_rejected_and_others_timed(worker, space):
     assert found[0].samples == found[2].samples
 
 
+def test_of_plans_for_which_there_is_no_time_the_first_is_timed(worker, space):
+    graph = small()
+    plan = default_plan(graph, space, network="small")
+    found = worker.time_programs(graph, [plan, plan], dataclasses.replace(EFFORT, until=0.0))
+    assert found[0].samples == 1
+    assert found[1] == Rejected("timeout", "there was no time left for it")
+
+
 def test_a_plan_for_another_graph_is_raised(worker, space):
     plan = dataclasses.replace(default_plan(small(), space, network="small"), graph="0" * 64)
     with pytest.raises(InvalidPlan, match="another network or shape"):
@@ -138,6 +146,15 @@ def test_a_race_against_the_framework(worker, planned):
     assert found.ratio.ratio == pytest.approx(ratio)
     assert found.ratio.low <= ratio <= found.ratio.high
     assert 0.1 < ratio < 10
+
+
+def test_a_hasty_race_meets_one_of_the_frameworks_ways(worker, planned):
+    problem, plan = planned
+    hasty = dataclasses.replace(EFFORT, until=0.0)
+    found = worker.race(problem, plan, ("eager", "torchscript"), hasty)
+    assert tuple(found.timings) == ("plantune", "eager")
+    assert found.failures == {"torchscript": "there was no time left for it"}
+    assert found.ratio.low < found.ratio.ratio < found.ratio.high
 
 
 def test_a_race_without_a_plan_or_without_baselines(worker, planned):

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.errors import WorkerDied
+from plantune.environment import cpu_environment
+from plantune.errors import OutOfTime, WorkerDied
 from plantune.measure.outcome import Rejected
-from plantune.measure.timing import Effort, Timing
+from plantune.measure.race import Race
+from plantune.measure.timing import Effort, Timing, ratio_interval
+from plantune.plan_db import PlanDatabase
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.search import Search, Settings
@@ -121,3 +124,72 @@ def test_where_no_race_ends_the_search_does(search):
         pytest.raises(WorkerDied, match="b: an illegal"),
     ):
         search._raced(FakeWorker(deadly=["a", "b"]), plans("a", "a", "b"), Budget(1.0))
+
+
+class HastyWorker(FakeWorker):
+    """Is cut off in these requests."""
+
+    def __init__(self, *cut_off):
+        super().__init__()
+        self.cut_off = cut_off
+
+    def start(self, cut_at=None):
+        if "start" in self.cut_off:
+            raise OutOfTime("the time was over before the measuring worker started")
+
+    def check_and_time(self, step, candidate, arch, effort=None, seeds=(0, 1)):
+        raise OutOfTime("build was cut off")
+
+    def time_programs(self, graph, plans, effort, seed=0):
+        self.asked.append(list(plans))
+        if "ranking" in self.cut_off:
+            raise OutOfTime("build was cut off")
+        return [Timing((float(1 + place),) * 5) for place in range(len(plans))]
+
+    def race(self, workload, plan, baselines, effort, seed):
+        self.plans.append(plan)
+        assert effort.cut_at is not None
+        if "race" in self.cut_off:
+            raise OutOfTime("time was cut off")
+        timings = {name: Timing((2.0 if name == "plantune" else 3.0,) * 9) for name in ORDER}
+        return Race(timings, {}, "eager", ratio_interval(timings["plantune"], timings["eager"]))
+
+
+ORDER = ("plantune", "eager")
+
+
+@pytest.fixture
+def hasty(tmp_path, monkeypatch):
+    """A search of a database of its own, where no plans are shipped."""
+    monkeypatch.setattr("plantune.stored_plans.data_folder", lambda name: tmp_path / name)
+    with PlanDatabase.open(tmp_path / "plans.db") as database:
+        yield Search(Problem("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment())
+
+
+@pytest.mark.parametrize("phase", ["start", "race"])
+def test_without_a_race_the_network_runs_as_it_is(hasty, phase):
+    result = hasty.run(HastyWorker(phase))
+    assert (result.complete, result.race, result.known) == (True, None, None)
+    assert (result.plan.runner, result.plan.origin) == ("eager", "default")
+    assert not result.exhausted
+    assert result.candidates > 100
+    (stored,) = hasty._database.plans()
+    assert (stored.plan, stored.status) == (result.plan, "complete")
+
+
+def test_without_a_race_a_known_plan_stays(hasty):
+    first = hasty.run(HastyWorker())
+    assert first.race is not None
+    again = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    result = again.run(HastyWorker("race"))
+    assert result.known.plan == result.plan == first.plan
+    assert len(hasty._database.plans()) == 1
+
+
+def test_without_a_ranking_there_is_a_race(hasty):
+    """Nothing was measured either, so what needs no compiler is as good a guess as any."""
+    worker = HastyWorker("ranking")
+    result = hasty.run(worker)
+    assert result.race is not None
+    assert worker.plans[0] in worker.asked[0]
+    assert hasty._database.plans()[0].plan == result.plan

@@ -1,0 +1,26 @@
+"""What is kept where the time was too short for a race: nothing that could be slower than eager."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plantune.environment import Environment
+from plantune.plan import Plan
+from plantune.plan_db import PlanDatabase
+from plantune.plan_rows import Found, ProblemKey
+from plantune.planning import default_plan
+from plantune.problem import Problem
+from plantune.space.search_space import SearchSpace
+from plantune.stored_plans import find_stored_plan
+
+
+def known_plan(plan: Plan, database: PlanDatabase, environment: Environment) -> Found | None:
+    """The plan for the same problem that calls find already, the user's own or a shipped one."""
+    found = find_stored_plan(ProblemKey.of(plan), environment, database=database.path)
+    return found if found is not None and found.match != "foreign" else None
+
+
+def plain_plan(problem: Problem, space: SearchSpace) -> Plan:
+    """The framework's kernels, run by the framework itself: no race is needed for them."""
+    plain = default_plan(problem.graph, space, network=problem.network)
+    return replace(plain, runner="eager")

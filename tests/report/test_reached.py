@@ -1,0 +1,37 @@
+"""What a search says of its budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from plantune.report.reached import longer_s, tried_text, unraced_text
+from plantune.search.search import Result
+
+PLAN: Any = None
+RESULT = Result(PLAN, True, None, 9, 3, candidates=391, exhausted=False, budget_s=60.0)
+
+
+def test_what_was_not_reached_is_said() -> None:
+    assert tried_text(RESULT, 61.2) == (
+        "12 of 391 candidates: 9 measured, 3 rejected, 61 s; for others there was no time: "
+        "search again to go on, or --budget 300"
+    )
+    enough = replace(RESULT, exhausted=True)
+    assert tried_text(enough, 61.2) == "12 of 391 candidates: 9 measured, 3 rejected, 61 s"
+
+
+@pytest.mark.parametrize(("given", "advised"), [(5, 60), (15, 75), (60, 300)])
+def test_a_longer_budget_is_advised(given: float, advised: float) -> None:
+    assert longer_s(given) == advised
+
+
+def test_what_stays_without_a_race() -> None:
+    short = replace(RESULT, budget_s=5.0)
+    assert unraced_text(short) == (
+        "5 s were too short to race a plan: the network runs as it is, which is never slower"
+    )
+    found: Any = object()
+    assert "the plan that is used already stays" in unraced_text(replace(short, known=found))

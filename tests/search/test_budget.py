@@ -1,0 +1,58 @@
+"""What each phase has of a budget, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.measure.timing import Effort
+from plantune.search.budget import Budget
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "measuring", "ranking"), [(10, 5.0, 6.5), (60, 36.0, 45.0), (300, 275.0, 285.0)]
+)
+def test_what_is_long_goes_to_measuring(clock, seconds, measuring, ranking):
+    budget = Budget(seconds, clock)
+    assert budget.left_for("measuring") == pytest.approx(measuring)
+    assert budget.left_for("ranking") == pytest.approx(ranking)
+    assert budget.left_for("racing") == budget.left_s == seconds
+    clock.now += ranking
+    assert budget.left_for("measuring") == 0
+    assert budget.left_for("racing") == pytest.approx(seconds - ranking)
+
+
+def test_a_network_that_takes_long_has_more_for_its_race(clock):
+    assert Budget(60, clock, call_s=0.2).left_for("ranking") == pytest.approx(40)
+    assert Budget(60, clock, call_s=9.0).left_for("ranking") == pytest.approx(30)
+
+
+@pytest.mark.parametrize("seconds", [5, 15, 60, 300])
+def test_nothing_runs_for_a_fifth_longer_than_it_may(clock, seconds):
+    budget = Budget(seconds, clock)
+    ends = [budget.cut_at(phase) - clock.now for phase in ("measuring", "ranking", "racing")]
+    assert ends == sorted(ends)
+    assert ends[-1] <= 1.2 * seconds
+    # What is cut off leaves something to what follows.
+    assert ends[0] < budget.left_for("ranking")
+    assert ends[1] < budget.left_for("racing")
+
+
+def test_an_effort_ends_with_its_phase(clock):
+    budget = Budget(10, clock)
+    clock.now += 2
+    effort = budget.limited(Effort(budget_s=1.0), "ranking")
+    assert (effort.budget_s, effort.until) == (1.0, pytest.approx(106.5))
+    assert effort.cut_at == pytest.approx(budget.cut_at("ranking"))

@@ -1,0 +1,108 @@
+"""What has no time left is not begun, and what takes long to build does not rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.errors import OutOfTime
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import family_named
+from plantune.planning import default_plan, hand_plan
+from plantune.search.budget import Budget
+from plantune.search.contenders import affordable, building_s
+from plantune.search.pace import CACHED, Pace
+from plantune.search.progress import silent
+from plantune.search.step_search import StepSearch
+from plantune.values import Attrs
+
+FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
+COMPILED = Candidate("inductor", Attrs(layout="nchw"))
+
+
+def test_the_next_one_takes_as_long_as_the_last_ones():
+    pace = Pace()
+    first = pace.seconds_of(COMPILED)
+    assert first > family_named("inductor").build_s
+    assert pace.seconds_of(COMPILED, built=True) < 1
+    for seconds in (90.0, 1.0, 3.0, 2.0, 1.0):
+        pace.learn(COMPILED, seconds)
+    assert pace.seconds_of(COMPILED) == 3.0
+    assert pace.seconds_of(FRAMEWORK) < 1
+
+
+def test_what_compiles_nothing_is_built_at_once():
+    pace = Pace()
+    pace.learn(FRAMEWORK, 9.0)
+    assert pace.build_s(FRAMEWORK, cached=False) == 0
+    assert pace.build_s(COMPILED, cached=True) == CACHED * pace.build_s(COMPILED, cached=False)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def slow(measurer, monkeypatch):
+    """A measurer for which the clock moves, by so many seconds for each family."""
+    clock = Clock()
+    monkeypatch.setattr("plantune.search.step_search.time.monotonic", clock)
+    measure = measurer.measure
+
+    def measured(step, candidate, limit_us):
+        clock.now += measurer.seconds.get(candidate.family, 0.1)
+        return measure(step, candidate, limit_us)
+
+    measurer.seconds = {}
+    measurer.clock = clock
+    measurer.measure = measured
+    return measurer
+
+
+def test_measuring_ends_in_time(graph, space, slow, store):
+    slow.seconds = {"inductor": 6.0, "winograd": 7.0}
+    search = StepSearch(graph, space, slow, store)
+    budget = Budget(40.0, slow.clock)
+    search.run(budget, silent)
+    asked = len(slow.asked)
+    assert 0 < asked < search.candidates
+    assert not search.complete
+    # The first of a family may take longer than it was taken for.
+    assert slow.clock.now <= 40 - 14 - 6 + 7.0
+    # With time enough the rest is measured, too.
+    again = StepSearch(graph, space, slow, store)
+    again.run(Budget(4000.0, slow.clock), silent)
+    assert again.complete
+    assert len(slow.asked) > asked
+
+
+def test_what_was_cut_off_is_no_outcome(graph, space, slow, store):
+    kept = slow.measure
+
+    def cut_off(step, candidate, limit_us):
+        if len(slow.asked) == 3:
+            raise OutOfTime("check was cut off")
+        return kept(step, candidate, limit_us)
+
+    slow.measure = cut_off
+    search = StepSearch(graph, space, slow, store)
+    search.run(Budget(4000.0, slow.clock), silent)
+    assert len(search.costs.outcomes) == 3
+    assert not search.complete
+
+
+def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, store):
+    steps = StepSearch(graph, space, measurer, store)
+    compiled = hand_plan(graph, space, network="small")
+    plain = default_plan(graph, space, network="small")
+    needed = building_s(compiled, graph, space, steps)
+    assert needed > 1
+    assert affordable([compiled, plain], graph, space, steps, needed + 1) == [compiled, plain]
+    assert affordable([compiled, plain], graph, space, steps, needed - 0.1) == [plain]
+    # What this search ran lies ready.
+    steps.run(Budget(4000.0), silent)
+    steps.ran.update((s, c) for s, c in measurer.asked)
+    assert building_s(compiled, graph, space, steps) <= needed

@@ -88,7 +88,8 @@ def _runner_of(pool: Pool) -> Runner | Contest | None:
     name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
     if name == PROGRAM:
         return None
-    if pool.plan.origin == "default" and not trains and not pool.graph.updates:
+    computes = not trains and not pool.graph.updates and pool.space.arch.kind == "cpu"
+    if pool.plan.origin == "default" and computes:
         return Contest(pool.held)
     return Runner(name, pool.held, trains=trains)
 

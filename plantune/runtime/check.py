@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from plantune.errors import WrongResult
 from plantune.runtime.copies import copied
+from plantune.runtime.distances import CONSTANTS
 from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
-from plantune.runtime.recheck import CONSTANTS
 
 
 @dataclass(frozen=True)

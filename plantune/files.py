@@ -78,7 +78,7 @@ def write_whole(path: Path, content: bytes) -> None:
         with open(path, "wb", buffering=0) as device:
             device.write(content)
         return
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    unfinished = _unfinished(path)
     file = open(unfinished, "xb")  # noqa: SIM115 - a file that was there before is not removed
     try:
         with file:
@@ -90,6 +90,19 @@ def write_whole(path: Path, content: bytes) -> None:
         with suppress(OSError):
             unfinished.unlink()
         raise
+
+
+def require_writable(path: Path) -> None:
+    """Raises OSError if `write_whole` could not write there now; leaves everything as it is."""
+    if _is_terminal(path):
+        return
+    unfinished = _unfinished(path)
+    unfinished.touch(exist_ok=False)
+    unfinished.unlink()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 def _is_terminal(path: Path) -> bool:

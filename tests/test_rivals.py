@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.measure.race import Race, baselines_for
+from plantune.measure.race import Race
 from plantune.measure.timing import Interval, Timing
+from plantune.measure.ways import baselines_for
 from plantune.plan_db.validation import TEXT_LENGTH
-from plantune.report.bench import verdict
+from plantune.report.bench_text import verdict
 from plantune.rivals import Rivals, ratio_text
 from plantune.search.search import evidence_of
 from plantune.values import Attrs

@@ -25,7 +25,8 @@ from plantune.cli.options import (
     example,
     key_options,
 )
-from plantune.report.bench import bench_document, bench_table, verdict
+from plantune.files import require_writable
+from plantune.report.bench_text import other_ratios, queued_table, single_table, verdict
 from plantune.report.plot import (
     FORMATS,
     HOW_TO_GET,
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
     from plantune.measure.race import Race
 
 
-SLOW_PEER = "compile-max-autotune"
-# It takes 87 s for a small network on an H200 with 16 cores (2026-11-20).
+# They try every kernel that they know: the first takes 87 to 160 s for a small network on an H200
+# with 16 cores (2026-11-22).
+SLOW_PEERS = ("compile-max-autotune", "compile-best")
 PEER_BUILD_S = 900.0
 
 
@@ -85,19 +87,24 @@ class Wanted:
 def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted) -> None:
     """Times a stored plan against the framework's best ways.
 
-    All ways run interleaved in one process, on the same random weights and images.
+    All ways run interleaved in one process, on the same random weights and images: calls in a row
+    with the same images and with others in each call, and single calls until their result is there.
+    The ratio is that of the worse of both kinds of images. Each way says whether it notices that
+    weights change (live) or need not (frozen).
     """
     require_device(key.arch, "measure")
     _require_plot(wanted.plot)
-    for path in (wanted.output, console.json_file):
+    for option, path in (("--output", wanted.output), ("--json", console.json_file)):
         if path is not None:
+            _require_writable(path, option)
             require_replaceable_json(path)
-    peers = _peers(wanted.peers, key.arch)
+    peers = _peers(wanted.peers, key)
     chosen = chosen_plan(place, key)
-    if SLOW_PEER in peers:
-        note(f"{SLOW_PEER} compiles for a minute or two; --peers leaves it out")
+    slow = [name for name in peers if name in SLOW_PEERS]
+    if slow:
+        note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
     race = _race(chosen, peers, wanted)
-    document = bench_document(race, environment_here(key.arch), key.to_json())
+    document = _document(chosen, key, race)
     _show(console, chosen, key, race, document)
     if wanted.output is not None:
         write_json(wanted.output, document)
@@ -115,17 +122,24 @@ def _require_plot(path: Path | None) -> None:
         raise click.BadParameter(
             f"{path}: give a name that ends in {' or '.join(FORMATS)}", param_hint="'--plot'"
         )
-    if not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"{path}: its folder is not there", param_hint="'--plot'")
+    _require_writable(path, "--plot")
     if not can_plot():
         raise click.UsageError(f"--plot needs matplotlib, which is not installed: {HOW_TO_GET}")
     require_replaceable_plot(path)
 
 
-def _peers(text: str | None, arch: str) -> tuple[str, ...]:
-    from plantune.measure.race import baselines_for
+def _require_writable(path: Path, option: str) -> None:
+    try:
+        require_writable(path)
+    except OSError as error:
+        text = f"{path}: cannot be written: {error.strerror}"
+        raise click.BadParameter(text, param_hint=f"'{option}'") from error
 
-    known = baselines_for(arch)
+
+def _peers(text: str | None, key: Key) -> tuple[str, ...]:
+    from plantune.measure.ways import baselines_for
+
+    known = baselines_for(key.arch, key.mode)
     if text is None:
         return known
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -133,7 +147,7 @@ def _peers(text: str | None, arch: str) -> tuple[str, ...]:
     if unknown or not names:
         what = f"no baseline is called {', '.join(unknown)}" if unknown else "names no baseline"
         raise click.BadParameter(
-            f"{what}; known on {arch}: {', '.join(known)}", param_hint="'--peers'"
+            f"{what}; known on {key.arch}: {', '.join(known)}", param_hint="'--peers'"
         )
     return names
 
@@ -143,7 +157,16 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
 
     effort = Effort(budget_s=wanted.budget)
     with worker_for(chosen.plan.arch, PEER_BUILD_S) as worker:
-        return worker.race(chosen.problem, chosen.plan, peers, effort, wanted.seed)
+        return worker.race(chosen.problem, chosen.plan, peers, effort, wanted.seed, detailed=True)
+
+
+def _document(chosen: Chosen, key: Key, race: Race) -> dict[str, Any]:
+    from plantune.report.bench import bench_document
+
+    searched = chosen.plan.evidence.get("search_s") if chosen.id is not None else None
+    search_s = float(searched) if isinstance(searched, (int, float)) else None
+    here = environment_here(key.arch)
+    return bench_document(race, here, key.to_json(), search_s=search_s)
 
 
 def _show(console: Console, chosen: Chosen, key: Key, race: Race, document: dict[str, Any]) -> None:
@@ -151,7 +174,12 @@ def _show(console: Console, chosen: Chosen, key: Key, race: Race, document: dict
     console.say(f"{key}, {chosen.label} ({chosen.match} match)")
     if runner is not None:
         console.say(runner)
-    console.say(bench_table(document, console.width))
+    console.say(queued_table(document, console.width))
+    if (single := single_table(document, console.width)) is not None:
+        console.say()
+        console.say(single)
     for name, reason in race.failures.items():
         console.say(f"{name} did not run: {reason}")
+    for line in other_ratios(document):
+        console.say(line)
     console.say(bold(verdict(race)))

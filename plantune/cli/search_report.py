@@ -12,7 +12,7 @@ from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.options import Key
 from plantune.environment import Environment
 from plantune.plan import Plan
-from plantune.report.bench import verdict
+from plantune.report.bench_text import verdict
 from plantune.report.reached import longer_s, tried_text, unraced_text
 from plantune.report.tables import counted
 from plantune.rivals import loss_text, runner_text

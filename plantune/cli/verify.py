@@ -21,7 +21,7 @@ from plantune.cli.lookup import (
 )
 from plantune.cli.options import Key, Seconds, common_options, example, key_options
 from plantune.errors import WrongResult
-from plantune.report.bench import verdict
+from plantune.report.bench_text import verdict
 from plantune.report.tables import config_text, counted, table, us_text
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 
 # nvml.h
 RELEASE_BYTES = 80
+SM_CLOCK = 1
 HEAT_OR_POWER_SUPPLY = 0x08 | 0x20 | 0x40 | 0x80
 
 
@@ -32,6 +33,16 @@ def is_slowed(index: int) -> bool:
     reasons = ctypes.c_ulonglong()
     failed = _library().nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
     return not failed and bool(reasons.value & HEAT_OR_POWER_SUPPLY)
+
+
+def sm_clock_mhz(index: int) -> int | None:
+    """The clock of the multiprocessors of torch's GPU of that number now; None where unknown."""
+    handle = _handle(index)
+    if handle is None:
+        return None
+    clock = ctypes.c_uint()
+    failed = _library().nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(clock))
+    return None if failed else clock.value
 
 
 @cache

@@ -26,9 +26,10 @@ from plantune.measure.child import Child
 from plantune.measure.outcome import Outcome, Rejected, outcome_from_json
 from plantune.measure.passes import PassCost
 from plantune.measure.protocol import Message
-from plantune.measure.race import Race, baselines_for
+from plantune.measure.race import Race
 from plantune.measure.reserve import WARM_UP_S, Reserve
 from plantune.measure.timing import Effort, Timing
+from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.space.arch import load_arch
@@ -230,13 +231,15 @@ class Worker:
         baselines: Sequence[str] | None = None,
         effort: Effort | None = None,
         seed: int = 0,
+        *,
+        detailed: bool = False,
     ) -> Race:
         """Times a plan against the framework's ways to run a reference network, in turns.
 
-        Without `baselines` all of the arch take part. Raises WrongResult where the plan's output is
-        not the network's.
+        Without `baselines` all of the arch take part. For `detailed` see `race`. Raises WrongResult
+        where the plan's output is not the network's.
         """
-        known = baselines_for(problem.arch)
+        known = baselines_for(problem.arch, problem.mode)
         baselines = known if baselines is None else baselines
         unknown = [name for name in baselines if name not in known]
         if unknown:
@@ -249,10 +252,12 @@ class Worker:
             "baselines": list(baselines),
             "effort": effort.to_json(),
             "seed": seed,
+            "detailed": detailed,
             "memory_bytes": self.limits.memory_on(problem.arch),
         }
+        ways = (len(baselines) + 2) * 2  # each on two kinds of images
         with self._lock:
-            answer = self._ask_for_all(request, effort, len(baselines) + 1, problem.arch)
+            answer = self._ask_for_all(request, effort, ways, problem.arch)
         return Race.from_json(answer)
 
     def _ready(self, effort: Effort) -> Child:

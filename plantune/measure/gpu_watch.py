@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from plantune.cuda.nvml import is_slowed
+from plantune.cuda.nvml import is_slowed, sm_clock_mhz
 from plantune.device import Device
 from plantune.measure.timing import HOST, Call, Sample, Watch
 
@@ -15,12 +15,15 @@ LEAST_BATCH_S = 2e-3
 
 
 class CallWatch(Watch):
-    """The host's clock for calls that only start work, such as a module's."""
+    """The host's clock for calls that only start work, such as a module's. It notes at which clock
+    the GPU ran at the end of each sample.
+    """
 
     least_batch_s = LEAST_BATCH_S
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self.clocks_mhz: list[int] = []
 
     def batch_us(self, call: Call, count: int) -> float:
         repeats = range(count)
@@ -33,6 +36,8 @@ class CallWatch(Watch):
 
     def sample(self, call: Call, count: int) -> Sample:
         sample = super().sample(call, count)
+        if (clock := sm_clock_mhz(self._device.place.index)) is not None:
+            self.clocks_mhz.append(clock)
         return Sample(sample.us, 1.0) if is_slowed(self._device.place.index) else sample
 
 

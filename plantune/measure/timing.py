@@ -95,6 +95,19 @@ class Timing:
         return self._quartiles()[2]
 
     @property
+    def interval_us(self) -> tuple[float, float]:
+        """Where the median lies with a confidence of 95 %, by the ranks of the samples."""
+        ordered, count = sorted(self.samples_us), self.samples
+        aside = math.ceil(0.98 * math.sqrt(count))  # half of 1.96 standard deviations
+        low = max((count - 1) // 2 - aside, 0)
+        return ordered[low], ordered[min(count // 2 + aside, count - 1)]
+
+    def percentile_us(self, percent: float) -> float:
+        """The sample below or at which so many percent of them are."""
+        ordered = sorted(self.samples_us)
+        return ordered[max(math.ceil(percent / 100 * self.samples) - 1, 0)]
+
+    @property
     def samples(self) -> int:
         return len(self.samples_us)
 
@@ -145,6 +158,7 @@ class Watch:
     """The clock for calls that are done when they return."""
 
     least_batch_s = LEAST_BATCH_S
+    clocks_mhz: Sequence[int] = ()
 
     def batch_us(self, call: Call, count: int) -> float:
         """The time of one call in a batch of `count`."""
@@ -187,7 +201,7 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
     turn starts with a call that is not timed, after which caches hold the callable's own data.
     """
     rounds: list[list[Sample]] = []
-    with _no_collection():
+    with no_collection():
         turn_s = effort.budget_s / MOST_SAMPLES / len(calls)
         batch_s = max(turn_s, watch.least_batch_s)
         counts = [_warm_up(call, effort, batch_s, watch) for call in calls]
@@ -267,7 +281,7 @@ def _warm_up(call: Call, effort: Effort, batch_s: float, watch: Watch) -> int:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Python's garbage collector would run inside of some samples."""
     enabled = gc.isenabled()
     gc.collect(1)  # all generations would take 0.3 s where inductor is loaded

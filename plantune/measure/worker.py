@@ -177,7 +177,8 @@ def _race(request: Message, say: Say) -> Message:
     scenes.forget()  # whole programs need the memory
     plan = None if request["plan"] is None else plan_from_json(request["plan"])
     problem, effort = Problem(**request["problem"]), Effort(**request["effort"])
-    return race(problem, plan, request["baselines"], effort, request["seed"], say).to_json()
+    baselines, seed, detailed = (request[key] for key in ("baselines", "seed", "detailed"))
+    return race(problem, plan, baselines, effort, seed, say, detailed=detailed).to_json()
 
 
 def _warm_up(request: Message, say: Say) -> Message:

@@ -1,75 +1,160 @@
-"""A race as the JSON document of `plantune bench`, as a table, and in one sentence."""
+"""A race as the JSON document of `plantune bench`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from plantune.report.tables import table
-from plantune.rivals import has_compiled
+from plantune.measure.entrants import PLANTUNE
+from plantune.measure.race import FRESH, OURS, SAME, best_of
+from plantune.measure.timing import ratio_interval
+from plantune.measure.ways import LIVE
 
 if TYPE_CHECKING:
     from plantune.environment import Environment
-    from plantune.measure.race import Race
+    from plantune.measure.race import Detail, Race
+    from plantune.measure.timing import Interval, Timing
+
+# Of each way and kind of timing, evenly over the run.
+SAMPLES_KEPT = 60
+SAMPLE_DIGITS = 5
+EAGER = "eager"
 
 
 def bench_document(
-    race: Race, environment: Environment, workload: Mapping[str, Any]
+    race: Race,
+    environment: Environment,
+    workload: Mapping[str, Any],
+    *,
+    search_s: float | None = None,
 ) -> dict[str, Any]:
-    """All rows are medians and quartiles of one interleaved run.
+    """All rows are medians and quartiles of one interleaved run, on the inputs of the headline.
 
     `peak_mib` is what a way takes of a GPU's memory, weights included. On a CPU it is null: all
-    ways run in one process, and what each takes of its memory cannot be told apart.
+    ways run in one process, and what each takes of its memory cannot be told apart. `search_s` is
+    what the plan's search took, null of plans that came with it.
     """
-    rows = [
-        {
-            "name": name,
-            "median_ms": timing.median_us / 1e3,
-            "low_ms": timing.low_us / 1e3,
-            "high_ms": timing.high_us / 1e3,
-            "peak_mib": race.peaks_mib.get(name),
-        }
-        for name, timing in race.timings.items()
-    ]
     return {
         "environment": environment.to_json(),
         "workload": dict(workload),
-        "rows": rows,
+        "rows": [_row(race, name, search_s) for name in race.timings],
         "best_baseline": race.best_baseline,
         "ratio": None if race.ratio is None else race.ratio.ratio,
+        "interval": None if race.ratio is None else _interval(race.ratio),
+        "inputs": race.images,
+        "inputs_in_turns": race.in_turns,
+        **_live(race),
+        "ratios": _by_inputs(race),
+        "failures": dict(race.failures),
+        "sm_mhz": _clocks(race.clocks_mhz),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def bench_table(document: Mapping[str, Any], width: int | None = None) -> str:
-    """The fastest way first, each with its time as a part of the best baseline's."""
-    rows = sorted(document["rows"], key=lambda row: float(row["median_ms"]))
-    best = next((r["median_ms"] for r in rows if r["name"] == document["best_baseline"]), None)
-    lines = [
-        [
-            row["name"],
-            f"{row['median_ms']:.3f}",
-            f"{row['low_ms']:.3f} to {row['high_ms']:.3f}",
-            f"{row['median_ms'] / best:.3f}" if best else "-",
-        ]
-        for row in rows
-    ]
-    return table(["way", "median ms", "quartiles", "of best baseline"], lines, "lrrr", width)
+def live_ratio(race: Race) -> tuple[str, Interval] | None:
+    """The best baseline that keeps the same promise, and the ratio to it."""
+    names = [n for n, detail in race.details.items() if detail.promise == LIVE and n not in OURS]
+    best = best_of(race.timings, names)
+    if best is None or PLANTUNE not in race.timings:
+        return None
+    return best, ratio_interval(race.timings[PLANTUNE], race.timings[best])
 
 
-def verdict(race: Race) -> str:
-    """Who won, and how sure that is."""
-    if race.ratio is None:
-        return "there is nothing to compare: no baseline ran beside the plan"
-    ratio, name = race.ratio, race.best_baseline
-    interval = f"{ratio.ratio:.3f} of {name}'s time ({interval_text(ratio)})"
-    if not has_compiled(race.timings):
-        interval = f"{interval}; torch.compile was not in this race"
-    if ratio.high < 1:
-        return f"plantune is faster: {interval}"
-    if ratio.low > 1:
-        return f"plantune is slower: {interval}"
-    return f"a tie within the noise: {interval}"
+def _live(race: Race) -> dict[str, Any]:
+    found = live_ratio(race)
+    name, ratio = found if found is not None else (None, None)
+    return {
+        "best_live_baseline": name,
+        "ratio_live": None if ratio is None else ratio.ratio,
+        "interval_live": None if ratio is None else _interval(ratio),
+    }
 
 
-def interval_text(interval: Any) -> str:
-    return f"{100 * interval.confidence:.0f} % interval {interval.low:.3f} to {interval.high:.3f}"
+def _by_inputs(race: Race) -> dict[str, Any]:
+    """The ratio to the best baseline on either kind of inputs; the headline is the worse."""
+    ratios: dict[str, Any] = {}
+    for kind in (SAME, FRESH) if PLANTUNE in race.details else ():
+        queued = {n: d.queued[kind] for n, d in race.details.items() if kind in d.queued}
+        best = best_of(queued, [name for name in queued if name not in OURS])
+        if best is not None:
+            ratio = queued[PLANTUNE].median_us / queued[best].median_us
+            ratios[kind] = {"best_baseline": best, "ratio": ratio}
+    return ratios
+
+
+def _row(race: Race, name: str, search_s: float | None) -> dict[str, Any]:
+    timing, detail = race.timings[name], race.details.get(name)
+    low_us, high_us = timing.interval_us
+    row = {
+        "name": name,
+        "median_ms": timing.median_us / 1e3,
+        "low_ms": timing.low_us / 1e3,
+        "high_ms": timing.high_us / 1e3,
+        "peak_mib": race.peaks_mib.get(name),
+        "interval_ms": [low_us / 1e3, high_us / 1e3],
+        "noisy": timing.noisy,
+    }
+    return row if detail is None else {**row, **_details(race, name, detail, search_s)}
+
+
+def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> dict[str, Any]:
+    searched_s = search_s if name in OURS else None
+    return {
+        "promise": detail.promise,
+        "queued_ms": {kind: t.median_us / 1e3 for kind, t in detail.queued.items()},
+        "latency_ms": {
+            kind: {"p50": t.median_us / 1e3, "p99": t.percentile_us(99) / 1e3, "calls": t.samples}
+            for kind, t in detail.latency.items()
+        },
+        "host_ms": _ms(detail.host_us),
+        "gpu_ms": _ms(detail.gpu_us),
+        "static_input": detail.static,
+        "build_s": round(detail.build_s, 3),
+        "build_cached": detail.cached,
+        "search_s": searched_s,
+        "paid_after_calls": _paid_after(race, name, detail.build_s + (searched_s or 0.0)),
+        "samples_us": {
+            "queued": {kind: _kept(timing) for kind, timing in detail.queued.items()},
+            "latency": {kind: _kept(timing) for kind, timing in detail.latency.items()},
+        },
+    }
+
+
+def _paid_after(race: Race, name: str, spent_s: float) -> int | None:
+    """After how many calls a way has saved the time that it took until it was ready, beside eager;
+    None if it never does.
+    """
+    if EAGER not in race.details or name == EAGER:
+        return None
+    saved_us = race.timings[EAGER].median_us - race.timings[name].median_us
+    if saved_us <= 0:
+        return None
+    more_s = max(spent_s - race.details[EAGER].build_s, 0.0)
+    return math.ceil(more_s * 1e6 / saved_us)
+
+
+def _kept(timing: Timing) -> list[float]:
+    """Samples in their order, evenly over the run."""
+    step = -(-timing.samples // SAMPLES_KEPT)
+    return [float(f"{us:.{SAMPLE_DIGITS}g}") for us in timing.samples_us[::step]]
+
+
+def _clocks(clocks_mhz: Sequence[int]) -> dict[str, float] | None:
+    if not clocks_mhz:
+        return None
+    return {
+        "low": min(clocks_mhz),
+        "median": statistics.median(clocks_mhz),
+        "high": max(clocks_mhz),
+    }
+
+
+def _interval(interval: Interval) -> dict[str, float]:
+    return {"low": interval.low, "high": interval.high, "confidence": interval.confidence}
+
+
+def _ms(us: float | None) -> float | None:
+    return None if us is None else us / 1e3

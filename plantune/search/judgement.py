@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from plantune import rivals
-from plantune.measure.race import PLANTUNE, Race
+from plantune.measure.entrants import PLANTUNE
+from plantune.measure.race import Race
 from plantune.measure.timing import Interval, Timing, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 from plantune.values import Attrs

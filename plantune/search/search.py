@@ -21,9 +21,11 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
+from plantune.measure.entrants import PLANTUNE
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.measure.race import PLANTUNE, Race, baselines_for
+from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
+from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.plan_rows import Found
@@ -190,7 +192,8 @@ class Search:
             return self._unraced()
         plan = judged(plan, race)
         same = is_deterministic(plan, self.problem.graph, self.space, steps.costs.outcomes)
-        plan = replace(plan, evidence=Attrs({**plan.evidence, "deterministic": int(same)}))
+        told = {"deterministic": int(same), "search_s": round(budget.spent_s, 1)}
+        plan = replace(plan, evidence=Attrs({**plan.evidence, **told}))
         self._database.put_plan(plan, self._environment)
         return self._result(plan, complete=True, race=race)
 
@@ -286,9 +289,8 @@ class Search:
         """The plan against the framework's ways; those that compile for long need the time."""
         baselines = self.settings.baselines
         if baselines is None:
-            baselines = tuple(
-                name for name in baselines_for(plan.arch) if _seconds_of(name) <= budget.left_s
-            )
+            known = baselines_for(plan.arch, self.problem.mode)
+            baselines = tuple(name for name in known if _seconds_of(name) <= budget.left_s)
         effort = budget.limited(Effort(budget_s=min(budget.left_s / 3, RACE_S)), "racing")
         return worker.race(self.problem, plan, baselines, effort, self.settings.seed)
 

@@ -20,7 +20,7 @@ from plantune.environment import Environment, cpu_environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.measure.race import Race
+from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
@@ -104,6 +104,13 @@ def measured(us: float) -> Measured:
     return Measured(us, us * 0.9, us * 1.1, 20, 1e-7, 1e-6, True)
 
 
+def detail(name: str, queued: Timing) -> Detail:
+    """Ready after a second; images in turns take as long as the same ones."""
+    frozen = name.endswith("frozen") or name.startswith("torchscript")
+    kinds = {"same": queued, "fresh": queued}
+    return Detail("frozen" if frozen else "live", 1.0, False, False, kinds, kinds)
+
+
 @dataclass
 class FakeWorker:
     """Answers as a worker would, at once; tests change its fields."""
@@ -133,13 +140,17 @@ class FakeWorker:
         baselines: Sequence[str],
         effort: object = None,
         seed: int = 0,
+        *,
+        detailed: bool = False,
     ) -> Race:
         if self.failure is not None:
             raise self.failure
-        names = ["plantune", *baselines]
+        names = ["plantune", *(["plantune-frozen"] if detailed else []), *baselines]
         timings = {name: timing(self.times_ms.get(name, 5.0)) for name in names}
         best = min(baselines, key=lambda name: timings[name].median_us)
-        return Race(timings, {}, best, ratio_interval(timings["plantune"], timings[best]))
+        ratio = ratio_interval(timings["plantune"], timings[best])
+        details = {name: detail(name, timings[name]) for name in names} if detailed else {}
+        return Race(timings, {}, best, ratio, in_turns=64, details=details)
 
     def check_and_time(
         self, step: Step, candidate: Candidate, arch: str, effort: object = None

@@ -11,13 +11,14 @@ import pytest
 
 from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
-from plantune.measure.race import Race, _Runners
+from plantune.measure.race import Race
+from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.report.bench import bench_document
 
 from .conftest import FakeWorker, Run, changed, object_of, timing
 
-PEERS = ["eager", "eager-channels-last", "torchscript", "compile-default"]
+PEERS = list(baselines_for("cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def test_the_json_is_that_of_the_design(run: Run) -> None:
     result = run("bench", "--batch", 1, "--json")
     assert result.exit_code == 0
     data = object_of(result)
-    assert list(data) == ["environment", "workload", "rows", "best_baseline", "ratio"]
+    assert list(data)[:5] == ["environment", "workload", "rows", "best_baseline", "ratio"]
     assert data["environment"] == cpu_environment().to_json()
     assert data["workload"] == {
         "model": "se_resnet9_fixup",
@@ -39,32 +40,21 @@ def test_the_json_is_that_of_the_design(run: Run) -> None:
         "dtype": "float32",
         "in_channels": 3,
     }
-    assert [row["name"] for row in data["rows"]] == ["plantune", *PEERS]
+    assert [row["name"] for row in data["rows"]] == ["plantune", "plantune-frozen", *PEERS]
     for row in data["rows"]:
-        assert list(row) == ["name", "median_ms", "low_ms", "high_ms", "peak_mib"]
+        assert list(row)[:5] == ["name", "median_ms", "low_ms", "high_ms", "peak_mib"]
+        assert row["interval_ms"][0] <= row["median_ms"] <= row["interval_ms"][1]
+        assert set(row["queued_ms"]) == set(row["latency_ms"]) == {"same", "fresh"}
+        assert (row["host_ms"], row["gpu_ms"]) == (None, None)
         assert row["low_ms"] <= row["median_ms"] <= row["high_ms"]
         assert row["peak_mib"] is None
     assert data["best_baseline"] == "torchscript"
     assert data["ratio"] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("peak", "told"), [(300 << 20, {"way": 100.0}), (100 << 20, {})])
-def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(
-    peak: int, told: dict[str, float]
-) -> None:
-    class Gpu:
-        def held_bytes(self) -> int:
-            return 200 << 20
-
-        def peak_bytes(self, call: object) -> int:
-            return peak
-
-    runners = object.__new__(_Runners)
-    runners.device = Gpu()  # type: ignore[assignment]
-    peaks: dict[str, float] = {}
-    with runners.memory_of("way", {"way": print}, peaks):
-        pass
-    assert peaks == told
+    assert data["interval"]["low"] <= data["ratio"] <= data["interval"]["high"]
+    assert (data["best_live_baseline"], data["ratio_live"]) == ("eager", pytest.approx(0.4))
+    promises = {row["name"]: row["promise"] for row in data["rows"]}
+    assert promises["plantune"] == promises["compile-default"] == "live"
+    assert promises["plantune-frozen"] == promises["compile-frozen"] == "frozen"
 
 
 def test_the_memory_of_each_way_is_in_its_row() -> None:
@@ -77,10 +67,11 @@ def test_the_memory_of_each_way_is_in_its_row() -> None:
 def test_the_table_has_the_fastest_first_and_a_verdict(run: Run) -> None:
     result = run("bench", "--batch", 1)
     lines = result.stdout.splitlines()
-    assert lines[2].startswith("plantune ")
-    assert "0.500" in lines[2]
-    assert lines[3].startswith("torchscript ")
+    assert lines[2].split() == ["plantune", "live", "2.00", "2.00", "2.00", "to", "2.01", "0.500"]
+    assert lines[3].startswith("torchscript  ")
+    assert "torchscript is frozen; against the best live way: 0.400 of eager's time" in lines
     assert "plantune is faster: 0.500 of torchscript's time (95 % interval" in lines[-1]
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize(("ours", "words"), [(5.0, "plantune is slower"), (4.0, "a tie")])
@@ -91,7 +82,8 @@ def test_the_verdict_is_honest(run: Run, worker: FakeWorker, ours: float, words:
 
 def test_peers_limit_the_baselines(run: Run) -> None:
     data = object_of(run("bench", "--batch", 1, "--peers", "eager, torchscript", "--json"))
-    assert [row["name"] for row in data["rows"]] == ["plantune", "eager", "torchscript"]
+    names = ["plantune", "plantune-frozen", "eager", "torchscript"]
+    assert [row["name"] for row in data["rows"]] == names
 
 
 @pytest.mark.parametrize("peers", ["tensorrt", "eager,cuda-graph", ",", ""])
@@ -110,10 +102,17 @@ def test_json_and_output_write_files(run: Run, tmp_path: Path) -> None:
     assert json.loads(one.read_text())["best_baseline"] == "torchscript"
 
 
-def test_a_file_that_cannot_be_written_is_told_in_one_line(run: Run, tmp_path: Path) -> None:
-    result = run("bench", "--batch", 1, "--output", tmp_path / "no" / "such.json")
-    assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1].startswith("error: ")
+@pytest.mark.parametrize("option", ["--output", "--json", "--plot"])
+@pytest.mark.parametrize("name", ["no/such.png", "file/such.png", f"{'x' * 300}.png"])
+def test_a_file_that_could_not_be_written_is_refused_before_the_run(
+    run: Run, worker: FakeWorker, tmp_path: Path, option: str, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    worker.failure = AssertionError("it must not run")
+    result = run("bench", "--batch", 1, option, tmp_path / name)
+    assert result.exit_code == 2, result.stderr
+    assert "cannot be written" in result.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["file"]
 
 
 @pytest.mark.parametrize("name", ["bench.png", "bench.svg"])

@@ -39,6 +39,10 @@ class Library:
         reasons._obj.value = self.reasons
         return int(self.refuses == "nvmlDeviceGetCurrentClocksThrottleReasons")
 
+    def nvmlDeviceGetClockInfo(self, handle: Any, clock: int, mhz: Any) -> int:
+        mhz._obj.value = {1: 1980}[clock]
+        return int(self.refuses == "nvmlDeviceGetClockInfo")
+
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
@@ -91,6 +95,12 @@ def test_what_it_refuses_is_not_known(library: Library, function: str) -> None:
         assert not nvml.is_slowed(0)
 
 
+def test_the_clock_of_the_multiprocessors(library: Library) -> None:
+    assert nvml.sm_clock_mhz(0) == 1980
+    library.refuses = "nvmlDeviceGetClockInfo"
+    assert nvml.sm_clock_mhz(0) is None
+
+
 def test_a_gpu_that_it_does_not_know(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     library.reasons = 0x08
     monkeypatch.setattr(
@@ -105,6 +115,7 @@ def test_without_it_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     assert nvml.driver_release() is None
+    assert nvml.sm_clock_mhz(0) is None
     assert not nvml.is_slowed(0)
 
 

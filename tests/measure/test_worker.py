@@ -31,6 +31,7 @@ from plantune.measure.client import Limits, Worker
 from plantune.measure.limits import rejection
 from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Effort
+from plantune.measure.ways import baselines_for
 from plantune.measure.whole import draw_values
 from plantune.models.registry import network
 from plantune.plan import Plan, check_plan
@@ -182,66 +183,30 @@ def test_a_race_in_training(worker):
     assert found.timings["eager"].median_us > 1.5 * infer.timings["eager"].median_us
 
 
-def test_a_baseline_that_fails_says_why(monkeypatch):
-    def fails(module, x):
-        raise RuntimeError("no compiler was found")
-
-    cpu = {**race.BASELINES["cpu"], "torchscript": race.Baseline(fails)}
-    monkeypatch.setattr(race, "BASELINES", {"cpu": cpu})
-    stages = []
-    found = race.race(
-        Problem(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, stages.append
-    )
-    assert tuple(found.timings) == ("eager",)
-    assert found.failures == {"torchscript": "RuntimeError: no compiler was found"}
-    assert found.best_baseline == "eager"
-    assert stages == ["build", "build", "build", "time"]
-
-
-def test_what_is_captured_is_made_behind_all_others(monkeypatch):
-    """What the compiler gives back meanwhile would be its."""
-    made = []
-
-    def way(name, captured):
-        def make(module, x):
-            made.append(name)
-            return module
-
-        return race.Baseline(make, captured=captured)
-
-    ways = {"cuda-graph": way("cuda-graph", True), "compile": way("compile", False)}
-    monkeypatch.setattr(race, "BASELINES", {"cpu": ways})
-    race.race(Problem(NAME, batch=1), None, tuple(ways), EFFORT, 0, lambda stage: None)
-    assert made == ["compile", "cuda-graph"]
-
-
-def test_compiling_without_a_compiler_says_why():
-    with Worker(threads=1, environment={"CXX": "/no/such/compiler"}) as worker:
-        found = worker.race(Problem(NAME, batch=1), None, ("compile-default", "eager"), EFFORT)
-    assert tuple(found.timings) == ("eager",)
-    told = "no C++ compiler was found; apt install g++, or set CXX"
-    assert found.failures == {"compile-default": told}
-
-
-def test_what_torch_says_of_a_failure_is_one_line(monkeypatch):
-    def fails(module, x):
-        raise RuntimeError("it does not compile\n#include <cstdint>\n" + "x" * 5000)
-
-    cpu = {**race.BASELINES["cpu"], "torchscript": race.Baseline(fails)}
-    monkeypatch.setattr(race, "BASELINES", {"cpu": cpu})
-    found = race.race(
-        Problem(NAME, batch=1), None, ("torchscript", "eager"), EFFORT, 0, lambda stage: None
-    )
-    assert found.failures == {"torchscript": "RuntimeError: it does not compile"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_all_baselines_race(mode):
     with Worker(threads=1) as worker:
-        found = worker.race(Problem(NAME, batch=2, mode=mode), None, effort=EFFORT)
+        found = worker.race(Problem(NAME, batch=2, mode=mode), None, effort=EFFORT, detailed=True)
     assert found.failures == {}
-    assert len(found.timings) == 4
+    assert tuple(found.timings) == baselines_for("cpu", mode)
+    assert {name for name, way in found.details.items() if way.promise == "frozen"} == (
+        {"torchscript", "torchscript-channels-last", "compile-frozen"} if mode == "infer" else set()
+    )
+
+
+def test_a_detailed_race_comes_back_whole(worker, planned):
+    problem, plan = planned
+    found = worker.race(problem, plan, ("eager",), EFFORT, detailed=True)
+    assert tuple(found.timings) == ("plantune", "plantune-frozen", "eager")
+    assert [way.promise for way in found.details.values()] == ["live", "frozen", "live"]
+    assert found.in_turns == 64
+    for way in found.details.values():
+        assert set(way.queued) == set(way.latency) == {"same", "fresh"}
+        assert way.build_s > 0
+        assert (way.host_us, way.gpu_us) == (None, None)
+    assert found.timings["eager"] == found.details["eager"].queued[found.images]
+    assert race.Race.from_json(found.to_json()) == found
 
 
 def test_what_cannot_race_is_said(worker):

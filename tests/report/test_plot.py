@@ -40,9 +40,29 @@ def test_the_drawing_has_names_times_and_where_it_was_measured(
     path = tmp_path / "bench.svg"
     bar_plot(DOCUMENT, path)
     drawn = path.read_text(encoding="utf-8")
-    for words in ("plantune", "torchscript", "2 ms", "4 ms", "net, batch 8", "1 thread, torch"):
+    for words in ("plantune", "torchscript", "net, batch 8", "1 thread, torch"):
+        assert words in drawn
+    for words in ("2.00 ms (0.667)", "3.00 ms (1.000)", "4.00 ms (1.333)"):
         assert words in drawn
     assert drawn.count("#0072b2") == 1
+
+
+def test_single_calls_the_date_and_noise_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    single = {"latency_ms": {"fresh": {"p50": 2.5, "p99": 3.5}}, "promise": "live"}
+    rows = [{**row, **single, "noisy": row["name"] == "eager"} for row in DOCUMENT["rows"]]
+    more = {"inputs": "fresh", "inputs_in_turns": 64, "measured_at": "2026-11-22T10:00:00+00:00"}
+    path = tmp_path / "bench.svg"
+    bar_plot({**DOCUMENT, **more, "rows": rows}, path)
+    drawn = path.read_text(encoding="utf-8")
+    for words in ("2.50 ms single", "eager, live", "64 inputs in turns", "2026-11-22"):
+        assert words in drawn
+    assert "4.00 ms (1.333) ~" in drawn
+    assert "2.00 ms (0.667) ~" not in drawn
 
 
 def test_a_search_path_without_matplotlib_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

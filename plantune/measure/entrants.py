@@ -1,0 +1,268 @@
+"""Who races: a plan and the framework's ways, on the same weights and images, each proved first."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plantune.device import device_for
+from plantune.env import NO_COMPILER, cxx_compiler
+from plantune.errors import BuildError, WrongResult
+from plantune.graph.types import DTYPES, TensorType
+from plantune.measure.numerics import TOLERANCES
+from plantune.measure.timing import Call
+from plantune.measure.ways import FROZEN, LIVE, WAYS, Run, Way
+from plantune.models.registry import network
+from plantune.plan import Plan
+from plantune.problem import Problem
+from plantune.runtime.module import TunedModule
+from plantune.space.arch import load_arch
+
+PLANTUNE, PLANTUNE_FROZEN = "plantune", "plantune-frozen"
+# torch.compile records its graphs in the second and third call, TorchScript compiles in the second.
+FIRST_CALLS = 3
+# Images that differ from call to call, in each of two layouts; fewer where they are large.
+MOST_IMAGES = 64
+IMAGES_BYTES = 1 << 30
+CallOf = Callable[[Sequence[Tensor]], Call]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A way made ready to be timed: on the same images each time, and on others in each call.
+
+    `build_s` is the time until its first calls were done; `cached` says that torch found something
+    of it compiled. `static` says that `same` relies on images that stay where they are.
+    """
+
+    same: Call
+    fresh: Call
+    promise: str
+    build_s: float
+    cached: bool = False
+    static: bool = False
+
+
+class Entrants:
+    """Makes the entrants of one race. At most so many inputs take turns, two at least."""
+
+    def __init__(self, problem: Problem, seed: int, most_images: int = MOST_IMAGES) -> None:
+        torch.manual_seed(seed)
+        spec, dtype = network(problem.network), DTYPES[problem.dtype]
+        self.shape = spec.input_shape(problem.batch, problem.in_channels)
+        self.problem = problem
+        self.peaks_mib: dict[str, float] = {}
+        self._train = problem.mode == "train"
+        arch = load_arch(problem.arch)
+        self._ways, self.device = WAYS[arch.kind], device_for(arch)
+        module = spec.build(problem.in_channels).train(self._train)
+        self._module = _randomised(module).to(self.device.place, dtype)
+        first = torch.randn(self.shape, dtype=dtype)
+        count = images_that_fit(first.numel() * first.element_size(), most_images)
+        self._images = [x.to(self.device.place) for x in _drawn(first, count)]
+        double = copy.deepcopy(self._module).double()
+        self._exact = [self._output(double, x.double()) for x in self._images[:2]]
+        eager = self._output(copy.deepcopy(self._module), self._images[0])
+        self._bound = 2 * _error(eager, self._exact[0]) + 4 * TOLERANCES[problem.dtype]
+        self._dy = torch.randn(eager.shape, dtype=dtype).to(self.device.place)
+
+    @property
+    def in_turns(self) -> int:
+        """How many images or batches of them take turns."""
+        return len(self._images)
+
+    def plan(self, plan: Plan, *, frozen: bool = False) -> Entrant:
+        """The plan as a user runs it; raises WrongResult where its output is not the network's."""
+        start = time.perf_counter()
+        module = copy.deepcopy(self._module)
+        if self.device.captures:  # as load_model builds it
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        tuned = TunedModule(
+            module,
+            TensorType(self.shape, self.problem.dtype),
+            name=self.problem.network,
+            mode=self.problem.mode,
+            plan=plan,
+            fallback="error",
+            frozen=frozen,
+        )
+        name, promise = (PLANTUNE_FROZEN, FROZEN) if frozen else (PLANTUNE, LIVE)
+        # Between two passes an optimizer changes the weights: preparing from them is in the time.
+        call_of = self._calls_of(tuned, module, lambda: tuned.refresh(weights_only=True))
+        return self._ready(name, tuned, self._images, call_of, promise, start)
+
+    def is_captured(self, name: str) -> bool:
+        """Such ways are made last: while torch.compile records its own graphs it gives back the
+        workspaces of cuBLAS, and theirs would be among them.
+        """
+        return self._ways[name].captured
+
+    def baseline(self, name: str) -> Entrant:
+        """One of the framework's ways; raises whatever the framework does where it fails."""
+        way = self._ways[name]
+        if way.compiles and cxx_compiler() is None:
+            raise BuildError(NO_COMPILER)
+        start, hits = time.perf_counter(), _cache_hits()
+        module, images = self._laid_out(way)
+        run = way.make(module, images[0])
+        call_of = self._calls_of(run, module)
+        entrant = self._ready(name, run, images, call_of, way.promise(self.problem.mode), start)
+        if way.captured:
+            entrant = self._captured(entrant, call_of, images)
+        return replace(entrant, cached=_cache_hits() > hits)
+
+    def told_of_static(self, name: str, entrant: Entrant) -> Entrant:
+        """The way with a second make of it, which knows that its images stay at one address.
+
+        It counts only if what it computes is right for what is written there later.
+        """
+        way = self._ways[name]
+        if self._train or not (way.static and self.device.captures):
+            return entrant
+        module, images = self._laid_out(way)
+        image = images[0].clone(memory_format=torch.preserve_format)
+        torch._dynamo.mark_static_address(image, guard=False)
+        run = way.make(module, image)
+        for other, exact in self._proofs(images):
+            image.copy_(other)
+            if not _error(self._output(run, image), exact) <= self._bound:
+                return entrant
+        same = self._calls_of(run, module)([image])
+        for _ in range(FIRST_CALLS):
+            same()
+        return replace(entrant, same=same, static=True)
+
+    @contextmanager
+    def memory_of(self, name: str) -> Iterator[list[Entrant]]:
+        """Notes the memory of the entrant that is made inside and put into the list."""
+        made: list[Entrant] = []
+        held = self.device.held_bytes()
+        yield made
+        peak = self.device.peak_bytes(made[0].same)
+        # What a way gives back of others', such as cuBLAS's workspace, may be more than it takes.
+        if held is not None and peak is not None and peak >= held:
+            self.peaks_mib[name] = (peak - held) / 2**20
+
+    def _laid_out(self, way: Way) -> tuple[nn.Module, Sequence[Tensor]]:
+        module = copy.deepcopy(self._module)
+        if not way.channels_last:
+            return module, self._images
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return module, self._images_last
+
+    @cached_property
+    def _images_last(self) -> list[Tensor]:
+        return [x.contiguous(memory_format=torch.channels_last) for x in self._images]
+
+    def _ready(
+        self,
+        name: str,
+        run: Run,
+        images: Sequence[Tensor],
+        call_of: CallOf,
+        promise: str,
+        start: float,
+    ) -> Entrant:
+        """Proves the outputs for two images: what takes an image for a constant is found out."""
+        for x, exact in self._proofs(images):
+            error = _error(self._output(run, x), exact)
+            if not error <= self._bound:
+                text = f"{name} gives another output for {self.problem}: relative error {error:.3g}"
+                raise WrongResult(f"{text}, allowed {self._bound:.3g}", error, self._bound)
+        same = call_of(images[:1])
+        for _ in range(FIRST_CALLS):
+            same()  # What is compiled or captured in the first passes counts as building.
+        self.device.synchronize()
+        return Entrant(same, call_of(images), promise, time.perf_counter() - start)
+
+    def _captured(
+        self,
+        entrant: Entrant,
+        call_of: CallOf,
+        images: Sequence[Tensor],
+    ) -> Entrant:
+        image = images[0].clone(memory_format=torch.preserve_format)
+        call, others = call_of([image]), cycle(images)
+        with self.device.own_stream():
+            call()
+            replay = self.device.captured(call)
+
+        def fresh() -> None:
+            image.copy_(next(others))
+            replay()
+
+        return replace(entrant, same=replay, fresh=fresh)
+
+    def _calls_of(self, run: Run, module: nn.Module, renew: Callable[[], object] = list) -> CallOf:
+        """Makes a call whose images take turns. It needs gradients on in training, else off."""
+        parameters = [p for p in module.parameters() if p.requires_grad]
+
+        def call_of(images: Sequence[Tensor]) -> Call:
+            turns = cycle(images)
+
+            def infer() -> None:
+                run(next(turns))
+
+            def train() -> None:
+                renew()
+                for parameter in parameters:
+                    parameter.grad = None
+                run(next(turns)).backward(self._dy)
+
+            return train if self._train else infer
+
+        return call_of
+
+    def _proofs(self, images: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Images and exact outputs, twice: graphs are recorded in the second call, and replayed in
+        later ones.
+        """
+        return 2 * list(zip(images, self._exact, strict=False))
+
+    def _output(self, run: Run, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self._train):
+            output: Tensor = run(x)
+        return output.detach()
+
+
+def images_that_fit(image_bytes: int, most: int) -> int:
+    """How many inputs, in two layouts each; two at least, with which ways are proved."""
+    return max(2, min(most, IMAGES_BYTES // (2 * image_bytes)))
+
+
+def _drawn(first: Tensor, count: int) -> Iterator[Tensor]:
+    yield first
+    for _ in range(count - 1):
+        yield torch.randn_like(first)
+
+
+def _error(output: Tensor, exact: Tensor) -> float:
+    return float((output.double() - exact).norm() / exact.norm())
+
+
+def _cache_hits() -> int:
+    """How often torch has found a graph compiled already."""
+    from torch._dynamo.utils import counters
+
+    found: Any = counters["inductor"]["fxgraph_cache_hit"]
+    return int(found)
+
+
+def _randomised(module: nn.Module) -> nn.Module:
+    """No weight is 0 or 1 any more: Fixup's first values would hide a mistake."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+            else:
+                parameter.uniform_(0.5, 1.0)
+    return module

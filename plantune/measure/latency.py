@@ -1,0 +1,74 @@
+"""How long a user waits for a single call, and what of it the host and the GPU take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from plantune.device import Device
+from plantune.measure.timing import Call, Timing, Watch, no_collection
+
+# Single calls in a row before the next way has its turn.
+CALLS_A_TURN = 5
+LEAST_ROUNDS = 4
+MOST_ROUNDS = 80
+# How often host and GPU are timed, and calls each time: few enough for the queue of launches.
+REPEATS = 15
+CALLS_QUEUED = 4
+# A GPU waits for so many cycles while calls are queued: longer than the host needs, at any clock.
+CYCLES_PER_US = 2500
+LEAST_WAIT_US = 100.0
+
+
+def time_latencies(calls: Sequence[Call], budget_s: float, watch: Watch) -> list[Timing]:
+    """Single calls until their result is there, in turns; no sample is discarded, slow ones count.
+
+    Each turn starts with a call that is not timed.
+    """
+    samples: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter_ns() + budget_s * 1e9
+    with no_collection():
+        for number in range(MOST_ROUNDS):
+            if number >= LEAST_ROUNDS and time.perf_counter_ns() > end:
+                break
+            for place in range(len(calls))[:: 1 if number % 2 else -1]:
+                calls[place]()
+                samples[place] += [watch.batch_us(calls[place], 1) for _ in range(CALLS_A_TURN)]
+    return [Timing(tuple(taken)) for taken in samples]
+
+
+def host_us(call: Call, device: Device) -> float:
+    """What a call takes of the host before it returns, while the GPU has nothing else to do."""
+
+    def once() -> float:
+        device.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(CALLS_QUEUED):
+            call()
+        return (time.perf_counter_ns() - start) / CALLS_QUEUED / 1e3
+
+    times = [once() for _ in range(REPEATS)]
+    device.synchronize()
+    return statistics.median(times)
+
+
+def gpu_us(call: Call, device: Device, host_us: float) -> float:
+    """What a call takes of the GPU if the host is far ahead: calls are queued while it waits."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    wait_us = 2 * host_us * CALLS_QUEUED + LEAST_WAIT_US
+
+    def once() -> float:
+        device.synchronize()
+        torch.cuda._sleep(int(wait_us * CYCLES_PER_US))
+        start.record()
+        for _ in range(CALLS_QUEUED):
+            call()
+        end.record()
+        end.synchronize()
+        time_ms: float = start.elapsed_time(end)
+        return time_ms * 1e3 / CALLS_QUEUED
+
+    return statistics.median(once() for _ in range(REPEATS))

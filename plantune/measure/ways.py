@@ -1,0 +1,144 @@
+"""The framework's ways to run a network: each at its best, and what it promises of weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plantune.space.arch import load_arch
+
+LIVE, FROZEN = "live", "frozen"
+# The first arch on which a kernel may start before the one that it depends on has ended.
+PDL_CAPABILITY = (9, 0)
+BEST_OPTIONS = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    "triton.cudagraphs": True,
+}
+Run = Callable[[Tensor], Any]
+Make = Callable[[nn.Module, Tensor], Run]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the framework's ways: what it makes of a module, and in which layout of images.
+
+    A `frozen` way need not notice that weights change after it was made; none is so in training.
+    With `captured` whole calls are replayed from a graph, into whose memory images are copied. What
+    is `static` leaves out a copy of its own if it is told that an image stays at one address. What
+    `compiles` C++ or Triton is not tried without a compiler.
+    """
+
+    make: Make
+    channels_last: bool = False
+    frozen: bool = False
+    captured: bool = False
+    static: bool = False
+    compiles: bool = False
+    trains: bool = True
+
+    def promise(self, mode: str) -> str:
+        """Whether later changes of the weights count: "live" or "frozen"."""
+        return FROZEN if self.frozen and mode == "infer" else LIVE
+
+
+def _as_it_is(module: nn.Module, x: Tensor) -> Run:
+    return module
+
+
+def _traced(module: nn.Module, x: Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit says that it is deprecated
+        return torch.jit.trace(module, x, check_trace=False)
+
+
+def _torchscript(module: nn.Module, x: Tensor) -> Any:
+    traced = _traced(module, x)
+    return traced if module.training else torch.jit.freeze(traced)
+
+
+def _compiled(mode: str) -> Make:
+    return lambda module, x: torch.compile(_own_code(module), mode=mode, dynamic=False)
+
+
+def _best(module: nn.Module, x: Tensor) -> Run:
+    """All that inductor can do, which no mode of it does."""
+    pdl = x.is_cuda and torch.cuda.get_device_capability(x.device) >= PDL_CAPABILITY
+    wanted = {**BEST_OPTIONS, "triton.enable_pdl": pdl}
+    known = torch._inductor.list_options()
+    return _frozen(module, x, {name: value for name, value in wanted.items() if name in known})
+
+
+def _frozen(module: nn.Module, x: Tensor, options: dict[str, Any] | None = None) -> Run:
+    """Freezing must be on in the first call: as an option of torch.compile it comes after Dynamo
+    has made the weights inputs, and freezes nothing.
+    """
+    compiled = torch.compile(_own_code(module), options=options, dynamic=False)
+    if module.training:
+        return compiled
+    with torch._inductor.config.patch(freezing=True), torch.no_grad():
+        compiled(x)
+    return compiled
+
+
+def _own_code(module: nn.Module) -> Run:
+    """Calls the module from code of its own: what was compiled for one way is found by the code
+    object and would serve the others, too, frozen or not.
+    """
+
+    def call(x: Tensor) -> Any:
+        return module(x)
+
+    code = call.__code__.replace(co_name=call.__name__)
+    return FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
+
+
+def _inductor(make: Make, *, frozen: bool = False, static: bool = False) -> Way:
+    return Way(make, channels_last=True, frozen=frozen, static=static, compiles=True)
+
+
+EAGER = Way(_as_it_is)
+# The strongest way of each kind that is known, by the kind of arch.
+WAYS: Mapping[str, Mapping[str, Way]] = {
+    "cpu": {
+        "eager": EAGER,
+        "eager-channels-last": Way(_as_it_is, channels_last=True),
+        "torchscript-traced": Way(_traced, trains=False),
+        "torchscript-traced-channels-last": Way(_traced, channels_last=True, trains=False),
+        "torchscript": Way(_torchscript, frozen=True),
+        "torchscript-channels-last": Way(_torchscript, channels_last=True, frozen=True),
+        "compile-default": Way(_compiled("default"), compiles=True),
+        "compile-frozen": Way(_frozen, frozen=True, compiles=True, trains=False),
+    },
+    "cuda": {
+        "eager": EAGER,
+        "eager-channels-last": Way(_as_it_is, channels_last=True),
+        "torchscript-traced": Way(_traced, trains=False),
+        "torchscript-traced-channels-last": Way(_traced, channels_last=True, trains=False),
+        "torchscript": Way(_torchscript, frozen=True),
+        "torchscript-channels-last": Way(_torchscript, channels_last=True, frozen=True),
+        "cuda-graph": Way(_as_it_is, channels_last=True, captured=True),
+        "compile-default": _inductor(_compiled("default")),
+        "compile-reduce-overhead": _inductor(_compiled("reduce-overhead"), static=True),
+        "compile-max-autotune": _inductor(_compiled("max-autotune"), static=True),
+        # With freezing, inductor would take images at one address for constants: not static.
+        "compile-best": _inductor(_best, frozen=True),
+    },
+}
+
+
+def baselines_for(arch: str, mode: str = "infer") -> tuple[str, ...]:
+    """The names of the framework's ways on an arch."""
+    ways = WAYS[load_arch(arch).kind]
+    return tuple(name for name, way in ways.items() if way.trains or mode == "infer")
+
+
+def promise_of(baseline: str, arch: str, mode: str = "infer") -> str:
+    """Whether a way notices that weights change: "live" or "frozen"."""
+    return WAYS[load_arch(arch).kind][baseline].promise(mode)

@@ -1,0 +1,137 @@
+"""A benchmark for people: who won and how sure that is, and all ways in two tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from plantune.report.tables import table
+from plantune.rivals import has_compiled
+
+if TYPE_CHECKING:
+    from plantune.measure.race import Race
+    from plantune.measure.timing import Interval
+
+NOISY = "~"
+NOISE = f"{NOISY} noisy: the quartiles are far apart, or other work ran on these cores"
+DIGITS = 3
+INPUTS = {"same": "the same input in each call", "fresh": "{} inputs in turns"}
+
+
+def verdict(race: Race) -> str:
+    """Who won, and how sure that is."""
+    if race.ratio is None:
+        return "there is nothing to compare: no baseline ran beside the plan"
+    ratio = race.ratio
+    said = of_text(ratio, race.best_baseline)
+    if not has_compiled(race.timings):
+        said = f"{said}; torch.compile was not in this race"
+    if ratio.high < 1:
+        return f"plantune is faster: {said}"
+    if ratio.low > 1:
+        return f"plantune is slower: {said}"
+    return f"a tie within the noise: {said}"
+
+
+def of_text(ratio: Interval, name: str | None) -> str:
+    return f"{ratio.ratio:.3f} of {name}'s time ({interval_text(ratio)})"
+
+
+def interval_text(interval: Any) -> str:
+    return f"{100 * interval.confidence:.0f} % interval {interval.low:.3f} to {interval.high:.3f}"
+
+
+def other_ratios(document: Mapping[str, Any]) -> list[str]:
+    """What stands beside the headline: either kind of inputs, the best live way, ours frozen."""
+    lines = [
+        f"{INPUTS[kind].format(document['inputs_in_turns'])}: {found['ratio']:.3f} of "
+        f"{found['best_baseline']}'s time"
+        for kind, found in document["ratios"].items()
+    ]
+    live, best = document["best_live_baseline"], document["best_baseline"]
+    if live not in (None, best):
+        ratio = f"{document['ratio_live']:.3f} of {live}'s time"
+        lines.append(f"{best} is frozen; against the best live way: {ratio}")
+    times = {row["name"]: row["median_ms"] for row in document["rows"]}
+    if "plantune-frozen" in times and best is not None:
+        lines.append(
+            f"with frozen=True: {times['plantune-frozen'] / times[best]:.3f} of {best}'s time"
+        )
+    return lines
+
+
+class Unit:
+    """Milliseconds or microseconds, with equal digits: three of the shortest time."""
+
+    def __init__(self, times_ms: Sequence[float]) -> None:
+        shortest = min((ms for ms in times_ms if ms > 0), default=1.0)
+        self.name, self._factor = ("ms", 1.0) if shortest >= 1 else ("us", 1e3)
+        whole = math.floor(math.log10(shortest * self._factor)) + 1
+        self._decimals = max(DIGITS - whole, 0)
+
+    def of(self, ms: float) -> float:
+        return ms * self._factor
+
+    def text(self, ms: float | None) -> str:
+        return "-" if ms is None else f"{self.of(ms):.{self._decimals}f}"
+
+
+def unit_of(document: Mapping[str, Any]) -> Unit:
+    return Unit([row["median_ms"] for row in document["rows"]])
+
+
+def queued_table(document: Mapping[str, Any], width: int | None = None) -> str:
+    """Calls in a row, the fastest way first, each as a part of the best baseline's time."""
+    unit, rows = unit_of(document), by_time(document)
+    best = next((r["median_ms"] for r in rows if r["name"] == document["best_baseline"]), None)
+    lines = [
+        [
+            row["name"],
+            row.get("promise", "-"),
+            *(unit.text(row.get("queued_ms", {}).get(kind)) for kind in ("same", "fresh")),
+            f"{unit.text(row['low_ms'])} to {unit.text(row['high_ms'])}",
+            f"{row['median_ms'] / best:.3f}" if best else "-",
+            NOISY if row["noisy"] else "",
+        ]
+        for row in rows
+    ]
+    titles = ["way", "weights", f"same, {unit.name}", "fresh", "quartiles", "of best", ""]
+    noise = [NOISE] if any(row["noisy"] for row in rows) else []
+    return "\n".join([table(titles, lines, "llrrrrl", width), *noise])
+
+
+def single_table(document: Mapping[str, Any], width: int | None = None) -> str | None:
+    """Single calls until their result is there, what they take of host and GPU, and what it costs
+    to be ready; None of a race that had no eye for these.
+    """
+    rows = [row for row in by_time(document) if row.get("latency_ms")]
+    if not rows:
+        return None
+    unit, sides = unit_of(document), any(row["gpu_ms"] is not None for row in rows)
+    lines = [
+        [
+            row["name"],
+            *(unit.text(row["latency_ms"][kind][p]) for kind in KINDS for p in ("p50", "p99")),
+            *((unit.text(row["host_ms"]), unit.text(row["gpu_ms"])) if sides else ()),
+            _ready_text(row),
+            "-" if row["paid_after_calls"] is None else str(row["paid_after_calls"]),
+        ]
+        for row in rows
+    ]
+    titles = ["single calls", f"p50, {unit.name}", "p99", "fresh p50", "p99"]
+    titles += [*(["host", "GPU"] if sides else []), "ready in", "paid after"]
+    return table(titles, lines, "l" + "r" * (len(titles) - 1), width)
+
+
+KINDS = ("same", "fresh")
+
+
+def _ready_text(row: Mapping[str, Any]) -> str:
+    """Seconds to build, and to search for it before."""
+    searched = f" + {row['search_s']:.0f}" if row["search_s"] else ""
+    return f"{row['build_s']:.1f}{searched} s" + (" (cached)" if row["build_cached"] else "")
+
+
+def by_time(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(document["rows"], key=lambda row: float(row["median_ms"]))

@@ -1,0 +1,267 @@
+"""Who races and what is compared, with ways of the framework's that tests make up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plantune.device import Device
+from plantune.measure import entrants, race, ways
+from plantune.measure.client import Worker
+from plantune.measure.entrants import Entrants, images_that_fit
+from plantune.measure.race import Detail, Race
+from plantune.measure.timing import Effort, Timing
+from plantune.measure.ways import Way
+from plantune.planning import default_plan
+from plantune.problem import Problem
+from plantune.space.search_space import load_search_space
+
+NAME = "se_resnet9_fixup"
+PROBLEM = Problem(NAME, batch=1)
+EFFORT = Effort(budget_s=0.05, warm_up_s=0.01, retries=0)
+
+
+def ready(stage):
+    pass
+
+
+def as_it_is(module, x):
+    return module
+
+
+def fails(module, x):
+    raise RuntimeError("it does not compile\n#include <cstdint>\n" + "x" * 5000)
+
+
+@pytest.fixture
+def racing(monkeypatch):
+    """A race of these ways alone."""
+
+    def run(made, plan=None, stages=None, **options):
+        monkeypatch.setitem(ways.WAYS, "cpu", made)
+        say = ready if stages is None else stages.append
+        return race.race(PROBLEM, plan, tuple(made), EFFORT, 0, say, **options)
+
+    return run
+
+
+@pytest.fixture
+def plan():
+    return default_plan(PROBLEM.graph, load_search_space("cpu"), network=NAME)
+
+
+class Queue(Device):
+    """A GPU of which only the graphs are played."""
+
+    captures = True
+
+    def captured(self, call):
+        return call
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    monkeypatch.setattr(entrants, "device_for", lambda arch: Queue())
+
+
+def test_a_way_that_fails_says_why_in_one_line(racing):
+    stages = []
+    found = racing({"torchscript": Way(fails), "eager": Way(as_it_is)}, stages=stages)
+    assert tuple(found.timings) == ("eager",)
+    assert found.failures == {"torchscript": "RuntimeError: it does not compile"}
+    assert found.best_baseline == "eager"
+    assert stages == ["build", "build", "build", "time"]
+
+
+def test_what_is_captured_is_made_after_all_others(racing):
+    """What the compiler gives back meanwhile would be its."""
+    made = []
+
+    def way(name, captured):
+        def make(module, x):
+            made.append(name)
+            return module
+
+        return Way(make, captured=captured)
+
+    racing({"cuda-graph": way("cuda-graph", True), "compile": way("compile", False)})
+    assert made == ["compile", "cuda-graph"]
+
+
+def test_compiling_without_a_compiler_says_why():
+    with Worker(threads=1, environment={"CXX": "/no/such/compiler"}) as worker:
+        found = worker.race(PROBLEM, None, ("compile-default", "compile-frozen", "eager"), EFFORT)
+    assert tuple(found.timings) == ("eager",)
+    told = "no C++ compiler was found; apt install g++, or set CXX"
+    assert found.failures == {"compile-default": told, "compile-frozen": told}
+
+
+def test_cudnn_compares_its_algorithms_for_all_baselines_and_not_for_a_plan(
+    racing, plan, monkeypatch
+):
+    seen = []
+
+    def noting(name):
+        seen.append((name, torch.backends.cudnn.benchmark))
+
+    def make(module, x):
+        noting("made")
+
+        def run(x):
+            noting("ran")
+            return module(x)
+
+        return run
+
+    of_plan = Entrants.plan
+
+    def spied(self, plan, *, frozen=False):
+        noting("plan")
+        return of_plan(self, plan, frozen=frozen)
+
+    monkeypatch.setattr(Entrants, "plan", spied)
+    racing({"one": Way(make), "other": Way(make, channels_last=True)}, plan)
+    assert set(seen) == {("plan", False), ("made", True), ("ran", True)}
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_a_detailed_race_has_ours_frozen_too_and_images_in_turns(racing, plan):
+    seen = set()
+
+    def make(module, x):
+        def run(x):
+            seen.add(x.data_ptr())
+            return module(x)
+
+        return run
+
+    found = racing({"eager": Way(make)}, plan, detailed=True)
+    assert tuple(found.timings) == ("plantune", "plantune-frozen", "eager")
+    assert found.in_turns == 64
+    assert 3 < len(seen) <= 64
+    seen.clear()
+    quick = racing({"eager": Way(make)}, plan)
+    assert tuple(quick.timings) == ("plantune", "eager")
+    assert tuple(quick.details["eager"].queued) == ("same",)
+    assert len(seen) == 2  # those with which it is proved
+
+
+def test_a_way_that_takes_an_image_for_a_constant_does_not_race(racing):
+    def folded(module, x):
+        output = module(x)
+        return lambda other: output
+
+    found = racing({"eager": Way(as_it_is), "folded": Way(folded)})
+    assert tuple(found.timings) == ("eager",)
+    assert "folded gives another output" in found.failures["folded"]
+
+
+@pytest.mark.parametrize(
+    ("image_bytes", "count"), [(1, 64), (8 << 20, 64), (16 << 20, 32), (1 << 30, 2)]
+)
+def test_images_in_turns_take_a_gibibyte_at_most(image_bytes, count):
+    assert images_that_fit(image_bytes, 64) == count
+
+
+@pytest.mark.usefixtures("queue")
+class TestOnAGpu:
+    def test_a_captured_call_copies_fresh_images_into_its_own(self, monkeypatch):
+        outputs = []
+
+        def make(module, x):
+            def run(x):
+                outputs.append((x.data_ptr(), module(x)))
+                return outputs[-1][1]
+
+            return run
+
+        monkeypatch.setitem(ways.WAYS, "cpu", {"graph": Way(make, captured=True)})
+        made = Entrants(PROBLEM, 0)
+        with torch.no_grad():
+            entrant = made.baseline("graph")
+            outputs.clear()
+            for call in (entrant.same, entrant.same, entrant.fresh, entrant.fresh):
+                call()
+        places, given = zip(*outputs, strict=True)
+        assert len(set(places)) == 1
+        assert torch.equal(given[0], given[1])
+        assert not torch.equal(given[2], given[3])
+
+    @pytest.mark.parametrize("right", [True, False])
+    def test_images_at_one_address_are_told_of_only_if_new_values_there_count(
+        self, monkeypatch, right
+    ):
+        def make(module, x):
+            if right or not hasattr(x, "_dynamo_static_input_type"):
+                return module
+            output = module(x)
+            return lambda other: output
+
+        monkeypatch.setitem(ways.WAYS, "cpu", {"way": Way(make, static=True)})
+        made = Entrants(PROBLEM, 0)
+        with torch.no_grad():
+            entrant = made.baseline("way")
+            told = made.told_of_static("way", entrant)
+        assert told.static == right
+        assert (told == entrant) != right
+
+    def test_a_way_that_fails_when_it_is_told_races_as_it_was(self, racing, monkeypatch):
+        def make(module, x):
+            if hasattr(x, "_dynamo_static_input_type"):
+                raise RuntimeError("it cannot")
+            return module
+
+        monkeypatch.setattr(race, "_sides", lambda entrant, device: (1.0, 2.0))
+        found = racing({"way": Way(make, static=True)}, detailed=True)
+        assert found.failures == {}
+        assert not found.details["way"].static
+        assert found.details["way"].gpu_us == 2.0
+
+
+@pytest.mark.parametrize(
+    ("peak", "told"), [(300 << 20, {"way": 100.0}), (100 << 20, {})], ids=["takes", "gives back"]
+)
+def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
+    class Gpu:
+        def held_bytes(self):
+            return 200 << 20
+
+        def peak_bytes(self, call):
+            return peak
+
+    made = object.__new__(Entrants)
+    made.device = Gpu()
+    made.peaks_mib = {}
+    with made.memory_of("way") as inside:
+        inside.append(entrants.Entrant(print, print, "live", 1.0))
+    assert made.peaks_mib == told
+
+
+def detail(same, fresh):
+    kinds = {"same": Timing((same,) * 5), "fresh": Timing((fresh,) * 5)}
+    return Detail("live", 1.0, False, False, kinds, kinds, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "images", "best", "ratio"),
+    [((1.0, 9.0), "fresh", "b", 9 / 4), ((3.0, 1.0), "same", "a", 3 / 2)],
+)
+def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, ratio):
+    ways = {
+        "plantune": detail(*ours),
+        "plantune-frozen": detail(0.1, 0.1),
+        "a": detail(2.0, 8.0),
+        "b": detail(5.0, 4.0),
+    }
+    found = race._judged(ways, 0)
+    assert (found.images, found.best_baseline) == (images, best)
+    assert found.ratio.ratio == pytest.approx(ratio)
+    assert found.timings["a"] == ways["a"].queued[images]
+
+
+def test_a_race_survives_json():
+    one = detail(1.0, 2.0)
+    ran = Race(
+        {"b": one.queued["same"]}, {"c": "why"}, "b", None, {"b": 3.0}, "fresh", 64, {"b": one}, [9]
+    )
+    assert Race.from_json(ran.to_json()) == ran

@@ -1,0 +1,109 @@
+"""The framework's ways keep what they promise, also when they are made beside each other."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from plantune.env import cxx_compiler
+from plantune.measure import ways
+from plantune.measure.ways import WAYS, baselines_for, promise_of
+
+# What torch itself warns of when inductor is imported.
+pytestmark = pytest.mark.filterwarnings("ignore")
+COMPILER = pytest.mark.skipif(cxx_compiler() is None, reason="inductor needs a C++ compiler")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x)).mean((2, 3))
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 8, 8)
+
+
+def follows(name, arch, module, x):
+    """Whether a way's output is the module's again after its weights have changed."""
+    with torch.no_grad():
+        run = WAYS[arch][name].make(module, x)
+        torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run(-x), module(-x), rtol=1e-4, atol=1e-5)
+        before = run(x).clone()
+        module.conv.weight.mul_(-3)
+        after = run(x)
+        assert not torch.allclose(module(x), before, rtol=0.1)
+        changed = not torch.equal(after, before)
+        assert torch.allclose(after, module(x), rtol=1e-4, atol=1e-5) == changed
+    return changed
+
+
+@COMPILER
+def test_a_frozen_compiled_way_is_frozen_and_a_live_one_beside_it_is_not(x):
+    """In either order: what Dynamo compiled for one must not serve the other."""
+    module = Net().eval()
+    found = [
+        follows(name, "cpu", copy.deepcopy(module), x)
+        for name in ("compile-default", "compile-frozen", "compile-default")
+    ]
+    assert found == [True, False, True]
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["cpu", "cuda"])
+def test_every_way_keeps_its_promise(arch, x):
+    """Those for GPUs run on a CPU here, without graphs."""
+    for name, way in WAYS[arch].items():
+        # What torch.jit froze keeps reading some of the parameters' own memory.
+        if not name.startswith("torchscript") or not way.frozen:
+            assert follows(name, arch, Net().eval(), x) == (way.promise("infer") == "live"), name
+
+
+@COMPILER
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["cpu", "cuda"])
+def test_every_way_trains(arch, x):
+    for name in baselines_for("cpu" if arch == "cpu" else "sm90", "train"):
+        module = Net().train()
+        run = WAYS[arch][name].make(module, x)
+        run(x).sum().backward()
+        gradient = module.conv.weight.grad.clone()
+        module.zero_grad()
+        module(x).sum().backward()
+        torch.testing.assert_close(gradient, module.conv.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_no_frozen_way_is_told_that_images_stay_at_one_address():
+    """Inductor folds such images into constants when it freezes."""
+    assert not any(way.static and way.frozen for kind in WAYS.values() for way in kind.values())
+
+
+def test_the_best_way_asks_for_what_this_torch_has_alone(monkeypatch, x):
+    asked = {}
+
+    def compiled(function, options, dynamic):
+        asked.update(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch._inductor, "list_options", lambda: ["max_autotune"])
+    ways._best(Net().eval(), x)
+    assert asked == {"max_autotune": True}
+
+
+def test_ways_and_promises_of_an_arch():
+    assert set(baselines_for("sm80")) == set(baselines_for("sm90")) == set(WAYS["cuda"])
+    assert "compile-frozen" not in baselines_for("cpu", "train")
+    assert promise_of("torchscript", "cpu") == promise_of("compile-best", "sm90") == "frozen"
+    assert promise_of("torchscript", "cpu", "train") == "live"
+    assert promise_of("cuda-graph", "sm90") == "live"

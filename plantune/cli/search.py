@@ -60,6 +60,7 @@ class How:
     predict: bool
     storage: str | None
     wait: bool
+    shipped: bool
 
     @property
     def fresh(self) -> bool:
@@ -116,6 +117,12 @@ class How:
     default=True,
     show_default=True,
     help="Wait for another search of the same plan, or exit 75.",
+)
+@click.option(
+    "--shipped/--no-shipped",
+    default=True,
+    show_default=True,
+    help="Begin from plans that plantune ships and from those of other machines, too.",
 )
 @bundled(How, "how")
 def search_command(console: Console, place: Path | None, key: Key, how: How) -> None:
@@ -245,4 +252,4 @@ def _settings(keeping: KeepingDatabase, how: How) -> Settings:
     from plantune.search.search import Settings
 
     storage = storage_for(how.storage, keeping.path, how.seed)
-    return Settings(how.budget, how.seed, how.fresh, storage)
+    return Settings(how.budget, how.seed, how.fresh, storage, shipped=how.shipped)

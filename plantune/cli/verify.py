@@ -85,14 +85,14 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
 def _measured(console: Console, place: Path | None, chosen: Chosen, race: Race) -> int | None:
     """Keeps a plan that was not measured here as one that is from now on; gives its new id."""
     from plantune.proofs import remember_proof
-    from plantune.search.search import judged
+    from plantune.search.judgement import judged_alone
 
     here = environment_here(chosen.plan.arch)
     predicted = chosen.plan.origin == "predicted"
     if chosen.match == "exact" and not predicted:
         remember_proof(chosen.plan, here)
         return None
-    plan = judged(replace(chosen.plan, origin="measured"), race)
+    plan = judged_alone(replace(chosen.plan, origin="measured"), race)
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, here)
     remember_proof(plan, here)

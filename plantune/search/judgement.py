@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from plantune import rivals
 from plantune.measure.entrants import PLANTUNE
-from plantune.measure.race import Race
+from plantune.measure.race import OURS, Race
 from plantune.measure.timing import Interval, Timing, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 from plantune.values import Attrs
@@ -49,7 +49,7 @@ Duels = Mapping[str, Duel]
 def duels_of(race: Race) -> Duels:
     """The plan against each of its rivals."""
     ours = race.timings[PLANTUNE]
-    return {name: Duel(ours, theirs) for name, theirs in race.timings.items() if name != PLANTUNE}
+    return {name: Duel(ours, theirs) for name, theirs in race.timings.items() if name not in OURS}
 
 
 def repeated(duels: Duels, race: Race) -> Duels:
@@ -88,6 +88,32 @@ def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
     differs = frozen not in (PROGRAM, live)
     plan = replace(plan, runner=live, frozen_runner=frozen if differs else None)
     return replace(plan, evidence=Attrs({**plan.evidence, **_loss(live, duels)}))
+
+
+def evidence_of(race: Race) -> Attrs:
+    """What a race says of a plan's program, as the plan keeps it."""
+    ours = race.timings[PLANTUNE]
+    evidence: dict[str, float | str] = {
+        rivals.KEY: ",".join(name for name in race.timings if name not in OURS),
+        "median_ms": ours.median_us / 1e3,
+        "low_ms": ours.low_us / 1e3,
+        "high_ms": ours.high_us / 1e3,
+    }
+    if race.best_baseline is not None and race.ratio is not None:
+        theirs = race.timings[race.best_baseline]
+        evidence |= {
+            "baseline": race.best_baseline,
+            "baseline_ms": theirs.median_us / 1e3,
+            "ratio": race.ratio.ratio,
+            "ratio_low": race.ratio.low,
+            "ratio_high": race.ratio.high,
+        }
+    return Attrs(evidence)
+
+
+def judged_alone(plan: Plan, race: Race) -> Plan:
+    """The plan as one race shows it."""
+    return judged(replace(plan, evidence=evidence_of(race)), duels_of(race))
 
 
 def _loss(runner: str, duels: Duels) -> dict[str, float | str]:

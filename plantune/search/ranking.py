@@ -71,6 +71,25 @@ def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int 
     return min(ties, key=lambda i: (complexity(plans[i]), times[i].median_us))
 
 
+def kept(
+    incumbent: Plan | None,
+    plans: Sequence[Plan],
+    timings: Sequence[Timing | Rejected],
+    winner: int,
+) -> int:
+    """The index of the winner if it is faster than the incumbent beyond doubt, else that of the
+    incumbent: a plan is never replaced by a worse one.
+    """
+    if incumbent is None:
+        return winner
+    same = (i for i, plan in enumerate(plans) if set(plan.choices) == set(incumbent.choices))
+    index = next(same, None)
+    before, after = timings[winner], None if index is None else timings[index]
+    if index is None or not isinstance(before, Timing) or not isinstance(after, Timing):
+        return winner
+    return winner if ratio_interval(before, after, resamples=TIE_RESAMPLES).high < 1 else index
+
+
 def is_tie(one: Timing, other: Timing) -> bool:
     """Whether two that were timed in turns differ by no more than TIE, or not surely.
 

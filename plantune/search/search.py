@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from plantune import rivals
 from plantune.environment import Environment
 from plantune.errors import (
     MeasureTimeout,
@@ -21,7 +20,6 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
-from plantune.measure.entrants import PLANTUNE
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
@@ -29,15 +27,17 @@ from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.plan_rows import Found
-from plantune.planning import default_plan, hand_plan
+from plantune.planning import default_plan, hand_plan, problem_of
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
 from plantune.search.contenders import affordable
 from plantune.search.finalists import branched, improved, swaps
+from plantune.search.judgement import Duels, duels_of, evidence_of, judged, repeated, undecided
+from plantune.search.known import incumbent, known_plans
 from plantune.search.progress import Report, silent
 from plantune.search.proposals import Ledger, TpeProposer
-from plantune.search.ranking import distinct, fastest, is_deterministic, plan_of
+from plantune.search.ranking import distinct, fastest, is_deterministic, kept, plan_of
 from plantune.search.step_search import StepSearch
 from plantune.search.unraced import known_plan, plain_plan
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -50,6 +50,11 @@ REFINING_S = 1.0
 LEAST_RANKING_S = 0.3
 RACE_S = 8.0
 MOST_RACES = 3
+# A race that leaves something open is run again by those whom it leaves open, while there is time.
+MOST_REPEATS = 4
+LEAST_REPEAT_S = 1.0
+# What timing the plans that are known already may take of the budget, and of seconds.
+BEGINNING, BEGINNING_S = 0.1, 8.0
 # The time that must be left for a way of torch.compile to join the race; others join always.
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
 NEVER_S = float("inf")
@@ -64,7 +69,8 @@ EFFORTS = {
 @dataclass(frozen=True)
 class Settings:
     """How to search: seconds in all, the seed of every draw, and what the winner races against:
-    all ways of the arch for which there is time, where `baselines` names none.
+    all ways of the arch for which there is time, where `baselines` names none. Without `shipped`
+    a search begins from this machine's own plans alone.
     """
 
     budget_s: float = 90.0
@@ -72,6 +78,7 @@ class Settings:
     fresh: bool = False
     storage: str | None = None
     baselines: tuple[str, ...] | None = None
+    shipped: bool = True
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,8 @@ class Search:
         self._report = report
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
+        self._known: list[Plan] = []
+        self._incumbent: Plan | None = None
 
     def run(self, worker: Worker) -> Result:
         """Searches to the end and keeps the plan; raises NoViableCandidate where nothing ran."""
@@ -181,6 +190,7 @@ class Search:
         try:
             try:
                 worker.start(budget.cut_at("racing"))
+                self._begin(worker, steps, budget)
                 steps.run(budget, self._report)
             finally:
                 builds.close()
@@ -190,7 +200,9 @@ class Search:
             plan, race = self._raced(worker, plans, budget)
         except OutOfTime:
             return self._unraced()
-        plan = judged(plan, race)
+        duels = self._repeated(worker, plan, race, budget)
+        race = _with(duels, race)
+        plan = judged(replace(plan, evidence=evidence_of(race)), duels, self._captured())
         same = is_deterministic(plan, self.problem.graph, self.space, steps.costs.outcomes)
         told = {"deterministic": int(same), "search_s": round(budget.spent_s, 1)}
         plan = replace(plan, evidence=Attrs({**plan.evidence, **told}))
@@ -200,11 +212,38 @@ class Search:
     def partial(self) -> Result | None:
         """What is best so far, kept as partial; None before anything was measured."""
         steps = self._steps
-        if steps is None or not any(isinstance(o, Measured) for o in steps.costs.outcomes.values()):
+        if steps is None:
+            return None
+        measured = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
+        if self._best is None and not measured:
             return None
         plan = self._best or plan_of(steps.covers(1)[0][1], self.problem, self.space)
         self._database.put_plan(plan, self._environment, partial=True)
         return self._result(plan, complete=False, race=None)
+
+    def _begin(self, worker: Worker, steps: StepSearch, budget: Budget) -> None:
+        """Times the plans that are known already, so that an early end has a good one, and measures
+        the steps of the best of them first.
+        """
+        graph, database = self.problem.graph, self._database
+        problem = problem_of(graph, self.space, network=self.problem.network)
+        self._incumbent = incumbent(problem, self._environment, database)
+        shipped = self.settings.shipped
+        known = known_plans(
+            graph, self.space, problem, self._environment, database, shipped=shipped
+        )
+        seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
+        known = affordable(known, graph, self.space, steps, 2 * seconds)
+        if not known:
+            return
+        self._tell(steps, budget, "ranking")
+        effort = budget.limited(Effort(budget_s=seconds), "measuring")
+        timings = self._timed(worker, known, effort)
+        order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
+        self._known = [known[i] for _, i in order]
+        if self._known:
+            self._best = self._known[0]
+            steps.begin_with(self._known[0], budget, self._report)
 
     def _rank(self, worker: Worker, steps: StepSearch, budget: Budget) -> list[Plan]:
         """The best covers, the plan picked by hand and the default one, timed as wholes: the winner
@@ -226,6 +265,7 @@ class Search:
         winner = fastest(plans, timings)
         if winner is None:
             raise NoViableCandidate(_why_none(self.problem, timings))
+        winner = kept(self._incumbent, plans, timings, winner)
         timed = sorted(
             (timing.median_us, i) for i, timing in enumerate(timings) if isinstance(timing, Timing)
         )
@@ -285,9 +325,35 @@ class Search:
                 warnings.warn(f"a plan was given up in its race: {error}", stacklevel=2)
         raise AssertionError("there is always a plan")
 
-    def _race(self, worker: Worker, plan: Plan, budget: Budget) -> Race:
+    def _repeated(self, worker: Worker, plan: Plan, race: Race, budget: Budget) -> Duels:
+        """The race, with more rounds where it is open who is faster; the safe way has the rest."""
+        duels, left = duels_of(race), MOST_REPEATS
+        while (open_ := undecided(duels)) and left and budget.left_for("racing") > LEAST_REPEAT_S:
+            assert self._steps is not None
+            self._tell(self._steps, budget, "racing")
+            left -= 1
+            try:
+                duels = repeated(duels, self._race(worker, plan, budget, open_))
+            except (MeasureTimeout, OutOfTime, WorkerDied, WrongResult):
+                break  # what is known is enough to decide
+        return duels
+
+    def _captured(self) -> Plan | None:
+        """The framework's own kernels as one graph, on a GPU."""
+        if self.space.arch.kind != "cuda":
+            return None
+        plain = default_plan(self.problem.graph, self.space, network=self.problem.network)
+        return replace(plain, origin="measured")
+
+    def _race(
+        self,
+        worker: Worker,
+        plan: Plan,
+        budget: Budget,
+        baselines: tuple[str, ...] | None = None,
+    ) -> Race:
         """The plan against the framework's ways; those that compile for long need the time."""
-        baselines = self.settings.baselines
+        baselines = baselines or self.settings.baselines
         if baselines is None:
             known = baselines_for(plan.arch, self.problem.mode)
             baselines = tuple(name for name in known if _seconds_of(name) <= budget.left_s)
@@ -303,7 +369,7 @@ class Search:
         plain = default_plan(graph, self.space, network=name)
         steps_known = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
         ordered = [*found, *by_hand] if steps_known else [*by_hand, *found]
-        return distinct([*ordered, plain])
+        return distinct([*ordered, *self._known, plain])
 
     def _unraced(self) -> Result:
         """What calls find already stays; without that they run as they are, which needs no race."""
@@ -342,34 +408,10 @@ def _seconds_of(baseline: str) -> float:
     return COMPILING_S.get(baseline, NEVER_S) if baseline.startswith("compile") else 0.0
 
 
-def judged(plan: Plan, race: Race) -> Plan:
-    """The plan with its evidence; it runs eagerly where that is faster beyond doubt."""
-    ours, eager = race.timings[PLANTUNE], race.timings.get("eager")
-    lost = race.ratio is not None and race.ratio.low > 1
-    if lost and eager is not None and eager.median_us < ours.median_us:
-        plan = replace(plan, runner="eager")
-    return replace(plan, evidence=evidence_of(race))
-
-
-def evidence_of(race: Race) -> Attrs:
-    """What a race says of a plan's program, as the plan keeps it."""
-    ours = race.timings[PLANTUNE]
-    evidence: dict[str, float | str] = {
-        rivals.KEY: ",".join(name for name in race.timings if name != PLANTUNE),
-        "median_ms": ours.median_us / 1e3,
-        "low_ms": ours.low_us / 1e3,
-        "high_ms": ours.high_us / 1e3,
-    }
-    if race.best_baseline is not None and race.ratio is not None:
-        theirs = race.timings[race.best_baseline]
-        evidence |= {
-            "baseline": race.best_baseline,
-            "baseline_ms": theirs.median_us / 1e3,
-            "ratio": race.ratio.ratio,
-            "ratio_low": race.ratio.low,
-            "ratio_high": race.ratio.high,
-        }
-    return Attrs(evidence)
+def _with(duels: Duels, race: Race) -> Race:
+    """The race with the ratio to its best baseline over all rounds that both ran."""
+    best = race.best_baseline
+    return race if best is None or race.ratio is None else replace(race, ratio=duels[best].ratio)
 
 
 def _why_none(problem: Problem, timings: Sequence[Timing | Rejected]) -> str:

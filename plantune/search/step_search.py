@@ -14,6 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.plan import Plan
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds
 from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_covers
@@ -126,6 +127,16 @@ class StepSearch:
         built_ahead = self._builds is not None and self._builds.threads > 0
         needed = self.pace.seconds_of(tried.candidate, built=built_ahead)
         return needed <= budget.left_for("measuring")
+
+    def begin_with(self, plan: Plan, budget: Budget, report: Report) -> None:
+        """Measures the steps of a plan that is known to be good."""
+        wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
+        tries = [t for t in self.all_tries if _spot(t.step, t.candidate) in wanted]
+        unknown = {tried.key: tried for tried in tries if not self.costs.knows(tried)}
+        if self._builds is not None:
+            self._builds.want(unknown.values())
+        with suppress(OutOfTime):
+            self._measure_all([*unknown.values()], budget, report)
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
         """While the first kernels are built, times each of the framework's ops at its largest."""

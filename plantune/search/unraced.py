@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plantune.environment import Environment
-from plantune.plan import Plan
+from plantune.plan import EAGER, Plan
 from plantune.plan_db import PlanDatabase
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan
@@ -21,6 +21,6 @@ def known_plan(plan: Plan, database: PlanDatabase, environment: Environment) -> 
 
 
 def plain_plan(problem: Problem, space: SearchSpace) -> Plan:
-    """The framework's kernels, run by the framework itself: no race is needed for them."""
+    """What runs without a plan: no race is needed for it."""
     plain = default_plan(problem.graph, space, network=problem.network)
-    return replace(plain, runner="eager")
+    return replace(plain, runner=EAGER) if space.arch.kind == "cpu" else plain

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plantune import rivals
-from plantune.measure.race import PLANTUNE, Race
+from plantune.measure.entrants import PLANTUNE
+from plantune.measure.race import Race
 from plantune.measure.timing import Timing
 from plantune.planning import default_plan
 from plantune.search.judgement import CAPTURED, duels_of, judged, repeated, undecided

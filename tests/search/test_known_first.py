@@ -1,0 +1,200 @@
+"""A search with a worker that says what each plan takes: what it begins from, keeps and repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plantune.environment import cpu_environment
+from plantune.errors import WorkerDied
+from plantune.measure.outcome import Measured
+from plantune.measure.race import Race
+from plantune.measure.timing import Timing, ratio_interval
+from plantune.plan_db import PlanDatabase
+from plantune.planning import hand_plan
+from plantune.problem import Problem
+from plantune.search import known, search
+from plantune.search.search import Search, Settings
+
+HERE = cpu_environment()
+PROBLEM, OTHER = Problem("se_resnet9_fixup", 1), Problem("se_resnet9_fixup", 2)
+WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
+
+
+def steady(us):
+    return Timing(tuple(us * (1 + 0.001 * (i % 3)) for i in range(8)))
+
+
+class FakeWorker:
+    """A plan with oneDNN's convolutions takes `us`, one without 100; a candidate takes 10 us."""
+
+    def __init__(self, us=50.0):
+        self.us = us
+        self.timed = []
+        self.races = []
+        self.answers = []
+        self.interrupt_after = None
+
+    def start(self, until=None):
+        pass
+
+    def check_and_time(self, step, candidate, *arguments, **options):
+        if self.interrupt_after is not None:
+            raise KeyboardInterrupt
+        return Measured(10.0, 10.0, 10.0, 9, 0.0, 1.0, True)
+
+    def time_programs(self, graph, plans, effort, seed=0):
+        self.timed.append(list(plans))
+        return [steady(self.time_of(plan)) for plan in plans]
+
+    def time_of(self, plan):
+        return self.us if "onednn_conv" in map(_family, plan.choices) else 100.0
+
+    def race(self, problem, plan, baselines, effort, seed):
+        self.races.append((plan, baselines))
+        answer = self.answers.pop(0) if self.answers else {"plantune": self.us, "eager": 100.0}
+        if isinstance(answer, Exception):
+            raise answer
+        timings = {n: Timing(WIDE) if t == "wide" else steady(t) for n, t in answer.items()}
+        others = {n: t for n, t in timings.items() if n != "plantune"}
+        best = min(others, key=lambda name: others[name].median_us)
+        return Race(timings, {}, best, ratio_interval(timings["plantune"], timings[best]))
+
+
+def _family(choice):
+    return choice.candidate.family
+
+
+@pytest.fixture
+def database():
+    with PlanDatabase.in_memory() as opened:
+        yield opened
+
+
+@pytest.fixture
+def worker():
+    return FakeWorker()
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch):
+    monkeypatch.setattr(known, "stored_plans_in", lambda path: [])
+
+
+@pytest.fixture
+def by_hand():
+    def plan(problem, **changes):
+        space = Search(problem, Settings(), None, HERE).space
+        made = hand_plan(problem.graph, space, network=problem.network, compiled=False)
+        return replace(made, origin="measured", **changes)
+
+    return plan
+
+
+@pytest.fixture
+def searched(database, worker, monkeypatch):
+    """A search that measures nothing but what it begins with."""
+    monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
+
+    def run(budget_s=30.0, **settings):
+        return Search(PROBLEM, Settings(budget_s, **settings), database, HERE).run(worker)
+
+    return run
+
+
+def choices(plan):
+    return frozenset(plan.choices)
+
+
+class TestBeginning:
+    def test_the_first_thing_that_is_timed_is_what_other_batches_have(
+        self, searched, worker, database, by_hand
+    ):
+        database.put_plan(by_hand(OTHER), HERE)
+        searched()
+        (first,) = worker.timed[0]
+        assert choices(first) == choices(by_hand(PROBLEM))
+
+    def test_its_steps_are_measured_first(self, searched, worker, database, by_hand):
+        database.put_plan(by_hand(OTHER), HERE)
+        result = searched()
+        families = {_family(choice) for choice in by_hand(PROBLEM).choices}
+        assert result.measured > 0
+        assert "onednn_conv" in families
+
+    def test_an_early_end_keeps_it(self, worker, database, by_hand):
+        database.put_plan(by_hand(OTHER), HERE)
+        worker.interrupt_after = 0
+        found = Search(PROBLEM, Settings(30.0), database, HERE)
+        with pytest.raises(KeyboardInterrupt):
+            found.run(worker)
+        assert choices(found.partial().plan) == choices(by_hand(PROBLEM))
+
+    def test_shipped_plans_may_be_left_out(self, searched, worker, by_hand, monkeypatch):
+        with PlanDatabase.in_memory() as other:
+            other.put_plan(by_hand(OTHER), replace(HERE, device_digest="another"))
+            rows = list(other.plans())
+        monkeypatch.setattr(known, "stored_plans_in", lambda path: rows)
+        searched(shipped=False)
+        assert len(worker.timed[0]) > 1  # the ranking is the first
+        worker.timed.clear()
+        searched()
+        assert len(worker.timed[0]) == 1
+
+
+class TestKept:
+    def test_a_better_plan_is_never_replaced_by_a_worse_one(
+        self, searched, worker, database, by_hand, monkeypatch
+    ):
+        database.put_plan(by_hand(PROBLEM), HERE)
+        monkeypatch.setattr(
+            worker, "time_of", lambda plan: 50.0 if choices(plan) == kept else 50.02
+        )
+        kept = choices(by_hand(PROBLEM))
+        assert choices(searched().plan) == kept
+
+    def test_not_even_by_one_that_may_be_better(
+        self, searched, worker, database, by_hand, monkeypatch
+    ):
+        database.put_plan(by_hand(PROBLEM), HERE)
+        kept = choices(by_hand(PROBLEM))
+
+        def timed(graph, plans, effort, seed=0):
+            return [Timing(WIDE) if choices(p) == kept else steady(99.0) for p in plans]
+
+        monkeypatch.setattr(worker, "time_programs", timed)
+        assert choices(searched().plan) == kept
+
+    def test_one_that_is_better_beyond_doubt_takes_its_place(
+        self, searched, worker, database, by_hand, monkeypatch
+    ):
+        database.put_plan(by_hand(PROBLEM), HERE)
+        kept = choices(by_hand(PROBLEM))
+        monkeypatch.setattr(worker, "time_of", lambda plan: 50.0 if choices(plan) == kept else 40.0)
+        assert choices(searched().plan) != kept
+
+
+class TestRepeats:
+    def test_a_race_that_is_open_is_run_again_by_those_whom_it_leaves_open(self, searched, worker):
+        first = {"plantune": "wide", "eager": 100.0, "torchscript-traced": 400.0}
+        worker.answers = [first, *({"plantune": 60.0, "eager": 100.0} for _ in range(4))]
+        result = searched()
+        assert [baselines for _, baselines in worker.races[1:]] == [("eager",)]
+        assert result.plan.runner == "program"
+        assert result.race.ratio.high < 1
+        assert result.plan.evidence["ratio"] == result.race.ratio.ratio
+
+    def test_where_it_stays_open_the_safe_way_runs(self, searched, worker):
+        worker.answers = [{"plantune": "wide", "eager": 100.0} for _ in range(9)]
+        result = searched()
+        assert len(worker.races) == 1 + search.MOST_REPEATS
+        assert result.plan.runner == "eager"
+
+    def test_a_repeat_that_breaks_decides_nothing(self, searched, worker):
+        worker.answers = [{"plantune": "wide", "eager": 100.0}, WorkerDied("it died")]
+        assert searched().plan.runner == "eager"
+
+    def test_what_is_decided_runs_once(self, searched, worker):
+        assert searched().plan.runner == "program"
+        assert len(worker.races) == 1

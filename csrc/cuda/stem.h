@@ -8,15 +8,17 @@
 //   plain   the same shape =                                    relu(conv + bias), where asked for
 //
 // Each lane reads patches straight into the operand of its instruction and holds 8 channels of a
-// pixel at the end, so only the weights pass through shared memory, once for each block: it puts
-// them into the order of WarpMma, before it waits for the kernel in front. Pixels of
-// another type, or with a scale, are rounded once when they become operands. Sums are float32,
-// rounded once for each output. Deterministic.
+// pixel at the end, so only the weights pass through shared memory, once for each block, which
+// asks for them before it waits for the kernel in front. They stay in the parameter's order: a lane
+// puts the pixels into that order instead, which are in its registers anyway. Pixels of another
+// type, or with a scale, are rounded once when they become operands. Sums are float32, rounded once
+// for each output. Deterministic.
 
 #pragma once
 
 #include "cuda/arithmetic.h"
 #include "cuda/launch.h"
+#include "cuda/stem_weights.h"
 #include "cuda/vector.h"
 #include "cuda/warp_mma.h"
 
@@ -102,14 +104,15 @@ struct Stem {
   static constexpr int kThreads = Tile::kTileM / Tile::kWarpM * 32;
   static constexpr int kTilesM = Tile::kWarpM / Mma::kRows;
   static constexpr int kTilesN = Tile::kTileN / Mma::kChannels;
-  // Channels whose patches a lane asks for at once; those of the next batch before it needs them.
-  static constexpr int kBatch = smaller(kChannels, sizeof(In) > 2 ? 2 : 4);
-  static constexpr int kBatches = ceil_div(kChannels, kBatch);
-  // Vectors of a channel's weights, of the block's outputs.
-  static constexpr int kVectors = kTilesN * Mma::kVectors;
-  static constexpr int kSharedBytes = kChannels * kVectors * static_cast<int>(sizeof(uint4));
   // Rows of all products that a lane brings, and products whose rows are neighbours in the image.
   static constexpr int kRows = kTilesM * Mma::kRowsOfA;
+  // Whether a lane has registers for its patches of all channels. Else it takes batches of
+  // channels, asks for the next batch before it needs that, and picks weights one by one.
+  static constexpr bool kWhole = kRows * Mma::kRunsOfA * kChannels * int(sizeof(In)) <= 64;
+  static constexpr int kBatch = kWhole ? kChannels : smaller(kChannels, sizeof(In) > 2 ? 2 : 4);
+  static constexpr int kBatches = ceil_div(kChannels, kBatch);
+  using Weights = StemWeights<T, kChannels, kOutputs, Tile::kTileN, kThreads>;
+  static constexpr int kSharedBytes = Weights::kSharedBytes;
   static constexpr int kTogether =
       Mma::kRowsOfA == 2 && sizeof(In) == 1 && kTilesM % 2 == 0 && kColumnsOfY % 4 == 0 ? 2 : 1;
   static constexpr int kNeighbours = Mma::kRowsOfA * kTogether;
@@ -124,15 +127,6 @@ struct Stem {
   static_assert(Tile::kWarpM % Mma::kRows == 0, "a warp's pixels are whole rows of products");
   static_assert(Tile::kTileN % Mma::kChannels == 0, "a tile's channels are whole products");
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
-
-  // Weights of an output, in runs of 8, and those that a thread puts in order for its block.
-  static constexpr int kValues = kBlock * kBlock * kChannels, kRunsOfRow = kValues / 8;
-  static constexpr int kRunsOfThread = ceil_div(Tile::kTileN * kRunsOfRow, kThreads);
-  static constexpr int kFetched = smaller(kRunsOfThread, 8);
-
-  struct Fetched {
-    Vector<T, 8> runs[kFetched];
-  };
 
   using Accumulator = Sums[kTilesM][kTilesN];
   using Patches = const In* [kRows];
@@ -161,16 +155,17 @@ struct Stem {
 
   __device__ static void run(const Arguments& a) {
     release_successor();
-    Fetched fetched;
-    fetch(fetched, a.weight);
+    extern __shared__ uint4 shared[];
+    T* const weights = reinterpret_cast<T*>(shared);
+    Weights::fetch(weights, a.weight, blockIdx.y * Tile::kTileN);
     wait_for_predecessor();
     const unsigned long long address = reinterpret_cast<unsigned long long>(a.x);
     if (kRunsAtOnce > 1 && address % (kRunsAtOnce * sizeof(Run)) == 0) {
-      run_with<kRunsAtOnce>(a, fetched);
+      run_with<kRunsAtOnce>(a, weights);
     } else if (address % sizeof(Run) == 0) {
-      run_with<1>(a, fetched);
+      run_with<1>(a, weights);
     } else {
-      run_with<0>(a, fetched);
+      run_with<0>(a, weights);
     }
   }
 
@@ -188,8 +183,7 @@ struct Stem {
 
   /// Everything, with loads of kRuns runs from the image; single pixels where it is 0.
   template <int kRuns>
-  __device__ __forceinline__ static void run_with(const Arguments& a, const Fetched& fetched) {
-    extern __shared__ uint4 weights[];
+  __device__ __forceinline__ static void run_with(const Arguments& a, const T* weights) {
     const int first = blockIdx.x * Tile::kTileM + threadIdx.x / 32 * Tile::kWarpM;
     Patches patches;
 #pragma unroll
@@ -205,56 +199,10 @@ struct Stem {
     Accumulator sums;
     start(sums, a.bias);
     const float offset = End::kOffset ? to_float(*a.offset) : 0.f;
-    put(reinterpret_cast<T*>(weights), fetched, a.weight);
+    Weights::finish();
     __syncthreads();
     accumulate<kRuns>(sums, batch, patches, a.scales, weights);
     finish(sums, offset, a.y, a.plain, first, a.pixels);
-  }
-
-  /// A thread's first runs of weights are under way while the image comes.
-  __device__ __forceinline__ static void fetch(Fetched& fetched, const T* weight) {
-#pragma unroll
-    for (int i = 0; i < kFetched; ++i) fetched.runs[i] = run_of(weight, i);
-  }
-
-  __device__ __forceinline__ static Vector<T, 8> run_of(const T* weight, int index) {
-    const int i = index * kThreads + threadIdx.x;
-    const int output = blockIdx.y * Tile::kTileN + i / kRunsOfRow;
-    Vector<T, 8> run;
-    run.clear();
-    if (i < Tile::kTileN * kRunsOfRow && output < kOutputs) {
-      const long long row = static_cast<long long>(output) * kValues;
-      *reinterpret_cast<uint4*>(run.values) =
-          __ldg(reinterpret_cast<const uint4*>(weight + row + i % kRunsOfRow * 8));
-    }
-    return run;
-  }
-
-  /// The block's weights, in the order of WarpMma; a barrier must follow.
-  __device__ __forceinline__ static void put(T* weights, const Fetched& fetched,
-                                             const T* weight) {
-#pragma unroll
-    for (int i = 0; i < kFetched; ++i) put_run(weights, i, fetched.runs[i]);
-#pragma unroll 1
-    for (int i = kFetched; i < kRunsOfThread; ++i) put_run(weights, i, run_of(weight, i));
-  }
-
-  __device__ __forceinline__ static void put_run(T* weights, int index,
-                                                 const Vector<T, 8>& run) {
-    const int i = index * kThreads + threadIdx.x;
-    if (i >= Tile::kTileN * kRunsOfRow) return;
-    const int output = i / kRunsOfRow, first = i % kRunsOfRow * 8;
-    // Element e of vector 32 * h + lane of warp_mma.h, for the output and the place in the patch.
-    T* const to = weights + output / 32 * 512 + output / 4 % 2 * 256 + output / 8 % 4 * 64 +
-                  output % 2 * 32 + output / 2 % 2 * 4;
-    int channel = first % kChannels, place = first / kChannels;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      to[channel * (kTilesN * 512) + place / 4 * 8 + place % 4] = run.values[e];
-      const bool last = channel == kChannels - 1;
-      channel = last ? 0 : channel + 1;
-      place += last;
-    }
   }
 
   __device__ __forceinline__ static void start(Accumulator& sums, const T* bias) {
@@ -331,28 +279,68 @@ struct Stem {
   template <int kRuns>
   __device__ __forceinline__ static void accumulate(Accumulator& sums, Batch& batch,
                                                     const Patches& patches, const float2* scales,
-                                                    const uint4* weights) {
+                                                    const T* weights) {
     for (int index = 0; index < kBatches; ++index) {
       Batch next;
       load_batch<kRuns>(next, patches, scales, index + 1);
+      A a[kTilesM][kBatch];
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) make_operands(a[m], batch, m);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int channel = index * kBatch + i;
-        if (channel >= kChannels) break;
-        A a[kTilesM];
-#pragma unroll
-        for (int m = 0; m < kTilesM; ++m) {
-          a[m] = operand(batch.runs[i][m], batch.scales[Pixels::kScaled ? i : 0]);
-        }
+        if (index * kBatch + i >= kChannels) break;
 #pragma unroll
         for (int n = 0; n < kTilesN; ++n) {
-          const B b = Mma::load_b(weights + channel * kVectors + n * Mma::kVectors);
+          const B b = weights_of(weights, n, index * kBatch + i);
 #pragma unroll
-          for (int m = 0; m < kTilesM; ++m) Mma::multiply(sums[m][n], a[m], b);
+          for (int m = 0; m < kTilesM; ++m) Mma::multiply(sums[m][n], a[m][i], b);
         }
       }
       batch = next;
     }
+  }
+
+  __device__ __forceinline__ static B weights_of(const T* weights, int tile, int index) {
+    return Mma::load_b([&](int eight, int output, int dy) {
+      eight += tile * (Mma::kChannels / 8);
+      return kWhole ? Weights::neighbours(weights, eight, output, dy, index)
+                    : Weights::of_channel(weights, eight, output, dy, index);
+    });
+  }
+
+  /// A batch's operands: each of one channel, or of neighbours in the weights' order.
+  __device__ __forceinline__ static void make_operands(A (&a)[kBatch], const Batch& batch, int m) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      a[i] = operand(batch.runs[i][m], batch.scales[Pixels::kScaled ? i : 0]);
+    }
+    if constexpr (kWhole && kChannels > 1) interleave(a);
+  }
+
+  /// From pixels side by side for each channel to channels side by side for each pixel.
+  __device__ __forceinline__ static void interleave(A (&a)[kBatch]) {
+    A by_pixel[kBatch];
+#pragma unroll
+    for (int index = 0; index < kBatch; ++index) {
+#pragma unroll
+      for (int i = 0; i < Mma::kRowsOfA; ++i) {
+#pragma unroll
+        for (int j = 0; j < Mma::kRunsOfA; ++j) {
+          by_pixel[index].runs[i][j] = {pair_of(a, i, j, 4 * index), pair_of(a, i, j, 4 * index + 2)};
+        }
+      }
+    }
+#pragma unroll
+    for (int index = 0; index < kBatch; ++index) a[index] = by_pixel[index];
+  }
+
+  /// Values `first` and the next of a row of patches whose channels are side by side.
+  __device__ __forceinline__ static unsigned pair_of(const A (&a)[kBatch], int i, int j, int first) {
+    const int dx = first / kChannels, next_dx = (first + 1) / kChannels;
+    const uint2 run = a[first % kChannels].runs[i][j];
+    const uint2 next = a[(first + 1) % kChannels].runs[i][j];
+    return __byte_perm(dx < 2 ? run.x : run.y, next_dx < 2 ? next.x : next.y,
+                       (dx % 2 ? 0x32 : 0x10) | (next_dx % 2 ? 0x7600 : 0x5400));
   }
 
   /// Runs as the product takes them.

@@ -7,8 +7,7 @@
 // `a` and gets runs of 8 channels of `c`, which move between memory and registers as vectors.
 //
 //   a  a lane brings run_of_a(j) of row_of_a(i), for all i and j
-//   b  packed in memory, a tile in 64 vectors of 8 elements: element e of vector 32 * h + lane is
-//      channel 8 * (lane / 8) + 4 * h + 2 * (e / 4) + lane / 4 % 2, value 4 * (lane % 4) + e % 4
+//   b  `load_b` says which runs a lane brings: run j of channel 8 * eight + channel
 //   c  a lane holds channels channel_of_c() up to 7 more of row_of_c(i), for i = 0 and 1
 //
 // Deterministic: each sum is made by one lane's instructions in a fixed order.
@@ -30,8 +29,6 @@ struct WarpMma {
   static constexpr int kChannels = 32;
   static constexpr int kValues = 16;
   static constexpr int kRun = 4;
-  // Vectors of one packed tile of `b`.
-  static constexpr int kVectors = kChannels * kValues / 8;
 
   /// Both rows begin at these 8 sums, which 16 must align.
   __device__ __forceinline__ static void start(Sums& c, const float* from) {
@@ -58,8 +55,16 @@ struct WarpMma {
   __device__ __forceinline__ static int row_of_c(int i) { return lane_index() / 4 + 8 * i; }
   __device__ __forceinline__ static int channel_of_c() { return lane_index() % 4 * 8; }
 
-  __device__ __forceinline__ static B load_b(const uint4* tile) {
-    return {{tile[lane_index()], tile[32 + lane_index()]}};
+  /// A tile from its runs of 4 values: `run(eight, channel, j)`.
+  template <typename Run>
+  __device__ __forceinline__ static B load_b(Run run) {
+    B b;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      reinterpret_cast<uint2*>(b.vectors)[i] =
+          run(lane_index() / 8, lane_index() / 4 % 2 + 2 * i, lane_index() % 4);
+    }
+    return b;
   }
 
   /// Two tiles from the rows of a matrix, one for the first and one for the second half of each 8
@@ -113,14 +118,16 @@ struct WarpMma {
     return group() / 2 * 16 + (place() & 2) * 4;
   }
 
-  __device__ __forceinline__ static B load_b(const uint4* tile) {
+  template <typename Run>
+  __device__ __forceinline__ static B load_b(Run run) {
     B b;
     const int row = (group() / 2 * 2 + place() / 2 % 2) * 2 + place() % 2;
-    const uint2* runs = reinterpret_cast<const uint2*>(tile);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) b.runs[h][j] = runs[(32 * h + 4 * row + j) * 2 + place() / 4];
+      for (int j = 0; j < 4; ++j) {
+        b.runs[h][j] = run(row / 2, place() / 4 * 2 + row % 2 + 4 * h, j);
+      }
     }
     return b;
   }

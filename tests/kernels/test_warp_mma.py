@@ -27,25 +27,15 @@ def place(lane: int) -> int:
 
 
 def row_of(lane: int) -> int:
-    """Of the packed rows, that whose runs a lane of Volta's reads."""
+    """Which rows' runs a lane of Volta's reads."""
     return (quad(lane) // 2 * 2 + place(lane) // 2 % 2) * 2 + place(lane) % 2
 
 
-def packed(weight: Tensor) -> Tensor:
-    """A tile (32, 16) in the order that `load_b` reads: 64 vectors of 8."""
-    vectors = torch.empty(2, 32, 8)
-    for h in (0, 1):
-        for lane in LANES:
-            for e in range(8):
-                channel = 8 * (lane // 8) + 4 * h + 2 * (e // 4) + lane // 4 % 2
-                vectors[h, lane, e] = weight[channel, 4 * (lane % 4) + e % 4]
-    return vectors
-
-
 def turing_loaded(weight: Tensor) -> RunsOf:
-    """The runs of `load_b`: those of two vectors, one after the other."""
-    vectors = packed(weight)
-    return lambda lane: [vectors[j // 2, lane, j % 2 * 4 :][:4] for j in range(4)]
+    """The runs that `load_b` asks for."""
+    return lambda lane: [
+        weight[8 * (lane // 8) + lane // 4 % 2 + 2 * i, lane % 4 * 4 :][:4] for i in range(4)
+    ]
 
 
 def turing_gathered(weight: Tensor, half: int) -> RunsOf:
@@ -60,12 +50,12 @@ def turing_gathered(weight: Tensor, half: int) -> RunsOf:
 
 def volta_loaded(weight: Tensor) -> RunsOf:
     """Of each half, four runs."""
-    flat = packed(weight).reshape(2 * 32 * 2, 4)
-    return lambda lane: [
-        flat[(32 * h + 4 * row_of(lane) + j) * 2 + place(lane) // 4]
-        for h in (0, 1)
-        for j in range(4)
-    ]
+
+    def runs(lane: int) -> list[Tensor]:
+        channel = row_of(lane) // 2 * 8 + place(lane) // 4 * 2 + row_of(lane) % 2
+        return [weight[channel + 4 * h, 4 * j :][:4] for h in (0, 1) for j in range(4)]
+
+    return runs
 
 
 def volta_gathered(weight: Tensor, half: int) -> RunsOf:

@@ -86,8 +86,10 @@ class Stem(CudaFamily):
         return int(config["tile_m"]) // int(config["warp_m"]) * 32
 
     def shared_bytes(self, step: Step, config: Attrs) -> int:
-        """The weights of the block's channels."""
-        return _read(step).image.shape[1] * BLOCK * BLOCK * int(config["tile_n"]) * 2
+        """The weights of the block's channels, as StemWeights lays them out."""
+        channels = _read(step).image.shape[1]
+        row = channels * BLOCK + (8 if channels % 4 == 0 else 0)
+        return int(config["tile_n"]) * (row * BLOCK * 2 + 8)
 
     def source(self, step: Step, config: Attrs, arch: Arch) -> str:
         parts = _read(step)

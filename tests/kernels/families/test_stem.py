@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
@@ -200,32 +201,70 @@ def test_the_images_of_a_wrapped_network_are_cast_and_scaled_in_the_stem():
     assert FAMILY.layouts(whole, CONFIG)["x"] == "nchw"
 
 
-def put_run(to, output, first, run, channels, tiles_n):
-    """Stem::put_run."""
-    start = output // 32 * 512 + output // 4 % 2 * 256 + output // 8 % 4 * 64
-    start += output % 2 * 32 + output // 2 % 2 * 4
-    channel, place = first % channels, first // channels
-    for element in run:
-        to[start + channel * tiles_n * 512 + place // 4 * 8 + place % 4] = element
-        last = channel == channels - 1
-        channel, place = 0 if last else channel + 1, place + last
+class Laid:
+    """Where StemWeights of stem_weights.h has the values of a block, in elements."""
+
+    def __init__(self, channels: int) -> None:
+        self.row = 4 * channels
+        self.row_pitch = self.row + (8 if channels % 4 == 0 else 0)
+        self.pitch = 4 * self.row_pitch
+        self.eight_pitch = 8 * self.pitch + 32
+
+    def chunk(self, output: int, value: int) -> int:
+        """StemWeights::fetch."""
+        more = value // self.row * (self.row_pitch - self.row)
+        return output // 8 * self.eight_pitch + output % 8 * self.pitch + more + value
+
+    def neighbours(self, output: int, dy: int, index: int) -> int:
+        eight = output // 8 * self.eight_pitch
+        return eight + output % 8 * self.pitch + dy * self.row_pitch + 4 * index
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4, 8])
-def test_a_weight_is_put_into_the_order_of_the_products(channels):
-    """As `load_b` of warp_mma.h reads it: 64 vectors of 8 for each channel and 32 outputs."""
-    tiles_n = 2
-    weight = torch.randn(32 * tiles_n, 16, channels)
-    made = torch.full((weight.numel(),), torch.nan)
-    for output, first in itertools.product(range(32 * tiles_n), range(0, 16 * channels, 8)):
-        run = weight[output].flatten()[first : first + 8]
-        put_run(made, output, first, run, channels, tiles_n)
-    tiles = made.view(channels, tiles_n, 2, 32, 8)
-    for h, lane, e in itertools.product(range(2), range(32), range(8)):
-        output = 8 * (lane // 8) + 4 * h + 2 * (e // 4) + lane // 4 % 2
-        place = 4 * (lane % 4) + e % 4
-        wanted = weight[[output, output + 32], place].t()
-        assert torch.equal(tiles[:, :, h, lane, e], wanted)
+@pytest.mark.parametrize("channels", [*range(1, 18), 32, 33])
+def test_copies_of_a_weight_are_where_products_read_them(step_of, channels):
+    laid, tile_n = Laid(channels), CONFIG["tile_n"]
+    weight = torch.randn(tile_n, 4, 4 * channels)
+    made = torch.full((tile_n // 8 * laid.eight_pitch,), torch.nan)
+    for output, value in itertools.product(range(tile_n), range(0, 16 * channels, 8)):
+        to = laid.chunk(output, value)
+        assert to % 8 == 0
+        assert made[to : to + 8].isnan().all()
+        made[to : to + 8] = weight[output].flatten()[value : value + 8]
+    for output, dy, index in itertools.product(range(tile_n), range(4), range(channels)):
+        begin = laid.neighbours(output, dy, index)
+        assert begin % 4 == 0
+        assert torch.equal(made[begin : begin + 4], weight[output, dy, 4 * index : 4 * index + 4])
+    step = step_of(Stem(1, channels, 4, 4), "float16")
+    assert FAMILY.shared_bytes(step, CONFIG) == 2 * made.numel()
+
+
+@pytest.mark.parametrize("channels", range(1, 17))
+def test_lanes_that_read_weights_at_once_share_no_bank_or_few(channels):
+    """16 lanes read 8 bytes each: every bank pair is read once, twice for even channels."""
+    laid = Laid(channels)
+    for half, index, pair in itertools.product((0, 16), range(channels), range(4)):
+        lanes = range(half, half + 16)
+        outputs = {lane: lane // 8 * 8 + lane // 4 % 2 + 2 * pair for lane in lanes}
+        pairs = Counter(laid.neighbours(outputs[i], i % 4, index) // 4 % 16 for i in lanes)
+        assert max(pairs.values()) <= (1 if channels % 2 else 2)
+
+
+def interleaved(runs, channels):
+    """Stem::interleave on a row of patches: 4 pixels of each channel, by `pair_of`."""
+    made = runs.new_empty(channels, 4)
+    for index, e in itertools.product(range(channels), range(4)):
+        place = 4 * index + e
+        made[index, e] = runs[place % channels, place // channels]
+    return made
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 11, 16])
+def test_pixels_in_the_order_of_the_weights_give_the_sum(channels):
+    patch, weight = torch.randn(channels, 4, 4).double(), torch.randn(4, 4, channels).double()
+    whole = sum(
+        interleaved(patch[:, dy], channels).flatten() @ weight[dy].flatten() for dy in range(4)
+    )
+    torch.testing.assert_close(whole, (patch * weight.permute(2, 0, 1)).sum())
 
 
 def test_values_of_a_weight_are_those_of_the_patches_in_the_image():
@@ -249,6 +288,13 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, mo
     config = Attrs(tile_m=256, tile_n=64, warp_m=32)
     step = step_of(Stem(unshifted=True, **more, scale="number" if more else ""), "float16")
     assert build_within_limits(FAMILY, step, config, cuda_arch)["run"].shared_bytes == 0
+
+
+@pytest.mark.parametrize("channels", [11, 16, 24])
+def test_all_channels_at_once_leave_registers(step_of, build_within_limits, cuda_arch, channels):
+    """Up to the most channels of which a lane holds its whole patches, and beyond."""
+    step = step_of(Stem(channels=channels, unshifted=True), "float16")
+    build_within_limits(FAMILY, step, Attrs(tile_m=64, tile_n=64, warp_m=16), cuda_arch)
 
 
 def test_the_batch_is_no_part_of_the_source(step_of):

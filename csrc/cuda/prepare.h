@@ -10,6 +10,9 @@
 //
 // It releases no successor before it ends: kernels behind it may read what it wrote before they
 // wait for the kernel in front of them.
+//
+// Most of its time is latency: of the arguments, of a tensor's elements, of the stores. So a block
+// copies its job at once, and a thread asks for all that it reads before it uses any of it.
 
 #pragma once
 
@@ -33,23 +36,45 @@ struct Job {
   unsigned sizes[kJobAxes];  // the innermost axis is the last
   unsigned out_strides[kJobAxes];
   unsigned in_strides[kJobInputs][kJobAxes];
-  unsigned count;
+  unsigned count, first_block;
   unsigned char out_type, in_types[kJobInputs];
   unsigned char inputs, expression;
   unsigned char width;  // neighbours along the innermost axis that leave as one word, or 1
+  unsigned char axes;   // those in use, the last ones
 };
 
+/// Jobs of one block come first.
 template <int kJobs>
 struct JobTable {
   int count;
+  unsigned singles;
   unsigned first_blocks[kJobs];
   Job jobs[kJobs];
 };
 
-__device__ __forceinline__ float load_element(const void* from, unsigned i, unsigned char type) {
-  if (type == kFloat16) return to_float(static_cast<const __half*>(from)[i]);
-  if (type == kBfloat16) return to_float(static_cast<const __nv_bfloat16*>(from)[i]);
-  return static_cast<const float*>(from)[i];
+/// An element as it lies in memory, 0 where it is not there. No branch and no conversion: either
+/// would wait for each element before the next one is asked for.
+__device__ __forceinline__ unsigned load_bits(const void* from, unsigned i, unsigned char type,
+                                              bool there) {
+  const bool wide = type == kFloat32;
+  const char* place = static_cast<const char*>(from) + static_cast<size_t>(i) * (wide ? 4 : 2);
+  unsigned bits = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred wide, narrow;\n"
+      "setp.ne.u32 wide, %2, 0;\n"
+      "setp.ne.u32 narrow, %3, 0;\n"
+      "@wide ld.global.u32 %0, [%1];\n"
+      "@narrow ld.global.u16 %0, [%1];\n"
+      "}\n"
+      : "+r"(bits)
+      : "l"(place), "r"(unsigned(there && wide)), "r"(unsigned(there && !wide)));
+  return bits;
+}
+
+__device__ __forceinline__ float from_bits(unsigned bits, unsigned char type) {
+  const float half = __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  return type == kFloat16 ? half : __uint_as_float(type == kBfloat16 ? bits << 16 : bits);
 }
 
 __device__ __forceinline__ void store_element(void* to, unsigned i, unsigned char type, float v) {
@@ -68,11 +93,16 @@ struct Preparation {
   using Table = JobTable<kJobs>;
 
   static __device__ __forceinline__ void run(const Table& table) {
+    __shared__ Job job;
+    copy(job, table);
     wait_for_predecessor();
-    if (table.count == 0) return;
-    const int number = job_of_block(table);
-    const Job& job = table.jobs[number];
-    const unsigned block = blockIdx.x - table.first_blocks[number];
+    run(job, blockIdx.x - job.first_block);
+    // For those that read it before they wait for the kernel in front.
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  }
+
+ private:
+  static __device__ __forceinline__ void run(const Job& job, unsigned block) {
     const unsigned begin = block * kPrepareChunk;
     const unsigned end = job.count - begin < kPrepareChunk ? job.count : begin + kPrepareChunk;
     if (job.expression == kTurn) {
@@ -86,10 +116,24 @@ struct Preparation {
     } else {
       fill<1>(job, begin, end);
     }
-    __threadfence();  // for those that read it before they wait for the kernel in front
   }
 
- private:
+  /// The job of this block, by all words at once: read one by one, each would come from memory.
+  /// Jobs of one block are asked for before it is known that this is one of them.
+  static __device__ __forceinline__ void copy(Job& job, const Table& table) {
+    constexpr int kWords = sizeof(Job) / sizeof(unsigned);
+    static_assert(kWords <= kPrepareThreads, "a thread copies a word at most");
+    const unsigned word = threadIdx.x < kWords ? threadIdx.x : 0;
+    unsigned value = word_of(table, blockIdx.x < kJobs ? blockIdx.x : 0, word);
+    if (blockIdx.x >= table.singles) value = word_of(table, job_of_block(table), word);
+    if (threadIdx.x < kWords) reinterpret_cast<unsigned*>(&job)[word] = value;
+    __syncthreads();
+  }
+
+  static __device__ __forceinline__ unsigned word_of(const Table& table, int job, unsigned word) {
+    return reinterpret_cast<const unsigned*>(&table.jobs[job])[word];
+  }
+
   /// The last job that begins at this block or before it.
   static __device__ __forceinline__ int job_of_block(const Table& table) {
     int begun = 0;
@@ -110,15 +154,15 @@ struct Preparation {
       const unsigned i = begin + k * kPrepareThreads + threadIdx.x;
       at[k] = i < end ? index[i] : 0;
     }
-    float v[kEach];
+    unsigned bits[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      v[k] = at[k] == 0 ? 0.f : load_element(job.in[0], at[k] - 1, job.in_types[0]);
+      bits[k] = load_bits(job.in[0], at[k] - 1, job.in_types[0], at[k] != 0);
     }
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const unsigned i = begin + k * kPrepareThreads + threadIdx.x;
-      if (i < end) store_element(job.out, i, job.out_type, v[k]);
+      if (i < end) store_element(job.out, i, job.out_type, from_bits(bits[k], job.in_types[0]));
     }
   }
 
@@ -153,11 +197,14 @@ struct Preparation {
     __device__ __forceinline__ Places(const Job& job, unsigned i) {
 #pragma unroll
       for (int axis = kJobAxes - 1; axis >= 0; --axis) {
-        const unsigned at = axis == 0 ? i : i % job.sizes[axis];
-        if (axis > 0) i /= job.sizes[axis];
+        const bool last = axis == kJobAxes - job.axes;
+        const unsigned rest = last ? 0 : i / job.sizes[axis];
+        const unsigned at = i - rest * job.sizes[axis];
         out += at * job.out_strides[axis];
 #pragma unroll
         for (int k = 0; k < kJobInputs; ++k) in[k] += at * job.in_strides[k][axis];
+        if (last) break;
+        i = rest;
       }
     }
   };
@@ -167,15 +214,21 @@ struct Preparation {
 #pragma unroll 1
     for (unsigned i = begin + threadIdx.x * kWidth; i < end; i += kPrepareThreads * kWidth) {
       const Places places(job, i);
+      unsigned bits[kJobInputs][kWidth];
+#pragma unroll
+      for (int k = 0; k < kJobInputs; ++k) {
+#pragma unroll
+        for (int e = 0; e < kWidth; ++e) {
+          const unsigned at = places.in[k] + e * job.in_strides[k][kJobAxes - 1];
+          bits[k][e] = load_bits(job.in[k], at, job.in_types[k], k < job.inputs);
+        }
+      }
       float v[kWidth];
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) {
         float x[kJobInputs];
 #pragma unroll
-        for (int k = 0; k < kJobInputs; ++k) {
-          const unsigned at = places.in[k] + e * job.in_strides[k][kJobAxes - 1];
-          x[k] = k < job.inputs ? load_element(job.in[k], at, job.in_types[k]) : 0.f;
-        }
+        for (int k = 0; k < kJobInputs; ++k) x[k] = from_bits(bits[k][e], job.in_types[k]);
         v[e] = Expressions::evaluate(job.expression, x);
       }
       store(job, places.out, v);

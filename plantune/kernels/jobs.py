@@ -31,11 +31,13 @@ class Job(ctypes.Structure):
         ("out_strides", c_uint * AXES),
         ("in_strides", (c_uint * AXES) * INPUTS),
         ("count", c_uint),
+        ("first_block", c_uint),
         ("out_type", c_ubyte),
         ("in_types", c_ubyte * INPUTS),
         ("inputs", c_ubyte),
         ("expression", c_ubyte),
         ("width", c_ubyte),
+        ("axes", c_ubyte),
     )
 
 
@@ -49,14 +51,22 @@ class Table:
 
 
 def table_of(jobs: Sequence[Job], size: int) -> Table:
-    """A table with room for `size` jobs, which get their blocks one after the other."""
+    """A table with room for `size` jobs, which get their blocks one after the other.
+
+    Jobs of one block come first: such a block knows its job by its own number.
+    """
 
     class JobTable(ctypes.Structure):
-        _fields_ = (("count", c_int), ("first_blocks", c_uint * size), ("jobs", Job * size))
+        _fields_ = (
+            *(("count", c_int), ("singles", c_uint)),
+            *(("first_blocks", c_uint * size), ("jobs", Job * size)),
+        )
 
-    table, blocks = JobTable(count=len(jobs)), 0
-    for place, job in enumerate(jobs):
-        table.jobs[place], table.first_blocks[place] = job, blocks
+    singles = [job for job in jobs if _blocks(job) == 1]
+    table, blocks = JobTable(count=len(jobs), singles=len(singles)), 0
+    for place, job in enumerate((*singles, *(job for job in jobs if _blocks(job) != 1))):
+        job.first_block = table.first_blocks[place] = blocks
+        table.jobs[place] = job
         blocks += _blocks(job)
     return Table(table, size, blocks)
 
@@ -69,7 +79,7 @@ def job_of(memory: Tensor, inputs: Sequence[Tensor]) -> Job | None:
     axes = _merged(memory, wide)
     if len(axes) > AXES or any(extent_of(tensor) > COUNT_MAX for tensor in (memory, *wide)):
         return None
-    job = Job(out=memory.data_ptr(), count=memory.numel(), inputs=len(inputs))
+    job = Job(out=memory.data_ptr(), count=memory.numel(), inputs=len(inputs), axes=len(axes))
     job.out_type = TYPES[memory.dtype]
     for axis in range(AXES):
         job.sizes[axis] = 1

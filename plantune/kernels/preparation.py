@@ -29,7 +29,7 @@ from plantune.kernels.patterns.derived import Derived
 from plantune.space.arch import Arch
 
 # Jobs of a launch: what 4 KiB of arguments hold, and what 32 KiB do where the driver takes so much.
-FEW_JOBS, SOME_JOBS, MANY_JOBS = 24, 64, 200
+FEW_JOBS, SOME_JOBS, MANY_JOBS = 24, 64, 192
 MANY_FROM_DRIVER, MANY_FROM_CHIP = (12, 1), (7, 0)
 SOURCE = """#include "cuda/prepare.h"
 struct Expressions {{

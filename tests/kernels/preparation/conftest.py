@@ -25,7 +25,7 @@ from plantune.kernels.jobs import (
     WORD_BYTES,
     Job,
 )
-from plantune.kernels.preparation import Preparation
+from plantune.kernels.preparation import MANY_JOBS, Preparation
 from plantune.space.arch import load_arch
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -47,7 +47,7 @@ class Emulated(Preparation):
         constants: Iterable[Constant],
         sources: dict[str, Tensor],
         derived: dict[str, Any] | None = None,
-        most: int = 200,
+        most: int = MANY_JOBS,
     ) -> None:
         super().__init__(constants, sources, derived or {}, load_arch("sm90"), torch.device("cpu"))
         self.most = most
@@ -123,12 +123,14 @@ class Block:
 
     def run(self) -> None:
         jobs = self.table.jobs[: self.table.count]
-        if not jobs:
-            return
+        assert jobs
         # The last job that begins at this block or before it.
         starts = self.table.first_blocks[: self.table.count]
         number = sum(start <= self.block for start in starts) - 1
-        job, block = jobs[number], self.block - starts[number]
+        if self.block < self.table.singles:
+            assert number == self.block
+        job, block = jobs[number], self.block - jobs[number].first_block
+        assert job.first_block == starts[number]
         if job.expression == TURN:
             self.turn(job, block)
             return
@@ -165,12 +167,13 @@ class Block:
         assert begin % job.width == end % job.width == 0
         at: list[Tensor] = []
         rest = torch.arange(begin, end)
-        for axis in reversed(range(AXES)):
-            at.insert(0, rest % job.sizes[axis] if axis else rest)
+        outermost = AXES - job.axes
+        for axis in reversed(range(outermost, AXES)):
+            at.insert(0, rest % job.sizes[axis] if axis > outermost else rest)
             rest = rest // job.sizes[axis]
 
         def places(strides: Sequence[int]) -> Tensor:
-            steps = zip(at, strides, strict=True)
+            steps = zip(at, strides[outermost:], strict=True)
             found = torch.stack([place * stride for place, stride in steps]).sum(0)
             assert not (found >= UNSIGNED).any()
             return found

@@ -209,8 +209,10 @@ def test_blocks_divide_a_large_value(emulated):
     preparation.fill()
     for constant in constants:
         assert torch.equal(constant.memory, values[constant.name].bfloat16())
-    assert list(preparation._tables[0].jobs.first_blocks[:4]) == [0, 1, 3, 6]
-    assert preparation._tables[0].blocks == 7
+    (table,) = preparation._tables
+    assert [job.count for job in preparation.jobs] == [CHUNK, 5, CHUNK + 1, 3 * CHUNK - 8]
+    assert list(table.jobs.first_blocks[:4]) == [0, 1, 2, 4]
+    assert (table.jobs.singles, table.blocks) == (2, 7)
 
 
 def test_a_value_that_nothing_is_in_takes_no_block(emulated):
@@ -240,7 +242,15 @@ def test_axes_of_one_element_are_none():
     memory = torch.empty(2, 1, 3, 1, 5, 1, 7)
     job = job_of(memory, [torch.randn(7, 5, 3, 2).permute(3, 2, 1, 0).view(2, 1, 3, 1, 5, 1, 7)])
     assert list(job.sizes) == [2, 3, 5, 7]
-    assert len(job.sizes) == AXES
+    assert len(job.sizes) == job.axes == AXES
+
+
+def test_what_lies_alike_everywhere_has_one_axis():
+    """And needs no division to be found."""
+    job = job_of(torch.empty(4, 3, 2), [torch.randn(4, 3, 2), torch.randn(1).expand(4, 3, 2)])
+    assert (job.axes, list(job.sizes)) == (1, [1, 1, 1, 24])
+    broadcast = job_of(torch.empty(4, 3), [torch.randn(3)])
+    assert (broadcast.axes, list(broadcast.sizes)) == (2, [1, 1, 4, 3])
 
 
 def test_what_is_too_far_apart_for_32_bits_is_left_to_torch():
@@ -256,6 +266,7 @@ def test_what_is_too_far_apart_for_32_bits_is_left_to_torch():
 def test_blocks_of_a_table_follow_each_other():
     jobs = [Job(count=count) for count in (1, 0, CHUNK, CHUNK + 1, 7)]
     table = table_of(jobs, 24)
-    assert list(table.jobs.first_blocks[:5]) == [0, 1, 1, 2, 4]
-    assert (table.jobs.count, table.size, table.blocks) == (5, 24, 5)
+    assert [job.count for job in table.jobs.jobs[:5]] == [1, CHUNK, 7, 0, CHUNK + 1]
+    assert list(table.jobs.first_blocks[:5]) == [0, 1, 2, 3, 3]
+    assert (table.jobs.count, table.jobs.singles, table.size, table.blocks) == (5, 3, 24, 5)
     assert len(table.jobs.jobs) == 24

@@ -321,6 +321,7 @@ static_assert(plantune::kPrepareThreads == {threads} && plantune::kPrepareChunk 
 static_assert(plantune::kPack == {pack} && plantune::kJobInputs == {inputs}, "");
 static_assert(plantune::kTurn == {turn} && plantune::kTurned == {turned}, "");
 static_assert({first_blocks_place} == {first_blocks_at}, "");
+static_assert({singles_place} == {singles_at}, "");
 static_assert(plantune::kJobAxes == {axes}, "");
 static_assert(plantune::kFloat32 == 0 && plantune::kFloat16 == 1 && plantune::kBfloat16 == 2, "");
 """
@@ -350,6 +351,8 @@ def test_structs_are_those_of_the_header():
         jobs_place=place(f"plantune::JobTable<{MANY_JOBS}>", "jobs"),
         first_blocks_place=place(f"plantune::JobTable<{MANY_JOBS}>", "first_blocks"),
         first_blocks_at=type(many).first_blocks.offset,
+        singles_place=place(f"plantune::JobTable<{MANY_JOBS}>", "singles"),
+        singles_at=type(many).singles.offset,
         jobs_at=type(many).jobs.offset,
         **{name: getattr(jobs_module, name.upper()) for name in WORDS},
     )

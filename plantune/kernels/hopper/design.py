@@ -31,7 +31,7 @@ CONSTANTS = """struct Conv {{
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
-extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {blocks_per_sm})
     run(const __grid_constant__ plantune::{maps} maps,
         const __grid_constant__ plantune::{scalars} scalars) {{
   Kernel::run(maps, scalars);
@@ -170,4 +170,5 @@ class Design:
             scalars=scalars,
             threads=self.threads,
             shared_bytes=self.shared_bytes,
+            blocks_per_sm=self.blocks_per_sm,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -65,15 +66,23 @@ class Program:
         ]
         if self._weights is not None:
             self._weights.bind((*first, *launches), self._constants)
-            if turn and all(branch.launch and branch.fork >= 0 for branch in branches):
-                # A branch that starts before the first launch would not wait for the preparation.
-                self._weights.go_beside(launches[0], self._constants[launches[0].step.name])
-                calls[0].append(self._weights.join)
+            if turn:
+                self._prepare_beside(launches[:turn], calls)
         lanes = Lanes(branches, device)
         self._forward = lanes.ordered(calls, range(turn))
         self._backward = lanes.ordered(calls, range(turn, len(calls)))
         self._owned = _owned_results(schedule)
         self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
+
+    def _prepare_beside(self, launches: Sequence[Launch], calls: Sequence[list[Call]]) -> None:
+        """Launches of the forward pass wait for what follows from weights only if they read it."""
+        assert self._weights is not None
+        constants = [self._constants[launch.step.name] for launch in launches]
+        self._weights.go_beside(launches[0], constants[0])
+        for place in range(1, len(launches)):
+            join = partial(self._weights.join_for, launches[place], constants[place])
+            calls[place].insert(0, join)
+        calls[len(launches) - 1].append(self._weights.end)
 
     def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
         """What a launch does in each pass; its refresh joins the preparation."""

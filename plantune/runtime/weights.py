@@ -23,7 +23,9 @@ Call = Callable[[], None]
 class Beside:
     """A stream of its own for work that a pass needs after its first launch.
 
-    A preparation takes as long as the first kernel of se_resnet9_fixup, 3 to 5 us (H200).
+    A preparation takes as long as the first kernel of se_resnet9_fixup, 3 to 5 us (H200), and
+    starts late if that kernel fills the chip: se_resnet9_fixup at batch 512 takes 172 us if the
+    second kernel waits for it, and 165 if the only one does that reads it (H200, 2026-11-22).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -31,6 +33,7 @@ class Beside:
         self._stream = stream_for(self, device, "weights")
         self._forked, self._done = torch.cuda.Event(), torch.cuda.Event()
         self._runs = False
+        self._waiting: set[int] = set()
 
     @contextmanager
     def forked(self) -> Iterator[int]:
@@ -41,11 +44,24 @@ class Beside:
             yield self._stream.cuda_stream
             self._done.record(self._stream)
         self._runs = True
+        self._waiting.clear()
+
+    @property
+    def runs(self) -> bool:
+        """True until the pass has ended."""
+        return self._runs
 
     def join(self) -> None:
-        if self._runs:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
-            self._runs = False
+        """The current stream waits for this work; each branch has a stream of its own."""
+        stream = torch.cuda.current_stream(self._device)
+        if stream.cuda_stream not in self._waiting:
+            stream.wait_event(self._done)
+            self._waiting.add(stream.cuda_stream)
+
+    def end(self) -> None:
+        """Ends the pass, which this work is part of."""
+        self.join()
+        self._runs = False
 
 
 class Weights:
@@ -104,11 +120,25 @@ class Weights:
 
     def go_beside(self, launch: Launch, constants: Sequence[Constant]) -> None:
         """From now on what the kernels need is made beside the first launch of a pass, which reads
-        these constants, if it finds all of them where they lie. `join` follows that launch.
+        these constants, if it finds all of them where they lie. `join_for` precedes each of the
+        other launches, and `end` follows the last.
         """
         if not launch.reads & self._derived.keys():
             self._first = tuple(constants)
             self._beside = Beside(self._device)
+
+    def join_for(self, launch: Launch, constants: Sequence[Constant]) -> None:
+        """Waits for what is made beside, if this launch reads any of it."""
+        if self._beside is None or not self._beside.runs:
+            return
+        derived = launch.reads & self._derived.keys()
+        if derived or not all(constant.is_in_place() for constant in constants):
+            self._beside.join()
+
+    def end(self) -> None:
+        """Ends a pass: all that was made beside belongs to it."""
+        if self._beside is not None and self._beside.runs:
+            self._beside.end()
 
     def _kept(self, name: str) -> Constant:
         """A derived value that a kernel reads as it is."""
@@ -134,11 +164,6 @@ class Weights:
     def _may_go_beside(self) -> bool:
         """Whether there is something to make, and the first launch needs none of it."""
         return bool(self.launches) and all(constant.is_in_place() for constant in self._first)
-
-    def join(self) -> None:
-        """What follows waits for what was made beside."""
-        if self._beside is not None:
-            self._beside.join()
 
     def _enqueue(self, stream: int, others: Sequence[Call], *, orders: bool = False) -> None:
         self._early.launch(stream, orders=orders)

@@ -298,12 +298,20 @@ class Noted:
     """In the place of a stream beside."""
 
     def __init__(self, device: torch.device) -> None:
-        self.runs = 0
+        self.forks = self.joins = 0
+        self.runs = False
 
     @contextmanager
     def forked(self) -> Iterator[int]:
-        self.runs += 1
+        self.forks += 1
+        self.runs = True
         yield 0
+
+    def join(self) -> None:
+        self.joins += 1
+
+    def end(self) -> None:
+        self.runs = False
 
 
 def first_of(run: Run) -> Launch:
@@ -325,7 +333,7 @@ def test_what_the_first_launch_needs_is_made_before_it(monkeypatch, first, besid
     run.weights.go_beside(launch, run.constants[launch.step.name])
     run.compute()
     assert (run.weights._beside is not None) == beside
-    assert not beside or run.weights._beside.runs == 1
+    assert not beside or run.weights._beside.forks == 1
     for constant in run.all_constants:
         run.check(constant)
 
@@ -339,5 +347,31 @@ def test_what_has_to_be_packed_for_the_first_launch_is_made_before_it(monkeypatc
     run.compute()
     run.state = {"w0": torch.randn(12)[::2]}
     run.compute()
-    assert run.weights._beside.runs == 0
+    assert run.weights._beside.forks == 0
     run.check(run.all_constants[0])
+
+
+def test_only_launches_that_read_what_is_made_beside_wait_for_it(monkeypatch):
+    monkeypatch.setattr(weights_module, "Beside", Noted)
+    b = Network()
+    derived = b("relu", b.w(6))
+    first = b("relu", b.x(6))
+    plain = b("mul", first, b.w(6))
+    last = b("add", plain, derived)
+    run = Run(b, [last], lambda step, frame: as_it_lies(step, frame) if step.name == plain else ())
+    launches = {launch.step.name: launch for launch in run.launches}
+    run.weights.go_beside(launches[first], run.constants[first])
+
+    def joins(name: str) -> int:
+        before = run.weights._beside.joins
+        run.weights.join_for(launches[name], run.constants[name])
+        return run.weights._beside.joins - before
+
+    assert (joins(plain), joins(last)) == (0, 0)
+    run.compute()
+    assert (joins(plain), joins(last)) == (0, 1)
+    run.state["w1"] = torch.randn(12)[::2]
+    run.compute()
+    assert (joins(plain), joins(last)) == (1, 1)
+    run.weights.end()
+    assert (joins(plain), joins(last)) == (0, 0)

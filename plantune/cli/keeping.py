@@ -13,6 +13,7 @@ from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Outcome
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
+from plantune.plan_rows import Found, ProblemKey, StoredPlan
 
 T = TypeVar("T")
 
@@ -39,6 +40,12 @@ class KeepingDatabase(PlanDatabase):
 
     def trials(self, signature: str, environment: Environment) -> dict[Candidate, Outcome]:
         return self._try(lambda at: at.trials(signature, environment))
+
+    def plans(self) -> tuple[StoredPlan, ...]:
+        return self._try(lambda at: at.plans())
+
+    def find_plan(self, problem: ProblemKey, environment: Environment) -> Found | None:
+        return self._try(lambda at: at.find_plan(problem, environment))
 
     def put_plan(self, plan: Plan, environment: Environment, *, partial: bool = False) -> int:
         """Into the file even after it failed: there may be room again."""

@@ -326,7 +326,8 @@ struct Stem {
       for (int i = 0; i < Mma::kRowsOfA; ++i) {
 #pragma unroll
         for (int j = 0; j < Mma::kRunsOfA; ++j) {
-          by_pixel[index].runs[i][j] = {pair_of(a, i, j, 4 * index), pair_of(a, i, j, 4 * index + 2)};
+          by_pixel[index].runs[i][j] = {pair_of(a, i, j, 4 * index),
+                                        pair_of(a, i, j, 4 * index + 2)};
         }
       }
     }
@@ -335,7 +336,8 @@ struct Stem {
   }
 
   /// Values `first` and the next of a row of patches whose channels are side by side.
-  __device__ __forceinline__ static unsigned pair_of(const A (&a)[kBatch], int i, int j, int first) {
+  __device__ __forceinline__ static unsigned pair_of(const A (&a)[kBatch], int i, int j,
+                                                     int first) {
     const int dx = first / kChannels, next_dx = (first + 1) / kChannels;
     const uint2 run = a[first % kChannels].runs[i][j];
     const uint2 next = a[(first + 1) % kChannels].runs[i][j];

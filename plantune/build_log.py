@@ -1,4 +1,4 @@
-"""What compilers write: kept in a file of the cache folder, of which messages name the path."""
+"""What compilers and broken workers write: kept in a file of the cache folder; messages name it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ERROR = re.compile(r"\berror\b(?: *#[\w-]+)? *: *(.+)")
 def build_error(what: str, log: str, request: str = "") -> BuildError:
     """The error of a compiler that refused; `request` is what it was given, for the log's file."""
     said = first_error(log)
-    path = _kept(f"{what}\n\n{log}\n\n{request}\n")
+    path = keep_log(f"{what}\n\n{log}\n\n{request}\n")
     return BuildError(f"{what}: {said}" if said else what, log, None if path is None else str(path))
 
 
@@ -31,7 +31,7 @@ def first_error(log: str) -> str:
     return found[1].strip()[:ERROR_LENGTH] if found else ""
 
 
-def _kept(text: str) -> Path | None:
+def keep_log(text: str) -> Path | None:
     """The file that holds a text from now on, None if it cannot be written."""
     folder = cache_folder() / "logs"
     place = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.log"

@@ -104,6 +104,18 @@ class MeasureTimeout(PlantuneError):
     """A measurement took longer than it may; its worker was killed."""
 
 
+class NotEnoughMemory(PlantuneError):
+    """A network needs more memory than is free: `needed` and `free` bytes."""
+
+    def __init__(self, message: str, needed: int, free: int) -> None:
+        super().__init__(message, needed, free)
+        self.needed = needed
+        self.free = free
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class OutOfTime(PlantuneError):
     """The time that a request was given is over; its worker was killed, which blames nothing."""
 

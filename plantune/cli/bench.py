@@ -156,7 +156,7 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
     from plantune.measure.timing import Effort
 
     effort = Effort(budget_s=wanted.budget)
-    with worker_for(chosen.plan.arch, PEER_BUILD_S) as worker:
+    with worker_for(chosen.problem, PEER_BUILD_S) as worker:
         return worker.race(chosen.problem, chosen.plan, peers, effort, wanted.seed, detailed=True)
 
 

@@ -42,6 +42,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.ForeignFile, BAD_PLAN),
     (errors.WrongResult, WRONG_NUMBERS),
     (errors.UnsupportedDevice, NO_DEVICE),
+    (errors.NotEnoughMemory, NO_DEVICE),
     (NoUsableDevice, NO_DEVICE),
     (errors.Busy, BUSY),
     (PlantuneError, FAILED),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,11 +171,16 @@ def require_device(arch: str, what: str) -> None:
         ) from error
 
 
-def worker_for(arch: str, build_s: float | None = None) -> Worker:
+def worker_for(problem: Problem, build_s: float | None = None) -> Worker:
     """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
     worker that waits in reserve.
+
+    Raises NotEnoughMemory where there is no room for the problem.
     """
     from plantune.measure.client import Limits, Worker
+    from plantune.measure.room import require_room
 
-    limits = Limits() if build_s is None else Limits(build_s=build_s)
-    return Worker(limits=limits, reserve=None if arch == "cpu" else arch)
+    usual = Limits()
+    memory_bytes = max(usual.memory_bytes, 2 * require_room(problem))
+    limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
+    return Worker(limits=limits, reserve=None if problem.arch == "cpu" else problem.arch)

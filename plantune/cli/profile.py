@@ -58,7 +58,7 @@ def profile_command(
         return
     from plantune.report.layers import by_layer, by_step
 
-    with worker_for(chosen.plan.arch) as worker, database(place) as opened:
+    with worker_for(chosen.problem) as worker, database(place) as opened:
         stored = None if fresh else opened
         framework = _timed(worker, stored, chosen, _framework_plan(chosen))
         planned = _timed(worker, stored, chosen, chosen.plan)
@@ -77,7 +77,7 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
     if chosen.plan.mode == "train":
         raise click.UsageError("--levels tells of inference; a plan for training has no norms left")
     rows = []
-    with worker_for(chosen.plan.arch) as worker:
+    with worker_for(chosen.problem) as worker:
         for level in levels(chosen.problem, chosen.plan):
             rows.append(level_row(level, worker.pass_cost(level.graph, level.plan, RUNS)))
     console.say(levels_table(rows, console.width))

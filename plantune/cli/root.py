@@ -13,6 +13,7 @@ import click
 from plantune import __version__
 from plantune.cli.console import any_locale, close_quietly, dumps, note, shown_warnings
 from plantune.cli.exit_codes import EXPECTED, FAILED, MEANINGS, USAGE, exit_code
+from plantune.errors import WorkerDied, WorkerFailed
 
 # In the order of a user's way; each is `plantune.cli.<module>:<command>`.
 COMMANDS = {
@@ -31,6 +32,7 @@ COMMANDS = {
 NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
 )
+TRACE = "Traceback (most recent call last)"
 EXIT_CODES = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
 
 
@@ -113,9 +115,23 @@ def _message(error: BaseException) -> str:
     if isinstance(error, click.Abort):
         return "interrupted"
     text = error.format_message() if isinstance(error, click.ClickException) else str(error)
+    if isinstance(error, (WorkerDied, WorkerFailed)) and "\n" in text:
+        return _told_by_worker(text)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         text = f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
     return " ".join(text.split()) if isinstance(error, click.ClickException) else text
+
+
+def _told_by_worker(text: str) -> str:
+    """How a worker ended, without the trace that it left; that goes to a file."""
+    from plantune.build_log import keep_log
+
+    lines = text.strip().splitlines()
+    # Python's last line names the error; other traces end anywhere.
+    cause = f" {lines[-1].strip()}" if TRACE in text else ""
+    path = keep_log(text)
+    log = "" if path is None else f"; all that it said is in {path}"
+    return f"{lines[0].removesuffix('; it printed:')}{cause}{log}"
 
 
 @click.group(

@@ -223,9 +223,11 @@ def _run(
     from plantune.search.search import Search
 
     settings = _settings(keeping, how)
-    search = Search(key.problem(), settings, keeping, environment, watch)
+    problem = key.problem()
+    worker = worker_for(problem)  # before anything begins, whether it has room
+    search = Search(problem, settings, keeping, environment, watch)
     try:
-        with worker_for(key.arch) as worker:
+        with worker:
             return search.run(worker)
     except KeyboardInterrupt:
         watch.line.end()

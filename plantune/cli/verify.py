@@ -63,7 +63,7 @@ def verify_command(
     _say_match(console, chosen)
     from plantune.measure.timing import Effort
 
-    with worker_for(chosen.plan.arch) as worker:
+    with worker_for(chosen.problem) as worker:
         rows = _checked_steps(console, worker, chosen)
         race = worker.race(chosen.problem, chosen.plan, ("eager",), Effort(budget_s=budget))
     console.say(bold(f"{counted(len(rows), 'step')} and the whole are right; {verdict(race)}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def statuses(run: Run) -> list[str]:
     [
         (UnsupportedDevice("the GPU for sm90 does not answer any more"), 6),
         (WorkerDied("the measuring worker did not start: took too long"), 1),
-        (WorkerFailed("the measuring worker failed:\nKeyError"), 1),
+        (WorkerFailed("the measuring worker failed:\nKeyError: 'x'"), 1),
         (MeasureTimeout("time took over 60 s; the worker was killed"), 1),
     ],
 )
@@ -90,3 +91,50 @@ def test_a_plan_that_is_wrong_or_does_not_run_is_not_kept(
     ends_with(error)
     assert run("search", "--batch", 1).exit_code == code
     assert statuses(run) == []
+
+
+@pytest.mark.parametrize("command", ["search", "bench", "verify", "profile"])
+def test_what_has_no_room_is_refused_before_it_begins(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    store: Callable[..., int],
+    plan: Plan,
+    worker: FakeWorker,
+    command: str,
+) -> None:
+    store(plan)
+    monkeypatch.setattr("plantune.measure.room.free_bytes", lambda device: 1 << 20)
+    result = run(command, "--batch", 1)
+    assert result.exit_code == 6
+    assert "needs about 0.1 GiB of memory, and 0.0 GiB are free here" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+TRACE = """Traceback (most recent call last):
+  File "worker.py", line 9, in serve
+RuntimeError: could not create a memory object"""
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            WorkerFailed(f"the measuring worker failed:\n{TRACE}"),
+            "the measuring worker failed: RuntimeError: could not create a memory object; all",
+        ),
+        (
+            WorkerDied("the worker died during time: SIGSEGV; it printed:\nFatal\n  File x"),
+            "the worker died during time: SIGSEGV; all",
+        ),
+    ],
+)
+def test_a_workers_trace_goes_to_a_file(
+    run: Run, ends_with: Callable[..., None], error: Exception, told: str, cache: Path
+) -> None:
+    ends_with(error)
+    result = run("search", "--batch", 1)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert f"error: {told} that it said is in {cache}" in last
+    assert "File" not in result.stderr
+    assert Path(last.partition(" is in ")[2]).read_text() == str(error)

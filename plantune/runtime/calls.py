@@ -68,30 +68,51 @@ class Planned:
         self.pool = pool
         self.outputs = outputs
         self.threads = _threads() if device.type == "cpu" else 0
-        self.runner = _runner_of(pool)
         self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
-        how = "captured" if device.type == "cuda" else "planned"
-        self.call = LastCall(how, f"plan {pool.plan.digest[:12]} covers it")
-        if self.runner is not None:
-            without = pool.plan.origin == "default"
-            why = "nothing faster is known" if without else "the plan says that it was faster"
-            self.call = LastCall(self.runner.name, why)
+        self.how = "captured" if device.type == "cuda" else "planned"
+        self.runner = self._runner()
+        self.call = self._call(self.how if self.runner is None else self.runner.name)
 
     @property
     def is_eager(self) -> bool:
         """Whether eager runs such calls from now on."""
-        return self.runner is not None and self.runner.name == EAGER and self.runner.is_settled
+        runner = self.runner
+        return runner is not None and runner.name == EAGER and runner.is_settled
 
+    def settle(self) -> None:
+        """Takes over what calls have shown since the last look."""
+        if isinstance(self.runner, Contest) and self.runner.name == PROGRAM:
+            self.runner = None
+        how = self.how if self.runner is None else self.runner.name
+        if self.call.how != how:
+            self.call = self._call(how)
 
-def _runner_of(pool: Pool) -> Runner | Contest | None:
-    """What of the framework's runs in place of the plan's program."""
-    name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
-    if name == PROGRAM:
-        return None
-    computes = not trains and not pool.graph.updates and pool.space.arch.kind == "cpu"
-    if pool.plan.origin == "default" and computes:
-        return Contest(pool.held)
-    return Runner(name, pool.held, trains=trains)
+    def _call(self, how: str) -> LastCall:
+        plan = self.pool.plan
+        if how == self.how:
+            return LastCall(how, f"plan {plan.digest[:12]} covers it")
+        if plan.origin == "default":
+            return LastCall(how, "nothing faster is known")
+        if plan.run_by(frozen=self.pool.frozen) == how:
+            return LastCall(how, "the plan says that it was faster")
+        return LastCall(how, "the plan is of another machine, and was not faster here by now")
+
+    def _runner(self) -> Runner | Contest | None:
+        """What runs in place of the plan's program, or beside it until one is known to be faster.
+
+        On a GPU a plan serves all of its arch; CPUs differ more.
+        """
+        pool = self.pool
+        name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
+        if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
+            if pool.match == "compatible" and name == PROGRAM:
+                return Contest(pool.held, frozen=pool.frozen, program=self._of_program)
+            if pool.plan.origin == "default" and name != PROGRAM:
+                return Contest(pool.held, frozen=pool.frozen)
+        return None if name == PROGRAM else Runner(name, pool.held, trains=trains)
+
+    def _of_program(self, x: Tensor) -> Any:
+        return self.outputs.of(self.pool.run(x))
 
 
 class Calls:
@@ -201,8 +222,9 @@ class Calls:
         trained = self._trained(form, x)
         try:
             kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained)
-            if kept is not None and kept.runner is not None:
-                return self._by_runner(kept, x, began_s)
+            runner = None if kept is None else kept.runner  # which another thread may settle
+            if kept is not None and runner is not None:
+                return self._by_runner(kept, runner, x, began_s)
             reason = form.why_not if kept is None else _why_not_now(kept, trained)
             if kept is not None and reason is None:
                 return self._run(kept, form, x, trained)
@@ -222,12 +244,13 @@ class Calls:
         assert self._eager is not None
         return self.framework.by(self.reference, x, self._eager.call)
 
-    def _by_runner(self, kept: Planned, x: Tensor, began_s: float) -> Any:
+    def _by_runner(self, kept: Planned, runner: Runner | Contest, x: Tensor, began_s: float) -> Any:
         if kept.is_eager:
             self._eager, self._unlooked = kept, UNLOOKED_CALLS
             return self._eagerly(x)
-        assert kept.runner is not None
-        return self.framework.by(partial(kept.runner, began_s=began_s), x, kept.call)
+        result = self.framework.by(partial(runner, began_s=began_s), x, kept.call)
+        kept.settle()
+        return result
 
     def _kind_of(self, trained: Trained) -> Kind:
         return trained, _threads() if self._on_cpu else 0

@@ -1,15 +1,19 @@
-"""Finds the fastest of the framework's ways for a module without a plan, in its own first calls."""
+"""Finds the fastest way for a module without a plan, or with one of another machine, in its own
+first calls.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plantune.plan import EAGER, LIVE_RUNNERS, PROGRAM
+from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.runners import WAYS, Runner
 
@@ -23,22 +27,47 @@ WORTH = 0.95
 HOPELESS = 1.5
 
 
+class PlansProgram:
+    """A plan that was measured on another machine, as one of the ways."""
+
+    name = PROGRAM
+    why_not = None
+
+    def __init__(self, run: Callable[[Tensor], Any]) -> None:
+        self._run = run
+
+    def __call__(self, x: Tensor) -> Any:
+        return self._run(x)
+
+
+Entrant = Runner | PlansProgram
+
+
 class Contest:
     """Runs each call in one of the ways, all of which give the same, and times it; then in the one
-    that is faster beyond doubt, else in eager.
+    that is faster beyond doubt, else in eager. `program` is what the plan of another machine gives.
     """
 
-    def __init__(self, held: HeldTensors) -> None:
-        names = (name for name in LIVE_RUNNERS if name not in (PROGRAM, EAGER))
+    def __init__(
+        self,
+        held: HeldTensors,
+        *,
+        frozen: bool = False,
+        program: Callable[[Tensor], Any] | None = None,
+    ) -> None:
+        known = FROZEN_RUNNERS if frozen else LIVE_RUNNERS
+        names = (name for name in known if name not in (PROGRAM, EAGER))
         filters = any(p.dim() == 4 for p in held.module.parameters())
-        self._left = [
+        self._left: list[Entrant] = [
             Runner(name, held) for name in names if filters or not WAYS[name].channels_last
         ]
+        if program is not None:
+            self._left.insert(0, PlansProgram(program))
         self._eager = Runner(EAGER, held)
         self._times: dict[str, list[float]] = {}
         self._lock = threading.Lock()
         self._calls = 0
-        self.winner: Runner | None = None
+        self.winner: Entrant | None = None
 
     @property
     def name(self) -> str:
@@ -58,17 +87,17 @@ class Contest:
             self._note(runner, time.perf_counter() - began_s)
         return result
 
-    def _next(self) -> Runner:
+    def _next(self) -> Entrant:
         if torch.are_deterministic_algorithms_enabled():
             return self._eager
         with self._lock:
             self._calls += 1
             if self._calls <= EAGER_CALLS:
                 return self._eager
-            turns = [self._eager, *self._left]
+            turns: list[Entrant] = [self._eager, *self._left]
             return turns[self._calls % len(turns)]
 
-    def _note(self, runner: Runner, seconds: float) -> None:
+    def _note(self, runner: Entrant, seconds: float) -> None:
         with self._lock:
             times = self._times.setdefault(runner.name, [])
             times.append(seconds)
@@ -78,7 +107,7 @@ class Contest:
             if all(len(self._timed(r)) >= TIMED for r in self._left):
                 self._decide()
 
-    def _timed(self, runner: Runner) -> list[float]:
+    def _timed(self, runner: Entrant) -> list[float]:
         return self._times.get(runner.name, [])[UNTIMED:]
 
     def _drop_losers(self) -> None:
@@ -94,7 +123,8 @@ class Contest:
 
     def _decide(self) -> None:
         eager = self._timed(self._eager)
-        best = min(self._left, key=lambda r: median(self._timed(r)), default=self._eager)
+        ranked = sorted(self._left, key=lambda r: median(self._timed(r)))
+        best = ranked[0] if ranked else self._eager
         times = self._timed(best)
         sure = bool(eager) and all(WORTH * by(eager) >= by(times) for by in (min, median))
         self.winner = best if sure else self._eager

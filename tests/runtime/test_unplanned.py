@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.environment import cpu_environment
 from plantune.errors import InputMismatch
-from plantune.plan import EAGER
+from plantune.plan import EAGER, PROGRAM
+from plantune.plan_db import PlanDatabase
 from plantune.runtime import calls, choose, contest
 from plantune.runtime.contest import EAGER_CALLS, TIMED, UNTIMED, Contest
 from plantune.runtime.live_state import HeldTensors
@@ -52,7 +55,7 @@ class Clock:
 def race(monkeypatch):
     """The names of the ways that ran, where each takes so long."""
 
-    def calls_of(module, seconds, calls=ENOUGH):
+    def calls_of(module, seconds, calls=ENOUGH, **options):
         clock = Clock(seconds)
 
         def run(runner, x):  # a function of the class, unlike the bound one
@@ -60,7 +63,7 @@ def race(monkeypatch):
 
         monkeypatch.setattr(contest.Runner, "__call__", run)
         monkeypatch.setattr(contest.time, "perf_counter", clock)
-        found = Contest(HeldTensors(module))
+        found = Contest(HeldTensors(module), **options)
         return [found(None, clock.now) for _ in range(calls)]
 
     return calls_of
@@ -103,6 +106,12 @@ class TestContest:
             assert set(race(CONV, {**ALL, "torchscript-traced": 0.5})) == {"eager"}
         finally:
             torch.use_deterministic_algorithms(False)
+
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_ways_that_freeze_weights_take_part_where_these_are_frozen(self, race, frozen):
+        seconds = {**ALL, "torchscript": 0.5, "torchscript-channels-last": 0.9}
+        ran = race(CONV, seconds, 2 * ENOUGH, frozen=frozen)
+        assert ran[-1] == ("torchscript" if frozen else "eager")
 
     def test_real_calls_are_right_all_along(self, randomise):
         module = randomise(nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 8, 3)))
@@ -173,3 +182,43 @@ class TestEager:
                 each(x).square().sum().backward()
         assert torch.equal(model.weight.grad, twin.weight.grad)
         assert model.last_call().how == "eager"
+
+
+class TestPlanOfAnotherMachine:
+    """It is right here, and whether it is faster its calls show."""
+
+    @pytest.fixture
+    def model(self):
+        module = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
+        x = torch.randn(2, 4, 16, 16)
+        plan = replace(optimize(module, x).plan, origin="measured", runner=PROGRAM)
+        with PlanDatabase.open() as database:
+            database.put_plan(plan, replace(cpu_environment(), device_digest="another"))
+        return optimize(module, x), x
+
+    @pytest.mark.parametrize(("us", "how"), [(0.1, "planned"), (0.97, "eager"), (3.0, "eager")])
+    def test_it_runs_where_it_is_faster(self, model, monkeypatch, us, how):
+        tuned, x = model
+        clock, seconds = Clock({**ALL, PROGRAM: us}), {**ALL, PROGRAM: us}
+        for kind in (contest.Runner, contest.PlansProgram):
+            call = kind.__call__
+
+            def run(runner, x, call=call):
+                clock.now += seconds[runner.name]
+                return call(runner, x)
+
+            monkeypatch.setattr(kind, "__call__", run)
+        monkeypatch.setattr(contest.time, "perf_counter", clock)
+        monkeypatch.setattr(calls, "perf_counter", clock)
+        for _ in range(2 * ENOUGH):
+            torch.testing.assert_close(tuned(x), tuned.reference(x), rtol=1e-4, atol=1e-5)
+        assert tuned.last_call().how == how
+
+    def test_one_of_this_very_machine_runs_at_once(self, model):
+        tuned, x = model
+        plan = tuned.plan
+        with PlanDatabase.open() as database:
+            database.put_plan(plan, cpu_environment())
+        again = optimize(tuned.reference, x)
+        again(x)
+        assert again.last_call().how == "planned"

@@ -23,6 +23,7 @@ from plantune.plan import EAGER, PROGRAM, Plan, check_plan
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan, problem_of
 from plantune.proofs import is_proved, remember_proof
+from plantune.rivals import loss_text
 from plantune.runtime.framework import Options
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
@@ -53,6 +54,13 @@ class NoStoredPlan(UserWarning):
 
 class PredictedPlan(UserWarning):
     """A plan was predicted for this kind of GPU, and never measured."""
+
+
+class LosingPlan(UserWarning):
+    """torch.compile was faster than a plan in the race that it was stored with."""
+
+
+_told: set[str] = set()
 
 
 def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Options) -> Pool:
@@ -128,6 +136,7 @@ def _pool_of_stored(
         text = f"the stored plan {found.id} cannot run here, the framework's kernels do: {why_not}"
         _without_plan(text, options.fallback)
         return None
+    _tell_of_loss(found.plan, options.fallback)
     if found.plan.origin == "predicted":
         warnings.warn(
             f"the plan for {found.plan.network} was predicted for {found.plan.arch}, nothing of it "
@@ -136,6 +145,19 @@ def _pool_of_stored(
             stacklevel=2,
         )
     return pool
+
+
+def _tell_of_loss(plan: Plan, fallback: str) -> None:
+    """Once in a process."""
+    text = loss_text(plan.evidence)
+    if text is None or fallback == "silent" or plan.digest in _told:
+        return
+    _told.add(plan.digest)
+    warnings.warn(
+        f"{plan.network}, batch {plan.batch}: {text}; `plantune search` may find a faster plan",
+        LosingPlan,
+        stacklevel=2,
+    )
 
 
 def _prove(

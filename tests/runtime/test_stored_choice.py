@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from plantune import load_model, optimize
+from plantune import load_model, optimize, rivals
 from plantune.environment import cpu_environment
 from plantune.errors import (
     BuildError,
@@ -169,6 +169,33 @@ class TestProof:
             database.put_plan(replace(plan, runner="eager"), cpu_environment())
         loaded()
         assert proved == []
+
+
+class TestLoss:
+    """A plan that lost to torch.compile says so once, and runs all the same."""
+
+    @pytest.fixture
+    def lost(self, plan, monkeypatch):
+        monkeypatch.setattr(choose, "_told", set())
+        evidence = Attrs({rivals.LOST_TO: "compile-default", rivals.LOSS: 1.25})
+        lost = replace(plan, evidence=evidence)
+        with PlanDatabase.open() as database:
+            database.put_plan(lost, cpu_environment())
+        remember_proof(lost, cpu_environment())
+        return lost
+
+    def test_it_is_said_once(self, lost):
+        model, ((kind, text),) = loaded()
+        assert model.plan == lost
+        assert kind is choose.LosingPlan
+        assert "batch 1: compile-default was faster: a call takes 1.25 of its time" in text
+        assert loaded()[1] == []
+
+    @pytest.mark.usefixtures("lost")
+    def test_not_where_nothing_is_to_be_said(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load_model(NAME, batch=1, fallback="silent")(torch.randn(1, 3, 64, 64))
 
 
 class TestThreads:

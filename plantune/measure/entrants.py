@@ -18,7 +18,6 @@ from plantune.device import device_for
 from plantune.env import NO_COMPILER, cxx_compiler
 from plantune.errors import BuildError, WrongResult
 from plantune.graph.types import DTYPES, TensorType
-from plantune.measure.numerics import TOLERANCES
 from plantune.measure.timing import Call
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run, Way
 from plantune.models.registry import network
@@ -26,6 +25,7 @@ from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.arch import load_arch
+from plantune.tolerances import tolerance
 
 PLANTUNE, PLANTUNE_FROZEN = "plantune", "plantune-frozen"
 # torch.compile records its graphs in the second and third call, TorchScript compiles in the second.
@@ -72,7 +72,7 @@ class Entrants:
         double = copy.deepcopy(self._module).double()
         self._exact = [self._output(double, x.double()) for x in self._images[:2]]
         eager = self._output(copy.deepcopy(self._module), self._images[0])
-        self._bound = 2 * _error(eager, self._exact[0]) + 4 * TOLERANCES[problem.dtype]
+        self._bound = 2 * _error(eager, self._exact[0]) + tolerance("race", problem.dtype)
         self._dy = torch.randn(eager.shape, dtype=dtype).to(self.device.place)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +18,8 @@ from plantune.measure.distance import Exact
 from plantune.measure.scenes import LARGE, Kin, Scene, Scenes
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
+from plantune.tolerances import tolerance
 
-# The tiny constant beside twice PyTorch's own error, as a part of the result's size: some roundings
-# of the dtype, for a kernel that sums in another order.
-TOLERANCES: Mapping[str, float] = {
-    "float64": 1e-14,
-    "float32": 1e-6,
-    "float16": 1e-3,
-    "bfloat16": 8e-3,
-}
 # What transforms its input loses some digits beside a large one, and is not wrong.
 LARGE_SLACK = 8.0
 
@@ -137,9 +130,9 @@ def _judged(trial: Trial, results: Values, scene: Scene, *, slack: float = 1.0) 
 
 def _distances(result: Tensor, exact: Exact, own: Sequence[float]) -> Iterator[Distance]:
     """Of each kind, against twice PyTorch's own error; what is no float is exact."""
-    tolerance = TOLERANCES.get(str(result.dtype).removeprefix("torch."))
+    allowed = tolerance("step", result.dtype, result.numel())
     for error, theirs in zip(exact.errors(result), own, strict=True):
-        yield Distance(error, 0.0 if tolerance is None else 2 * theirs + tolerance)
+        yield Distance(error, 2 * theirs + allowed if result.is_floating_point() else 0.0)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

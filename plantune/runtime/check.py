@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from plantune.errors import WrongResult
 from plantune.runtime.copies import copied
-from plantune.runtime.distances import CONSTANTS
 from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
+from plantune.tolerances import tolerance
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ def check(tuned: TunedModule, *inputs: Any) -> CheckResult:
 
 def _compared(ours: Tensor, theirs: Tensor, exact: Tensor, call: LastCall) -> CheckResult:
     framework = _error(theirs, exact)
-    # Half a rounding of the largest value: on one input the framework's own error may be luck.
-    half = torch.finfo(ours.dtype).eps / 2 if ours.is_floating_point() else 0.0
-    bound = 2 * framework + max(CONSTANTS.get(ours.dtype, half), torch.finfo(torch.float64).tiny)
+    least = torch.finfo(torch.float64).tiny  # of counters, which are exact
+    bound = 2 * framework + max(tolerance("check", ours.dtype), least)
     return CheckResult(_error(ours, exact), framework, bound, call)
 
 

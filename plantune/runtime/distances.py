@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from plantune.graph.graph import Graph
+from plantune.tolerances import tolerance
 
 Results = dict[str, Tensor]
 GRADIENT = "the gradient of "
-# Beside twice the framework's own error. Winograd and Karatsuba tiles lose up to three bits, as the
-# search allows; in 16 bits they are not used. For float64 there is nothing wider to judge by.
-CONSTANTS = {torch.float64: 1e-10, torch.float32: 1e-6}
-SUM_ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -73,13 +70,18 @@ def distances(
                 _part(_norm_of_error(name, results, exact, kind), _norm(size, kind))
                 for results in (ours, theirs)
             )
-            yield what, Distance(own, other, _constant(ours[name]))
+            yield what, Distance(own, other, _tolerance("network", ours[name]))
     for name in exact:
         if name.startswith(GRADIENT):
             own, other = (
                 _norm_of_error(name, results, exact, 2) ** 2 for results in (ours, theirs)
             )
-            yield name, Pooled.of((own, other, _size(name, exact) ** 2), _of_sum(ours[name]))
+            yield (
+                name,
+                Pooled.of(
+                    (own, other, _size(name, exact) ** 2), _tolerance("gradient", ours[name])
+                ),
+            )
 
 
 def joined(before: Mapping[str, Distance], now: Mapping[str, Distance]) -> Distances:
@@ -119,18 +121,5 @@ def _size(name: str, exact: Results) -> float:
     return max(_norm(exact[n].double(), 2) for n in (alike if single else [name]))
 
 
-def _constant(result: Tensor) -> float:
-    """What is added to the bound. In 16 bits it is what storing the result rounds, as a part of
-    the framework's error that it may escape by luck: that goes down with the number of elements.
-    """
-    if not result.is_floating_point():
-        return 0.0
-    rounding = torch.finfo(result.dtype).eps / 2
-    return CONSTANTS.get(result.dtype, rounding / math.sqrt(max(result.numel(), 1)))
-
-
-def _of_sum(result: Tensor) -> float:
-    """What is added for a gradient. It may be a sum over all pixels that nearly cancels, and that
-    kernels store in 16 bits several times on the way where torch's own keep it in float32.
-    """
-    return CONSTANTS.get(result.dtype, SUM_ROUNDINGS * torch.finfo(result.dtype).eps)
+def _tolerance(of: str, result: Tensor) -> float:
+    return tolerance(of, result.dtype, result.numel())

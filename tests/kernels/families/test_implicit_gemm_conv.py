@@ -14,9 +14,10 @@ from plantune.kernels.cutlass.launch import ConvOperands, ConvProblem, Report
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.families.implicit_gemm_conv import FAMILY
 from plantune.kernels.registry import candidates
-from plantune.measure.numerics import TOLERANCES, check
+from plantune.measure.numerics import check
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
+from plantune.tolerances import TABLE, Tolerance
 from plantune.values import Attrs
 
 SMALL = Attrs(
@@ -313,7 +314,7 @@ class TestOnTheGpu:
                 if candidate.config["math"] != "tf32" or error.bound > FLOAT32_BOUND:
                     raise
             with monkeypatch.context() as patch:
-                patch.setitem(TOLERANCES, "float32", TF32_ROUNDING)
+                patch.setitem(TABLE["step"], "float32", Tolerance(TF32_ROUNDING, "tf32 rounds"))
                 return check(step, candidate, space)
 
         return run

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,32 +24,53 @@ from plantune.runtime import choose
 ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
-
-
 T = TypeVar("T")
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and torch stay until the end: no collection looks through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
+    # Without a GPU `torch.manual_seed` would keep the stack of each call for when there is one.
+    seed = torch if torch.cuda.is_available() else torch.default_generator
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed.manual_seed(0)
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """A shell starts what runs in its background deaf to SIGINT, which some tests send."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
-def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled kernels of this run, which all of its processes and tests share."""
+def binaries(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled kernels, which all processes of this run share with those of the next.
+
+    The name of each is the digest of all that it was compiled from, the compiler and the headers
+    included: where any of that changed, it is compiled. `pytest --cache-clear` forgets them, with
+    `-p no:cacheprovider` none outlives the run.
+    """
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "binaries"
-    folder.mkdir(exist_ok=True)
+    run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    cache = getattr(pytestconfig, "cache", None)
+    folder = cache.mkdir("binaries") if cache else run / "binaries"
+    for part in ("cuda", "cpu"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
     return folder
 
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory, binaries: Path) -> Iterator[None]:
-    """Kernels and plans of this run only: what a user searched for decides no test."""
+    """Plans of this run only: what a user searched for decides no test."""
     folder = tmp_path_factory.mktemp("cache")
-    (folder / "cuda").symlink_to(binaries)
+    for part in binaries.iterdir():
+        (folder / part.name).symlink_to(part)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, "PLANTUNE_CACHE_DIR", str(folder))
         yield

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from plantune.errors import ForeignFile, InvalidGraph, InvalidPlan
-from plantune.files import read_regular
+from plantune.errors import InvalidGraph, InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition, partition_into
 from plantune.kernels.family import Candidate
@@ -21,7 +19,6 @@ from plantune.values import Attrs, canonical, digest
 FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
 FORMATS = {"branches": 2, "frozen_runner": 3}
-SIZE_LIMIT_BYTES = 16 << 20
 MODES = ("infer", "train")
 PROGRAM, EAGER = "program", "eager"
 # Who runs the network: the plan's program, or a way of the framework's that was faster as a whole.
@@ -110,15 +107,6 @@ class Plan:
         except (ValueError, RecursionError) as error:
             raise InvalidPlan(f"this is not JSON: {error}") from error
         return plan_from_json(data)
-
-    @staticmethod
-    def load(path: Path) -> Plan:
-        try:
-            return Plan.loads(read_regular(path, SIZE_LIMIT_BYTES).decode())
-        except (OSError, UnicodeDecodeError, ForeignFile) as error:
-            raise InvalidPlan(f"{path}: cannot be read: {error}") from error
-        except InvalidPlan as error:
-            raise InvalidPlan(f"{path}: {error}") from error
 
 
 def _refuse_constant(name: str) -> Any:

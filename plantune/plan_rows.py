@@ -307,6 +307,13 @@ def find_plan(
     free = ("network", "arch")
     where = {name: getattr(problem, name) for name in PROBLEM if name not in free}
     stored = read_plans(connection, {**where, "status": status})
+    return best_of(stored, problem, environment)
+
+
+def best_of(
+    stored: Iterable[StoredPlan], problem: ProblemKey, environment: Environment
+) -> Found | None:
+    """As `find_plan`, of plans that all have the problem's graph."""
     return best(_found(item, problem, environment) for item in stored)
 
 

@@ -54,9 +54,11 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
     All of them or none, after every value in it was checked.
     """
     from plantune.plan_db import import_plans
+    from plantune.plan_db.exchange import read_export
 
     if not os.path.lexists(file):
         raise click.BadParameter(f"{file}: is not there", param_hint="'FILE'")
+    read_export(file)  # before a database is made for what may be refused
     with database(place, read_only=False) as opened:
         plans = import_plans(file, opened)
         kept = all(lies_in_file(opened.path, plan) for plan in plans)

@@ -1,4 +1,4 @@
-"""`plantune plans`: what is stored - list, show, diff, rm."""
+"""`plantune plans`: what is stored - list, show, diff, export, rm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import click
 
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import database, environment_here, stored_plan
-from plantune.cli.options import ModelName, common_options, example
+from plantune.cli.options import FILE, ModelName, common_options, example
+from plantune.errors import InvalidPlan
+from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import config_text
 from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text, runner_text
 
@@ -26,7 +28,7 @@ FOOTNOTES = {"*": NO_COMPILED, "?": UNKNOWN}
 
 @click.group("plans", epilog=example("plantune plans list"))
 def plans_command() -> None:
-    """Lists, shows, compares and removes stored plans."""
+    """Lists, shows, compares, exports and removes stored plans."""
 
 
 @plans_command.command("list", epilog=example("plantune plans list --model resnet18"))
@@ -145,6 +147,37 @@ def diff_command(console: Console, place: Path | None, first: int, second: int) 
         found = difference(stored_plan(opened, first), stored_plan(opened, second))
     console.say(difference_text(found, console.width))
     console.emit({"first": first, "second": second, **found.to_json()})
+
+
+@plans_command.command("export", epilog=example("plantune plans export 3 > plan.json"))
+@common_options()
+@click.argument("id", type=ID)
+@click.argument("file", type=FILE, required=False)
+def export_command(console: Console, place: Path | None, id: int, file: Path | None) -> None:
+    """Prints the plan with this ID as JSON, or writes it to FILE.
+
+    `plantune.load_model` and `plantune.optimize` take such a file as `plan`.
+    """
+    with database(place) as opened:
+        plan = stored_plan(opened, id).plan
+    if file is None:
+        click.echo(plan.dumps())
+        return
+    require_replaceable(file, "a plan", _is_plan)
+    write_whole(file, (plan.dumps() + "\n").encode())
+    console.say(f"{file}: plan {id}, {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}")
+    console.emit({"file": str(file), "plan_id": id})
+
+
+def _is_plan(content: bytes) -> bool:
+    """Whether these bytes are an earlier plan."""
+    from plantune.plan import Plan
+
+    try:
+        Plan.loads(content.decode())
+    except (UnicodeDecodeError, InvalidPlan):
+        return False
+    return True
 
 
 @plans_command.command("rm", epilog=example("plantune plans rm 1 2"))

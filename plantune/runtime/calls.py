@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.environment import arch_of, why_no_plans
+from plantune.environment import arch_of, environment_of, why_no_plans
 from plantune.errors import (
     CaptureError,
     InputMismatch,
@@ -26,6 +26,8 @@ from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.graph.types import TensorType
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan
+from plantune.plan_file import PlanFile
+from plantune.planning import problem_of
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
@@ -160,11 +162,15 @@ class Calls:
             trained = self._expected_trained()
             self._extracted(None if trained is None else self._form.wanted(trained))
 
-    def _check_given_plan(self, graph: Graph, plan: Plan) -> None:
+    def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:
+        if isinstance(plan, PlanFile):
+            problem = problem_of(graph, self._space(), network=self.options.name)
+            plan = plan.plan_for(problem, environment_of(self._device))
         if plan.graph != graph.digest:
             raise InvalidPlan(
-                f"the given plan is for graph {plan.graph[:12]}, but {self.options.name} with "
-                f"input {self.input_type.shape} in mode {self.options.mode} is {graph.digest[:12]}"
+                f"the given plan is for other layers: it is for {plan.network}, batch "
+                f"{plan.batch}, {plan.mode}, {plan.dtype}, and this is {self.options.name} with "
+                f"input {self.input_type.shape}, {self.options.mode}, {self.input_type.dtype}"
             )
         check_plan(plan, graph, self._space())
 

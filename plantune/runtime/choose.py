@@ -20,6 +20,7 @@ from plantune.errors import (
 )
 from plantune.graph.graph import Graph
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan
+from plantune.plan_file import PlanFile
 from plantune.plan_rows import Found, ProblemKey
 from plantune.planning import default_plan, problem_of
 from plantune.proofs import is_proved, remember_proof
@@ -70,13 +71,14 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
     `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
     stored, there is a word only for a `known` network, for which a search can find something.
     """
-    given, frozen, name = options.plan, options.frozen, options.name
+    frozen, name = options.frozen, options.name
     here = environment_of(device_of(held.module, held.otherwise))
-    if given is not None and given.graph == graph.digest:
+    given = _given(options.plan, graph, space, name, here)
+    if given is not None:
         check_plan(given, graph, space)
         _prove(given, graph, space, held, here, frozen=frozen)
         return Pool(graph, given, space, held, frozen=frozen)
-    if given is None:
+    if options.plan is None:
         problem = problem_of(graph, space, network=name)
         found = find_stored_plan(problem, here)
         if found is not None and found.match != "foreign":
@@ -88,6 +90,16 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
     plain = default_plan(graph, space, network=name)
     plain = replace(plain, runner=UNPLANNED[space.arch.kind])
     return Pool(graph, plain, space, held, frozen=frozen)
+
+
+def _given(
+    plan: Plan | PlanFile | None, graph: Graph, space: SearchSpace, name: str, here: Environment
+) -> Plan | None:
+    """The plan that the user gave, if it is one for this graph and kind of chip."""
+    if isinstance(plan, PlanFile):
+        found = plan.find(problem_of(graph, space, network=name), here)
+        return None if found is None or found.match == "foreign" else found.plan
+    return plan if plan is not None and plan.graph == graph.digest else None
 
 
 def _what_is_missing(problem: ProblemKey, graph: Graph, found: Found | None) -> str:

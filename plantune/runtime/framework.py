@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from plantune.env import is_disabled, is_logging
 from plantune.errors import InputMismatch
 from plantune.plan import Plan
+from plantune.plan_file import PlanFile
 
 
 class UnplannedCall(UserWarning):
@@ -37,7 +38,7 @@ class Options:
 
     name: str
     mode: str
-    plan: Plan | None
+    plan: Plan | PlanFile | None
     known: bool
     fallback: str
     frozen: bool = False

@@ -14,6 +14,7 @@ from plantune.environment import why_no_plans
 from plantune.graph.types import TensorType, dtype_name
 from plantune.models.registry import network
 from plantune.plan import Plan
+from plantune.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied
 from plantune.runtime.module import TunedModule, input_type_of
 
@@ -47,9 +48,11 @@ def load_model(
 
     `device` is the GPU where there is one, else the CPU; `dtype` float16 on the first, float32 on
     the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
-    one. Without it the plan that a search stored is used, or one that plantune ships, else the
-    framework's kernels run. Other batches run through the framework. `fallback` says whether either
-    comes with a warning, silently, or as an error, NoPlan or InputMismatch, in the first such call.
+    one: JSON of `plantune plans export`, or a database of `plantune export`, in which the plan for
+    this call is looked for. Without it the plan that a search stored is used, or one that plantune
+    ships, else the framework's kernels run. Other batches run through the framework. `fallback`
+    says whether either comes with a warning, silently, or as an error, NoPlan or InputMismatch, in
+    the first such call.
 
     Weights may change at any time. `frozen` promises that they stay until `refresh()` is called, so
     that what kernels want of them is computed once. On a GPU the network is built in channels_last.
@@ -87,9 +90,10 @@ def optimize(
     frozen: bool = False,
     fallback: str = "warn",
 ) -> TunedModule:
-    """A copy of `module` that runs from a plan for inputs like `example_input`: the given one, one
-    that a search stored for a network of the same layers, else the framework's kernels. `fallback`
-    says what becomes of a stored plan that cannot run here, and of calls that differ.
+    """A copy of `module` that runs from a plan for inputs like `example_input`: the given one (see
+    load_model), one that a search stored for a network of the same layers, else the framework's
+    kernels. `fallback` says what becomes of a stored plan that cannot run here, and of calls that
+    differ.
 
     The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
     training or eval mode that it has; `mode` says only whether gradients are planned. Parameters
@@ -126,8 +130,8 @@ def _usable(device: torch.device) -> torch.device:
     return device
 
 
-def _plan(plan: GivenPlan | None) -> Plan | None:
-    return plan if plan is None or isinstance(plan, Plan) else Plan.load(Path(plan))
+def _plan(plan: GivenPlan | None) -> Plan | PlanFile | None:
+    return plan if plan is None or isinstance(plan, Plan) else read_plan_file(Path(plan))
 
 
 def _state_dict(weights: Weights) -> Mapping[str, Tensor]:

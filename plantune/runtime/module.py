@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from plantune.graph.types import TensorType, dtype_name
 from plantune.plan import MODES, Plan
+from plantune.plan_file import PlanFile
 from plantune.runtime.calls import Calls, Stats
 from plantune.runtime.copies import rebind
 from plantune.runtime.framework import LastCall, Options, UnplannedCall
@@ -43,7 +44,7 @@ class TunedModule(nn.Module):
         *,
         name: str,
         mode: str,
-        plan: Plan | None = None,
+        plan: Plan | PlanFile | None = None,
         known: bool = False,
         fallback: str = "warn",
         frozen: bool = False,

@@ -49,12 +49,16 @@ def test_another_file_is_not_written_over(
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + b"\1" * 4096, b"x" * 2000])
-def test_what_is_no_export_is_refused_with_4(run: Run, tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_export_is_refused_with_4_and_leaves_nothing(
+    run: Run, tmp_path: Path, cache: Path, content: bytes
+) -> None:
     (tmp_path / "bad.db").write_bytes(content)
     result = run("import", tmp_path / "bad.db", "--json")
     assert result.exit_code == 4
     assert str(tmp_path / "bad.db") in object_of(result)["error"]["message"]
-    assert object_of(run("plans", "list", "--all", "--json"))["plans"] == []
+    assert not cache.exists()
+    assert run("import", tmp_path / "bad.db", "--db", tmp_path / "new.db").exit_code == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.db"]
 
 
 def test_a_link_is_refused_with_4_and_a_missing_file_is_wrong_usage(

@@ -8,8 +8,11 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from plantune.environment import cpu_environment
 from plantune.plan import Plan
+from plantune.plan_file import read_plan_file
 from plantune.values import Attrs
 
 from .conftest import Run, changed, object_of
@@ -59,7 +62,7 @@ def test_a_plan_is_shown_whole(run: Run, store: Callable[..., int], plan: Plan) 
 
 
 def test_an_unknown_id_is_no_plan(run: Run) -> None:
-    for command in (["show", "7"], ["rm", "7"], ["diff", "7", "8"]):
+    for command in (["show", "7"], ["rm", "7"], ["diff", "7", "8"], ["export", "7"]):
         result = run("plans", *command)
         assert result.exit_code == 3
         assert "7" in result.stderr
@@ -75,6 +78,27 @@ def test_a_diff_tells_steps_and_evidence(
     fused = {tuple(step["nodes"]) for step in data["only_second"]}
     assert fused == {c.nodes for c in fused_plan.choices} - {c.nodes for c in plan.choices}
     assert "no difference" in run("plans", "diff", first, first).stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_plan_goes_out_as_json(
+    run: Run, store: Callable[..., int], plan: Plan, options: tuple[str, ...]
+) -> None:
+    assert Plan.loads(run("plans", "export", store(plan), *options).stdout) == plan
+
+
+def test_a_plan_goes_into_a_file_that_plan_takes(
+    run: Run, store: Callable[..., int], plan: Plan, fused_plan: Plan, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    result = run("plans", "export", store(plan), file, "--json")
+    assert object_of(result) == {"file": str(file), "plan_id": 1}
+    assert read_plan_file(file) == plan
+    assert run("plans", "export", store(fused_plan), file).exit_code == 0
+    assert read_plan_file(file) == fused_plan
+    file.write_text("dear all")
+    assert run("plans", "export", 1, file).exit_code == 4
+    assert file.read_text() == "dear all"
 
 
 def test_plans_are_removed_all_or_none(run: Run, store: Callable[..., int], plan: Plan) -> None:

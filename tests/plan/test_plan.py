@@ -266,22 +266,6 @@ def test_a_plan_of_flipped_bytes_is_refused_or_another_plan(plan):
             assert Plan.loads(other.dumps()) == other
 
 
-def test_load_names_the_file(plan, tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_text(plan.dumps(), encoding="utf-8")
-    assert Plan.load(path) == plan
-    path.write_text(plan.dumps()[:100], encoding="utf-8")
-    with pytest.raises(InvalidPlan, match=r"plan\.json: this is not JSON"):
-        Plan.load(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidPlan, match=r"plan\.json: cannot be read"):
-        Plan.load(path)
-    with pytest.raises(InvalidPlan, match="cannot be read"):
-        Plan.load(tmp_path / "missing.json")
-    with pytest.raises(InvalidPlan, match="cannot be read"):
-        Plan.load(tmp_path)
-
-
 def test_check_plan_gives_the_steps_in_running_order(plan, graph, space):
     steps = check_plan(replace(plan, choices=plan.choices[::-1]), graph, space)
     ran: set[str] = {name for name, _ in graph.sources}

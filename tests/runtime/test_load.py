@@ -9,9 +9,17 @@ import torch
 from torch import nn
 
 from plantune import Plan, TunedModule, load_model, optimize
-from plantune.errors import InvalidPlan, UnknownNetwork, UnsupportedDevice, UnsupportedModule
+from plantune.environment import cpu_environment
+from plantune.errors import (
+    InvalidPlan,
+    NoPlan,
+    UnknownNetwork,
+    UnsupportedDevice,
+    UnsupportedModule,
+)
 from plantune.kernels.family import Candidate
 from plantune.models.se_resnet9 import se_resnet9_fixup
+from plantune.plan_db import PlanDatabase, export_plans
 from plantune.values import Attrs
 
 NAME = "se_resnet9_fixup"
@@ -139,6 +147,16 @@ class TestPlans:
         path.write_text(plan.dumps(), encoding="utf-8")
         assert load_model(NAME, batch=2, plan=path).plan == plan
 
+    def test_the_plan_is_found_in_an_exported_database(self, plan, small, images, tmp_path):
+        with PlanDatabase.open(tmp_path / "all.db") as database:
+            database.put_plan(plan, cpu_environment())
+            export_plans(database, tmp_path / "cpu.db", "cpu")
+        model = optimize(small, images, plan=tmp_path / "cpu.db")
+        assert model.plan == plan
+        assert torch.equal(model(images), optimize(small, images, plan=plan)(images))
+        with pytest.raises(NoPlan, match=r"cpu\.db: has no plan for the layers"):
+            optimize(small, images[:1], plan=tmp_path / "cpu.db")
+
     def test_a_file_that_is_none_is_refused_with_its_path(self, small, images, tmp_path):
         path = tmp_path / "plan.json"
         for text in (None, "", "{}", "[1]", "\0", '{"format": NaN}'):
@@ -157,7 +175,7 @@ class TestPlans:
             "mode": {"mode": "train"},
             "network": {},
         }[other]
-        with pytest.raises(InvalidPlan, match="graph"):
+        with pytest.raises(InvalidPlan, match="for other layers"):
             load_model("resnet18" if other == "network" else NAME, plan=plan, **options)
 
     @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""The files that `plan=` takes: one plan as JSON, or a database that `plantune export` wrote."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from plantune.environment import Environment
+from plantune.errors import ForeignFile, ForeignPlan, InvalidPlan, NoPlan
+from plantune.files import read_regular
+from plantune.plan import Plan
+from plantune.plan_rows import (
+    COMPLETE,
+    SCHEMA_VERSION,
+    Found,
+    ProblemKey,
+    StoredPlan,
+    best_of,
+    connect_read_only,
+    read_plans,
+    schema_version,
+)
+
+SIZE_LIMIT_BYTES = 16 << 20
+MAGIC = b"SQLite format 3\0"
+WAIT_S = 2.0
+NAMED = 5  # of the plans that a file has
+EXPECTED = "a plan as `plantune plans export` writes it, or a database as `plantune export` does"
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """The plans of a database that somebody gave; the one that fits is looked for in them."""
+
+    path: str
+    stored: tuple[StoredPlan, ...]
+
+    def find(self, problem: ProblemKey, here: Environment) -> Found | None:
+        """The best plan for these layers, one for another chip included."""
+        fits = [
+            item
+            for item in self.stored
+            if (item.plan.graph, item.plan.batch, item.plan.dtype, item.plan.mode)
+            == (problem.graph, problem.batch, problem.dtype, problem.mode)
+        ]
+        return best_of(fits, problem, here)
+
+    def plan_for(self, problem: ProblemKey, here: Environment) -> Plan:
+        """Raises NoPlan if there is none, ForeignPlan if all are for other chips."""
+        found = self.find(problem, here)
+        if found is None:
+            raise NoPlan(
+                f"{self.path}: has no plan for the layers of {problem.network} at batch "
+                f"{problem.batch}, {problem.mode}, {problem.dtype}; it has {self._named()}"
+            )
+        if found.match == "foreign":
+            expected = f"{here.arch} ({here.device})"
+            got = f"{found.environment.arch} ({found.environment.device})"
+            text = f"its plan for {problem.network} is for another chip: expected {expected}"
+            raise ForeignPlan(f"{self.path}: {text}, got {got}", expected, got)
+        return found.plan
+
+    def _named(self) -> str:
+        plans = [item.plan for item in self.stored]
+        named = [f"{p.network}, batch {p.batch}, {p.mode}, {p.dtype}, {p.arch}" for p in plans]
+        more = len(named) - NAMED
+        return "; ".join(named[:NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def read_plan_file(path: Path) -> Plan | PlanFile:
+    """What a file holds; raises InvalidPlan if it is neither."""
+    if _is_database(path):
+        return PlanFile(str(path), _plans_of(path))
+    try:
+        content = read_regular(path, SIZE_LIMIT_BYTES)
+    except ForeignFile as error:
+        raise InvalidPlan(f"{path}: {error}; give {EXPECTED}") from error
+    except OSError as error:
+        raise InvalidPlan(f"{path}: cannot be read: {error.strerror}; give {EXPECTED}") from error
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPlan(f"{path}: is no text; give {EXPECTED}") from error
+    if not text.lstrip().startswith("{"):
+        raise InvalidPlan(f"{path}: holds no plan; give {EXPECTED}")
+    try:
+        return Plan.loads(text)
+    except InvalidPlan as error:
+        raise InvalidPlan(f"{path}: {error}") from error
+
+
+def _is_database(path: Path) -> bool:
+    if not path.is_file():  # a pipe would be waited for
+        return False
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def _plans_of(path: Path) -> tuple[StoredPlan, ...]:
+    try:
+        with closing(connect_read_only(path, WAIT_S)) as connection:
+            connection.execute("PRAGMA trusted_schema = OFF")
+            _require_tables(connection, path)
+            stored = tuple(read_plans(connection, {"status": COMPLETE}))
+    except (sqlite3.Error, OSError, LookupError, ValueError) as error:
+        raise InvalidPlan(f"{path}: cannot be read: {error}; give {EXPECTED}") from error
+    if not stored:
+        raise NoPlan(f"{path}: has no complete plan; run plantune search")
+    return stored
+
+
+def _require_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuses what a plan database never has, such as views, which would run when they are read."""
+    query = "SELECT count(*) FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
+    odd = connection.execute(query + " OR sql LIKE 'CREATE VIRTUAL%'").fetchone()[0]
+    version = schema_version(connection)
+    if odd or version != SCHEMA_VERSION:
+        got = "that of another program" if odd or not version else version
+        raise InvalidPlan(f"{path}: schema {SCHEMA_VERSION} expected, got {got}; give {EXPECTED}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,39 +11,61 @@ import click
 
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
-from plantune.cli.options import Key, common_options, example, key_options
-from plantune.report.tables import config_text, percent, table, us_text
+from plantune.cli.options import Key, bundled, common_options, example, key_options
+from plantune.report.tables import counted, percent
 from plantune.rivals import Rivals, loss_text, ratio_text, runner_text
 
 if TYPE_CHECKING:
-    from plantune.plan import Plan
+    from plantune.report.covers import Trials
+    from plantune.report.packing import Packing
     from plantune.report.steps import StepStory
 
 ID = click.IntRange(min=1)
-REASON_LENGTH = 160
+# Steps that are shown unless all of them are asked for.
+MOST = 10
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which steps to show, and how much of each."""
+
+    wanted: str | None
+    every: bool
+    whole: bool
 
 
 @click.command(
-    "explain", epilog=example("plantune explain --batch 8 --step layers.0", "plantune explain 3")
+    "explain",
+    epilog=example(
+        "plantune explain --batch 8 | less", "plantune explain 3 --step layers.0 --whole"
+    ),
 )
 @common_options()
 @key_options
 @click.argument("id", type=ID, required=False)
 @click.option("--step", "wanted", metavar="TEXT", help="Only steps with this in a node's name.")
+@click.option("--all", "every", is_flag=True, help=f"All steps, not only the {MOST} longest.")
+@click.option("--whole", is_flag=True, help="Every candidate on a line of its own.")
+@bundled(Wanted, "show")
 def explain_command(
-    console: Console, place: Path | None, key: Key, id: int | None, wanted: str | None
+    console: Console, place: Path | None, key: Key, id: int | None, show: Wanted
 ) -> None:
-    """Shows why a plan is as it is, step by step.
+    """Shows why a plan is as it is: the steps that take longest, and what else was tried for each.
 
-    For each step there are the candidates tried, those rejected and why, and the chosen one.
-    The plan is the one for the options, or the one with this ID. The margin is how much slower the
-    runner-up is; the roofline is what arithmetic and traffic take at this machine's best.
+    For each step there are the chosen candidate, other kernels for the same step, its ops in
+    smaller steps, and fusions with its neighbours, with the reason why each lost. The plan is the
+    one for the options, or the one with this ID. The roofline is what arithmetic and traffic take
+    at this machine's best.
     """
+    from plantune.report.packing import packing_of
+    from plantune.space.arch import load_arch
+
     chosen = chosen_plan(place, key, id)
-    stories = [s for s in _stories(place, chosen) if _is_wanted(s, wanted)]
-    if not stories:
-        raise click.BadParameter(f"no step has {wanted!r} in its name", param_hint="'--step'")
-    _show(console, chosen, stories)
+    stories = _stories(place, chosen)
+    packing = packing_of([(s.step, s.chosen) for s in stories], load_arch(chosen.plan.arch))
+    if console.json is None:
+        _show(console, chosen, stories, packing, show)
+    named = [s for s in stories if _is_wanted(s, show.wanted)]
     console.emit(
         {
             "plan_id": chosen.id,
@@ -51,92 +75,108 @@ def explain_command(
             "branches": chosen.plan.branches,
             "evidence": dict(chosen.plan.evidence),
             **Rivals.of(chosen.plan.evidence).to_json(),
-            "steps": [story.to_json() for story in stories],
+            "nchw_packing": None if packing is None else packing.to_json(),
+            "steps": [story.to_json() for story in _required(named, show)],
         }
     )
 
 
 def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
+    """In the order of the plan."""
+    from plantune.graph.fusions import all_fusions
+    from plantune.graph.partition import alternatives
+    from plantune.kernels.registry import estimate_us
+    from plantune.report.covers import other_covers
     from plantune.report.steps import StepStory, plan_steps, step_roofline_us
+    from plantune.space.arch import load_arch
 
+    plan, arch = chosen.plan, load_arch(chosen.plan.arch)
+    steps = plan_steps(plan, chosen.problem.graph)
+    known: dict[str, Trials] = {}
     with database(place) as opened:
-        return [
-            StepStory(
-                step,
-                candidate,
-                opened.trials(step.signature, chosen.environment),
-                step_roofline_us(step, chosen.plan.arch),
-            )
-            for step, candidate in plan_steps(chosen.plan, chosen.problem.graph)
-        ]
+        others = alternatives(chosen.problem.graph, tuple(all_fusions()))
+        for step in (*(step for step, _ in steps), *others):
+            if step.signature not in known:
+                known[step.signature] = opened.trials(step.signature, chosen.environment)
+    alone = [
+        StepStory(
+            step,
+            candidate,
+            known[step.signature],
+            step_roofline_us(step, plan.arch),
+            estimate_us(step, candidate, arch),
+        )
+        for step, candidate in steps
+    ]
+    planned = [(story.step, story.chosen_us) for story in alone]
+    tried = [(step, known[step.signature]) for step in others if known[step.signature]]
+    return [
+        StepStory(
+            s.step,
+            s.chosen,
+            s.trials,
+            s.roofline_us,
+            s.guess_us,
+            other_covers(s.step, planned, tried),
+        )
+        for s in alone
+    ]
 
 
 def _is_wanted(story: StepStory, text: str | None) -> bool:
     return text is None or any(text in node.name for node in story.step.nodes)
 
 
-def _show(console: Console, chosen: Chosen, stories: list[StepStory]) -> None:
-    console.say(bold(f"{chosen.label}: {chosen.problem.network}, batch {chosen.problem.batch}"))
-    if (ratio := ratio_text(chosen.plan.evidence)) is not None:
-        console.say(ratio)
-    for text in (runner_text(chosen.plan.runner), loss_text(chosen.plan.evidence)):
-        if text is not None:
-            console.say(text)
-    if chosen.plan.origin == "predicted":
-        console.say(f"PREDICTED for {chosen.plan.arch}: nothing was measured for this plan")
-    for story in stories:
+def _required(named: list[StepStory], show: Wanted) -> list[StepStory]:
+    if not named:
+        raise click.BadParameter(f"no step has {show.wanted!r} in its name", param_hint="'--step'")
+    return named
+
+
+def _show(
+    console: Console,
+    chosen: Chosen,
+    stories: Sequence[StepStory],
+    packing: Packing | None,
+    show: Wanted,
+) -> None:
+    from plantune.report.story import story_text, summary_table, title
+
+    by_time = sorted(stories, key=lambda story: -story.about_us)
+    named = _required([s for s in by_time if _is_wanted(s, show.wanted)], show)
+    shown = named if show.every or show.wanted is not None else named[:MOST]
+    total_us = sum(story.about_us for story in stories)
+    _show_plan(console, chosen, packing)
+    console.say(_what_follows(shown, stories, total_us))
+    console.say(summary_table(shown, total_us, console.width))
+    predicted = chosen.plan.origin == "predicted"
+    for story in shown:
         console.say()
-        console.say(bold(f"{story.step.name}: {' + '.join(story.step.ops)}"))
-        console.say(f"  {_verdict(story, chosen.plan)}")
-        if story.measured:
-            console.say(_indented(_measured_table(story)))
-        for candidate, outcome in story.rejected:
-            reason = " ".join(outcome.reason.split())[:REASON_LENGTH]
-            name = config_text(candidate.family, candidate.config)
-            console.say(f"  rejected: {name}: {outcome.stage}: {reason}")
+        console.say(bold(f"{title(story.step)}: {' + '.join(story.step.ops)}"))
+        console.say(story_text(story, whole=show.whole, predicted=predicted, width=console.width))
 
 
-def _verdict(story: StepStory, plan: Plan) -> str:
-    name = config_text(story.chosen.family, story.chosen.config)
+def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> None:
+    from plantune.cli.search_report import families_text
+    from plantune.report.packing import packing_text
+
+    plan, problem = chosen.plan, chosen.problem
+    console.say(bold(f"{chosen.label}: {problem.network}, batch {problem.batch}"))
+    raced = (ratio_text(plan.evidence), runner_text(plan.runner), loss_text(plan.evidence))
+    for text in filter(None, raced):
+        console.say(text)
     if plan.origin == "predicted":
-        from plantune.kernels.registry import estimate_us
-        from plantune.space.arch import load_arch
-
-        guess_us = estimate_us(story.step, story.chosen, load_arch(plan.arch))
-        return f"chosen {name} by a guess of {us_text(guess_us)}"
-    if story.chosen_us is None:
-        return f"chosen {name}; no time of it is stored here"
-    limit = _limit(story.roofline_us, story.chosen_us)
-    if story.margin is None:
-        return f"chosen {name}, {us_text(story.chosen_us)}; nothing else was measured; {limit}"
-    if story.margin >= 0:
-        lead = f"the runner-up is {percent(story.margin)} slower"
-    else:
-        lead = f"another is {percent(-story.margin)} faster alone, but not in the whole network"
-    return f"chosen {name}, {us_text(story.chosen_us)}; {lead}; {limit}"
+        console.say(f"PREDICTED for {plan.arch}: nothing was measured for this plan")
+    console.say(families_text(plan))
+    if packing is not None:
+        console.say(packing_text(packing))
 
 
-def _limit(roofline_us: float | None, us: float) -> str:
-    if roofline_us is None:
-        return "its roofline is that of another machine"
-    if us < roofline_us:  # as Winograd tiles may be, which need fewer products
-        return f"faster than its ops as defined could be ({us_text(roofline_us)})"
-    return f"{percent(roofline_us / us)} of the roofline, {us_text(roofline_us)}"
-
-
-def _measured_table(story: StepStory) -> str:
-    rows = [
-        [
-            "*" if candidate == story.chosen else "",
-            config_text(candidate.family, candidate.config),
-            us_text(outcome.median_us),
-            f"{us_text(outcome.low_us)} to {us_text(outcome.high_us)}",
-            f"{outcome.error:.1e} of {outcome.bound:.1e}",
-        ]
-        for candidate, outcome in story.measured
-    ]
-    return table(["", "candidate", "median", "quartiles", "error"], rows, "llrrr")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+def _what_follows(shown: Sequence[StepStory], stories: Sequence[StepStory], total_us: float) -> str:
+    if len(shown) == len(stories):
+        return "All steps, the longest first (--whole: every candidate):"
+    part = sum(story.about_us for story in shown) / total_us if total_us else 0.0
+    return (
+        f"{counted(len(shown), 'step')} of {len(stories)}, {percent(part)} of the time of all "
+        "(--all: the rest, --step TEXT: some, --whole: every candidate):"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,15 @@ from plantune.cli.lookup import (
     worker_for,
 )
 from plantune.cli.options import Key, common_options, example, key_options
-from plantune.report.tables import percent, table, us_text
+from plantune.report.progress import StatusLine, waiting
+from plantune.report.tables import counted, percent, us_text
 
 if TYPE_CHECKING:
+    from plantune.environment import Environment
+    from plantune.graph.step import Step
+    from plantune.kernels.family import Candidate
     from plantune.measure.client import Worker
+    from plantune.measure.outcome import Outcome
     from plantune.plan import Plan
     from plantune.plan_db import PlanDatabase
     from plantune.report.layers import LayerTime, StepTime, Timed
@@ -62,9 +68,10 @@ def profile_command(
         stored = None if fresh else opened
         framework = _timed(worker, stored, chosen, _framework_plan(chosen))
         planned = _timed(worker, stored, chosen, chosen.plan)
-        whole = _whole(worker, chosen)
+        with waiting(sys.stderr, "timing both as whole programs"):
+            whole = _whole(worker, chosen)
     layers, steps = by_layer(framework), by_step(planned, framework)
-    document = _document(chosen, framework, planned, whole)
+    document = _document(chosen, framework, planned, steps, whole)
     _show(console, layers, steps, document)
     told = {"layers": [vars(layer) for layer in layers], "steps": [s.to_json() for s in steps]}
     console.emit({**document, **told})
@@ -79,7 +86,9 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
     rows = []
     with worker_for(chosen.problem) as worker:
         for level in levels(chosen.problem, chosen.plan):
-            rows.append(level_row(level, worker.pass_cost(level.graph, level.plan, RUNS)))
+            with waiting(sys.stderr, f"timing passes, fusion {level.name}"):
+                cost = worker.pass_cost(level.graph, level.plan, RUNS)
+            rows.append(level_row(level, cost))
     console.say(levels_table(rows, console.width))
     console.say(f"medians of {RUNS} passes, one by one; CPU time is until the call returns")
     console.emit({"plan_id": chosen.id, "match": chosen.match, "levels": rows})
@@ -94,25 +103,39 @@ def _framework_plan(chosen: Chosen) -> Plan:
 
 
 def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Plan) -> Timed:
-    """Each step of a plan with its time; None where it could not be timed."""
-    from plantune.measure.outcome import Measured
-    from plantune.measure.timing import Effort
+    """Each step of a plan with its time, measured here or stored."""
+    from plantune.report.layers import TimedStep
     from plantune.report.steps import plan_steps
 
-    times: dict[Any, float | None] = {}
+    outcomes: dict[Any, Outcome] = {}
     steps = plan_steps(plan, chosen.problem.graph)
     here = environment_here(plan.arch)
-    for step, candidate in steps:
-        if (step.signature, candidate) in times:
-            continue
-        known = stored.trials(step.signature, here) if stored is not None else {}
-        outcome = known.get(candidate)
-        if not isinstance(outcome, Measured):
-            effort = Effort(budget_s=STEP_BUDGET_S)
-            outcome = worker.check_and_time(step, candidate, plan.arch, effort)
-        found = outcome.median_us if isinstance(outcome, Measured) else None
-        times[step.signature, candidate] = found
-    return [(step, candidate, times[step.signature, candidate]) for step, candidate in steps]
+    with StatusLine(sys.stderr) as line:
+        for number, (step, candidate) in enumerate(steps, 1):
+            line.show(f"timing step {number} of {len(steps)}: {step.name}", plan.origin)
+            if (step.signature, candidate) not in outcomes:
+                outcome = _outcome(worker, stored, step, candidate, here)
+                outcomes[step.signature, candidate] = outcome
+    return [
+        TimedStep(step, candidate, outcomes[step.signature, candidate]) for step, candidate in steps
+    ]
+
+
+def _outcome(
+    worker: Worker,
+    stored: PlanDatabase | None,
+    step: Step,
+    candidate: Candidate,
+    here: Environment,
+) -> Outcome:
+    from plantune.measure.outcome import Measured
+    from plantune.measure.timing import Effort
+
+    known = stored.trials(step.signature, here) if stored is not None else {}
+    outcome = known.get(candidate)
+    if isinstance(outcome, Measured):
+        return outcome
+    return worker.check_and_time(step, candidate, here.arch, Effort(budget_s=STEP_BUDGET_S))
 
 
 def _whole(worker: Worker, chosen: Chosen) -> tuple[float | None, float | None]:
@@ -126,30 +149,40 @@ def _whole(worker: Worker, chosen: Chosen) -> tuple[float | None, float | None]:
 
 
 def _document(
-    chosen: Chosen, framework: Timed, planned: Timed, whole: tuple[float | None, float | None]
+    chosen: Chosen,
+    framework: Timed,
+    planned: Timed,
+    steps: list[StepTime],
+    whole: tuple[float | None, float | None],
 ) -> dict[str, Any]:
-    from plantune.report.layers import total_us
+    """The sums are those of the steps of which both times are known."""
+    from plantune.report.layers import compared, untimed
 
+    sums = compared(steps)
     return {
         "plan_id": chosen.id,
         "match": chosen.match,
-        "framework_us": total_us(framework),
-        "plan_us": total_us(planned),
+        "framework_us": sums.framework_us,
+        "plan_us": sums.plan_us,
+        "compared_steps": sums.compared,
         "framework_whole_us": whole[0],
         "plan_whole_us": whole[1],
+        "not_timed": untimed(framework, planned),
     }
 
 
 def _show(
     console: Console, layers: list[LayerTime], steps: list[StepTime], document: dict[str, Any]
 ) -> None:
-    total = document["framework_us"] or 1.0
+    console.say(_sums_text(len(steps), document))
+    console.say()
     console.say(bold("The framework's own kernels, by layer"))
+    total = sum(layer.framework_us or 0.0 for layer in layers)
     rows = [
-        [layer.layer, us_text(layer.framework_us), percent(layer.framework_us / total),
+        [layer.layer, us_text(layer.framework_us), _part(layer.framework_us, total),
          ", ".join(layer.ops)] for layer in layers
     ]  # fmt: skip
-    console.say(table(["layer", "time", "part", "ops"], rows, "lrrl"))
+    console.table(["layer", "time", "part", "ops"], rows, "lrrl")
     console.say()
     console.say(bold("What the plan made of it, by its steps"))
     rows = [
@@ -157,13 +190,23 @@ def _show(
          str(len(step.ops)), us_text(step.framework_us), us_text(step.plan_us),
          us_text_signed(step.removed_us), step.candidate] for step in steps
     ]  # fmt: skip
-    titles = ["layers", "ops", "framework", "plan", "removed", "candidate"]
-    console.say(table(titles, rows, "lrrrrl"))
-    console.say(
-        f"sum of steps: framework {us_text(document['framework_us'])}, "
+    console.table(["layers", "ops", "framework", "plan", "removed", "candidate"], rows, "lrrrrl")
+    for name, reason in document["not_timed"].items():
+        console.say(f"not timed: {name}: {reason}")
+
+
+def _sums_text(steps: int, document: dict[str, Any]) -> str:
+    compared = document["compared_steps"]
+    of = counted(steps, "step") if compared == steps else f"the {compared} of {steps} steps timed"
+    return (
+        f"sum of {of}: framework {us_text(document['framework_us'])}, "
         f"plan {us_text(document['plan_us'])}; as whole programs: "
         f"{us_text(document['framework_whole_us'])} and {us_text(document['plan_whole_us'])}"
     )
+
+
+def _part(us: float | None, total_us: float) -> str:
+    return "-" if us is None or not total_us else percent(us / total_us)
 
 
 def us_text_signed(us: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ from plantune.cli.lookup import (
 from plantune.cli.options import Key, Seconds, common_options, example, key_options
 from plantune.errors import WrongResult
 from plantune.report.bench_text import verdict
-from plantune.report.tables import config_text, counted, table, us_text
+from plantune.report.progress import StatusLine, waiting
+from plantune.report.tables import config_text, counted, us_text
 
 if TYPE_CHECKING:
     from plantune.graph.step import Step
@@ -32,8 +34,7 @@ if TYPE_CHECKING:
     from plantune.measure.race import Race
 
 ID = click.IntRange(min=1)
-# Their numbers were right; only their times are worth nothing.
-TIMING_STAGES = ("noisy", "roofline")
+RIGHT, WRONG, UNCHECKED = "right", "wrong", "not checked"
 STEP_BUDGET_S = 0.05
 
 
@@ -64,10 +65,18 @@ def verify_command(
     from plantune.measure.timing import Effort
 
     with worker_for(chosen.problem) as worker:
-        rows = _checked_steps(console, worker, chosen)
-        race = worker.race(chosen.problem, chosen.plan, ("eager",), Effort(budget_s=budget))
-    console.say(bold(f"{counted(len(rows), 'step')} and the whole are right; {verdict(race)}"))
-    measured = _measured(console, place, chosen, race)
+        rows = _checked_steps(worker, chosen)
+        _show_steps(console, rows)
+        _raise_first(rows)
+        with waiting(sys.stderr, "racing the whole network with eager"):
+            race = worker.race(chosen.problem, chosen.plan, ("eager",), Effort(budget_s=budget))
+    measured = _measured(place, chosen, race)
+    console.say(bold(f"{_summary(rows)}; {verdict(race)}"))
+    if measured is not None:
+        console.say(
+            f"{chosen.label} was {_before(chosen)}; it is kept as plan {measured}, which is "
+            "measured here"
+        )
     console.emit({**_document(chosen, rows, race), "measured_plan_id": measured})
 
 
@@ -82,23 +91,24 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
     }
 
 
-def _measured(console: Console, place: Path | None, chosen: Chosen, race: Race) -> int | None:
+def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     """Keeps a plan that was not measured here as one that is from now on; gives its new id."""
     from plantune.proofs import remember_proof
     from plantune.search.judgement import judged_alone
 
     here = environment_here(chosen.plan.arch)
-    predicted = chosen.plan.origin == "predicted"
-    if chosen.match == "exact" and not predicted:
+    if chosen.match == "exact" and chosen.plan.origin != "predicted":
         remember_proof(chosen.plan, here)
         return None
     plan = judged_alone(replace(chosen.plan, origin="measured"), race)
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, here)
     remember_proof(plan, here)
-    before = "predicted" if predicted else "made elsewhere"
-    console.say(f"{chosen.label} was {before}; it is kept as plan {id}, which is measured here")
     return id
+
+
+def _before(chosen: Chosen) -> str:
+    return "predicted" if chosen.plan.origin == "predicted" else "made elsewhere"
 
 
 def _say_match(console: Console, chosen: Chosen) -> None:
@@ -108,19 +118,33 @@ def _say_match(console: Console, chosen: Chosen) -> None:
         console.say(f"  {name}: {there} there, {here} here")
 
 
-def _checked_steps(console: Console, worker: Worker, chosen: Chosen) -> list[dict[str, Any]]:
-    """Checks each distinct step; raises WrongResult or VerifyFailed after all were tried."""
+def _checked_steps(worker: Worker, chosen: Chosen) -> list[dict[str, Any]]:
+    """Checks each distinct step."""
     from plantune.report.steps import plan_steps
 
     steps = plan_steps(chosen.plan, chosen.problem.graph)
     distinct = {(step.signature, candidate): (step, candidate) for step, candidate in steps}
     rows = []
-    for step, candidate in distinct.values():
-        rows.append(_row(step, candidate, _outcome(worker, step, candidate, chosen.plan.arch)))
-    cells = [[r["step"], r["candidate"], us_text(r["median_us"]), r["result"]] for r in rows]
-    console.say(table(["step", "candidate", "median", "result"], cells, "llrl"))
-    _raise_first(rows)
+    with StatusLine(sys.stderr) as line:
+        for number, (step, candidate) in enumerate(distinct.values(), 1):
+            line.show(f"checking step {number} of {len(distinct)}: {step.name}")
+            rows.append(_row(step, candidate, _outcome(worker, step, candidate, chosen.plan.arch)))
     return rows
+
+
+def _show_steps(console: Console, rows: list[dict[str, Any]]) -> None:
+    cells = [
+        [r["step"], r["candidate"], r["numbers"], us_text(r["median_us"]), r["result"]]
+        for r in rows
+    ]
+    console.table(["step", "candidate", "numbers", "median", "result"], cells, "lllrl")
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    """Of rows none of which is wrong."""
+    untimed = sum(row["median_us"] is None for row in rows)
+    text = f"the numbers of {counted(len(rows), 'step')} and of the whole are right"
+    return text + (f", {counted(untimed, 'step')} could not be timed" if untimed else "")
 
 
 def _outcome(worker: Worker, step: Step, candidate: Candidate, arch: str) -> Outcome:
@@ -131,27 +155,29 @@ def _outcome(worker: Worker, step: Step, candidate: Candidate, arch: str) -> Out
 
 def _row(step: Step, candidate: Candidate, outcome: Outcome) -> dict[str, Any]:
     from plantune.measure.outcome import Measured
+    from plantune.report.reasons import TIMING_STAGES, rejected_text
 
     row: dict[str, Any] = {
         "step": step.name,
         "candidate": config_text(candidate.family, candidate.config),
+        "numbers": RIGHT,
         "stage": None,
         "median_us": None,
         "error": None,
         "bound": None,
     }
     if isinstance(outcome, Measured):
-        result = f"right: error {outcome.error:.1e}, allowed {outcome.bound:.1e}"
+        result = f"error {outcome.error:.1e}, allowed {outcome.bound:.1e}"
         numbers = {"error": outcome.error, "bound": outcome.bound}
         return {**row, **numbers, "median_us": outcome.median_us, "result": result}
-    reason = " ".join(outcome.reason.split())
-    return {**row, "stage": outcome.stage, "result": f"{outcome.stage}: {reason}"}
+    if outcome.stage not in TIMING_STAGES:
+        row["numbers"] = WRONG if outcome.stage == "numerics" else UNCHECKED
+    return {**row, "stage": outcome.stage, "result": rejected_text(outcome, None)}
 
 
 def _raise_first(rows: list[dict[str, Any]]) -> None:
     """Wrong numbers before whatever else is wrong."""
-    failed = [row for row in rows if row["stage"] not in (None, *TIMING_STAGES)]
-    wrong = [row for row in failed if row["stage"] == "numerics"]
-    for row in (*wrong, *failed):
+    wrong = [row for row in rows if row["numbers"] == WRONG]
+    for row in (*wrong, *(row for row in rows if row["numbers"] == UNCHECKED)):
         text = f"step {row['step']} with {row['candidate']}: {row['result']}; search again"
-        raise WrongResult(text, 0.0, 0.0) if row["stage"] == "numerics" else VerifyFailed(text)
+        raise WrongResult(text, 0.0, 0.0) if row["numbers"] == WRONG else VerifyFailed(text)

@@ -79,6 +79,8 @@ class KernelFamily(ABC):
     arch_kinds: ClassVar[frozenset[str]]
     # Whether all that it does in a pass are launches by `plantune.cuda.kernel`.
     launches_kernels: ClassVar[bool] = False
+    # Whether it reads a convolution's filters in place if they are channels_last, and only then.
+    reads_channels_last: ClassVar[bool] = False
     # Seconds that one build takes, roughly. A tie goes to a family that builds nothing.
     build_s: ClassVar[float] = 0.0
     # What a guess at its time rests on: see `estimate_us`.

@@ -8,18 +8,37 @@ from typing import Any
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.report.reasons import rejected_text
 from plantune.report.tables import config_text
 
-Timed = Sequence[tuple[Step, Candidate, float | None]]
+
+@dataclass(frozen=True)
+class TimedStep:
+    """A step with what became of its timing."""
+
+    step: Step
+    candidate: Candidate
+    outcome: Outcome
+
+    @property
+    def us(self) -> float | None:
+        """None if it could not be timed."""
+        return self.outcome.median_us if isinstance(self.outcome, Measured) else None
+
+
+Timed = Sequence[TimedStep]
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """The framework's time in one module; a backward op counts for its module."""
+    """The framework's time in one module, None if one of its ops could not be timed; a backward op
+    counts for its module.
+    """
 
     layer: str
     ops: tuple[str, ...]
-    framework_us: float
+    framework_us: float | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,16 @@ class StepTime:
         return {**asdict(self), "removed_us": self.removed_us}
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Both sides over the `compared` of all `steps`: those of which both times are known."""
+
+    compared: int
+    steps: int
+    framework_us: float
+    plan_us: float
+
+
 def layer_of(node: str) -> str:
     """The module of a node: `stem.1` of `stem.1/conv2d` and of `d(stem.1/conv2d)/add_2`."""
     inner = node
@@ -53,38 +82,53 @@ def layer_of(node: str) -> str:
 
 
 def by_layer(framework: Timed) -> list[LayerTime]:
-    """The slowest first."""
-    times: dict[str, float] = {}
+    """The slowest first, those without a time last."""
+    times: dict[str, list[float | None]] = {}
     ops: dict[str, dict[str, None]] = {}
-    for step, _, us in framework:
-        layer = layer_of(step.name)
-        times[layer] = times.get(layer, 0.0) + (us or 0.0)
-        ops.setdefault(layer, {}).update(dict.fromkeys(step.ops))
-    found = [LayerTime(layer, tuple(ops[layer]), us) for layer, us in times.items()]
-    return sorted(found, key=lambda layer: -layer.framework_us)
+    for timed in framework:
+        layer = layer_of(timed.step.name)
+        times.setdefault(layer, []).append(timed.us)
+        ops.setdefault(layer, {}).update(dict.fromkeys(timed.step.ops))
+    found = [LayerTime(layer, tuple(ops[layer]), _sum(each)) for layer, each in times.items()]
+    return sorted(found, key=lambda layer: -(layer.framework_us or 0.0))
 
 
 def by_step(planned: Timed, framework: Timed) -> list[StepTime]:
     """What removed most first."""
-    alone = {step.name: us for step, _, us in framework}
-    found = [_step_time(step, candidate, us, alone) for step, candidate, us in planned]
+    alone = {timed.step.name: timed.us for timed in framework}
+    found = [_step_time(timed, alone) for timed in planned]
     return sorted(found, key=lambda item: -(item.removed_us or 0.0))
 
 
-def _step_time(
-    step: Step, candidate: Candidate, us: float | None, alone: Mapping[str, float | None]
-) -> StepTime:
-    covered = [alone.get(node.name) for node in step.nodes]
-    known = [each for each in covered if each is not None]
+def _step_time(timed: TimedStep, alone: Mapping[str, float | None]) -> StepTime:
+    step, candidate = timed.step, timed.candidate
     return StepTime(
         step=step.name,
         layers=tuple(dict.fromkeys(layer_of(node.name) for node in step.nodes)),
         ops=step.ops,
         candidate=config_text(candidate.family, candidate.config),
-        framework_us=sum(known) if len(known) == len(covered) else None,
-        plan_us=us,
+        framework_us=_sum([alone.get(node.name) for node in step.nodes]),
+        plan_us=timed.us,
     )
 
 
-def total_us(timed: Timed) -> float:
-    return sum(us or 0.0 for _, _, us in timed)
+def _sum(times: Sequence[float | None]) -> float | None:
+    known = [us for us in times if us is not None]
+    return sum(known) if len(known) == len(times) else None
+
+
+def compared(steps: Sequence[StepTime]) -> Sums:
+    both = [s for s in steps if s.framework_us is not None and s.plan_us is not None]
+    framework_us = sum(step.framework_us or 0.0 for step in both)
+    return Sums(len(both), len(steps), framework_us, sum(step.plan_us or 0.0 for step in both))
+
+
+def untimed(*sides: Timed) -> dict[str, str]:
+    """Why each step without a time has none, by its name and candidate."""
+    return {
+        f"{timed.step.name} with {config_text(timed.candidate.family, timed.candidate.config)}":
+            rejected_text(timed.outcome)
+        for side in sides
+        for timed in side
+        if isinstance(timed.outcome, Rejected)
+    }  # fmt: skip

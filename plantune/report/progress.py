@@ -1,13 +1,15 @@
-"""The progress of a search on stderr: one line that changes on a terminal, else a few lines."""
+"""Progress on stderr: one line that changes on a terminal, else a few lines."""
 
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Self, TextIO
 
 from plantune.report.tables import ms_text
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from plantune.search.progress import Progress
 
 EVERY_S = 5.0
+# Between two lines about one long task, where lines cannot be written over.
+LONG_S = 30.0
+TICK_S = 1.0
 
 
 def progress_text(progress: Progress) -> str:
@@ -28,25 +33,40 @@ def progress_text(progress: Progress) -> str:
     return ", ".join(parts) + (f" - {progress.detail}" if progress.detail else "")
 
 
-class ProgressLine:
-    """Call it with each event; `end` before anything else is written to the stream."""
+class StatusLine:
+    """What a command does now. `end`, or the end of its context, before anything else is written.
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    Without a terminal a line is written when `phase` changes, else every `every_s` seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+        every_s: float = EVERY_S,
+    ) -> None:
         self._stream = stream
         self._clock = clock
+        self._every_s = every_s
         self._rewrites = stream.isatty()
         self._width = 0
-        self._phase = ""
+        self._phase: str | None = None
         self._next = -math.inf
 
-    def __call__(self, progress: Progress) -> None:
+    def show(self, text: str, phase: str = "") -> None:
         now = self._clock()
         if self._rewrites:
-            self._rewrite(progress_text(progress))
-        elif progress.phase != self._phase or now >= self._next:
-            self._next = now + EVERY_S
-            self._write(progress_text(progress) + "\n")
-        self._phase = progress.phase
+            self._rewrite(text)
+        elif phase != self._phase or now >= self._next:
+            self._next = now + self._every_s
+            self._write(text + "\n")
+        self._phase = phase
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
     def end(self) -> None:
         """Takes the line away."""
@@ -56,11 +76,47 @@ class ProgressLine:
 
     def _rewrite(self, text: str) -> None:
         # A line that wraps could not be rewritten.
-        text = text[: shutil.get_terminal_size().columns - 1]
+        text = text[: _columns(self._stream) - 1]
         self._write("\r" + text.ljust(self._width))
         self._width = len(text)
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # nobody reads it; the search matters more
+        with suppress(OSError, ValueError):  # nobody reads it; the work matters more
             self._stream.write(text)
             self._stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    """Of the terminal that the stream writes to, which need not be stdout's; or COLUMNS."""
+    if not os.environ.get("COLUMNS"):
+        with suppress(OSError, ValueError):
+            return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size()[0]
+    return shutil.get_terminal_size().columns
+
+
+class ProgressLine(StatusLine):
+    """Shows each event of a search."""
+
+    def __call__(self, progress: Progress) -> None:
+        self.show(progress_text(progress), progress.phase)
+
+
+@contextmanager
+def waiting(stream: TextIO, what: str) -> Iterator[None]:
+    """Shows what a command waits for, and for how long already, until the block ends."""
+    line, done, start = StatusLine(stream, every_s=LONG_S), threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while True:
+            line.show(f"{what}, {time.monotonic() - start:.0f} s")
+            if done.wait(TICK_S):
+                return
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        line.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +11,25 @@ from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.outcome import Measured, Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.report.covers import OtherCover, Trials, measured_of, rejected_of, trials_json
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-
-Trials = Mapping[Candidate, Outcome]
 
 
 @dataclass(frozen=True)
 class StepStory:
-    """A step, the candidate that a plan chose, and every outcome that is stored for the step."""
+    """A step, the candidate that a plan chose, and every outcome that is stored for the step and
+    for other steps over some of its ops.
+    """
 
     step: Step
     chosen: Candidate
     trials: Trials
     roofline_us: float | None
+    guess_us: float
+    covers: tuple[OtherCover, ...] = ()
 
     @property
     def chosen_us(self) -> float | None:
@@ -35,14 +37,23 @@ class StepStory:
         return outcome.median_us if isinstance(outcome, Measured) else None
 
     @property
+    def about_us(self) -> float:
+        """What the step takes, or a guess at it."""
+        return self.guess_us if self.chosen_us is None else self.chosen_us
+
+    @property
     def measured(self) -> list[tuple[Candidate, Measured]]:
         """The fastest first."""
-        known = [(c, o) for c, o in self.trials.items() if isinstance(o, Measured)]
-        return sorted(known, key=lambda pair: pair[1].median_us)
+        return measured_of(self.trials)
 
     @property
     def rejected(self) -> list[tuple[Candidate, Rejected]]:
-        return [(c, o) for c, o in self.trials.items() if isinstance(o, Rejected)]
+        return rejected_of(self.trials)
+
+    @property
+    def tried(self) -> int:
+        """Candidates, those for other covers included."""
+        return len(self.trials) + sum(len(cover.trials) for cover in self.covers)
 
     @property
     def runner_up(self) -> tuple[Candidate, Measured] | None:
@@ -64,14 +75,12 @@ class StepStory:
             "phase": self.step.phase,
             "chosen": self.chosen.to_json(),
             "chosen_us": self.chosen_us,
+            "guess_us": self.guess_us,
             "margin": self.margin,
             "roofline_us": self.roofline_us,
-            "measured": [{**c.to_json(), "median_us": o.median_us, "low_us": o.low_us,
-                          "high_us": o.high_us, "error": o.error, "bound": o.bound,
-                          "deterministic": o.deterministic} for c, o in self.measured],
-            "rejected": [{**c.to_json(), "stage": o.stage, "reason": o.reason}
-                         for c, o in self.rejected],
-        }  # fmt: skip
+            **trials_json(self.trials),
+            "other_covers": [cover.to_json() for cover in self.covers],
+        }
 
 
 def step_roofline_us(step: Step, arch: str) -> float | None:

@@ -8,13 +8,18 @@ from dataclasses import replace
 import pytest
 
 from plantune.environment import cpu_environment
+from plantune.graph.fusions import all_fusions
+from plantune.graph.partition import alternatives
+from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 from plantune.plan_rows import Found
+from plantune.planning import hand_plan
 from plantune.problem import Problem
 from plantune.report.steps import plan_steps
 from plantune.space.search_space import load_search_space
+from plantune.values import Attrs
 
 from .conftest import Run, measured, object_of
 
@@ -47,7 +52,9 @@ def test_a_step_has_its_outcomes_margin_and_roofline(run: Run, story: str) -> No
     assert [row["median_us"] for row in step["measured"]] == [200.0, 250.0]
     assert step["rejected"][0]["stage"] == "numerics"
     shown = run("explain", "--batch", 1, "--step", story).stdout
-    for words in ("the runner-up is 25.0 % slower", "numerics: 'y'[0] is 7 instead of 8"):
+    words_of_all = "wrong numbers: 'y'[0] is 7 instead of 8"
+    assert words_of_all in run("explain", "--batch", 1, "--step", story, "--whole").stdout
+    for words in ("the runner-up is 25.0 % slower", "25.0 % slower", "1 wrong numbers"):
         assert words in shown
 
 
@@ -58,6 +65,69 @@ def test_every_step_of_the_plan_is_told(run: Run, story: str, plan: Plan) -> Non
     assert told == {choice.nodes for choice in plan.choices}
     assert data["plan_id"] == 1
     assert "no time of it is stored here" in run("explain", 1).stdout
+
+
+def test_the_ten_longest_steps_are_shown_unless_all_are_asked_for(
+    run: Run, story: str, plan: Plan
+) -> None:
+    def told(*options: str) -> list[str]:
+        lines = run("explain", 1, *options).stdout.splitlines()
+        start = next(n for n, line in enumerate(lines) if line.startswith("step "))
+        return lines[start + 1 : lines.index("", start)]
+
+    rows = told()
+    assert len(rows) == 10
+    steps = object_of(run("explain", 1, "--json"))["steps"]
+    rows = told("--all")
+    assert len(rows) == len(steps) > 10
+    (measured,) = [row for row in rows if "~" not in row]  # a guess stands for times not stored
+    assert measured.startswith(story)
+    assert " 200 us " in measured
+
+
+def test_a_summary_comes_before_the_steps(run: Run, story: str) -> None:
+    lines = run("explain", 1).stdout.splitlines()
+    summary = next(n for n, line in enumerate(lines) if line.startswith("10 steps of"))
+    assert summary < lines.index("")
+    assert "--all" in lines[summary]
+
+
+def test_fused_candidates_and_parts_are_told_with_their_place(
+    run: Run, store: Callable[..., int], fused_plan: Plan, problem: Problem
+) -> None:
+    """Whatever was tried over the same ops: their parts, and fusions with the neighbours."""
+    store(fused_plan)
+    steps = plan_steps(fused_plan, problem.graph)
+    step, chosen = next((s, c) for s, c in steps if len(s.nodes) > 2)
+    here = cpu_environment()
+    with PlanDatabase.open() as database:
+        for planned, candidate in steps:
+            database.put_trial(planned.signature, candidate, here, measured(50.0))
+        database.put_trial(step.signature, chosen, here, measured(100.0))
+        for other in alternatives(problem.graph, tuple(all_fusions())):
+            if {node.name for node in other.nodes} < {node.name for node in step.nodes}:
+                framework = Candidate("framework", Attrs(layout="nchw"))
+                us = 60.0 * len(other.nodes)
+                database.put_trial(other.signature, framework, here, measured(us))
+    (told,) = object_of(run("explain", 1, "--step", step.name, "--json"))["steps"]
+    parts = [cover for cover in told["other_covers"] if cover["relation"] == "part"]
+    assert parts
+    assert all(set(cover["nodes"]) < set(told["nodes"]) for cover in parts)
+    shown = run("explain", 1, "--step", step.name).stdout
+    assert "its ops in parts" in shown
+    slower = 60.0 * len(step.nodes) / 100.0 - 1
+    assert f"{100 * slower:.1f} % slower" in shown
+
+
+def test_a_plan_for_a_gpu_tells_what_nchw_filters_cost(run: Run, store: Callable[..., int]) -> None:
+    problem = Problem("se_resnet9_fixup", 128, 3, "infer", "float16", "sm90")
+    made = hand_plan(problem.graph, load_search_space("sm90"), network=problem.network)
+    there = replace(cpu_environment(), arch="sm90", device="H200")
+    id = store(made, there)
+    packing = object_of(run("explain", id, "--json"))["nchw_packing"]
+    assert 0 < packing["filters"] <= len(made.choices)
+    assert packing["bytes"] < 10e6
+    assert "to(memory_format=torch.channels_last) saves that" in run("explain", id).stdout
 
 
 def test_a_step_that_is_not_there_is_wrong_usage(run: Run, story: str) -> None:

@@ -65,6 +65,31 @@ def test_a_step_without_a_time_is_left_open(run: Run, worker: FakeWorker) -> Non
     worker.outcomes = lambda step, candidate: Rejected("noisy", "busy")
     data = object_of(run("profile", 1, "--json"))
     assert all(row["plan_us"] is None and row["removed_us"] is None for row in data["steps"])
+    assert all(row["framework_us"] is None for row in data["layers"])
+    assert (data["compared_steps"], data["framework_us"], data["plan_us"]) == (0, 0, 0)
+    assert all(reason == "could not be timed: busy" for reason in data["not_timed"].values())
+
+
+def test_sums_are_over_what_both_sides_have(run: Run, worker: FakeWorker) -> None:
+    """A layer with an op that could not be timed has no time, not that of its other ops."""
+
+    def outcome(step: Step, candidate: Candidate) -> Outcome:
+        if step.ops == ("conv2d",):
+            return Rejected("noisy", "busy")
+        return measured(10.0 if len(step.nodes) == 1 else 4.0)
+
+    worker.outcomes = outcome
+    data = object_of(run("profile", 1, "--json"))
+    both = [row for row in data["steps"] if None not in (row["framework_us"], row["plan_us"])]
+    assert 0 < len(both) == data["compared_steps"] < len(data["steps"])
+    assert data["framework_us"] == sum(row["framework_us"] for row in both)
+    assert data["plan_us"] == sum(row["plan_us"] for row in both)
+    result = run("profile", 1)
+    assert f"sum of the {len(both)} of {len(data['steps'])} steps timed: " in result.stdout
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("stem.1  ")]
+    assert row.split()[1:3] == ["-", "-"]
+    assert "not timed: stem.1/conv2d with framework" in result.stdout
+    assert "timing step 1 of" in result.stderr
 
 
 def test_levels_of_fusion(run: Run, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:

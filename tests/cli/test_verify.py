@@ -9,7 +9,9 @@ import pytest
 
 from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
-from plantune.measure.outcome import Rejected
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db import PlanDatabase
 
@@ -30,7 +32,9 @@ def test_a_right_plan_is_told_with_its_speed(run: Run) -> None:
     assert set(data["median_ms"]) == {"plantune", "eager"}
     assert all(row["error"] <= row["bound"] for row in data["steps"])
     shown = run("verify", "--batch", 1).stdout
-    assert "the whole are right; plantune is faster: 0.500 of eager's time" in shown
+    assert "of the whole are right; plantune is faster: 0.500 of eager's time" in shown
+    assert "checking step 1 of" in result.stderr
+    assert "racing the whole network with eager" in result.stderr
 
 
 def test_equal_steps_are_checked_once(run: Run, plan: Plan) -> None:
@@ -62,6 +66,30 @@ def test_other_failures_are_1_and_noise_is_none(
     result = run("verify", 1)
     assert result.exit_code == code
     assert "a reason" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("stage", "numbers"), [("noisy", "right"), ("numerics", "wrong"), ("build", "not checked")]
+)
+def test_each_row_says_whether_its_numbers_were_checked(
+    run: Run, worker: FakeWorker, stage: str, numbers: str
+) -> None:
+    def outcomes(step: Step, candidate: Candidate) -> Outcome:
+        return Rejected(stage, "a reason") if step.ops == ("relu",) else measured(1.0)
+
+    worker.outcomes = outcomes
+    lines = run("verify", 1).stdout.splitlines()
+    rows = [line for line in lines if "a reason" in line]
+    assert rows
+    assert all(f"  {numbers}  " in row for row in rows)
+    assert any("  right  " in line for line in lines if "a reason" not in line)
+
+
+def test_steps_without_a_time_are_counted(run: Run, worker: FakeWorker) -> None:
+    worker.outcomes = lambda step, candidate: Rejected("noisy", "a reason")
+    steps = object_of(run("verify", 1, "--json"))["steps"]
+    assert {row["numbers"] for row in steps} == {"right"}
+    assert f"{len(steps)} steps could not be timed" in run("verify", 1).stdout
 
 
 def test_a_plan_for_another_chip_is_4(run: Run, store: Callable[..., int], plan: Plan) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.report.progress import EVERY_S, ProgressLine, progress_text
+from plantune.report.progress import EVERY_S, ProgressLine, StatusLine, progress_text, waiting
 from plantune.search.progress import Progress
 
 EVENT = Progress("measuring", "stem: gemm", 3, 1, 3000.0, 4000.0, 41.6)
@@ -79,3 +79,32 @@ def test_a_stream_that_nobody_reads_stops_nothing() -> None:
     stream.close()
     line(EVENT)
     line.end()
+
+
+def test_a_wait_is_told_at_once_and_taken_away() -> None:
+    stream = Terminal()
+    with waiting(stream, "racing with eager"):
+        pass
+    told, *rest = stream.getvalue().split("\r")[1:]
+    assert told == "racing with eager, 0 s"
+    assert "".join(rest).strip() == ""
+
+
+def test_a_wait_in_a_log_is_one_line_at_first() -> None:
+    stream = io.StringIO()
+    with waiting(stream, "racing with eager"):
+        pass
+    assert stream.getvalue() == "racing with eager, 0 s\n"
+
+
+def test_a_wait_ends_with_the_error_of_what_it_waits_for() -> None:
+    stream = Terminal()
+    with pytest.raises(ValueError, match="broken"), waiting(stream, "racing"):
+        raise ValueError("broken")
+    assert stream.getvalue().endswith("\r")
+
+
+def test_the_first_status_is_shown_without_a_phase() -> None:
+    stream = io.StringIO()
+    StatusLine(stream).show("checking step 1 of 3")
+    assert stream.getvalue() == "checking step 1 of 3\n"

@@ -32,6 +32,7 @@ class CudnnConv(KernelFamily):
     """Config: `plan`, the name of an execution plan."""
 
     name: ClassVar = "cudnn_conv"
+    reads_channels_last: ClassVar = True
     arch_kinds = frozenset(("cuda",))
     launch_us = 2.0
     flops_per_us = 4e8

@@ -69,6 +69,7 @@ class ImplicitGemmConv(CudaFamily):
     """
 
     name: ClassVar = "implicit_gemm_conv"
+    reads_channels_last: ClassVar = True
     build_s = 2.5
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:

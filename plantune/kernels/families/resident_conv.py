@@ -130,6 +130,7 @@ class ResidentConv(WarpgroupFamily):
     """Config: the warpgroups of `threads` take turns, with `stages` boxes of pixels each."""
 
     name: ClassVar = "resident_conv"
+    reads_channels_last: ClassVar = True
 
     def design(self, step: Step, config: Attrs) -> Design:
         return Design.of(step, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
@@ -56,6 +56,8 @@ class WarpgroupFamily(CudaFamily):
 
 class HopperFamily(WarpgroupFamily):
     """A family whose kernels are a convolution of some design, with more or less around it."""
+
+    reads_channels_last: ClassVar = True
 
     @abstractmethod
     def design(self, step: Step, config: Attrs) -> Design:

@@ -139,6 +139,24 @@ def test_filters_in_channels_last_are_read_in_place():
     assert read >= {"implicit_gemm_conv"}
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_says_whether_it_reads_filters_in_channels_last_only(family):
+    """As `explain` tells what NCHW filters cost."""
+
+    def in_place(layout: str) -> set[tuple[int, str]]:
+        return {
+            (case, constant.name)
+            for case, (step, binding, _) in enumerate(constants_of(family, layout))
+            for constant in binding.constants
+            if constant.is_in_place()
+            and min(step.types[constant.name].shape[1:], default=1) > 1
+            and len(step.types[constant.name].shape) == 4
+        }
+
+    only = in_place("channels_last") - in_place("nchw")
+    assert bool(only) == family_named(family).reads_channels_last
+
+
 def test_every_constant_that_a_family_keeps_is_named():
     """What no constant covers is read at its own address in each launch."""
     for family in FAMILIES:

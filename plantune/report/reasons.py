@@ -1,0 +1,33 @@
+"""Why a candidate was rejected, in a user's words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from plantune.measure.outcome import Rejected
+
+# By the stage at which it was.
+WHAT = {
+    "build": "cannot be built",
+    "memory": "takes too much memory",
+    "crash": "crashed",
+    "timeout": "took too long",
+    "numerics": "wrong numbers",
+    "roofline": "timed as faster than possible",
+    "noisy": "could not be timed",
+}
+# Their numbers were right; only their times are worth nothing.
+TIMING_STAGES = ("noisy", "roofline")
+REASON_LENGTH = 160
+
+
+def rejected_text(rejected: Rejected, length: int | None = REASON_LENGTH) -> str:
+    """What went wrong, and the reason in one line, cut after so many characters."""
+    return f"{WHAT[rejected.stage]}: {' '.join(rejected.reason.split())[:length]}"
+
+
+def counts_text(rejected: Iterable[Rejected]) -> str:
+    """How many went wrong in which way."""
+    counts = Counter(WHAT[each.stage] for each in rejected)
+    return ", ".join(f"{count} {what}" for what, count in counts.most_common())

@@ -1,0 +1,197 @@
+"""A step's story in words: what was chosen, what else was tried, and why that lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.report.covers import (
+    ACROSS,
+    PART,
+    WIDER,
+    OtherCover,
+    Trials,
+    best_us,
+    cheapest_parts,
+    measured_of,
+    rejected_of,
+)
+from plantune.report.reasons import counts_text, rejected_text
+from plantune.report.steps import StepStory
+from plantune.report.tables import config_text, counted, percent, table, us_text
+
+# Wider fusions with a line of their own; the others are counted.
+WIDER_SHOWN = 3
+INDENT = "  "
+SUMMARY = ["step", "ops", "time", "part", "candidate", "tried", "runner-up"]
+TRIED = ["tried instead", "number", "best", "why not"]
+Row = list[str]
+
+
+def title(step: Step) -> str:
+    """The first op, and how many follow it."""
+    more = len(step.nodes) - 1
+    return step.name + (f" +{more}" if more else "")
+
+
+def summary_table(stories: Sequence[StepStory], total_us: float, width: int | None) -> str:
+    """A line for each step: its time, its part of `total_us`, and by how much it won."""
+    rows = [
+        [
+            title(story.step),
+            " + ".join(story.step.ops),
+            ("~" if story.chosen_us is None else "") + us_text(story.about_us),
+            percent(story.about_us / total_us) if total_us else "-",
+            config_text(story.chosen.family, story.chosen.config),
+            str(story.tried),
+            "-" if story.margin is None else f"{100 * story.margin:+.1f} %",
+        ]
+        for story in stories
+    ]
+    return table(SUMMARY, rows, "llrrlrr", width)
+
+
+def story_text(story: StepStory, *, whole: bool, predicted: bool, width: int | None) -> str:
+    """What was chosen and why the others lost; with `whole` every candidate on its own line."""
+    lines = [f"chosen {verdict(story, predicted=predicted)}"]
+    room = None if width is None else width - len(INDENT)
+    rows = list(_tried_rows(story))
+    if rows:
+        lines.append(table(TRIED, rows, "lrrl", room))
+    if whole:
+        lines += _whole(story.trials, story.chosen, room)
+        for cover in story.covers:
+            lines += [f"{title(cover.step)}: {' + '.join(cover.step.ops)}"]
+            lines += _whole(cover.trials, None, room)
+    return "\n".join(f"{INDENT}{line}" for text in lines for line in text.splitlines())
+
+
+def verdict(story: StepStory, *, predicted: bool = False) -> str:
+    name = config_text(story.chosen.family, story.chosen.config)
+    if predicted:
+        return f"{name} by a guess of {us_text(story.guess_us)}"
+    if story.chosen_us is None:
+        return f"{name}; no time of it is stored here"
+    limit = _limit(story.roofline_us, story.chosen_us)
+    if story.margin is None:
+        return f"{name}, {us_text(story.chosen_us)}; nothing else was measured; {limit}"
+    if story.margin >= 0:
+        lead = f"the runner-up is {percent(story.margin)} slower"
+    else:
+        lead = f"another is {percent(-story.margin)} faster alone, but not in the whole network"
+    return f"{name}, {us_text(story.chosen_us)}; {lead}; {limit}"
+
+
+def _limit(roofline_us: float | None, us: float) -> str:
+    if roofline_us is None:
+        return "its roofline is that of another machine"
+    if us < roofline_us:  # as Winograd tiles may be, which need fewer products
+        return f"faster than its ops as defined could be ({us_text(roofline_us)})"
+    return f"{percent(roofline_us / us)} of the roofline, {us_text(roofline_us)}"
+
+
+def _tried_rows(story: StepStory) -> Iterator[Row]:
+    yield from _family_rows(story)
+    yield from _parts_row(story)
+    yield from _wider_rows(story)
+
+
+def _family_rows(story: StepStory) -> Iterator[Row]:
+    """Other candidates for the same step, by their family, the fastest first."""
+    families: dict[str, dict[Candidate, Outcome]] = {}
+    outcomes: list[tuple[Candidate, Outcome]] = [*story.measured, *story.rejected]
+    for candidate, outcome in outcomes:
+        if candidate != story.chosen:
+            families.setdefault(candidate.family, {})[candidate] = outcome
+    for family, trials in families.items():
+        best = next(iter(measured_of(trials)), None)
+        name = f"{family}, other configs" if family == story.chosen.family else family
+        reasons = [] if best is None else [_beside(best[1].median_us, story.chosen_us)]
+        yield _row(name, trials, best, [*reasons, _rejects(trials)])
+
+
+def _parts_row(story: StepStory) -> Iterator[Row]:
+    """Its ops in smaller steps."""
+    parts = [cover for cover in story.covers if cover.relation == PART]
+    if not parts:
+        return
+    tried = {(cover.step.signature, c) for cover in parts for c in cover.trials}
+    cheapest = cheapest_parts(story.step, parts)
+    us = sum(map(best_us, cheapest)) if cheapest else None
+    named = " + ".join(f"{'+'.join(c.step.ops)} {us_text(best_us(c))}" for c in cheapest)
+    compared = _beside(us, story.chosen_us) if us is not None else "not all parts were measured"
+    yield [
+        "its ops in parts",
+        str(len(tried)),
+        us_text(us),
+        "; ".join(filter(None, (compared, named))),
+    ]
+
+
+def _wider_rows(story: StepStory) -> Iterator[Row]:
+    """Fusions with the neighbours: the best ones, and how many others there are."""
+    wider = [c for c in story.covers if c.relation in (WIDER, ACROSS)]
+    known = [c for c in wider if c.best is not None]
+    known.sort(key=lambda c: best_us(c) - (c.instead_us or 0.0))
+    shown, rest = known[:WIDER_SHOWN], [c for c in wider if c not in known[:WIDER_SHOWN]]
+    for cover in shown:
+        name = f"fused: {title(cover.step)} ({' + '.join(cover.step.ops)})"
+        yield _row(name, cover.trials, cover.best, [_instead(cover), _rejects(cover.trials)])
+    if rest:
+        trials = [o for cover in rest for o in cover.trials.values()]
+        failed = [o for o in trials if isinstance(o, Rejected)]
+        best = min((best_us(c) for c in rest if c.best is not None), default=None)
+        told = f"{counted(len(rest), 'other fusion')} with its neighbours"
+        yield [told, str(len(trials)), us_text(best), counts_text(failed)]
+
+
+def _row(
+    name: str,
+    trials: Trials,
+    best: tuple[Candidate, Measured] | None,
+    reasons: Sequence[str],
+) -> Row:
+    us = None if best is None else best[1].median_us
+    return [name, str(len(trials)), us_text(us), "; ".join(filter(None, reasons))]
+
+
+def _beside(us: float, chosen_us: float | None) -> str:
+    if chosen_us is None:
+        return ""
+    if us < chosen_us:
+        return f"{percent(1 - us / chosen_us)} faster alone, not in the whole network"
+    return f"{percent(us / chosen_us - 1)} slower"
+
+
+def _instead(cover: OtherCover) -> str:
+    if cover.relation == ACROSS:
+        return f"would split one of {counted(cover.replaces, 'step')} of the plan"
+    if cover.instead_us is None:
+        return ""
+    return f"instead of {counted(cover.replaces, 'step')} in {us_text(cover.instead_us)}"
+
+
+def _rejects(trials: Trials) -> str:
+    return counts_text(outcome for _, outcome in rejected_of(trials))
+
+
+def _whole(trials: Trials, chosen: Candidate | None, width: int | None) -> list[str]:
+    """Every candidate with its spread and its error, then those that were rejected."""
+    rows = [
+        [
+            "*" if candidate == chosen else "",
+            config_text(candidate.family, candidate.config),
+            us_text(outcome.median_us),
+            f"{us_text(outcome.low_us)} to {us_text(outcome.high_us)}",
+            f"{outcome.error:.1e} of {outcome.bound:.1e}",
+        ]
+        for candidate, outcome in measured_of(trials)
+    ]
+    titles = ["", "candidate", "median", "quartiles", "error"]
+    lines = [table(titles, rows, "llrrr", width)] if rows else []
+    for candidate, outcome in rejected_of(trials):
+        name = config_text(candidate.family, candidate.config)
+        lines.append(f"rejected: {name}: {rejected_text(outcome)}")
+    return lines

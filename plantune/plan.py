@@ -216,8 +216,8 @@ def check_plan(plan: Plan, graph: Graph, space: SearchSpace) -> Partition:
         raise InvalidPlan(f"the plan is for {plan.arch}, this is {space.arch.name}; search here")
     if plan.graph != graph.digest:
         raise InvalidPlan(
-            f"the plan is for another network or shape: graph {plan.graph[:12]} expected, "
-            f"got {graph.digest[:12]}; search for this one"
+            f"the plan is for other layers ({plan.network}, batch {plan.batch}, {plan.mode}, "
+            f"{plan.dtype}) than these; search for these"
         )
     try:
         steps = partition_into(graph, [choice.nodes for choice in plan.choices])

@@ -76,7 +76,7 @@ def _onednn() -> Check:
     except (ImportError, OSError):
         return Check("oneDNN", MISSING, "there is no torch")
     if not torch.backends.mkldnn.is_available():
-        how = "another torch wheel; the families of oneDNN are left out"
+        how = "install another torch wheel; without it oneDNN's kernels are left out"
         return Check("oneDNN", LIMITED, "this torch was built without it", how)
     return Check("oneDNN", OK, f"in torch, for {torch.backends.cpu.get_cpu_capability()}")
 

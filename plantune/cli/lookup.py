@@ -139,8 +139,8 @@ def problem_of(plan: Plan, in_channels: int) -> Problem:
         if problem.graph.digest == plan.graph:
             return problem
     raise InvalidPlan(
-        f"the plan's graph {plan.graph[:12]} is none of {plan.network} in this plantune; "
-        "give --in-channels if it has an unusual number of them, else search again"
+        f"the plan's layers are not those of {plan.network} in this plantune; give --in-channels "
+        "if images have an unusual number of channels, else search again"
     )
 
 

@@ -44,7 +44,7 @@ class TunedPass(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise NotImplementedError(
                 "plantune has no double backward (create_graph=True); use the module that was "
-                "given to optimize, or fallback to eager"
+                "given to optimize for that"
             )
         ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
         lease: Lease = ctx.lease

@@ -202,8 +202,8 @@ class Pool:
                 instance = _ready(self._idle)
                 if instance is None:
                     raise CaptureError(
-                        "a capture needs a program that has run and that no other capture uses; "
-                        "call the module once before each capture"
+                        "this call cannot be captured in a CUDA graph: nothing that has run before "
+                        "is free for it; call the module once before each capture"
                     )
                 _in_captures.append(instance)
                 self._left_to_captures += 1

@@ -111,7 +111,7 @@ def test_of_plans_for_which_there_is_no_time_the_first_is_timed(worker, space):
 
 def test_a_plan_for_another_graph_is_raised(worker, space):
     plan = dataclasses.replace(default_plan(small(), space, network="small"), graph="0" * 64)
-    with pytest.raises(InvalidPlan, match="another network or shape"):
+    with pytest.raises(InvalidPlan, match="for other layers"):
         worker.time_programs(small(), [plan], EFFORT)
 
 

@@ -231,7 +231,7 @@ def test_weights_may_lie_channels_last(space, program_of):
 
 def test_a_plan_that_does_not_fit_is_refused(network, trained, space):
     forward = extract(network, BATCH)
-    with pytest.raises(InvalidPlan, match="another network or shape"):
+    with pytest.raises(InvalidPlan, match="for other layers"):
         Program(trained, default_plan(forward, space, network="test"), space)
 
 

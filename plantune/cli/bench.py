@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ from plantune.report.plot import (
     can_plot,
     require_replaceable_plot,
 )
+from plantune.report.progress import waiting
+from plantune.report.tables import counted
 from plantune.rivals import runner_text
 
 if TYPE_CHECKING:
@@ -105,11 +108,13 @@ def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
     race = _race(chosen, peers, wanted)
     document = _document(chosen, key, race)
-    _show(console, chosen, key, race, document)
+    # The files first: a pipe that somebody closes ends the text.
     if wanted.output is not None:
         write_json(wanted.output, document)
     if wanted.plot is not None:
         bar_plot(document, wanted.plot)
+    _show(console, chosen, key, race, document)
+    if wanted.plot is not None:
         console.say(f"plot: {wanted.plot}")
     console.emit(document)
 
@@ -156,7 +161,8 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
     from plantune.measure.timing import Effort
 
     effort = Effort(budget_s=wanted.budget)
-    with worker_for(chosen.problem, PEER_BUILD_S) as worker:
+    what = f"building {counted(len(peers) + 1, 'way')}, then {wanted.budget:g} s of timing"
+    with worker_for(chosen.problem, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
         return worker.race(chosen.problem, chosen.plan, peers, effort, wanted.seed, detailed=True)
 
 

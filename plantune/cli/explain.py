@@ -148,9 +148,13 @@ def _show(
     total_us = sum(story.about_us for story in stories)
     _show_plan(console, chosen, packing)
     console.say(_what_follows(shown, stories, total_us))
-    console.say(summary_table(shown, total_us, console.width))
     predicted = chosen.plan.origin == "predicted"
+    if not predicted and any(story.chosen_us is None for story in shown):
+        console.say("~ is an estimate: no time of the step is stored here")
+    console.say(summary_table(shown, total_us, console.width))
     for story in shown:
+        if not (predicted or story.tried):
+            continue
         console.say()
         console.say(bold(f"{title(story.step)}: {' + '.join(story.step.ops)}"))
         console.say(story_text(story, whole=show.whole, predicted=predicted, width=console.width))

@@ -19,7 +19,7 @@ WHAT = {
 }
 # Their numbers were right; only their times are worth nothing.
 TIMING_STAGES = ("noisy", "roofline")
-REASON_LENGTH = 160
+REASON_LENGTH, SHORT_LENGTH = 160, 80
 
 
 def rejected_text(rejected: Rejected, length: int | None = REASON_LENGTH) -> str:
@@ -28,6 +28,9 @@ def rejected_text(rejected: Rejected, length: int | None = REASON_LENGTH) -> str
 
 
 def counts_text(rejected: Iterable[Rejected]) -> str:
-    """How many went wrong in which way."""
-    counts = Counter(WHAT[each.stage] for each in rejected)
+    """How many went wrong in which way; of one alone, why."""
+    found = list(rejected)
+    if len(found) == 1:
+        return rejected_text(found[0], SHORT_LENGTH)
+    counts = Counter(WHAT[each.stage] for each in found)
     return ", ".join(f"{count} {what}" for what, count in counts.most_common())

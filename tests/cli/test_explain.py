@@ -54,7 +54,7 @@ def test_a_step_has_its_outcomes_margin_and_roofline(run: Run, story: str) -> No
     shown = run("explain", "--batch", 1, "--step", story).stdout
     words_of_all = "wrong numbers: 'y'[0] is 7 instead of 8"
     assert words_of_all in run("explain", "--batch", 1, "--step", story, "--whole").stdout
-    for words in ("the runner-up is 25.0 % slower", "25.0 % slower", "1 wrong numbers"):
+    for words in ("the runner-up is 25.0 % slower", "25.0 % slower", words_of_all):
         assert words in shown
 
 
@@ -64,7 +64,7 @@ def test_every_step_of_the_plan_is_told(run: Run, story: str, plan: Plan) -> Non
     told = {tuple(step["nodes"]) for step in data["steps"]}
     assert told == {choice.nodes for choice in plan.choices}
     assert data["plan_id"] == 1
-    assert "no time of it is stored here" in run("explain", 1).stdout
+    assert "~ is an estimate" in run("explain", 1).stdout
 
 
 def test_the_ten_longest_steps_are_shown_unless_all_are_asked_for(

@@ -123,7 +123,7 @@ def test_what_was_refused_is_explained(
     result = run("search", "--arch", "sm80", "--batch", 4, "--predict")
     assert "rejected for 1 step: " in result.stdout
     assert "it spills 64 bytes of a thread's registers" in " ".join(result.stdout.split())
-    explained = run("explain", 1)
+    explained = run("explain", 1, "--all")
     assert "it spills 64 bytes" in explained.stdout
 
 

@@ -18,3 +18,4 @@ def test_reasons_are_counted() -> None:
     rejected = [Rejected("build", "a"), Rejected("noisy", "b"), Rejected("build", "c")]
     assert counts_text(rejected) == "2 cannot be built, 1 could not be timed"
     assert counts_text([]) == ""
+    assert counts_text(rejected[:1]) == "cannot be built: a"

@@ -148,6 +148,7 @@ class TestPlans:
         assert load_model(NAME, batch=2, plan=path).plan == plan
 
     def test_the_plan_is_found_in_an_exported_database(self, plan, small, images, tmp_path):
+        plan = dataclasses.replace(plan, network="small")
         with PlanDatabase.open(tmp_path / "all.db") as database:
             database.put_plan(plan, cpu_environment())
             export_plans(database, tmp_path / "cpu.db", "cpu")

@@ -46,6 +46,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._reaped = False
         self._printed = bytearray()
+        self.on_stage: Callable[[str], object] = lambda stage: None
         self._asked = 0
         spawned: Future[subprocess.Popen[bytes]] = Future()
         theirs = (their_incoming, their_outgoing)
@@ -129,6 +130,7 @@ class Child:
                 if message.get("stage") not in limits_s:
                     return _answer(message)
                 stage = message["stage"]
+                self.on_stage(stage)
                 deadline = min(time.monotonic() + limits_s[stage], last)
         except TimeoutError as error:
             if deadline == last:
@@ -142,11 +144,21 @@ class Child:
             how = self._how()
             raise WorkerDied(f"the worker died during {stage}: {how}{self._said()}", how) from error
 
-    def end(self) -> None:
-        """Kills the process and all that it started; it has nothing to save."""
+    def stop(self, stopped: bool) -> None:
+        """Stops the process and all that it started, or lets them go on."""
+        with self._lock:
+            if not self._reaped and self._process is not None:
+                _signal_group(self._process, signal.SIGSTOP if stopped else signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kills the process and all that it started; whoever asks it gets WorkerDied."""
         with self._lock:
             if not self._reaped and self._process is not None:
                 _kill_group(self._process)
+
+    def end(self) -> None:
+        """Kills it, as it has nothing to save. Nobody may be asking it."""
+        self.kill()
         self._keeper.join(JOIN_S)
         self._channel.close()
 
@@ -168,8 +180,12 @@ class Child:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kills the process and the compilers that it started."""
+    _signal_group(process, signal.SIGKILL)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, number)
 
 
 def _answer(message: Message) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -79,6 +79,8 @@ class Worker:
         self.threads = threads or torch.get_num_threads()
         self.limits = limits or Limits()
         self.environment = environment or {}
+        # Told of each stage that begins, and of "idle" after the last one.
+        self.on_stage: Callable[[str], object] = lambda stage: None
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._reserve = None if reserve is None else Reserve(self._new_child, reserve)
@@ -292,11 +294,14 @@ class Worker:
             "check": limits.run_s,
             "time": limits.run_s * ways + effort.most_s(ways),
         }
+        child.on_stage = self.on_stage
         try:
             return child.ask(request, limits_s, effort.cut_at)
         except BaseException:
             self._drop()
             raise
+        finally:
+            self.on_stage("idle")
 
     def _ask_for_all(self, request: Message, effort: Effort, ways: int, arch: str) -> Message:
         """The answer for several ways at once, one of which may take the others along."""

@@ -15,7 +15,8 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not
 from plantune.measure.distance import Exact
-from plantune.measure.scenes import LARGE, Kin, Scene, Scenes
+from plantune.measure.scenes import LARGE, Kin, Poison, Scene, Scenes
+from plantune.measure.threads import one_thread
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
 from plantune.tolerances import tolerance
@@ -117,6 +118,11 @@ def _replayed(trial: Trial, scenes: Scenes) -> Iterator[Distance]:
 
 def _judged(trial: Trial, results: Values, scene: Scene, *, slack: float = 1.0) -> Distance:
     """The distance nearest to its bound; raises WrongResult where one is over `slack` times it."""
+    with one_thread():
+        return _nearest(trial, results, scene, slack)
+
+
+def _nearest(trial: Trial, results: Values, scene: Scene, slack: float) -> Distance:
     worst = Distance(0.0, 0.0)
     for (name, _), exact, own in zip(trial.step.outputs, scene.exact, scene.own, strict=True):
         distance = max(_distances(results[name], exact, own), key=lambda found: found.share)
@@ -144,9 +150,16 @@ def _check_poisons(trial: Trial, scenes: Scenes) -> None:
     for name, value, poison in scenes.poisons():
         trial.put_data(scenes.named(poison.inputs))
         results = trial.run(f"run with {value} in one element of {name!r}", NUMBERS)
+        _require_shown(trial, results, poison, clean=True)
+
+
+def _require_shown(trial: Trial, results: Values, poison: Poison, *, clean: bool) -> None:
+    """The poison is where it must be; if `clean`, in no other image."""
+    with one_thread():
         for (output, _), kin in zip(trial.step.outputs, poison.kin, strict=True):
             if kin is not None:
                 _require_kept(trial, output, results[output], kin)
+            if kin is not None and clean:
                 _require_clean(trial, output, results[output], kin)
 
 
@@ -159,9 +172,7 @@ def _check_poisoned_weight(trial: Trial, scenes: Scenes, data: Values) -> None:
     trial.put_data(data)
     trial.put_constants(scenes.named(poison.inputs))
     results = trial.run(f"run with nan in one element of {name!r}", NUMBERS)
-    for (output, _), kin in zip(trial.step.outputs, poison.kin, strict=True):
-        if kin is not None:
-            _require_kept(trial, output, results[output], kin)
+    _require_shown(trial, results, poison, clean=False)
     trial.put_constants(data)
 
 

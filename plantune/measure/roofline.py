@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 
 import torch
 
@@ -16,6 +16,7 @@ from plantune.graph.types import DTYPES
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.gpu_watch import kernel_watch
+from plantune.measure.threads import one_thread
 
 # Winograd and Karatsuba make down to a quarter of the products that a step counts, and the
 # product that is measured here may reach but half of the peak.
@@ -37,7 +38,7 @@ class Yardstick:
     calls: int = 1
 
 
-CPU = Yardstick(512, 1 << 18, "float32")
+CPU = Yardstick(256, 1 << 18, "float32")
 GPU = Yardstick(4096, 32 << 20, "float16", calls=10)
 
 
@@ -63,37 +64,58 @@ def peak(step: Step, device: Device) -> float:
 
 def flops_per_us(dtype: str, device: Device) -> float:
     """What this machine reaches in a product of two square matrices."""
-    return _flops_per_us(dtype, device, torch.get_num_threads())
+    threads = _workers(device)
+    measured = partial(_measured_flops_per_us, dtype, device)
+    return threads * _peak(dtype, device, threads, measured)
 
 
 def bytes_per_us(device: Device) -> float:
     """How fast this machine fills a buffer that its caches hold, by all threads."""
-    return _bytes_per_us(device, torch.get_num_threads())
+    threads = _workers(device)
+    return threads * _peak("fill", device, threads, partial(_measured_bytes_per_us, device))
 
 
-def forget() -> None:
-    """The peaks are measured again: something else may have run here the first time."""
-    _flops_per_us.cache_clear()
-    _bytes_per_us.cache_clear()
+def _workers(device: Device) -> int:
+    """How many times what is measured runs at once. On a CPU one thread is measured: several wait
+    for each other wherever something else runs.
+    """
+    return 1 if device.captures else torch.get_num_threads()
+
+
+def look_again() -> None:
+    """The peaks are measured again, as something else may have run here the first time; the best
+    that was ever seen counts.
+    """
+    _stale.update(_peaks)
 
 
 def _yardstick(device: Device) -> Yardstick:
     return GPU if device.captures else CPU
 
 
-@cache
-def _flops_per_us(dtype: str, device: Device, threads: int) -> float:
+# By what is measured, where, and by how many threads; some are to be measured again.
+_peaks: dict[tuple[str, Device, int], float] = {}
+_stale: set[tuple[str, Device, int]] = set()
+
+
+def _peak(what: str, device: Device, threads: int, measure: Callable[[], float]) -> float:
+    key = (what, device, threads)
+    if key not in _peaks or key in _stale:
+        _stale.discard(key)
+        _peaks[key] = max(_peaks.get(key, 0.0), measure())
+    return _peaks[key]
+
+
+def _measured_flops_per_us(dtype: str, device: Device) -> float:
     size = _yardstick(device).product_size
     a, b, c = (torch.ones(size, size, dtype=DTYPES[dtype], device=device.place) for _ in range(3))
     return 2 * size**3 / _best_us(lambda: torch.mm(a, b, out=c), device)
 
 
-@cache
-def _bytes_per_us(device: Device, threads: int) -> float:
+def _measured_bytes_per_us(device: Device) -> float:
     size = _yardstick(device).fill_bytes
     each = torch.empty(size, dtype=torch.uint8, device=device.place)
-    fillers = 1 if device.captures else threads
-    return fillers * size / _best_us(lambda: each.fill_(1), device)
+    return size / _best_us(lambda: each.fill_(1), device)
 
 
 def _best_us(call: Callable[[], object], device: Device) -> float:
@@ -104,7 +126,7 @@ def _best_us(call: Callable[[], object], device: Device) -> float:
             call()
 
     best = math.inf
-    with device.own_stream():
+    with device.own_stream(), one_thread():
         batch()
         repeated, watch = device.captured(batch), kernel_watch(device)
         end = time.perf_counter() + MEASURE_S

@@ -24,6 +24,7 @@ from plantune.kernels.family import Values
 from plantune.measure.distance import KINDS, Exact
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, Made, room_on
+from plantune.measure.threads import one_thread
 from plantune.memory import MEMORY_FORMATS, in_layout
 from plantune.values import digest
 
@@ -184,7 +185,8 @@ class Scenes:
         return self._kept((place, str(value)), make)
 
     def _kept(self, name: object, make: Callable[[], Made]) -> Made:
-        return _kept_on(self._device).get((self._key, name), make)
+        with one_thread():
+            return _kept_on(self._device).get((self._key, name), make)
 
     def _generator(self, name: str) -> torch.Generator:
         return self._device.generator(int(digest([self._key[-1], name])[:15], 16))

@@ -55,6 +55,7 @@ Say = Callable[[str], None]
 # Beyond this the median means nothing, whatever else ran on the machine.
 HOPELESS_SPREAD = 1.0
 LARGEST = sys.float_info.max
+CROWDED = Rejected("noisy", "other work or heat slowed the machine down; measure on an idle one")
 
 
 def _check_and_time(request: Message, say: Say) -> Message:
@@ -72,6 +73,19 @@ def _check_and_time(request: Message, say: Say) -> Message:
         refused = rejected.stage == "crash" and device_for(space.arch).works()
         outcome = Rejected("build", rejected.reason) if refused else rejected
     return {"outcome": outcome_to_json(outcome)}
+
+
+def _build(request: Message, say: Say) -> Message:
+    """Builds a candidate for another process, which finds what was compiled in the cache."""
+    step, candidate = Step.from_json(request["step"]), Candidate.from_json(request["candidate"])
+    try:
+        build(step, candidate, load_arch(request["arch"]))
+    except Exception as error:
+        rejected = rejection(error)
+        if rejected is None or rejected.stage != "build":
+            raise
+        return {"failure": rejected.reason}
+    return {"failure": None}
 
 
 def _check_elsewhere(request: Message, say: Say) -> Message:
@@ -134,14 +148,14 @@ def _possible(
         least = roofline.least_us(step, candidate, device)
         if timing.median_us >= least:
             break
-        roofline.forget()
+        if timing.shared:
+            return CROWDED
+        roofline.look_again()
     else:
         text = f"{timing.median_us:.3g} us is less than any kernel can take here, {least:.3g} us"
         return Rejected("roofline", text)
     if timing.shared:
-        return Rejected(
-            "noisy", "other work or heat slowed the machine down; measure on an idle one"
-        )
+        return CROWDED
     if timing.spread > HOPELESS_SPREAD:
         return Rejected("noisy", f"quartiles {timing.low_us:.3g} and {timing.high_us:.3g} us")
     return timing
@@ -192,6 +206,7 @@ def _warm_up(request: Message, say: Say) -> Message:
 
 HANDLERS: Mapping[str, Callable[[Message, Say], Message]] = {
     "check_and_time": _check_and_time,
+    "build": _build,
     "check_elsewhere": _check_elsewhere,
     "time_programs": _time_programs,
     "pass_cost": _pass_cost,

@@ -6,11 +6,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from plantune.errors import BuildError
 from plantune.kernels.registry import family_named
-from plantune.search.options import Try
+from plantune.measure.builder import Builder
+from plantune.measure.client import Worker
+from plantune.search.options import LONG_BUILD_S, Try
 from plantune.space.arch import Arch
 
 # Measuring and this process need a core each.
@@ -23,7 +27,7 @@ Source = Callable[[Try], Hashable | None]
 
 
 class Builds:
-    """Threads that build what is wanted, in that order. A build is a process of its own anyway.
+    """Threads that build what is wanted, in that order, each in another process.
 
     Without threads everything counts as ready: then the worker builds. `build` raises BuildError.
     """
@@ -108,18 +112,43 @@ class Builds:
         return None
 
 
-def builds_for(arch: Arch) -> Builds:
-    """Builds on the cores that measuring leaves free: none where it is a CPU that is measured."""
+@contextmanager
+def builds_for(arch: Arch, worker: Worker) -> Iterator[Builds]:
+    """Builds beside what a worker measures: for a GPU on the other cores, for a CPU in a process
+    that stands still while the worker times.
+    """
+    if arch.kind == "cpu":
+        builder = Builder(worker)
+        worker.on_stage = lambda stage: builder.pause(stage == "time")
+        builds = Builds(partial(_build_in, builder, arch), partial(_built_as, arch), 1)
+    else:
+        builder = None
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        threads = max((cores or 1) - CORES_LEFT_FREE, 1)
+        builds = Builds(partial(_build_here, arch), partial(_source, arch), threads)
+    try:
+        yield builds
+    finally:
+        builds.close()
+        if builder is not None:
+            worker.on_stage = lambda stage: None
+            builder.close()
 
-    def build(tried: Try) -> object:
-        return family_named(tried.candidate.family).build(tried.step, tried.candidate.config, arch)
 
-    def source(tried: Try) -> str | None:
-        family = family_named(tried.candidate.family)
-        if not family.build_s:
-            return None
-        return family.source(tried.step, tried.candidate.config, arch)
+def _build_in(builder: Builder, arch: Arch, tried: Try) -> None:
+    builder.build(tried.step, tried.candidate, arch.name)
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = 0 if arch.kind == "cpu" else max((cores or 1) - CORES_LEFT_FREE, 1)
-    return Builds(build, source, threads)
+
+def _build_here(arch: Arch, tried: Try) -> object:
+    return family_named(tried.candidate.family).build(tried.step, tried.candidate.config, arch)
+
+
+def _source(arch: Arch, tried: Try) -> str | None:
+    family = family_named(tried.candidate.family)
+    return family.source(tried.step, tried.candidate.config, arch) if family.build_s else None
+
+
+def _built_as(arch: Arch, tried: Try) -> Hashable | None:
+    """What is compiled for a candidate: a source that it shares with others, or its own."""
+    long = family_named(tried.candidate.family).build_s >= LONG_BUILD_S
+    return _source(arch, tried) or (tried.key if long else None)

@@ -176,24 +176,8 @@ class Search:
         ledger = Ledger(self.settings.storage, self.settings.seed)
         measurer = _Measurer(worker, ledger, self.space, self.settings.seed, budget)
         store = _Store(self._database, self._environment, self.settings.fresh)
-        builds = builds_for(self.space.arch)
-        steps = StepSearch(
-            self.problem.graph,
-            self.space,
-            measurer,
-            store,
-            builds=builds,
-            proposer=TpeProposer(self.settings.seed),
-        )
-        self._steps = steps
-        budget.call_s = steps.framework_us() / 1e6
         try:
-            try:
-                worker.start(budget.cut_at("racing"))
-                self._begin(worker, steps, budget)
-                steps.run(budget, self._report)
-            finally:
-                builds.close()
+            steps = self._searched(worker, measurer, store, budget)
             plans = self._rank(worker, steps, budget)
             self._best = plans[0]
             self._tell(steps, budget, "racing")
@@ -208,6 +192,25 @@ class Search:
         plan = replace(plan, evidence=Attrs({**plan.evidence, **told}))
         self._database.put_plan(plan, self._environment)
         return self._result(plan, complete=True, race=race)
+
+    def _searched(
+        self, worker: Worker, measurer: _Measurer, store: _Store, budget: Budget
+    ) -> StepSearch:
+        """The steps, measured as far as there was time."""
+        with builds_for(self.space.arch, worker) as builds:
+            steps = self._steps = StepSearch(
+                self.problem.graph,
+                self.space,
+                measurer,
+                store,
+                builds=builds,
+                proposer=TpeProposer(self.settings.seed),
+            )
+            budget.call_s = steps.framework_us() / 1e6
+            worker.start(budget.cut_at("racing"))
+            self._begin(worker, steps, budget)
+            steps.run(budget, self._report)
+        return steps
 
     def partial(self) -> Result | None:
         """What is best so far, kept as partial; None before anything was measured."""

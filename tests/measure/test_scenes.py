@@ -107,6 +107,28 @@ def relu_that_scribbles(step_of, fake):
     return step, fake(lambda s, frame: frame.values["x"].fill_(7)), fake(lambda s, frame: None)
 
 
+def test_references_are_made_by_one_thread_and_kernels_run_by_all(
+    step_of, fake, check_fake, monkeypatch
+):
+    step = step_of(lambda b: b.emit("relu", b.input("x", IMAGE)))
+    evaluate, references, kernels = Step.evaluate, set(), set()
+
+    def counted(step, values, floats=None):
+        if floats is not None:
+            references.add(torch.get_num_threads())
+        return evaluate(step, values, floats)
+
+    monkeypatch.setattr(Step, "evaluate", counted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        check_fake(step, fake(lambda s, frame: kernels.add(torch.get_num_threads())))
+        assert (references, kernels) == ({1}, {3})
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 class Block:
     def __init__(self, size: int) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8)

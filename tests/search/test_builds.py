@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from plantune.errors import BuildError
 from plantune.measure.outcome import Rejected
+from plantune.search import builds as builds_module
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.progress import silent
@@ -128,9 +130,37 @@ def test_an_unexpected_fault_is_left_to_the_worker(search, start):
     assert builds.failure(tried) is None
 
 
-def test_nothing_is_built_beside_the_measuring_of_a_cpu(search):
-    builds = builds_for(load_arch("cpu"))
-    assert all(map(builds.is_ready, search.all_tries))
+class StandIn:
+    """Builds in no time, and remembers what it was told."""
+
+    def __init__(self, worker):
+        self.told = []
+
+    def build(self, step, candidate, arch):
+        self.told.append(candidate.family)
+
+    def pause(self, paused):
+        self.told.append(paused)
+
+    def close(self):
+        self.told.append("closed")
+
+
+def test_for_a_cpu_another_process_builds_and_stands_still_while_times_are_taken(
+    search, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(builds_module, "Builder", lambda *a: made.append(StandIn(*a)) or made[0])
+    worker = SimpleNamespace(on_stage=None)
+    slow = next(t for t in search.all_tries if t.candidate.family == "inductor")
+    with builds_for(load_arch("cpu"), worker) as builds:
+        assert not builds.is_ready(slow)
+        assert all(builds.is_ready(t) for t in search.all_tries if t.candidate.family == "view")
+        builds.want([slow])
+        assert builds.wait([slow], 10)
+        for stage in ("build", "check", "time", "idle"):
+            worker.on_stage(stage)
+    assert made[0].told == ["inductor", False, False, True, False, "closed"]
 
 
 def test_the_framework_is_timed_while_the_first_kernels_are_built(

@@ -70,9 +70,11 @@ class Runner:
         """The module's result. Gradients are recorded if they are switched on."""
         if self._way == WAYS[EAGER] or self.why_not is not None:
             return self._held.module(x)
-        with self._lock, torch.inference_mode(False):
+        with self._lock:
             if self._is_due():
-                self._renew(x)
+                # What is kept must serve inside and outside of inference mode.
+                with torch.inference_mode(False), torch.set_grad_enabled(self._trains):
+                    self._renew(x)
         if not self._way.channels_last:
             return self._call(x)
         return _contiguous(self._call(_channels_last(x)), like=x)

@@ -147,6 +147,18 @@ class TestLive:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+def test_what_is_made_inside_of_inference_mode_serves_outside_too(module, x, runner, run_by):
+    model = run_by(module, x, runner)
+    with torch.inference_mode():
+        inside = torch.randn(2, 3, 8, 8)
+        alike(model(inside), model.reference(inside))
+    assert model._calls.expected().runner.why_not is None
+    with torch.no_grad():
+        model.conv.weight.mul_(2)
+    alike(model(x), model.reference(x))
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_gradients_reach_the_callers_parameters(module, x, runner, run_by):
     module.train()
     model = run_by(module, x, runner, mode="train")

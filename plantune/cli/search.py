@@ -156,7 +156,10 @@ def _require_measurable(key: Key, how: How) -> None:
 
 def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     from plantune.cli.keeping import KeepingDatabase
+    from plantune.cli.quiet import wait_for_quiet
     from plantune.cli.search_report import is_lost, show_result
+    from plantune.measure.gpu_watch import gpu_watcher
+    from plantune.measure.machine import Machine
     from plantune.proofs import remember_proof
 
     start = time.monotonic()
@@ -166,6 +169,7 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
         note(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
         if (hint := no_compiler_line(key.arch)) is not None:
             note(hint)
+        wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(key.arch)))
         with _lease(opened, key, how) as lease:
             result = _run(keeping, environment, key, how, _Watch(stop, lease))
     if result.race is not None:  # which compared its outputs with the framework's

@@ -65,7 +65,7 @@ def _lines(key: Key, result: Result, keeping: KeepingDatabase, seconds: float) -
         lines += filter(None, texts)
     elif result.complete:
         lines.append(bold(unraced_text(result)))
-    lines += [families_text(result.plan), tried_text(result, seconds)]
+    lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     return [*lines, *_where_kept(key, result, keeping)]
 
 
@@ -106,6 +106,7 @@ def _document(
         "candidates": result.candidates,
         "exhausted": result.exhausted,
         "raced": result.race is not None,
+        "notes": list(result.notes),
         "seconds": round(seconds, 3),
         "plan": result.plan.to_json(),
     }

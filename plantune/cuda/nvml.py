@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from typing import Any
 
 # nvml.h
 RELEASE_BYTES = 80
+INSUFFICIENT_SIZE, NOT_SUPPORTED = 7, 3
 SM_CLOCK = 1
 HEAT_OR_POWER_SUPPLY = 0x08 | 0x20 | 0x40 | 0x80
 
@@ -43,6 +45,38 @@ def sm_clock_mhz(index: int) -> int | None:
     clock = ctypes.c_uint()
     failed = _library().nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(clock))
     return None if failed else clock.value
+
+
+def users(index: int) -> int:
+    """How many other processes compute on torch's GPU of that number; 0 where nothing tells."""
+    handle, count = _handle(index), ctypes.c_uint(0)
+    # Without room for the rows only their number comes back; this process is among them by its pid.
+    if handle is None or _running(handle, count, None) not in (0, INSUFFICIENT_SIZE):
+        return 0
+    rows = (_Process * (count.value + 1))()
+    count.value = len(rows)
+    if _running(handle, count, rows):
+        return 0
+    return sum(row.pid != os.getpid() for row in rows[: count.value])
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t"""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("memory", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+def _running(handle: Any, count: ctypes.c_uint, rows: Any) -> int:
+    try:
+        call = _library().nvmlDeviceGetComputeRunningProcesses_v3
+    except AttributeError:  # a driver from before 2021
+        return NOT_SUPPORTED
+    return int(call(handle, ctypes.byref(count), rows))
 
 
 @cache

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
-from plantune.cuda.nvml import is_slowed, sm_clock_mhz
-from plantune.device import Device
+from plantune.cuda.nvml import is_slowed, sm_clock_mhz, users
+from plantune.device import Device, device_for
+from plantune.errors import UnsupportedDevice
 from plantune.measure.timing import HOST, Call, Sample, Watch
+from plantune.space.arch import load_arch
 
 # Long beside the start and the end of a batch, some 10 us for waiting until the GPU is idle.
 LEAST_BATCH_S = 2e-3
@@ -61,6 +64,26 @@ class KernelWatch(CallWatch):
     def sample(self, call: Call, count: int) -> Sample:
         time_us = self.batch_us(call, count)
         return Sample(time_us, float(is_slowed(self._device.place.index)))
+
+
+def gpu_watcher(arch: str) -> Callable[[], str]:
+    """Says what slows the GPU of an arch down, "" where nothing does or it is a CPU.
+
+    Of other processes it tells only those that ran before this one's workers.
+    """
+    try:
+        device = device_for(load_arch(arch))
+    except UnsupportedDevice:
+        return str
+    if not device.captures:
+        return str
+    index, before = device.place.index, users(device.place.index)
+
+    def look() -> str:
+        said = [f"{before} other processes used the GPU"] if before else []
+        return "; ".join([*said, *(["heat or power slowed the GPU"] if is_slowed(index) else [])])
+
+    return look
 
 
 def call_watch(device: Device) -> Watch:

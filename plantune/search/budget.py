@@ -12,7 +12,9 @@ from plantune.measure.timing import Effort
 RANKING, RACING = (0.15, 10.0), (0.35, 15.0)
 # A race starts some ten ways and calls each at least ten times.
 CALLS_IN_A_RACE = 100
-MOST_OF_IT = 0.5
+MOST_OF_IT = 0.6
+# Without a race nothing that was measured is used.
+LEAST_RACING_S = 3.0
 # What runs at the end of a phase may take this part of the next one, and of the budget after it.
 GRACE, LAST_GRACE = 0.5, 0.12
 
@@ -56,7 +58,7 @@ class Budget:
         return GRACE * (self._end_s(later) - self._end_s(phase))
 
     def _end_s(self, phase: str) -> float:
-        racing = min(RACING[0] * self.seconds, RACING[1])
+        racing = max(min(RACING[0] * self.seconds, RACING[1]), LEAST_RACING_S)
         racing = min(max(racing, CALLS_IN_A_RACE * self.call_s), MOST_OF_IT * self.seconds)
         ranking = min(RANKING[0] * self.seconds, RANKING[1])
         ends = {"racing": 0.0, "ranking": racing, "measuring": racing + ranking}

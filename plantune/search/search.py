@@ -20,6 +20,8 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
+from plantune.measure.gpu_watch import gpu_watcher
+from plantune.measure.machine import Machine, State, machine_for
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
@@ -33,10 +35,12 @@ from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
 from plantune.search.contenders import affordable
 from plantune.search.finalists import branched, improved, swaps
+from plantune.search.gap import gap_lines
 from plantune.search.judgement import Duels, duels_of, evidence_of, judged, repeated, undecided
 from plantune.search.known import incumbent, known_plans
 from plantune.search.progress import Report, silent
 from plantune.search.proposals import Ledger, TpeProposer
+from plantune.search.pulse import Pulse, marks, noted
 from plantune.search.ranking import distinct, fastest, is_deterministic, kept, plan_of
 from plantune.search.step_search import StepSearch
 from plantune.search.unraced import known_plan, plain_plan
@@ -87,7 +91,8 @@ class Result:
 
     `candidates` are all that there are; with `exhausted`, none of the others could be part of a
     faster plan, else there was no time for them. Where there was none for a race either, `plan` is
-    the `known` one that calls find already, or lets the network run as it is.
+    the `known` one that calls find already, or lets the network run as it is. `notes` say what
+    disturbed the machine, and what that did to times.
     """
 
     plan: Plan
@@ -99,15 +104,23 @@ class Result:
     exhausted: bool = True
     budget_s: float = 0.0
     known: Found | None = None
+    notes: tuple[str, ...] = ()
 
 
 class _Measurer:
     """Candidates go through Optuna's ledger into the worker."""
 
     def __init__(
-        self, worker: Worker, ledger: Ledger, space: SearchSpace, seed: int, budget: Budget
+        self,
+        worker: Worker,
+        ledger: Ledger,
+        space: SearchSpace,
+        seed: int,
+        budget: Budget,
+        machine: Machine,
     ) -> None:
         self._worker = worker
+        self._pulse = Pulse(machine, budget)
         self._budget = budget
         self._ledger = ledger
         self._space = space
@@ -121,7 +134,11 @@ class _Measurer:
         effort = self._budget.limited(EFFORTS[arch.kind], "measuring")
         if math.isfinite(limit_us):
             effort = replace(effort, give_up_above_us=limit_us)
-        outcome = self._worker.check_and_time(step, candidate, arch.name, effort, seeds=self._seeds)
+        with self._pulse.taken() as taken:
+            outcome = self._worker.check_and_time(
+                step, candidate, arch.name, effort, seeds=self._seeds
+            )
+        outcome = taken.corrected(outcome)
         self._ledger.keep(step, candidate, self._choices[step.signature], outcome)
         return outcome
 
@@ -169,29 +186,37 @@ class Search:
         self._best: Plan | None = None
         self._known: list[Plan] = []
         self._incumbent: Plan | None = None
+        self._machine = machine_for(self.space.arch.kind, gpu_watcher(problem.arch))
+        self._looks: dict[str, State] = {}
 
     def run(self, worker: Worker) -> Result:
         """Searches to the end and keeps the plan; raises NoViableCandidate where nothing ran."""
         budget = Budget(self.settings.budget_s)
         ledger = Ledger(self.settings.storage, self.settings.seed)
-        measurer = _Measurer(worker, ledger, self.space, self.settings.seed, budget)
+        measurer = _Measurer(worker, ledger, self.space, self.settings.seed, budget, self._machine)
         store = _Store(self._database, self._environment, self.settings.fresh)
         try:
             steps = self._searched(worker, measurer, store, budget)
+            self._looks["measuring"] = self._machine.look()
             plans = self._rank(worker, steps, budget)
+            self._looks["ranking"] = self._machine.look()
             self._best = plans[0]
             self._tell(steps, budget, "racing")
             plan, race = self._raced(worker, plans, budget)
         except OutOfTime:
             return self._unraced()
+        self._looks["race"] = self._machine.look()
         duels = self._repeated(worker, plan, race, budget)
         race = _with(duels, race)
         plan = judged(replace(plan, evidence=evidence_of(race)), duels, self._captured())
         same = is_deterministic(plan, self.problem.graph, self.space, steps.costs.outcomes)
         told = {"deterministic": int(same), "search_s": round(budget.spent_s, 1)}
-        plan = replace(plan, evidence=Attrs({**plan.evidence, **told}))
+        plan = replace(plan, evidence=Attrs({**plan.evidence, **told, **marks(self._looks)}))
         self._database.put_plan(plan, self._environment)
-        return self._result(plan, complete=True, race=race)
+        gaps = gap_lines(race, steps.best_us, steps.framework_us(), self._looks["race"])
+        return replace(
+            self._result(plan, complete=True, race=race), notes=(*noted(self._looks), *gaps)
+        )
 
     def _searched(
         self, worker: Worker, measurer: _Measurer, store: _Store, budget: Budget
@@ -241,7 +266,9 @@ class Search:
             return
         self._tell(steps, budget, "ranking")
         effort = budget.limited(Effort(budget_s=seconds), "measuring")
-        timings = self._timed(worker, known, effort)
+        timings: Sequence[Timing | Rejected] = ()
+        with suppress(OutOfTime):  # so they wait for the ranking
+            timings = self._timed(worker, known, effort)
         order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
         self._known = [known[i] for _, i in order]
         if self._known:

@@ -218,6 +218,11 @@ class StepSearch:
         return found[0][0] if found else math.inf
 
     @property
+    def best_us(self) -> float:
+        """The time of the best cover, as a sum of steps; infinite until one is known."""
+        return self._best_us
+
+    @property
     def candidates(self) -> int:
         """How many different ones there are for all steps."""
         return len({tried.key for tried in self.all_tries})

@@ -43,6 +43,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test waits until this machine is quiet."""
+    monkeypatch.setattr("plantune.cli.quiet.wait_for_quiet", lambda budget_s, machine: None)
+
+
 @pytest.fixture
 def run() -> Run:
     """A command's result: exit_code, stdout, stderr."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +19,17 @@ UUID = "1b2c3d4e-0000-1111-2222-333344445555"
 PROC = Path("/proc/driver/nvidia/version")
 
 
+def _unknown(*_: object) -> int:
+    return nvml.NOT_SUPPORTED
+
+
 class Library:
     """Answers as one with a single GPU would."""
 
     def __init__(self) -> None:
         self.reasons = 0
         self.refuses = ""
+        self.nvmlDeviceGetComputeRunningProcesses_v3: Any = _unknown
 
     def nvmlInit_v2(self) -> int:
         return int(self.refuses == "nvmlInit_v2")
@@ -126,3 +132,19 @@ def test_the_drivers_version_is_the_kernels() -> None:
     said = re.search(r"(\d+\.\d+(?:\.\d+)?)", PROC.read_text(encoding="utf-8"))
     assert said is not None
     assert nvml.driver_release() == said[1]
+
+
+def test_others_that_compute_there_are_counted(library: Library) -> None:
+    pids = [os.getpid(), 17, 18]
+
+    def running(handle: Any, count: Any, rows: Any) -> int:
+        room, count._obj.value = count._obj.value, len(pids)
+        for row, pid in zip(rows or (), pids, strict=False):
+            row.pid = pid
+        return nvml.INSUFFICIENT_SIZE if room < len(pids) else 0
+
+    assert nvml.users(0) == 0  # an old driver
+    library.nvmlDeviceGetComputeRunningProcesses_v3 = running
+    assert nvml.users(0) == 2
+    pids.clear()
+    assert nvml.users(0) == 0

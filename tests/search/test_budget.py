@@ -36,7 +36,13 @@ def test_what_is_long_goes_to_measuring(clock, seconds, measuring, ranking):
 
 def test_a_network_that_takes_long_has_more_for_its_race(clock):
     assert Budget(60, clock, call_s=0.2).left_for("ranking") == pytest.approx(40)
-    assert Budget(60, clock, call_s=9.0).left_for("ranking") == pytest.approx(30)
+    assert Budget(60, clock, call_s=9.0).left_for("ranking") == pytest.approx(24)
+
+
+def test_what_is_short_goes_to_the_race(clock):
+    budget = Budget(5, clock)
+    assert budget.left_for("ranking") == pytest.approx(2)
+    assert budget.left_for("measuring") == pytest.approx(1.25)
 
 
 @pytest.mark.parametrize("seconds", [5, 15, 60, 300])

@@ -16,7 +16,7 @@ from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not
 from plantune.measure.distance import Exact
 from plantune.measure.scenes import LARGE, Kin, Poison, Scene, Scenes
-from plantune.measure.threads import one_thread
+from plantune.measure.threads import threads
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
 from plantune.tolerances import tolerance
@@ -69,7 +69,9 @@ def check(
         raise IllegalCandidate(f"{candidate.family} at step {step.name!r}: {reason}")
     place = device or device_for(space.arch)
     with place.own_stream(), torch.no_grad():
-        return _checked(Trial(step, candidate, space.arch, device), Scenes(step, place, seed))
+        trial = Trial(step, candidate, space.arch, device)
+        with threads(1):
+            return _checked(trial, Scenes(step, place, seed))
 
 
 def _checked(trial: Trial, scenes: Scenes) -> Numerics:
@@ -118,11 +120,6 @@ def _replayed(trial: Trial, scenes: Scenes) -> Iterator[Distance]:
 
 def _judged(trial: Trial, results: Values, scene: Scene, *, slack: float = 1.0) -> Distance:
     """The distance nearest to its bound; raises WrongResult where one is over `slack` times it."""
-    with one_thread():
-        return _nearest(trial, results, scene, slack)
-
-
-def _nearest(trial: Trial, results: Values, scene: Scene, slack: float) -> Distance:
     worst = Distance(0.0, 0.0)
     for (name, _), exact, own in zip(trial.step.outputs, scene.exact, scene.own, strict=True):
         distance = max(_distances(results[name], exact, own), key=lambda found: found.share)
@@ -155,12 +152,11 @@ def _check_poisons(trial: Trial, scenes: Scenes) -> None:
 
 def _require_shown(trial: Trial, results: Values, poison: Poison, *, clean: bool) -> None:
     """The poison is where it must be; if `clean`, in no other image."""
-    with one_thread():
-        for (output, _), kin in zip(trial.step.outputs, poison.kin, strict=True):
-            if kin is not None:
-                _require_kept(trial, output, results[output], kin)
-            if kin is not None and clean:
-                _require_clean(trial, output, results[output], kin)
+    for (output, _), kin in zip(trial.step.outputs, poison.kin, strict=True):
+        if kin is not None:
+            _require_kept(trial, output, results[output], kin)
+        if kin is not None and clean:
+            _require_clean(trial, output, results[output], kin)
 
 
 def _check_poisoned_weight(trial: Trial, scenes: Scenes, data: Values) -> None:

@@ -16,7 +16,7 @@ from plantune.graph.types import DTYPES
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.gpu_watch import kernel_watch
-from plantune.measure.threads import one_thread
+from plantune.measure.threads import threads
 
 # Winograd and Karatsuba make down to a quarter of the products that a step counts, and the
 # product that is measured here may reach but half of the peak.
@@ -126,7 +126,7 @@ def _best_us(call: Callable[[], object], device: Device) -> float:
             call()
 
     best = math.inf
-    with device.own_stream(), one_thread():
+    with device.own_stream(), threads(1):
         batch()
         repeated, watch = device.captured(batch), kernel_watch(device)
         end = time.perf_counter() + MEASURE_S

@@ -24,7 +24,7 @@ from plantune.kernels.family import Values
 from plantune.measure.distance import KINDS, Exact
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, Made, room_on
-from plantune.measure.threads import one_thread
+from plantune.measure.threads import threads
 from plantune.memory import MEMORY_FORMATS, in_layout
 from plantune.values import digest
 
@@ -185,7 +185,7 @@ class Scenes:
         return self._kept((place, str(value)), make)
 
     def _kept(self, name: object, make: Callable[[], Made]) -> Made:
-        with one_thread():
+        with threads(1):
             return _kept_on(self._device).get((self._key, name), make)
 
     def _generator(self, name: str) -> torch.Generator:

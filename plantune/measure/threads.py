@@ -9,15 +9,15 @@ import torch
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, torch's work on a CPU is done by the calling thread.
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch's work on a CPU is done by so many threads.
 
-    References and comparisons are many small parallel regions; at the end of each, threads wait for
-    each other: on two cores that others kept busy a proof took twenty times as long with two
-    threads as with one (2026-11-22).
+    All of a proof but the kernel itself is done by one: it is many small parallel regions, and at
+    the end of each, threads wait for each other. On two cores that others kept busy a proof took
+    twenty times as long with two threads as with one (2026-11-22).
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

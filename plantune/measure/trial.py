@@ -14,6 +14,7 @@ from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Frame, Values
 from plantune.kernels.registry import family_named
 from plantune.measure.launching import one_pass, preparation_of
+from plantune.measure.threads import threads
 from plantune.memory import MEMORY_FORMATS, view_bytes
 from plantune.space.arch import Arch
 
@@ -59,8 +60,9 @@ class Trial:
     """Runs a candidate as a program would: bound before any input is there, inputs that may be
     other tensors in each run. Outputs and workspace are aligned, as a program's are.
 
-    After `capture`, what was captured is replayed instead, on the same tensors. With a `device` of
-    a later arch the kernel is built such that this one runs it.
+    The kernel runs by as many threads as there are when it is bound. After `capture`, what was
+    captured is replayed instead, on the same tensors. With a `device` of a later arch the kernel is
+    built such that this one runs it.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Trial:
     ) -> None:
         family, config = family_named(candidate.family), candidate.config
         self.step, self.candidate, self.device = step, candidate, device or device_for(arch)
+        self._threads = torch.get_num_threads()
         self._layouts = family.layouts(step, config)
         self._any_strides = self.device.captures
         self._aliases, self._adopts = family.aliases(step, config), family.adopts(step, config)
@@ -104,7 +107,8 @@ class Trial:
         if not self._replays:
             self._preparation.place()
         if self._refresh is not None:
-            self._refresh()
+            with threads(self._threads):
+                self._refresh()
 
     def put_data(self, data: Values, *, awkward: bool = False) -> None:
         """Places all other inputs.
@@ -156,8 +160,9 @@ class Trial:
         self._run = what
         self._prepare(pattern, fresh_workspace)
         try:
-            self._launch()
-            self.device.synchronize()
+            with threads(self._threads):
+                self._launch()
+                self.device.synchronize()
         except torch.AcceleratorError as error:
             raise CudaError(f"{what}: {first_line(error)}") from error
         for name, buffer in self._buffers():

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 # What a budget that was too short should be at least, and how many times longer.
 ENOUGH_S, LONGER = 60.0, 5
+# Starting counts for no budget; it is said where it takes this long.
+LONG_START_S = 1.5
 
 
 def longer_s(budget_s: float) -> float:
@@ -18,12 +20,15 @@ def longer_s(budget_s: float) -> float:
 
 def tried_text(result: Result, seconds: float) -> str:
     """How much was measured, and how to go on where there was no time for the rest."""
+    took = f"{seconds:.0f} s"
+    if (starting := seconds - result.spent_s) >= LONG_START_S:
+        took += f", {starting:.0f} of them until Python, torch and the machine were ready"
     counts = f"{result.measured} measured, {result.rejected} rejected"
     text = f"{result.measured + result.rejected} of {result.candidates} candidates: {counts}"
     if result.exhausted or not result.complete:
-        return f"{text}, {seconds:.0f} s"
+        return f"{text}, {took}"
     longer = f"search again to go on, or --budget {longer_s(result.budget_s):g}"
-    return f"{text}, {seconds:.0f} s; for others there was no time: {longer}"
+    return f"{text}, {took}; for others there was no time: {longer}"
 
 
 def unraced_text(result: Result) -> str:

@@ -16,7 +16,7 @@ MOST_OF_IT = 0.6
 # Without a race nothing that was measured is used.
 LEAST_RACING_S = 3.0
 # What runs at the end of a phase may take this part of the next one, and of the budget after it.
-GRACE, LAST_GRACE = 0.5, 0.12
+GRACE, LAST_GRACE = {"measuring": 0.5, "ranking": 0.2}, 0.12
 
 
 class Budget:
@@ -55,7 +55,7 @@ class Budget:
         later = {"measuring": "ranking", "ranking": "racing"}.get(phase)
         if later is None:
             return LAST_GRACE * self.seconds
-        return GRACE * (self._end_s(later) - self._end_s(phase))
+        return GRACE[phase] * (self._end_s(later) - self._end_s(phase))
 
     def _end_s(self, phase: str) -> float:
         racing = max(min(RACING[0] * self.seconds, RACING[1]), LEAST_RACING_S)

@@ -11,7 +11,9 @@ from plantune.report.reached import longer_s, tried_text, unraced_text
 from plantune.search.search import Result
 
 PLAN: Any = None
-RESULT = Result(PLAN, True, None, 9, 3, candidates=391, exhausted=False, budget_s=60.0)
+RESULT = Result(
+    PLAN, True, None, 9, 3, candidates=391, exhausted=False, budget_s=60.0, spent_s=61.0
+)
 
 
 def test_what_was_not_reached_is_said() -> None:
@@ -19,6 +21,8 @@ def test_what_was_not_reached_is_said() -> None:
         "12 of 391 candidates: 9 measured, 3 rejected, 61 s; for others there was no time: "
         "search again to go on, or --budget 300"
     )
+    late = tried_text(replace(RESULT, exhausted=True), 64.0)
+    assert late.endswith("64 s, 3 of them until Python, torch and the machine were ready")
     enough = replace(RESULT, exhausted=True)
     assert tried_text(enough, 61.2) == "12 of 391 candidates: 9 measured, 3 rejected, 61 s"
 

@@ -13,6 +13,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.measure.machine import Machine, State
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.values import canonical, digest
@@ -64,6 +65,22 @@ class FakeStore:
 
     def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
         self.rows.setdefault(step.signature, {})[candidate] = outcome
+
+
+class Quiet(Machine):
+    """A machine on which nothing else runs."""
+
+    def look(self) -> State:
+        return State(2)
+
+    def slowdown(self) -> float:
+        return 1.0
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No decision in a test depends on what else runs here."""
+    monkeypatch.setattr("plantune.search.search.machine_for", lambda kind, gpu: Quiet())
 
 
 @pytest.fixture

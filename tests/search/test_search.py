@@ -8,6 +8,7 @@ import pytest
 
 from plantune.environment import cpu_environment
 from plantune.errors import OutOfTime, WorkerDied
+from plantune.measure.machine import State
 from plantune.measure.outcome import Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing, ratio_interval
@@ -193,3 +194,16 @@ def test_without_a_ranking_there_is_a_race(hasty):
     assert result.race is not None
     assert worker.plans[0] in worker.asked[0]
     assert hasty._database.plans()[0].plan == result.plan
+
+
+def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
+    """Each call may take a hundred times as long there."""
+    quiet, busy = HastyWorker(), HastyWorker()
+    hasty.run(quiet)
+    again = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    state = State(2, others=1.9, names=("yes", "yes"))
+    monkeypatch.setattr(again._machine, "look", lambda: state)
+    result = again.run(busy)
+    assert len(busy.asked[-1]) == 3
+    assert result.plan.evidence["machine"] == "busy"
+    assert "other processes took 1.9 of 2 cores (yes, yes)" in result.notes[0]

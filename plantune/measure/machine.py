@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 # Others on less than this part of a core, and a host that takes less, disturb little.
 BUSY_CORES = 0.25
 STOLEN_CORES = 0.1
 # A loop that takes so much longer than at its best was in a slow phase.
 SLOW = 1.3
-# A product of this size keeps two cores busy for a millisecond or two.
-PULSE_SIZE, PULSES = 384, 5
+# A loop of this length takes a fraction of a millisecond.
+PULSE_SIZE, PULSES = 20_000, 20
 NAMED = 3
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -26,7 +23,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 @dataclass(frozen=True)
 class State:
     """What disturbed a stretch of time: `others` and `stolen` count cores, `slowdown` is the time
-    of a fixed product as a multiple of its best; 1 where nothing tells.
+    of a fixed loop as a multiple of its best; 1 where nothing tells.
     """
 
     cores: int
@@ -97,7 +94,7 @@ class Machine:
         return State(len(self._cores), others, stolen, names, slowdown, gpu)
 
     def slowdown(self) -> float:
-        """How much longer than at its best a fixed product takes now."""
+        """How much longer than at its best a fixed loop takes now."""
         if self._pulse_us is None:
             return 1.0
         now_us = self._pulse_us()
@@ -137,19 +134,23 @@ class Machine:
 
 
 def machine_for(kind: str, gpu: Callable[[], str] = str) -> Machine:
-    """The machine as it concerns a kind of processor: a product on its cores tells for them."""
+    """The machine as it concerns a kind of processor: a loop on its cores tells for them."""
     return Machine(pulse_us=pulse_us if kind == "cpu" else None, gpu=gpu)
 
 
 def pulse_us() -> float:
-    """The time of a fixed product on all of this process's threads, the median of a few."""
-    a = torch.ones(PULSE_SIZE, PULSE_SIZE)
+    """The time of a fixed loop on one core, the least of a few.
+
+    It is so short that one of them has the core to itself though others run: they are told by
+    their own time, and a worker discards samples that they disturbed. A product on all threads took
+    50 times as long beside them, and kernels that were corrected by that 3 times too little.
+    """
     times = []
     for _ in range(PULSES):
         start = time.perf_counter_ns()
-        torch.mm(a, a)
+        sum(range(PULSE_SIZE))
         times.append((time.perf_counter_ns() - start) / 1e3)
-    return statistics.median(times)
+    return min(times)
 
 
 def _own_cores() -> frozenset[str]:

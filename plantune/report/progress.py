@@ -25,10 +25,11 @@ TICK_S = 1.0
 def progress_text(progress: Progress) -> str:
     """Phase, counts, the best so far against the framework op by op, and the time that is left."""
     parts = [f"{progress.phase}: {progress.measured} measured, {progress.rejected} rejected"]
-    if math.isfinite(progress.best_us) and progress.framework_us > 0:
-        ratio = progress.best_us / progress.framework_us
-        best, framework = progress.best_us / 1e3, progress.framework_us / 1e3
-        parts.append(f"best about {ms_text(best)}, framework {ms_text(framework)} ({ratio:.2f})")
+    if math.isfinite(progress.best_us):
+        parts.append(f"best about {ms_text(progress.best_us / 1e3)}")
+        if 0 < progress.framework_us < math.inf:
+            ratio = progress.best_us / progress.framework_us
+            parts.append(f"framework {ms_text(progress.framework_us / 1e3)} ({ratio:.2f})")
     parts.append(f"{progress.seconds_left:.0f} s left")
     return ", ".join(parts) + (f" - {progress.detail}" if progress.detail else "")
 

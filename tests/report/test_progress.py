@@ -37,6 +37,8 @@ def test_the_text_tells_all() -> None:
 def test_what_is_not_known_is_left_out() -> None:
     text = progress_text(replace(EVENT, best_us=math.inf, detail=""))
     assert text == "measuring: 3 measured, 1 rejected, 42 s left"
+    without = progress_text(replace(EVENT, framework_us=math.inf, detail=""))
+    assert without == "measuring: 3 measured, 1 rejected, best about 3 ms, 42 s left"
 
 
 def test_without_a_terminal_a_line_comes_with_a_phase_or_after_some_seconds() -> None:

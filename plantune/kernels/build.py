@@ -27,9 +27,11 @@ def build(step: Step, candidate: Candidate, arch: Arch) -> Any:
         own = _building.setdefault(key, threading.Lock())
     with own:
         if key not in _built:
-            family = family_named(candidate.family)
-            _built[key] = family.build(step, candidate.config, arch)
-        return _built[key]
+            made = family_named(candidate.family).build(step, candidate.config, arch)
+            if made is not None:  # else there is nothing to share, and steps may be without end
+                _built[key] = made
+        _building.pop(key, None)
+        return _built.get(key)
 
 
 def build_all(wanted: Iterable[tuple[Step, Candidate]], arch: Arch) -> None:

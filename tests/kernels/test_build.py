@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from plantune.errors import BuildError
+from plantune.kernels import build as build_module
 from plantune.kernels.build import build, build_all
 from plantune.kernels.family import Binding, Candidate, KernelFamily
 from plantune.values import Attrs
@@ -48,6 +49,17 @@ def counting(monkeypatch):
 
 def relu(b, *shape):
     return b("relu", b.x(*shape))
+
+
+def test_nothing_is_kept_of_steps_that_build_nothing(step_of, space, counting, monkeypatch):
+    """Each value of a setting that a network multiplies by makes another step."""
+    monkeypatch.setattr(counting, "build", lambda step, config, arch: None)
+    building = dict(build_module._building)
+    for size in range(3, 6):
+        step = step_of(lambda b, size=size: relu(b, 2, size))
+        assert [build(step, CANDIDATE, space.arch) for _ in range(2)] == [None, None]
+    assert build_module._built == {}
+    assert build_module._building == building
 
 
 def test_equal_steps_build_once(step_of, space, counting):

@@ -33,6 +33,7 @@ from plantune.runtime.distances import (
 )
 from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import device_of
+from plantune.runtime.products import Float32Products
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace
 
@@ -48,6 +49,7 @@ DRAWS = 3
 MOST_DRAWS = 24
 # More than that many times the bound is no luck.
 HOPELESS = 8.0
+MOST_ON_HOST = 1 << 24  # elements
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ def _exact(network: nn.Module, graph: Graph, x: Tensor, seeds: Sequence[Tensor])
             wide.update(zip(node.outputs, values, strict=True))
     named = zip(names_of(graph), graph.outputs, strict=True)
     results = {name: wide[value] for name, value in named}
-    return results | {f"{GRADIENT}{name}": wide[value] for name, value in graph.gradients}
+    gradients = {f"{GRADIENT}{name}": wide[value] for name, value in graph.gradients}
+    return _near(results | gradients)
 
 
 def _of_module(
@@ -219,12 +222,32 @@ def _of_module(
     targets = [name for name, _ in graph.gradients]
     for name in targets:
         leaves[name].requires_grad_()
-    plainly = plain_float32() if dtype == torch.float32 else nullcontext()
-    with torch.set_grad_enabled(bool(targets)), plainly:
+    with torch.set_grad_enabled(bool(targets)), _products(graph, x.device, dtype):
         result = torch.func.functional_call(network, state, (leaves[graph.inputs[0][0]],))
         outputs = dict(zip(names_of(graph), _tensors(result), strict=True))
         gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
-    return {**{name: value.detach() for name, value in outputs.items()}, **gradients}
+    return _near({**{name: value.detach() for name, value in outputs.items()}, **gradients})
+
+
+@contextmanager
+def _products(graph: Graph, device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
+    """How the framework multiplies. In float32 for outputs in 16 bits on a GPU, which takes the
+    first use of few libraries; gradients come from the kernels that a training step uses.
+    """
+    narrow = _wider(graph, device) == torch.float32
+    with (
+        plain_float32() if narrow and (dtype or not graph.gradients) else nullcontext(),
+        Float32Products() if narrow and not graph.gradients else nullcontext(),
+    ):
+        yield
+
+
+def _near(results: Results) -> Results:
+    """Small results on the host: on a GPU each kind of kernel that compares them is loaded at its
+    first use, which took 50 ms together (H200, 2026-11-22).
+    """
+    small = sum(value.numel() for value in results.values()) <= MOST_ON_HOST
+    return {name: value.cpu() for name, value in results.items()} if small else results
 
 
 def _gradients(
@@ -257,7 +280,7 @@ def _of_program(program: Program, network: nn.Module, case: _Case) -> Results:
         found = program.backward(*case.seeds)
         results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}
         program.forget()
-    return results
+    return _near(results)
 
 
 def _tensors(result: Any) -> Sequence[Tensor]:

@@ -17,6 +17,7 @@ from plantune.kernels import torch_ops
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db import PlanDatabase
 from plantune.proofs import remember_proof
+from plantune.runtime import recheck as recheck_module
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
@@ -72,9 +73,17 @@ def two_layers(gain=1.0):
     return Net()
 
 
+@pytest.fixture(params=["cpu", "cuda"])
+def reference_of(request, monkeypatch):
+    """The reference is computed as it is on that kind of device."""
+    wider, place = recheck_module._wider, torch.device(request.param)
+    monkeypatch.setattr(recheck_module, "_wider", lambda graph, device: wider(graph, place))
+
+
 DTYPES = {torch.float32: 1e-4, torch.float16: 0.003, torch.bfloat16: 0.02}
 
 
+@pytest.mark.usefixtures("reference_of")
 class TestBound:
     """At most twice the framework's own error, and next to nothing beside it."""
 
@@ -120,6 +129,7 @@ class TestBound:
             checked(Two(), images)
 
 
+@pytest.mark.usefixtures("reference_of")
 class TestOverflow:
     """F71: the plan is judged on data on which the framework is finite, or not at all."""
 

@@ -118,6 +118,20 @@ class TestRecorded:
         assert set(exported.state_dict) == set(pair[0].state_dict())
         close(exported.module()(x), pair[0](x))
 
+    @pytest.mark.parametrize("dynamo", [True, False], ids=["by export", "by trace"])
+    @pytest.mark.filterwarnings("ignore")
+    def test_onnx(self, dynamo, pair, x, close):
+        onnx = pytest.importorskip("onnx")
+        from onnx.reference import ReferenceEvaluator
+
+        file = io.BytesIO()
+        options = {} if dynamo else {"training": torch.onnx.TrainingMode.PRESERVE}
+        torch.onnx.export(pair[1], (torch.zeros(SHAPE),), file, dynamo=dynamo, **options)
+        exported = onnx.load_from_string(file.getvalue())
+        (given,) = exported.graph.input
+        (found,) = ReferenceEvaluator(exported).run(None, {given.name: x.numpy()})
+        close(torch.from_numpy(found), pair[0](x))
+
     def test_fx(self, pair, x, close):
         traced = torch.fx.symbolic_trace(nn.Sequential(pair[1]))
         assert "conv" in traced.code

@@ -11,10 +11,7 @@ from torch import nn
 
 from plantune import UnplannedCall, optimize
 from plantune.cuda import patches
-from plantune.environment import arch_of
 from plantune.errors import InputMismatch
-from plantune.planning import hand_plan
-from plantune.space.search_space import load_search_space
 
 pytestmark = [
     pytest.mark.gpu,
@@ -171,9 +168,10 @@ class TestPlaces:
             assert torch.equal(model(x), wanted), start
             x.fill_(float("nan"))
 
+    @pytest.mark.usefixtures("planned")
     @pytest.mark.parametrize("moved", ["x", "residual"])
     @torch.no_grad()
-    def test_a_tensor_map_that_is_encoded_anew(self, moved, monkeypatch):
+    def test_a_tensor_map_that_is_encoded_anew(self, moved, monkeypatch, tuned):
         """As on a driver whose maps hold more of a tensor's place than its address."""
         monkeypatch.setattr(patches, "_is_address_alone", lambda *_: False)
         layers = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())
@@ -181,10 +179,7 @@ class TestPlaces:
         module = module.to(memory_format=torch.channels_last)
         x = torch.randn(8, 64, 32, 32, device="cuda", dtype=torch.float16)
         x = x.contiguous(memory_format=torch.channels_last)
-        model = optimize(module, x, fallback="error")
-        space = load_search_space(arch_of(x.device))
-        plan = hand_plan(model.pool().graph, space, network="by hand")
-        model = optimize(module, x, plan=plan, fallback="error")
+        model = tuned(module, x, plan="hand")
         for _ in range(5):
             x = torch.randn_like(x)
             wanted = module(x).float()
@@ -212,8 +207,9 @@ def test_the_first_call_of_a_thread(small, images, tuned):
     assert torch.equal(found[0], wanted)
 
 
+@pytest.mark.usefixtures("planned")
 @torch.no_grad()
-def test_a_module_that_returns_its_input_too(images):
+def test_a_module_that_returns_its_input_too(images, tuned):
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
@@ -223,10 +219,7 @@ def test_a_module_that_returns_its_input_too(images):
             return self.conv(x), x
 
     module = Both().cuda().half().eval()
-    model = optimize(module, images, fallback="error")
-    space = load_search_space(arch_of(images.device))
-    plan = hand_plan(model.pool().graph, space, network="by hand")
-    model = optimize(module, images, plan=plan, fallback="error")
+    model = tuned(module, images, plan="hand")
     for _ in range(3):
         x = torch.randn_like(images)
         y, same = model(x)

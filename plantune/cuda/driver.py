@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -167,17 +167,41 @@ class NodeParams(ctypes.Structure):
     )
 
 
-def set_node_params(executable: c_void_p, node: c_void_p, params: NodeParams) -> None:
-    """Changes a kernel of an instantiated graph, from its next launch on."""
+def node_updater(executable: int, node: int, params: NodeParams) -> Callable[[], None]:
+    """What gives a kernel of an instantiated graph these parameters, from its next launch on."""
     library = _cuda()
-    code = library.cuGraphExecKernelNodeSetParams_v2(executable, node, byref(params))
-    if code:
-        _check("cuGraphExecKernelNodeSetParams", code, library)
+    change = library.cuGraphExecKernelNodeSetParams_v2
+    arguments = c_void_p(executable), c_void_p(node), byref(params)
+
+    def update() -> None:
+        code = change(*arguments)
+        if code:
+            _check("cuGraphExecKernelNodeSetParams", code, library)
+
+    return update
 
 
-def launch_graph(executable: c_void_p, stream: c_void_p) -> None:
-    """Launches an instantiated graph on a stream."""
+def instantiate(graph: int, stream: int) -> int:
+    """Another executable graph of a captured one, made ready on a stream."""
+    executable = c_void_p()
+    _call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), c_uint64(0))
+    _call("cuGraphUpload", executable, c_void_p(stream))
+    return executable.value or 0
+
+
+def destroy_executable(executable: int) -> None:
+    """Once what it does has ended. No error matters: the process may be about to end, too."""
+    _cuda().cuGraphExecDestroy(c_void_p(executable))
+
+
+def graph_launcher(executable: int) -> Callable[[c_void_p], None]:
+    """What launches an instantiated graph on a stream."""
     library = _cuda()
-    code = library.cuGraphLaunch(executable, stream)
-    if code:
-        _check("cuGraphLaunch", code, library)
+    launch, handle = library.cuGraphLaunch, c_void_p(executable)
+
+    def launch_on(stream: c_void_p) -> None:
+        code = launch(handle, stream)
+        if code:
+            _check("cuGraphLaunch", code, library)
+
+    return launch_on

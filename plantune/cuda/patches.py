@@ -33,27 +33,24 @@ class Slot:
 class Node:
     """A kernel node, and the arguments that its next launch has."""
 
-    def __init__(self, executable: int, launched: Launched) -> None:
+    def __init__(self, executable: int, place: int, launched: Launched) -> None:
         self._memory = [ctypes.create_string_buffer(a, len(a)) for a in launched.arguments]
         self.starts = [ctypes.addressof(memory) for memory in self._memory]
-        self._params = driver.NodeParams(
+        params = driver.NodeParams(
             function=launched.function,
             grid=(c_uint * 3)(*launched.extent.grid),
             block=(c_uint * 3)(launched.extent.threads, 1, 1),
             shared_bytes=launched.extent.shared_bytes,
             arguments=(c_void_p * len(self.starts))(*self.starts),
         )
-        self._executable, self._node = c_void_p(executable), c_void_p(launched.node)
-
-    def update(self) -> None:
-        driver.set_node_params(self._executable, self._node, self._params)
+        self.update = driver.node_updater(executable, place, params)
 
 
 class Patch:
     """Where a node's arguments hold a tensor."""
 
     def __init__(self, node: Node, slots: Sequence[Slot]) -> None:
-        self._node = node
+        self._node, self._update = node, node.update  # the node keeps its arguments' memory
         self._writes = [
             _writes(node.starts[slot.argument] + slot.start, slot.encoder) for slot in slots
         ]
@@ -62,14 +59,15 @@ class Patch:
         """From the next launch on the kernel finds the tensor there."""
         for write in self._writes:
             write(address)
-        self._node.update()
+        self._update()
 
 
-class Nodes:
-    """The kernels that one capture recorded, in the graph that was made of it."""
+class Executable:
+    """A graph that was made of a capture, with the kernels that were recorded meanwhile."""
 
-    def __init__(self, executable: int, captured: Recording) -> None:
-        self._executable = executable
+    def __init__(self, handle: int, captured: Recording) -> None:
+        self.launch = driver.graph_launcher(handle)
+        self._handle = handle
         self._captured = captured
         self._made: dict[int, Node] = {}
 
@@ -104,10 +102,11 @@ class Nodes:
         return found
 
     def _node_of(self, launched: Launched) -> Node:
-        assert launched.node is not None
-        if launched.node not in self._made:
-            self._made[launched.node] = Node(self._executable, launched)
-        return self._made[launched.node]
+        place = launched.node
+        assert place is not None
+        if place not in self._made:
+            self._made[place] = Node(self._handle, place, launched)
+        return self._made[place]
 
 
 def _slots(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from plantune.environment import arch_of, environment_of, why_no_plans
 from plantune.errors import (
     CaptureError,
-    InputMismatch,
     InvalidPlan,
     UnsupportedDevice,
     UnsupportedModule,
@@ -25,30 +24,27 @@ from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.graph.types import TensorType
-from plantune.plan import EAGER, PROGRAM, Plan, check_plan
+from plantune.plan import Plan, check_plan
 from plantune.plan_file import PlanFile
 from plantune.planning import problem_of
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
-from plantune.runtime.contest import Contest
-from plantune.runtime.form import Form, has_global_hooks
-from plantune.runtime.framework import Framework, LastCall, Options, transform_of
+from plantune.runtime.form import Form
+from plantune.runtime.framework import Framework, Options
+from plantune.runtime.inputs import PlannedInputs
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.pool import MOST_PASSES, Pool, device_of
+from plantune.runtime.planned import Planned, Trained, Way, threads_on
+from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
-from plantune.runtime.runners import Runner
 from plantune.space.search_space import SearchSpace, load_search_space
 
-_threads = torch.get_num_threads
 # Where eager runs a module, the module is looked at once in so many calls: in another form it may
 # have a plan.
 UNLOOKED_CALLS = 64
 # Forms of the module whose pools are kept, such as the ones in training and in inference mode.
 KEPT_FORMS = 4
-# Of each parameter, and of the input, whether it gets a gradient; None in inference.
-Trained = tuple[bool, ...] | None
-# With the number of threads, which a plan on a CPU is for; asking for it takes 0.05 us.
+# With the number of threads, which a plan on a CPU is for.
 Kind = tuple[Trained, int]
 
 
@@ -61,60 +57,6 @@ class Stats:
     instances: int
     captures: int
     held_bytes: int
-
-
-class Planned:
-    """The instances for one kind of call, and what the module makes of their outputs."""
-
-    def __init__(self, pool: Pool, outputs: Outputs, device: torch.device) -> None:
-        self.pool = pool
-        self.outputs = outputs
-        self.threads = _threads() if device.type == "cpu" else 0
-        self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
-        self.how = "captured" if device.type == "cuda" else "planned"
-        self.runner = self._runner()
-        self.call = self._call(self.how if self.runner is None else self.runner.name)
-
-    @property
-    def is_eager(self) -> bool:
-        """Whether eager runs such calls from now on."""
-        runner = self.runner
-        return runner is not None and runner.name == EAGER and runner.is_settled
-
-    def settle(self) -> None:
-        """Takes over what calls have shown since the last look."""
-        if isinstance(self.runner, Contest) and self.runner.name == PROGRAM:
-            self.runner = None
-        how = self.how if self.runner is None else self.runner.name
-        if self.call.how != how:
-            self.call = self._call(how)
-
-    def _call(self, how: str) -> LastCall:
-        plan = self.pool.plan
-        if how == self.how:
-            return LastCall(how, f"plan {plan.digest[:12]} covers it")
-        if plan.origin == "default":
-            return LastCall(how, "nothing faster is known")
-        if plan.run_by(frozen=self.pool.frozen) == how:
-            return LastCall(how, "the plan says that it was faster")
-        return LastCall(how, "the plan is of another machine, and was not faster here by now")
-
-    def _runner(self) -> Runner | Contest | None:
-        """What runs in place of the plan's program, or beside it until one is known to be faster.
-
-        On a GPU a plan serves all of its arch; CPUs differ more.
-        """
-        pool = self.pool
-        name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
-        if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
-            if pool.match == "compatible" and name == PROGRAM:
-                return Contest(pool.held, frozen=pool.frozen, program=self._of_program)
-            if pool.plan.origin == "default" and name != PROGRAM:
-                return Contest(pool.held, frozen=pool.frozen)
-        return None if name == PROGRAM else Runner(name, pool.held, trains=trains)
-
-    def _of_program(self, x: Tensor) -> Any:
-        return self.outputs.of(self.pool.run(x))
 
 
 class Calls:
@@ -131,8 +73,7 @@ class Calls:
         self.options = options
         self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
-        self._kind, self._dtype = self._device.type, input_type.torch_dtype
-        self._shape = input_type.shape
+        self._inputs = PlannedInputs(reference, input_type, self._device, options.name)
         self._on_cpu = self._device.type == "cpu"
         self._trains = options.mode == "train"
         self._why_no_plans: str | None = None
@@ -147,13 +88,10 @@ class Calls:
         self._kept: dict[object, dict[Kind, Planned]] = {}
         self._spare: list[Planned] = []
         self._form = self._new_form()
-        first = next(reference.parameters(), None)
-        # A module that casts its input is called with what it was made for, such as bytes.
-        self._casts = first is not None and first.dtype != self._dtype
 
     def check(self) -> None:
         """Raises UnsupportedModule, or InvalidPlan, where the call this was made for cannot run."""
-        if self.framework.disabled or self._why_no_plans or self._form.why_not:
+        if self.framework.disabled or self._form.why_not:
             return
         if self.options.plan is not None:
             self._check_given_plan(self.expected().pool.graph, self.options.plan)
@@ -213,25 +151,28 @@ class Calls:
             self._form = self._new_form()
 
     def run(self, x: Any) -> Any:
-        if self._unlooked and self._is_as_before(x):
+        """Of a call that nothing records or transforms."""
+        if self._unlooked and self._inputs.is_alike(x):
             self._unlooked -= 1
             return self._eagerly(x)
         began_s = perf_counter()
-        transform = transform_of(x)
-        if transform is not None or self.framework.disabled:
-            why = transform or "PLANTUNE_DISABLE is set"
-            return self.framework.run(why, transform is not None or self._trains, x)
-        form = self._form_now()
-        reason = self._why_no_plans or form.why_not or self._why_not(x, form)
+        if self.framework.disabled:
+            return self.framework.run("PLANTUNE_DISABLE is set", self._trains, x)
+        form = self._form
+        if form.changed():
+            form = self._form_now()
+        reason = form.why_not
+        if reason is None and not self._inputs.is_usual(x, form):
+            reason = self._inputs.why_not(x, form)
         if reason is not None:
             return self.framework.eagerly(reason, x)
-        trained = self._trained(form, x)
+        trained = self._trained(form, x) if self._trains else None
         try:
             kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained)
             runner = None if kept is None else kept.runner  # which another thread may settle
             if kept is not None and runner is not None:
                 return self._by_runner(kept, runner, x, began_s)
-            reason = form.why_not if kept is None else _why_not_now(kept, trained)
+            reason = form.why_not if kept is None else kept.why_not_now(trained)
             if kept is not None and reason is None:
                 return self._run(kept, form, x, trained)
         except torch.OutOfMemoryError:
@@ -241,16 +182,12 @@ class Calls:
         # After the handlers: an error keeps the memory of the pass that it ended.
         return self.framework.eagerly(str(reason), x)
 
-    def _is_as_before(self, x: Any) -> bool:
-        usual = type(x) is Tensor and x.dtype is self._dtype and x.shape == self._shape
-        return usual and transform_of(x) is None
-
     def _eagerly(self, x: Tensor) -> Any:
         """Without a look at the module: eager sees every change itself."""
         assert self._eager is not None
         return self.framework.by(self.reference, x, self._eager.call)
 
-    def _by_runner(self, kept: Planned, runner: Runner | Contest, x: Tensor, began_s: float) -> Any:
+    def _by_runner(self, kept: Planned, runner: Way, x: Tensor, began_s: float) -> Any:
         if kept.is_eager:
             self._eager, self._unlooked = kept, UNLOOKED_CALLS
             return self._eagerly(x)
@@ -259,22 +196,23 @@ class Calls:
         return result
 
     def _kind_of(self, trained: Trained) -> Kind:
-        return trained, _threads() if self._on_cpu else 0
+        return trained, torch.get_num_threads() if self._on_cpu else 0
 
     def _trained(self, form: Form, x: Tensor) -> Trained:
-        if not self._trains or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return None
         trained = (*form.trained(), x.requires_grad)
         return trained if any(trained) else None
 
     def _run(self, kept: Planned, form: Form, x: Tensor, trained: Trained) -> Any:
-        if trained is not None:
-            outputs = run_with_gradients(kept.pool, x, form.parameters(trained[:-1]))
-        else:
+        if trained is None:
             outputs = kept.pool.run(x)
-        self.framework.planned += 1
-        if self.framework.last is not kept.call:
-            self.framework.note(kept.call)
+        else:
+            outputs = run_with_gradients(kept.pool, x, form.parameters(trained[:-1]))
+        framework = self.framework
+        framework.planned += 1
+        if framework.last is not kept.call:
+            framework.note(kept.call)
         return kept.outputs.of(outputs)
 
     def _form_now(self) -> Form:
@@ -286,6 +224,8 @@ class Calls:
     def _new_form(self) -> Form:
         """The module as it is; pools of the forms that it had last are kept."""
         form = Form(self.reference, self._held)
+        form.why_not = self._why_no_plans or form.why_not
+        form.is_home = self._inputs.is_home(form)
         form.kept = self._kept.pop(form.key, {})
         self._kept[form.key] = form.kept
         while len(self._kept) > KEPT_FORMS:
@@ -310,7 +250,7 @@ class Calls:
     def _new(self, form: Form, trained: Trained) -> Planned:
         graph, outputs = self._extracted(None if trained is None else form.wanted(trained))
         # What changed may be nothing that the graph was read from.
-        threads = _threads() if self._on_cpu else 0
+        threads = threads_on(self._device)
         for kept in self._all_kept():
             if kept.pool.graph.digest == graph.digest and kept.threads == threads:
                 return Planned(kept.pool, outputs, self._device)
@@ -331,53 +271,3 @@ class Calls:
 
     def _space(self) -> SearchSpace:
         return load_search_space(arch_of(self._device))
-
-    def _why_not(self, x: Any, form: Form) -> str | None:
-        """Why a call with `x` here cannot run from a plan, None where it can. Raises
-        InputMismatch.
-        """
-        if type(x) is Tensor and x.dtype is self._dtype and x.shape == self.input_type.shape:
-            usual = x.device == self._device and self._is_home(form)
-            if usual and not has_global_hooks() and not torch.is_autocast_enabled(self._kind):
-                return None
-        if not isinstance(x, Tensor):
-            kind = type(x).__name__
-            raise InputMismatch(f"{self.options.name}: the input must be a tensor, got {kind}")
-        return self._why_not_unusual(x, form)
-
-    def _is_home(self, form: Form) -> bool:
-        """Whether the module is where, and of the dtype, that it was made for."""
-        if form.first is None:
-            return True
-        home = self._casts or form.first.dtype is self._dtype
-        return home and form.first.device == self._device
-
-    def _why_not_unusual(self, x: Tensor, form: Form) -> str | None:
-        state = x if form.first is None else form.first
-        autocast = x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-        wanted = self._dtype if self._casts else state.dtype
-        if x.device != state.device or (x.dtype != wanted and not autocast):
-            raise InputMismatch(
-                f"{self.options.name}: needs a {wanted} tensor on {state.device}, got {x.dtype} on "
-                f"{x.device}; convert the input, or move the module"
-            )
-        if autocast:
-            return "autocast is on, which changes what each op computes"
-        if type(x) is not Tensor and type(x) is not nn.Parameter:
-            return f"the input is a {type(x).__name__}, which may compute in its own way"
-        if x.dtype != self._dtype or x.device != self._device:
-            return f"the module was moved to {x.dtype} on {x.device}"
-        if x.shape != self.input_type.shape:
-            return f"there is a plan for input {self.input_type.shape}, got {tuple(x.shape)}"
-        if has_global_hooks():
-            return "torch has hooks for all modules, which a plan cannot call"
-        return None
-
-
-def _why_not_now(kept: Planned, trained: Trained) -> str | None:
-    asked = torch.are_deterministic_algorithms_enabled()
-    if asked and not kept.is_deterministic:
-        return "the plan is not known to be deterministic, as is asked for"
-    if trained is not None and kept.pool.busy() >= MOST_PASSES:
-        return f"{MOST_PASSES} passes wait for their backward pass already"
-    return None

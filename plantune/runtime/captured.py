@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from ctypes import c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded, Recorder
-from plantune.runtime.torch_internals import current_gpu, is_capturing, raw_stream
+from plantune.runtime.torch_internals import is_capturing, raw_stream
 from plantune.space.search_space import SearchSpace
 
 Results = Mapping[str, Tensor]
@@ -59,10 +60,10 @@ class CapturedProgram:
         self.captures = 0
         self._frozen = frozen
         self._program = Program(graph, plan, space, device)
-        self._device = device
+        self._device, self._index = device, device.index
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
-        self._raw_stream = -1
+        self._raw_stream, self._stream_handle = -1, c_void_p()
         self._state: list[Tensor] = []
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self._passes: dict[str, Pass] = {}
@@ -106,22 +107,23 @@ class CapturedProgram:
             # A replayed pass waits for this stream, not for one that this might have forked.
             self._program.run_refresh(orders=True)
 
+    @on_its_gpu
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs, in memory that is the caller's. Buffers that the graph updates are updated.
 
         Inputs must be of the graph's shapes and dtypes; they are read, never written.
         """
-        if current_gpu() != self._device.index:  # as on_its_gpu, but called most often
-            with torch.cuda.device(self._device):
-                return self.forward(*inputs)
         if is_capturing():
             return self._inside_a_capture(inputs)
-        self._enter()
-        if "forward" not in self._passes:
-            self._capture_forward()
-        made = self._passes["forward"]
-        outputs = self._ends.meet(inputs)
-        made.graph.launch(self._raw_stream)
+        return self.replay(inputs)
+
+    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`forward`, where this program's GPU is the current one and nobody captures."""
+        if raw_stream(self._index) != self._raw_stream:
+            self._enter()
+        made = self._passes.get("forward") or self._capture_forward()
+        launch, outputs = self._ends.meet(inputs)
+        launch(self._stream_handle)
         self._ends.leave(outputs, made.results)
         return outputs
 
@@ -154,13 +156,13 @@ class CapturedProgram:
 
         A capture of the caller's cannot wait for work outside of it; ordering is the caller's then.
         """
-        raw = raw_stream(self._device.index)
+        raw = raw_stream(self._index)
         if raw == self._raw_stream or is_capturing():
             return
         current = torch.cuda.current_stream(self._device)
         if self._stream is not None:
             current.wait_stream(self._stream)
-        self._stream, self._raw_stream = current, raw
+        self._stream, self._raw_stream, self._stream_handle = current, raw, c_void_p(raw)
 
     def _forward_pass(self, *, orders: bool = False) -> None:
         """All of a forward pass, with what follows from weights alone."""
@@ -169,22 +171,24 @@ class CapturedProgram:
         self._program.run_forward()
 
     @torch.no_grad()
-    def _capture_forward(self) -> None:
+    def _capture_forward(self) -> Pass:
         """In training the backward pass, too: where that is not possible, the framework can still
         run both.
         """
         if self.graph.backward_from is None:
             made = self._captured("forward", self._forward_pass)
-            self._ends.find_patches(made.graph)
+            self._ends.serve(made.graph)
             self._passes["forward"] = made  # with the patches of no other graph
-            return
+            return made
         moved = self._moving()
         try:
             made = self._captured("forward", self._forward_pass)
             # Some kernels go astray on values that no forward pass has left, such as indices.
-            made.graph.launch(self._raw_stream)
+            made.graph.launch(self._stream_handle)
+            self._ends.serve(made.graph)
             self._passes["forward"] = made
             self._passes["backward"] = self._captured("backward", self._program.run_backward)
+            return made
         except BaseException:
             self._passes.clear()
             raise
@@ -206,7 +210,7 @@ class CapturedProgram:
             return self._program.values
         if name not in self._passes:
             self._passes[name] = self._captured(name, run)
-        self._passes[name].graph.launch(self._raw_stream)
+        self._passes[name].graph.launch(self._stream_handle)
         return self._passes[name].results
 
     @torch.no_grad()

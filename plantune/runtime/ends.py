@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_void_p
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from plantune.cuda.patches import Patch
+from plantune.cuda.patches import Executable, Patch
 from plantune.cuda.recording import recorded
 from plantune.errors import CaptureError
 from plantune.graph.types import TensorType
@@ -16,6 +18,8 @@ from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded
 from plantune.runtime.torch_internals import empty_on_gpu
 
+Launch = Callable[[c_void_p], None]
+Places = tuple[int, ...]
 # Kernels were chosen for addresses like that of the program's own memory.
 ALIGNMENT_BYTES = 16
 
@@ -23,20 +27,15 @@ ALIGNMENT_BYTES = 16
 class End:
     """An input or output. `own` is where the captured kernels look for it.
 
-    With patches, the few kernels that touch it are told of another address before the graph is
-    launched; without, it is copied.
+    If it `moves`, the few kernels that touch it can be told of another address before the graph is
+    launched; else it is copied.
     """
 
     def __init__(self, name: str, own: Tensor) -> None:
         self.name, self.own = name, own
+        self.moves = False
         self._strides = own.stride()
         self._wide = [axis for axis, size in enumerate(own.shape) if size > 1]
-        self._patches: list[Patch] = []
-        self._address = own.data_ptr()
-
-    @property
-    def moves(self) -> bool:
-        return bool(self._patches)
 
     def lies_as(self, tensor: Tensor) -> bool:
         """Whether the tensor's elements lie as the kernels expect them."""
@@ -50,27 +49,32 @@ class End:
         """Whether the kernels can work on the tensor itself."""
         return self.lies_as(tensor) and not tensor.data_ptr() % ALIGNMENT_BYTES
 
-    def patch(self, patches: list[Patch] | None) -> None:
-        self._patches, self._address = patches or [], self.own.data_ptr()
+    def place_of(self, tensor: Tensor) -> int:
+        """Where kernels find these elements."""
+        if self.moves and self.lies_as(tensor):
+            place = tensor.data_ptr()
+            if not place % ALIGNMENT_BYTES:
+                return place
+        with torch.no_grad():
+            self.own.copy_(tensor)
+        return self.own.data_ptr()
 
-    def move(self, tensor: Tensor) -> bool:
-        """Whether the next launch finds the end in this tensor."""
-        if not self._patches or not self.fits(tensor):
-            return False
-        self._move_to(tensor.data_ptr())
-        return True
 
-    def move_back(self) -> None:
-        """The next launch finds the end in the program's own memory."""
-        if self._patches:
-            self._move_to(self.own.data_ptr())
+class Variant:
+    """An executable graph whose kernels look for each end at one of the places it may have."""
 
-    def _move_to(self, address: int) -> None:
-        if address != self._address:
-            self._address = -1  # nobody knows where, should a patch fail
-            for patch in self._patches:
-                patch.move(address)
-            self._address = address
+    def __init__(self, launch: Launch, patches: Sequence[Sequence[Patch]] = ()) -> None:
+        self.launch = launch
+        self._patches = patches
+        self._places: Places = ()
+
+    def move(self, places: Places) -> None:
+        """The next launch finds the ends there."""
+        before, self._places = self._places, ()  # nobody knows where, should a patch fail
+        for patches, old, new in zip_longest(self._patches, before, places):
+            for patch in patches or () if old != new else ():
+                patch.move(new)
+        self._places = places
 
 
 class Ends:
@@ -93,6 +97,8 @@ class Ends:
         ]
         self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
         self._new: list[Callable[[], Tensor]] = []
+        # By where their kernels look for inputs and written outputs; the first was moved first.
+        self._variants: dict[object, Variant] = {}
         self.follow(())
 
     def follow(self, state: Sequence[Tensor]) -> None:
@@ -112,49 +118,73 @@ class Ends:
             return partial(torch.empty_strided, type_.shape, strides, dtype=type_.torch_dtype)
         return partial(empty_on_gpu, type_.shape, strides, type_.torch_dtype)
 
-    def find_patches(self, graph: Recorded) -> None:
-        """Looks for the kernels of a captured pass that must be told of other addresses."""
-        nodes = graph.nodes()
-        for end in (*self._inputs, *self._outputs.values()):
-            labels = self._program.touching(end.name) if end.name in self._direct else ()
-            if nodes is None or not labels:
-                end.patch(None)
-                continue
-            values, other = self._program.values, torch.empty_like(end.own)
-            values[end.name] = other
-            try:
-                with recorded(only=True) as elsewhere:
-                    for label in labels:
-                        self._program.run_step(label)
-            finally:
-                values[end.name] = end.own
-            end.patch(nodes.patches(elsewhere, (end.own.data_ptr(), other.data_ptr()), labels))
+    def serve(self, graph: Recorded) -> None:
+        """Takes a captured pass, and looks for its kernels that must be told of other addresses."""
+        executables = graph.executables if self._direct else ()
+        ends = [*self._inputs, *self._outputs.values()]
+        found = {end.name: self._patches(end, executables) for end in ends}
+        for end in ends:
+            end.moves = bool(found[end.name])
         self._settle()
+        moved = [*self._inputs, *(self._outputs[self._names[place]] for place in self._written)]
+        patches = [found[end.name] for end in moved]
+        self._variants = {
+            object(): Variant(executable.launch, [each[index] if each else () for each in patches])
+            for index, executable in enumerate(executables)
+        } or {object(): Variant(graph.launch)}
+
+    def _patches(self, end: End, executables: Sequence[Executable]) -> list[list[Patch]]:
+        """What moves an end, for each executable; empty where it cannot be moved."""
+        labels = self._program.touching(end.name) if end.name in self._direct else ()
+        if not executables or not labels:
+            return []
+        values, other = self._program.values, torch.empty_like(end.own)
+        values[end.name] = other
+        try:
+            with recorded(only=True) as elsewhere:
+                for label in labels:
+                    self._program.run_step(label)
+        finally:
+            values[end.name] = end.own
+        places = (end.own.data_ptr(), other.data_ptr())
+        found = [executable.patches(elsewhere, places, labels) for executable in executables]
+        return [patches or [] for patches in found] if all(found) else []
 
     def _settle(self) -> None:
         """Which outputs the next passes write in the caller's memory, and which are copied."""
-        names = self._program.graph.outputs
-        ends = [(self._outputs.get(name), place) for place, name in enumerate(names)]
+        self._names = self._program.graph.outputs
+        ends = [(self._outputs.get(name), place) for place, name in enumerate(self._names)]
         self._written = [
-            (end, place)
+            place
             for end, place in ends
             if end is not None and end.moves and end.lies_as(self._new[place]())
         ]
-        written = {place for _, place in self._written}
-        self._copied = [(place, name) for place, name in enumerate(names) if place not in written]
+        self._copied = [
+            (place, name) for place, name in enumerate(self._names) if place not in self._written
+        ]
 
-    def meet(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Brings the inputs to where the next launch reads them; memory for its outputs."""
-        for end, tensor in zip(self._inputs, inputs, strict=True):
-            if not end.move(tensor):
-                end.move_back()
-                with torch.no_grad():
-                    end.own.copy_(tensor)
+    def meet(self, inputs: Sequence[Tensor]) -> tuple[Launch, tuple[Tensor, ...]]:
+        """What launches the pass on these inputs, and memory for its outputs."""
+        places = [end.place_of(tensor) for end, tensor in zip(self._inputs, inputs, strict=True)]
         outputs = tuple([new() for new in self._new])
-        for end, place in self._written:
-            if not end.move(outputs[place]):
-                raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
-        return outputs
+        for place in self._written:
+            places.append(outputs[place].data_ptr())
+        key = tuple(places)
+        variant = self._variants.get(key) or self._moved(key)
+        return variant.launch, outputs
+
+    def _moved(self, places: Places) -> Variant:
+        """The variant that was moved longest ago, moved to these places."""
+        if any(place % ALIGNMENT_BYTES for place in places[len(self._inputs) :]):
+            raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
+        variant = self._variants.pop(next(iter(self._variants)))
+        key: object = object()
+        try:
+            variant.move(places)
+            key = places
+        finally:
+            self._variants[key] = variant
+        return variant
 
     def leave(self, outputs: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
         """Copies those outputs that the pass did not write where the caller has them."""

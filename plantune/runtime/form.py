@@ -15,6 +15,10 @@ from torch.nn.utils.parametrize import is_parametrized
 from plantune.runtime.live_state import HeldTensors, Watched
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Torch's hooks for every module of the process.
+OF_ALL_MODULES: tuple[dict[Any, Any], ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global{kind}") for kind in HOOKS
+)
 # What every module has; the last is for padding modes that plantune does not plan.
 OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"_reversed_padding_repeated_twice"}
 # A container with more elements, such as a vocabulary, is watched as one object with a length.
@@ -29,7 +33,7 @@ class Form:
 
     def __init__(self, module: nn.Module, tensors: HeldTensors) -> None:
         modules = tuple(module.modules())
-        hooks = [getattr(m, kind) for m in modules for kind in HOOKS]
+        hooks = [*(getattr(m, kind) for m in modules for kind in HOOKS), *OF_ALL_MODULES]
         self._watched = Watched(
             [*map(_attributes, modules), *(m._modules for m in modules), *hooks]
         )
@@ -45,6 +49,8 @@ class Form:
         parameters = dict(module.named_parameters())
         self._names, self._parameters = [*parameters], [*parameters.values()]
         self.why_not = _why_not(modules, hooks)
+        # Whether it is where, and of the dtype, that its plans are for.
+        self.is_home = True
         self.is_parametrized = any(map(is_parametrized, modules))
 
     def changed(self) -> bool:
@@ -86,17 +92,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:
     """Why such a module cannot run from a plan, whatever it is called with."""
+    if any(OF_ALL_MODULES):
+        return "torch has hooks for all modules, which a plan cannot call"
     if any(hooks):
         return "submodules have hooks, which a plan cannot call"
     held = (t for m in modules for t in m._parameters.values() if t is not None)
     if not all(isinstance(t, nn.Parameter) for t in held):
         return "parameters are replaced by plain tensors, as functional_call does"
     return None
-
-
-def has_global_hooks() -> bool:
-    """Whether torch calls something for every module of the process."""
-    return bool(torch.nn.modules.module._has_any_global_hook())
 
 
 def _structure(modules: tuple[nn.Module, ...], values: _Values) -> Iterator[object]:

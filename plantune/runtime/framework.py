@@ -16,6 +16,14 @@ from plantune.env import is_disabled, is_logging
 from plantune.errors import InputMismatch
 from plantune.plan import Plan
 from plantune.plan_file import PlanFile
+from plantune.runtime.torch_internals import dispatch_modes, has_transforms, tracing_state
+
+WAY_OF_A_CALL = (
+    "plantune.runtime.framework",
+    "plantune.runtime.calls",
+    "plantune.runtime.module",
+    "torch.nn.modules.module",
+)
 
 
 class UnplannedCall(UserWarning):
@@ -65,8 +73,7 @@ class Framework:
         result = self.run(reason, self._trains, *args, **kwargs)
         if self.options.fallback == "warn" and reason not in self._warned:
             self._warned.add(reason)
-            # Up through run, forward and torch's two frames, to the module's caller.
-            warnings.warn(text, UnplannedCall, stacklevel=6)
+            warnings.warn(text, UnplannedCall, stacklevel=_level_of_caller())
         return result
 
     def run(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
@@ -97,14 +104,22 @@ class Framework:
         self.last = call
 
 
+def _level_of_caller() -> int:
+    """Of a warning, so that it names the line that called the module."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in WAY_OF_A_CALL:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def transform_of(x: Any) -> str | None:
     """What records or transforms this call: it needs the module's own operations."""
-    if torch._C._get_tracing_state() is not None:
+    if tracing_state() is not None:
         return "torch.jit.trace records it"
-    if torch._C._len_torch_dispatch_stack():
+    if dispatch_modes():
         return "a dispatch mode sees each operation, as in make_fx and torch.export"
-    if torch._C._are_functorch_transforms_active():
+    if has_transforms():
         return "it is inside of a transform of torch.func"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are on"
-    return "torch.fx traces it" if isinstance(x, fx.Proxy) else None
+    return "torch.fx traces it" if type(x) is not Tensor and isinstance(x, fx.Proxy) else None

@@ -30,21 +30,53 @@ class Watched:
 
     def __init__(self, dicts: list[dict[str, Any]], *, tensors: bool = False) -> None:
         self._dicts = dicts
-        self._tensors = tensors
         self._is_counted = epoch.watch(dicts)
-        self._count = epoch.count
-        self._entries = [] if self._is_counted else get_referents(*dicts)
+        self._by_identity = tensors or self._is_counted
+        self._count = epoch.count if self._is_counted else -1
+        self._entries = get_referents(*dicts)
 
     def changed(self) -> bool:
-        if self._is_counted:
-            return self._count != epoch.count
-        now = get_referents(*self._dicts)
-        if self._tensors:
+        if self._count == epoch.count:
+            return False
+        count, now = epoch.count, get_referents(*self._dicts)
+        if self._differ(now):
+            return True
+        if self._is_counted:  # others changed
+            self._count = count
+        return False
+
+    def _differ(self, now: list[Any]) -> bool:
+        if self._by_identity:
             return len(now) != len(self._entries) or not all(map(is_, now, self._entries))
         try:
             return now != self._entries
         except Exception:  # What compares may be anybody's.
             return True
+
+
+class _Snapshot:
+    """All parameters and buffers of a module, and where they are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        modules = [*module.modules()]
+        kept = [held for m in modules for held in (m._parameters, m._buffers)]
+        self._watched = Watched([*kept, *(m._modules for m in modules)], tensors=True)
+        # Those that are not None.
+        self.tensors = [t for held in kept for t in held.values() if t is not None]
+        self._pointers = [*map(Tensor.data_ptr, self.tensors)]
+        self._every = [*range(len(self.tensors))]
+
+    def is_current(self) -> bool:
+        if self._watched.changed():
+            return False
+        if _all_at is not None:
+            return bool(_all_at(self.tensors, self._pointers, self._every))
+        return [*map(Tensor.data_ptr, self.tensors)] == self._pointers
+
+    def equals(self, other: _Snapshot) -> bool:
+        """Whether the same tensors are in the same places."""
+        same = self._pointers == other._pointers
+        return same and all(map(is_, self.tensors, other.tensors))
 
 
 class HeldTensors:
@@ -59,39 +91,27 @@ class HeldTensors:
         # Counts what the user told of writes that leave no trace.
         self.writes = 0
         self._lock = threading.Lock()
-        self._take()
+        self._snapshot = _Snapshot(module)
+
+    @property
+    def present(self) -> list[Tensor]:
+        return self._snapshot.tensors
 
     def look(self) -> None:
         """Moves `moves` if there are other tensors than at the last look, or in other memory."""
+        if self._snapshot.is_current():
+            return
         with self._lock:
-            if self._watched.changed() or not self._in_place():
-                before = self.present, self._pointers
-                self._take()
-                if not _same(before, (self.present, self._pointers)):
-                    self.moves += 1
+            now = _Snapshot(self.module)
+            if not now.equals(self._snapshot):
+                self.moves += 1
+            # Last: who finds this one current must find that number, too.
+            self._snapshot = now
 
     def forget(self) -> None:
         """Has everything read anew that was derived from the tensors."""
         self.writes += 1
         self.moves += 1
-
-    def _in_place(self) -> bool:
-        if _all_at is not None:
-            return bool(_all_at(self.present, self._pointers, self._every))
-        return [*map(Tensor.data_ptr, self.present)] == self._pointers
-
-    def _take(self) -> None:
-        modules = [*self.module.modules()]
-        kept = [held for m in modules for held in (m._parameters, m._buffers)]
-        self._watched = Watched([*kept, *(m._modules for m in modules)], tensors=True)
-        # Those that are not None.
-        self.present = [t for held in kept for t in held.values() if t is not None]
-        self._pointers = [*map(Tensor.data_ptr, self.present)]
-        self._every = [*range(len(self.present))]
-
-
-def _same(before: tuple[list[Tensor], list[int]], now: tuple[list[Tensor], list[int]]) -> bool:
-    return before[1] == now[1] and all(map(is_, before[0], now[0]))
 
 
 class LiveState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 from types import TracebackType
@@ -26,6 +27,7 @@ from plantune.space.search_space import SearchSpace
 Capture = tuple[int, int]
 # Passes that wait for their backward pass, each with an instance of its own.
 MOST_PASSES = 8
+NEVER = (-1, -1)  # by the counts of HeldTensors
 
 
 class Instance:
@@ -44,30 +46,42 @@ class Instance:
         self.has_run = False
         self._held, self._frozen = held, pool.frozen
         # When the program was last given its tensors.
-        self._given: tuple[int, int] | None = None
+        self._given = NEVER
+        self._keeps_copies = self.program.keeps_copies and not pool.frozen
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs with the weights as they are now."""
         if self.is_due():
-            given, self._given = (self._held.moves, self._held.writes), None
-            # What is kept between passes must serve inside and outside of inference mode.
-            with torch.inference_mode(False):
-                self.program.refresh(self.state.tensors())
-            self._given = given
+            self._refresh()
         outputs = self.program.forward(*inputs)
         self.has_run = True
         return outputs
+
+    def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """`forward`, where nobody captures and this program's GPU is the current one."""
+        if self.is_due():
+            self._refresh()
+        outputs = self.program.replay(inputs)
+        self.has_run = True
+        return outputs
+
+    def _refresh(self) -> None:
+        given, self._given = (self._held.moves, self._held.writes), NEVER
+        # What is kept between passes must serve inside and outside of inference mode.
+        with torch.inference_mode(False):
+            self.program.refresh(self.state.tensors())
+        self._given = given
 
     def is_due(self) -> bool:
         """Whether the program must be given its tensors again: some were replaced or moved, or it
         keeps what follows from them and one was written.
         """
         # Looks in any case: what is seen now is no change the next time.
-        copied = self.program.keeps_copies and not self._frozen
-        written = copied and self.weights.changed()
-        if self._given is None or self._given[0] != self._held.moves:
+        written = self._keeps_copies and self.weights.changed()
+        moves, writes = self._given
+        if moves != self._held.moves:
             return True
-        return written or (self._frozen and self._given[1] != self._held.writes)
+        return written or (self._frozen and writes != self._held.writes)
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
@@ -156,16 +170,16 @@ class Pool:
         self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
         self._device = device_of(held.module, held.otherwise)
-        self._on_gpu = self._device.type == "cuda"
+        self._on_gpu, self._index = self._device.type == "cuda", self._device.index
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of a pass after which nothing is read. One that breaks takes its instance
         along: what that holds is not known.
         """
-        if self._on_gpu and (current_gpu() != self._device.index or is_capturing()):
+        if self._on_gpu and (current_gpu() != self._index or is_capturing()):
             return self._run_leased(*inputs)
         instance = self._taken()
-        outputs = instance.forward(*inputs)
+        outputs = instance.replay(inputs)
         self.give_back(instance)
         return outputs
 

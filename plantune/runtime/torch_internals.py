@@ -13,7 +13,6 @@ raw_stream: Any = getattr(
     lambda index: torch.cuda.current_stream(index).cuda_stream,
 )
 
-
 # 0.3 us instead of 0.7.
 is_capturing: Any = getattr(
     torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
@@ -30,3 +29,17 @@ def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.
 
 # On the current GPU: 2.4 us instead of 5.4 (H200, 2026-11-22).
 empty_on_gpu: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
+
+# Whether autocast is on for any kind of device.
+any_autocast: Any = getattr(
+    torch._C,
+    "_is_any_autocast_enabled",
+    lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+)
+
+asks_for_determinism: Any = torch._C._get_deterministic_algorithms
+
+# What records or transforms operations: torch.jit.trace, dispatch modes, torch.func.
+tracing_state: Any = torch._C._get_tracing_state
+dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+has_transforms: Any = torch._C._are_functorch_transforms_active

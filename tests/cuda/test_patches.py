@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from plantune.cuda import driver, recording
-from plantune.cuda.patches import Nodes, Patch
+from plantune.cuda.patches import Executable, Patch
 from plantune.cuda.recording import Recording, recorded
 from plantune.cuda.tensor_map import BYTES, TensorMap, tensor_map
 from plantune.errors import CudaError
@@ -62,21 +62,26 @@ class Driver:
         words = {**dict(enumerate(range(100, 116))), **self.format(address)}
         ctypes.memmove(place, (c_uint64 * 16)(*words.values()), BYTES)
 
-    def set_node_params(self, executable: Any, node: Any, params: driver.NodeParams) -> None:
-        if self.fails:
-            raise RuntimeError("refused")
-        assert executable.value == EXECUTABLE
-        sizes = self.sizes[node.value]
-        starts = [params.arguments[index] for index in range(len(sizes))]
-        held = [ctypes.string_at(*part) for part in zip(starts, sizes, strict=True)]
-        self.nodes[node.value] = tuple(held)
-        self.extents[node.value] = (*params.grid, *params.block, params.shared_bytes)
+    def node_updater(self, executable: int, node: int, params: driver.NodeParams) -> Any:
+        assert executable == EXECUTABLE
+        sizes = self.sizes[node]
+
+        def update() -> None:
+            if self.fails:
+                raise RuntimeError("refused")
+            starts = [params.arguments[index] for index in range(len(sizes))]
+            held = [ctypes.string_at(*part) for part in zip(starts, sizes, strict=True)]
+            self.nodes[node] = tuple(held)
+            self.extents[node] = (*params.grid, *params.block, params.shared_bytes)
+
+        return update
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    for name in ("launch", "capture_of", "encode_tensor_map", "set_node_params"):
+    monkeypatch.setattr(driver, "graph_launcher", lambda handle: None)
+    for name in ("launch", "capture_of", "encode_tensor_map", "node_updater"):
         monkeypatch.setattr(driver, name, getattr(made, name))
     return made
 
@@ -95,9 +100,9 @@ def recording_of(step: Step, place: int, *, only: bool = False) -> Recording:
 
 def patches_of(step: Step, elsewhere: Step | None = None) -> list[Patch] | None:
     """Of the tensor that `step` is given; recorded `elsewhere` with another step, if there is."""
-    nodes = Nodes(EXECUTABLE, recording_of(step, PLACES[0]))
+    executable = Executable(EXECUTABLE, recording_of(step, PLACES[0]))
     other = recording_of(elsewhere or step, PLACES[1], only=True)
-    return nodes.patches(other, PLACES, ["step"])
+    return executable.patches(other, PLACES, ["step"])
 
 
 def move(patches: list[Patch] | None, address: int) -> None:
@@ -171,10 +176,15 @@ class TestFound:
 
     def test_two_ends_in_one_node_share_its_arguments(self, fake: Driver) -> None:
         """Each update sets all arguments of a node: none may take the other's address back."""
-        nodes = Nodes(EXECUTABLE, recording_of(lambda x: launch(Members(1, x, 64, 6)), PLACES[0]))
+        executable = Executable(
+            EXECUTABLE, recording_of(lambda x: launch(Members(1, x, 64, 6)), PLACES[0])
+        )
         to_x = recording_of(lambda x: launch(Members(1, x, 64, 6)), PLACES[1], only=True)
         to_y = recording_of(lambda y: launch(Members(1, PLACES[0], y, 6)), 128, only=True)
-        x, y = nodes.patches(to_x, PLACES, ["step"]), nodes.patches(to_y, (64, 128), ["step"])
+        x, y = (
+            executable.patches(to_x, PLACES, ["step"]),
+            executable.patches(to_y, (64, 128), ["step"]),
+        )
         move(x, OTHER)
         move(y, 256)
         assert fake.nodes == {1: (bytes(Members(1, OTHER, 256, 6)),)}
@@ -244,7 +254,7 @@ def test_a_step_that_shows_no_pointer_is_refused() -> None:
         recording.label("another")
         launch(c_void_p(PLACES[0]))
 
-    nodes = Nodes(EXECUTABLE, recording_of(steps, PLACES[0]))
+    executable = Executable(EXECUTABLE, recording_of(steps, PLACES[0]))
     elsewhere = recording_of(steps, PLACES[1], only=True)
-    assert nodes.patches(elsewhere, PLACES, ["step"]) is not None
-    assert nodes.patches(elsewhere, PLACES, ["step", "another"]) is None
+    assert executable.patches(elsewhere, PLACES, ["step"]) is not None
+    assert executable.patches(elsewhere, PLACES, ["step", "another"]) is None

@@ -47,52 +47,62 @@ class Program:
             raise RuntimeError("the step failed")
 
 
-class Graph:
-    """A captured pass: its kernels find a value where they were told last."""
+class Executable:
+    """Its kernels find a value where they were told last."""
 
-    def __init__(self, program: Program, *, refuses: str = "") -> None:
-        self.program, self.refuses = program, refuses
-        self.told: dict[str, list[int]] = {}
-        self.places: dict[str, tuple[int, int]] = {}
-        self.fails = False
-
-    def nodes(self) -> Any:
-        return self
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._told: dict[str, int] = {}
 
     def patches(self, elsewhere: Any, places: tuple[int, int], labels: Sequence[str]) -> Any:
         name = labels[0].removeprefix("of ")
-        self.places[name] = places
-        return None if name in self.refuses else [SimpleNamespace(move=self._telling(name))]
+        self._graph.places[name] = places
+        return None if name in self._graph.refuses else [SimpleNamespace(move=self._telling(name))]
 
     def _telling(self, name: str) -> Any:
         def move(address: int) -> None:
-            if self.fails:
+            if self._graph.fails:
                 raise RuntimeError("the driver refused")
-            self.told.setdefault(name, []).append(address)
+            self._told[name] = address
+            self._graph.told.setdefault(name, []).append(address)
 
         return move
 
-    def launch(self, tensors: Sequence[Tensor]) -> None:
-        values = self.program.values
+    def launch(self, tensors: Any) -> None:
+        values = self._graph.program.values
         by_address = {t.data_ptr(): t for t in (*values.values(), *tensors)}
-        at = {n: by_address[self.told.get(n, [values[n].data_ptr()])[-1]] for n in "xyz"}
+        at = {n: by_address[self._told.get(n, values[n].data_ptr())] for n in "xyz"}
         for name, step in STEPS.items():
             at[name].copy_(step(at["x"]))
 
 
+class Graph:
+    """A captured pass, and what all of its executables were told."""
+
+    def __init__(self, program: Program, *, refuses: str = "", executables: int = 1) -> None:
+        self.program, self.refuses = program, refuses
+        self.told: dict[str, list[int]] = {}
+        self.places: dict[str, tuple[int, int]] = {}
+        self.fails = False
+        self.executables = tuple(Executable(self) for _ in range(executables))
+
+    def launch(self, tensors: Any) -> None:
+        Executable(self).launch(tensors)
+
+
 def call(ends: Ends, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
-    outputs = ends.meet([x])
-    graph.launch([x, *outputs])
+    launch, outputs = ends.meet([x])
+    launch([x, *outputs])  # type: ignore[arg-type]
     ends.leave(outputs, graph.program.values)
     return outputs
 
 
 def made(outputs: str = "y", touched: str = "xyz", **options: Any) -> tuple[Ends, Graph]:
-    refuses = options.pop("refuses", "")
+    refuses, executables = options.pop("refuses", ""), options.pop("executables", 1)
     program = Program(outputs, touched, **options)
     ends = Ends(program, [program.values["x"]])  # type: ignore[arg-type]
-    graph = Graph(program, refuses=refuses)
-    ends.find_patches(graph)  # type: ignore[arg-type]
+    graph = Graph(program, refuses=refuses, executables=executables)
+    ends.serve(graph)  # type: ignore[arg-type]
     return ends, graph
 
 
@@ -135,6 +145,27 @@ class TestInTheCallersMemory:
         for x in [*inputs, *inputs]:
             assert_right(call(ends, graph, x), "y", x)
         assert graph.told["x"] == [x.data_ptr() for x in inputs] * 2
+
+    def test_places_in_turns_are_told_once(self) -> None:
+        """Each executable keeps the places that it was told last."""
+        ends, graph = made(executables=3)
+        inputs = [torch.randn(SHAPE) for _ in range(3)]
+        rooms = [torch.empty(SHAPE) for _ in range(3)]
+        for turn in range(12):
+            x, y = inputs[turn % 3], rooms[turn % 3]
+            ends._new = [lambda y=y: y]
+            assert_right(call(ends, graph, x), "y", x)
+        assert graph.told["x"] == [x.data_ptr() for x in inputs]
+        assert graph.told["y"] == [y.data_ptr() for y in rooms]
+
+    def test_the_executable_that_was_told_first_is_told_anew(self) -> None:
+        ends, graph = made(executables=2)
+        inputs, room = [torch.randn(SHAPE) for _ in range(3)], torch.empty(SHAPE)
+        ends._new = [lambda: room]
+        for turn in (0, 1, 2, 1, 2, 0, 2):
+            assert_right(call(ends, graph, inputs[turn]), "y", inputs[turn])
+        assert graph.told["x"] == [inputs[turn].data_ptr() for turn in (0, 1, 2, 0)]
+        assert graph.told["y"] == [room.data_ptr()] * 2
 
     def test_strides_of_one_element_mean_nothing(self) -> None:
         ends, graph = made()
@@ -239,7 +270,7 @@ class TestPatches:
         before = dict(program.values)
         program.fails = True
         with pytest.raises(RuntimeError, match="the step failed"):
-            ends.find_patches(Graph(program))  # type: ignore[arg-type]
+            ends.serve(Graph(program))  # type: ignore[arg-type]
         assert all(program.values[name] is value for name, value in before.items())
 
     def test_those_of_an_earlier_graph_are_forgotten(self) -> None:
@@ -247,7 +278,7 @@ class TestPatches:
         x = torch.randn(SHAPE)
         call(ends, first, x)
         second = Graph(first.program, refuses="x")
-        ends.find_patches(second)  # type: ignore[arg-type]
+        ends.serve(second)  # type: ignore[arg-type]
         assert_right(call(ends, second, x), "y", x)
         assert first.told["x"] == [x.data_ptr()]
 

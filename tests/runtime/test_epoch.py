@@ -47,6 +47,14 @@ class TestWatched:
         assert not watched.changed()
         assert not watched.changed()
 
+    def test_a_change_of_something_else(self, counted):
+        """Counted changes have all look, but make no other module another one."""
+        watched, others = Watched([{"a": 1}]), {"a": 1}
+        Watched([others])
+        for value in range(3):
+            others["a"] = value + 2
+            assert not watched.changed()
+
     @pytest.mark.parametrize("change", [c for c in CHANGES if c is not CHANGES[2]])
     def test_values(self, change, counted):
         values = {"a": 1}

@@ -28,8 +28,8 @@ def failing(monkeypatch, error, where):
     def fails(*_, **__):
         raise error
 
-    name = "__init__" if where == "making" else "forward"
-    monkeypatch.setattr(Instance, name, fails)
+    for name in ("__init__",) if where == "making" else ("forward", "replay"):
+        monkeypatch.setattr(Instance, name, fails)
 
 
 @pytest.fixture(params=["making", "running"])

@@ -145,7 +145,7 @@ class TestEager:
         def never(*_):
             raise AssertionError("a look costs more than a small layer")
 
-        monkeypatch.setattr(calls.Calls, "_form_now", never)
+        monkeypatch.setattr(calls.Form, "changed", never)
         model(x)
 
     def test_changes_count(self, model, x):
@@ -167,8 +167,8 @@ class TestEager:
 
     def test_after_some_calls_somebody_looks_again(self, model, x, monkeypatch):
         looks = []
-        look = calls.Calls._form_now
-        monkeypatch.setattr(calls.Calls, "_form_now", lambda c: looks.append(1) or look(c))
+        look = calls.Form.changed
+        monkeypatch.setattr(calls.Form, "changed", lambda form: looks.append(1) or look(form))
         for _ in range(2 * calls.UNLOOKED_CALLS + 4):
             model(x)
         assert len(looks) == 2

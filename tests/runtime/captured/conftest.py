@@ -122,7 +122,7 @@ def captures(monkeypatch):
         replace_in_torch(monkeypatch, name, value)
     monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
     # The index of a CPU: no other GPU is current.
-    for module in (captured, current_gpu, pool):
+    for module in (current_gpu, pool):
         monkeypatch.setattr(module, "current_gpu", lambda: None)
     for module in (captured, pool):
         # Some tests replace torch's own later.

@@ -39,13 +39,16 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Instance]]:
     """The instance of each pass."""
     found: list[weakref.ref[Instance]] = []
-    forward = Instance.forward
 
-    def noted(self, *inputs):
-        found.append(weakref.ref(self))
-        return forward(self, *inputs)
+    def noting(run):
+        def noted(self, *inputs):
+            found.append(weakref.ref(self))
+            return run(self, *inputs)
 
-    monkeypatch.setattr(Instance, "forward", noted)
+        return noted
+
+    for name in ("forward", "replay"):
+        monkeypatch.setattr(Instance, name, noting(getattr(Instance, name)))
     return found
 
 

@@ -112,7 +112,7 @@ def test_while_the_places_of_inputs_are_looked_for(module, x, captures, close, m
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ends, "find_patches", fails)
+        patch.setattr(Ends, "serve", fails)
         with pytest.raises(torch.OutOfMemoryError):
             program.forward(x)
     (y,) = program.forward(x)

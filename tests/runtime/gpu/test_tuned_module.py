@@ -286,7 +286,7 @@ class TestLoading:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         model = optimize(small, images)
-        monkeypatch.setattr(CapturedProgram, "forward", full)
+        monkeypatch.setattr(CapturedProgram, "replay", full)
         with torch.no_grad(), pytest.warns(UserWarning, match="out of memory"):
             assert torch.equal(model(images), model.reference(images))
         monkeypatch.undo()

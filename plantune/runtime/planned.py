@@ -1,0 +1,88 @@
+"""What runs one kind of call: the instances of a plan, or a way of the framework's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plantune.graph.outputs import Outputs
+from plantune.plan import EAGER, PROGRAM
+from plantune.runtime.contest import Contest
+from plantune.runtime.framework import LastCall
+from plantune.runtime.pool import MOST_PASSES, Pool
+from plantune.runtime.runners import Runner
+from plantune.runtime.torch_internals import asks_for_determinism
+
+# Of each parameter, and of the input, whether it gets a gradient; None in inference.
+Trained = tuple[bool, ...] | None
+# Of the framework's.
+Way = Runner | Contest
+
+
+def threads_on(device: torch.device) -> int:
+    """How many threads compute there, as far as a plan depends on it. Asking takes 0.05 us."""
+    return torch.get_num_threads() if device.type == "cpu" else 0
+
+
+class Planned:
+    """The instances for one kind of call, and what the module makes of their outputs."""
+
+    def __init__(self, pool: Pool, outputs: Outputs, device: torch.device) -> None:
+        self.pool = pool
+        self.outputs = outputs
+        self.threads = threads_on(device)
+        self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
+        self.how = "captured" if device.type == "cuda" else "planned"
+        self.runner = self._runner()
+        self.call = self._call(self.how if self.runner is None else self.runner.name)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether eager runs such calls from now on."""
+        runner = self.runner
+        return runner is not None and runner.name == EAGER and runner.is_settled
+
+    def settle(self) -> None:
+        """Takes over what calls have shown since the last look."""
+        if isinstance(self.runner, Contest) and self.runner.name == PROGRAM:
+            self.runner = None
+        how = self.how if self.runner is None else self.runner.name
+        if self.call.how != how:
+            self.call = self._call(how)
+
+    def why_not_now(self, trained: Trained) -> str | None:
+        """Why such a call cannot run from the plan at this moment."""
+        if not self.is_deterministic and asks_for_determinism():
+            return "the plan is not known to be deterministic, as is asked for"
+        if trained is not None and self.pool.busy() >= MOST_PASSES:
+            return f"{MOST_PASSES} passes wait for their backward pass already"
+        return None
+
+    def _call(self, how: str) -> LastCall:
+        plan = self.pool.plan
+        if how == self.how:
+            return LastCall(how, f"plan {plan.digest[:12]} covers it")
+        if plan.origin == "default":
+            return LastCall(how, "nothing faster is known")
+        if plan.run_by(frozen=self.pool.frozen) == how:
+            return LastCall(how, "the plan says that it was faster")
+        return LastCall(how, "the plan is of another machine, and was not faster here by now")
+
+    def _runner(self) -> Way | None:
+        """What runs in place of the plan's program, or beside it until one is known to be faster.
+
+        On a GPU a plan serves all of its arch; CPUs differ more.
+        """
+        pool = self.pool
+        name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
+        if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
+            if pool.match == "compatible" and name == PROGRAM:
+                return Contest(pool.held, frozen=pool.frozen, program=self._of_program)
+            if pool.plan.origin == "default" and name != PROGRAM:
+                return Contest(pool.held, frozen=pool.frozen)
+        return None if name == PROGRAM else Runner(name, pool.held, trains=trains)
+
+    def _of_program(self, x: Tensor) -> Any:
+        return self.outputs.of(self.pool.run(x))

@@ -24,6 +24,7 @@ from plantune.kernels.family import Values
 from plantune.measure.distance import KINDS, Exact
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, Made, room_on
+from plantune.measure.products import OneProduct
 from plantune.measure.threads import threads
 from plantune.memory import MEMORY_FORMATS, in_layout
 from plantune.values import digest
@@ -251,7 +252,7 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     with_cudnn = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = with_cudnn and dtype != torch.float32
     try:
-        with plain_float32():
+        with plain_float32(), OneProduct():
             yield
     finally:
         torch.backends.cudnn.enabled = with_cudnn

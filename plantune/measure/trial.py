@@ -41,7 +41,14 @@ class Buffer:
 
     @property
     def is_as_kept(self) -> bool:
-        return torch.equal(self.content, self._kept)
+        return torch.equal(self._in_words(self.content), self._in_words(self._kept))
+
+    def _in_words(self, content: Tensor) -> Tensor:
+        """The bytes in the widest integers: they compare eight times as fast."""
+        for dtype in (torch.int64, torch.int32, torch.int16):
+            if not self.start % dtype.itemsize and not content.numel() % dtype.itemsize:
+                return content.view(dtype)
+        return content
 
     @property
     def address(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.device import Device
+from plantune.device import Device, best_arch
 from plantune.measure import entrants, race, ways
 from plantune.measure.client import Worker
 from plantune.measure.entrants import Entrants, images_that_fit
@@ -265,3 +265,17 @@ def test_a_race_survives_json():
         {"b": one.queued["same"]}, {"c": "why"}, "b", None, {"b": 3.0}, "fresh", 64, {"b": one}, [9]
     )
     assert Race.from_json(ran.to_json()) == ran
+
+
+@pytest.mark.gpu
+def test_a_detailed_race_on_a_gpu():
+    """Graphs with images of their own, images at one address, host and GPU each for itself."""
+    problem = Problem(NAME, batch=8, dtype="float16", arch=best_arch())
+    baselines = ("eager", "cuda-graph", "compile-reduce-overhead")
+    found = race.race(problem, None, baselines, EFFORT, 0, ready, detailed=True)
+    assert found.failures == {}
+    assert found.details["compile-reduce-overhead"].static
+    assert found.clocks_mhz
+    for way in found.details.values():
+        assert way.host_us > 0
+        assert 0 < way.gpu_us < 2 * way.latency["same"].median_us

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 NOISY = "~"
 NOISE = f"{NOISY} noisy: the quartiles are far apart, or other work ran on these cores"
+# Of fewer calls, the 99th percentile is the slowest.
+ENOUGH_CALLS = 100
+FEW = "p99 is the slowest of {} calls here; a larger --budget times more"
 DIGITS = 3
 INPUTS = {"same": "the same input in each call", "fresh": "{} inputs in turns"}
 
@@ -121,7 +124,9 @@ def single_table(document: Mapping[str, Any], width: int | None = None) -> str |
     ]
     titles = ["single calls", f"p50, {unit.name}", "p99", "fresh p50", "p99"]
     titles += [*(["host", "GPU"] if sides else []), "ready in", "paid after"]
-    return table(titles, lines, "l" + "r" * (len(titles) - 1), width)
+    fewest = min(row["latency_ms"][kind]["calls"] for row in rows for kind in KINDS)
+    told = [FEW.format(fewest)] if fewest < ENOUGH_CALLS else []
+    return "\n".join([table(titles, lines, "l" + "r" * (len(titles) - 1), width), *told])
 
 
 KINDS = ("same", "fresh")

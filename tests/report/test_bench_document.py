@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -122,10 +123,21 @@ def test_host_and_gpu_have_columns_where_they_were_timed() -> None:
     ran = Race({"plantune": timing}, {}, None, None, details={"plantune": one})
     told = single_table(bench_document(ran, cpu_environment(), {}, search_s=60.0))
     assert told is not None
-    head, row = told.splitlines()
+    head, row, few = told.splitlines()
+    assert few == "p99 is the slowest of 30 calls here; a larger --budget times more"
     assert "host   GPU" in head
     cells = "2.00 2.00 2.00 2.00 0.01 0.04 12.3 + 60 s (cached) -"
     assert " ".join(row.split()[1:]) == cells
+
+
+def test_where_calls_are_many_their_p99_is_one() -> None:
+    timing = flat(2.0, samples=100)
+    kinds = {"same": timing, "fresh": timing}
+    one = replace(detail(timing, timing), latency=kinds)
+    ran = Race({"eager": timing}, {}, None, None, details={"eager": one})
+    told = single_table(bench_document(ran, cpu_environment(), {}))
+    assert told is not None
+    assert "slowest" not in told
 
 
 def test_a_race_without_baselines_has_a_document() -> None:

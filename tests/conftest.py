@@ -10,7 +10,10 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +28,57 @@ ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
 T = TypeVar("T")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "leave out what tests/costly.txt lists: compilers, processes, long tables"
+    parser.addoption("--quick", action="store_true", help=text)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if not config.getoption("quick"):
+        return None
+    seconds = sum(costly.seconds for costly in costly_tests().values())
+    return (
+        f"quick: without {len(costly_tests())} tests of {seconds:.0f} CPU seconds: compilers for "
+        "every arch, processes of their own, long tables; tests/costly.txt names them"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("quick"):
+        return
+    seen: Counter[str] = Counter()
+    wanted: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        costly = costly_tests().get(name)
+        wanted[costly is None or costly.runs(seen[name])].append(item)
+        seen[name] += 1
+    config.hook.pytest_deselected(items=wanted[False])
+    items[:] = wanted[True]
+
+
+@dataclass(frozen=True)
+class Costly:
+    """A test that a quick run leaves out, but for one of so many cases."""
+
+    seconds: float
+    one_of: int | None = None
+
+    def runs(self, case: int) -> bool:
+        return self.one_of is not None and case % self.one_of == 0
+
+
+@cache
+def costly_tests() -> dict[str, Costly]:
+    """Those of tests/costly.txt by their names."""
+    found = {}
+    for line in (Path(__file__).parent / "costly.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            seconds, *share, name = line.split()
+            found[name] = Costly(float(seconds), *(int(part[2:]) for part in share))
+    return found
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,34 @@
+"""The list of what a quick run leaves out names tests that are there."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from .conftest import ROOT, Costly, costly_tests
+
+
+def is_there(name: str) -> bool:
+    file, *path = name.split("::")
+    body = ast.parse((ROOT / file).read_text()).body if (ROOT / file).is_file() else []
+    for part in path:
+        found = [
+            node
+            for node in body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part
+        ]
+        if not found:
+            return False
+        body = found[0].body
+    return True
+
+
+def test_each_is_there() -> None:
+    """Where a test has another name now, or is gone, its line follows."""
+    assert [name for name in costly_tests() if not is_there(name)] == []
+
+
+@pytest.mark.parametrize(("one_of", "runs"), [(None, []), (3, [0, 3])])
+def test_of_a_long_table_some_cases_run(one_of: int | None, runs: list[int]) -> None:
+    assert [case for case in range(5) if Costly(1.0, one_of).runs(case)] == runs

@@ -6,7 +6,7 @@
 //
 //   x, residual, y, unshifted  (N, kPixels, kChannels)
 //   weight1  (kHidden, kChannels) and weight2 (kChannels, kHiddenPadded), zeros after kHidden, or
-//            both as SmallMatrixMma has them
+//            both with zeros up to whole 16 columns for SmallMatrixMma
 //   bias1 (kHidden), bias2 (kChannels), offset (1)
 //   means (N, kChannels), hidden (N, kHidden), gates (N, kChannels)
 //

@@ -1,8 +1,9 @@
 // A small constant matrix times a few vectors, by the tensor cores of one block: 16-bit elements,
 // from Ampere on.
 //
-// weight is packed in tiles of 16x16, padded with zeros, one row of tiles after the other; in a
-// tile lane 4 * g + t brings elements (g + 8 * (r % 2), 2 * t + 8 * (r / 2) + e) for r < 4, e < 2.
+// weight is (kRows, kColumns padded with zeros to whole 16), as a parameter has it. Of 16 columns
+// lane 4 * g + t brings columns 4 * t up to 3 more of rows g and g + 8: which columns a product takes
+// for which of its 16 terms is free, as long as matrix and vectors agree.
 //
 // A vector is the sum of two of 16 bits, the second one what the first leaves: neighbour columns of
 // one product, which has eight. Sums are float, in a fixed order: deterministic.
@@ -54,8 +55,8 @@ struct SmallMatrixMma {
   // 32 KiB in the registers of a block.
   static constexpr bool kKept = kRounds * kStepsOfWarp * kThreads <= 2048;
   static constexpr int kBiases = kSplit > 1 ? ceil_div(kResults, kThreads) : 2 * kRounds;
-  // Elements of a vector in shared memory: eight of them begin four banks apart.
-  static constexpr int kStride = 16 * kSteps + 2 * ((36 - 8 * kSteps % 32) % 32);
+  // Elements of a vector in shared memory: four of them begin eight banks apart.
+  static constexpr int kStride = 16 * kSteps + 2 * ((40 - 8 * kSteps % 32) % 32);
 
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
   static_assert(kImages <= 4, "a product has eight columns, two for each image");
@@ -80,10 +81,10 @@ struct SmallMatrixMma {
       parts[2 * image + 1][column] = from_float<T>(rest);
     }
 
-    /// Elements 2 * word and the next of the product's column.
-    __device__ __forceinline__ unsigned get(int column, int word) const {
-      if (column >= 2 * kImages) return 0;
-      return reinterpret_cast<const unsigned*>(parts[column])[word];
+    /// Elements 4 * place up to 3 more of the product's column.
+    __device__ __forceinline__ uint2 get(int column, int place) const {
+      if (column >= 2 * kImages) return {0, 0};
+      return reinterpret_cast<const uint2*>(parts[column])[place];
     }
   };
 
@@ -91,12 +92,11 @@ struct SmallMatrixMma {
     alignas(16) float sums[kSplit][kImages][16 * kTiles];
   };
 
-  const uint4* weight;
+  const T* weight;
   uint4 kept[kKept ? kRounds : 1][kStepsOfWarp];
   float bias[kBiases];
 
-  __device__ __forceinline__ SmallMatrixMma(const T* weight, const T* biases)
-      : weight(reinterpret_cast<const uint4*>(weight)) {
+  __device__ __forceinline__ SmallMatrixMma(const T* weight, const T* biases) : weight(weight) {
     if constexpr (kKept) {
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) load(round, round);
@@ -124,11 +124,17 @@ struct SmallMatrixMma {
 #pragma unroll
     for (int i = 0; i < kStepsOfWarp; ++i) {
       if (tile >= kTiles || first + i >= kSteps) continue;
-      Vector<T> word;
-      const int at = (tile * kSteps + first + i) * 32 + threadIdx.x % 32;
-      word.template load<true>(reinterpret_cast<const T*>(weight + at));
-      kept[slot][i] = reinterpret_cast<const uint4&>(word);
+      const uint2 upper = four_of(tile * 16 + threadIdx.x % 32 / 4, first + i);
+      const uint2 lower = four_of(tile * 16 + threadIdx.x % 32 / 4 + 8, first + i);
+      kept[slot][i] = {upper.x, lower.x, upper.y, lower.y};
     }
+  }
+
+  /// The lane's columns of a row in one step.
+  __device__ __forceinline__ uint2 four_of(int row, int step) const {
+    if (row >= kRows) return {0, 0};
+    const T* const from = weight + row * (16 * kSteps) + step * 16 + threadIdx.x % 4 * 4;
+    return *reinterpret_cast<const uint2*>(from);
   }
 
   /// Calls `take(image, row, value)` once for each, by some thread; all threads come here together.
@@ -145,9 +151,8 @@ struct SmallMatrixMma {
       for (int i = 0; i < kStepsOfWarp; ++i) {
         const int step = part * kStepsOfWarp + i;
         if (step >= kSteps) continue;
-        const unsigned b0 = vectors.get(group, step * 8 + image);
-        const unsigned b1 = vectors.get(group, step * 8 + image + 4);
-        mma_16x8x16(sums[i % 2], kept[slot][i], b0, b1, T());
+        const uint2 b = vectors.get(group, step * 4 + image);
+        mma_16x8x16(sums[i % 2], kept[slot][i], b.x, b.y, T());
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -28,21 +28,19 @@ def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:
 class SmallMatrix:
     """A constant matrix (rows, columns) in the order in which a kernel reads it."""
 
-    def __init__(self, rows: int, columns: int, unit: int, *, mma: bool) -> None:
+    def __init__(self, rows: int, columns: int, unit: int) -> None:
         """Rows end at whole units of columns."""
-        self._size = rows, columns
-        self._padded = _up(rows, TILE) if mma else rows, _up(columns, unit)
-        self._mma = mma
+        self._size, self._padded = (rows, columns), (rows, _up(columns, unit))
 
     def packed(self, weight: Tensor) -> Tensor:
         """The matrix so."""
-        plain = weight.new_zeros(self._padded)
-        plain[: self._size[0], : self._size[1]] = weight
-        return _in_tiles(plain) if self._mma else plain
+        padded = weight.new_zeros(self._padded)
+        padded[:, : self._size[1]] = weight
+        return padded
 
     def constant(self, values: Mapping[str, Tensor], layer: Layer, like: Tensor) -> Constant:
         """A layer's weight so; `like` has the dtype and the device."""
-        if not self._mma and self._padded == self._size:
+        if self._padded == self._size:
             room = Room(self._size, like.dtype, like.device)
             return Constant(values, layer.weight, room, layer.rows, in_place=True)
 
@@ -61,13 +59,7 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _in_tiles(plain: Tensor) -> Tensor:
-    """Lane 4 * g + t of a tile brings (g + 8 * (r % 2), 2 * t + 8 * (r / 2) + e) for r, then e."""
-    rows, columns = (size // TILE for size in plain.shape)
-    return plain.view(rows, 2, 8, columns, 2, 4, 2).permute(0, 3, 2, 5, 4, 1, 6)
-
-
 def shared_bytes_at_most(rows: int, columns: int, images: int, threads: int) -> int:
     """What either kind keeps in shared memory: its vectors, and sums of the parts of a product."""
-    vectors = images * (_up(columns, TILE) + 2 * TILE + 8) * 4
+    vectors = images * (_up(columns, TILE) + 3 * TILE) * 4
     return vectors + images * max(threads // 32, -(-rows // TILE)) * TILE * 4

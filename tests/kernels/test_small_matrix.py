@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from plantune.kernels.patterns.squeeze_excite import Layer
-from plantune.kernels.small_matrix import SmallMatrix, why_not_mma
+from plantune.kernels.small_matrix import TILE, SmallMatrix, why_not_mma
 from plantune.space.arch import load_arch
 
 
@@ -28,7 +30,7 @@ def test_where_tensor_cores_multiply(dtype, images, arch, reason):
 
 def test_rows_are_padded_to_whole_vectors():
     weight = torch.randn(5, 12)
-    packed = SmallMatrix(5, 12, 8, mma=False).packed(weight)
+    packed = SmallMatrix(5, 12, 8).packed(weight)
     assert packed.shape == (5, 16)
     assert torch.equal(packed[:, :12], weight)
     assert not packed[:, 12:].any()
@@ -38,11 +40,10 @@ def layer(*, by_rows):
     return Layer("w", by_rows, None, 5)
 
 
-@pytest.mark.parametrize("mma", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
-def test_a_layer_is_packed_however_its_weight_stands(by_rows, mma):
+def test_a_layer_is_packed_however_its_weight_stands(by_rows):
     weight = torch.randn(5, 12)
-    matrix = SmallMatrix(5, 12, 16, mma=mma)
+    matrix = SmallMatrix(5, 12, 16)
     values = {"w": weight if by_rows else weight.t()}
     constant = matrix.constant(values, layer(by_rows=by_rows), torch.empty(0))
     constant.fill()
@@ -50,8 +51,9 @@ def test_a_layer_is_packed_however_its_weight_stands(by_rows, mma):
     assert not constant.is_in_place()
 
 
-def test_whole_vectors_of_a_weight_are_read_in_place():
-    matrix, values = SmallMatrix(5, 16, 8, mma=False), {"w": torch.randn(5, 16)}
+@pytest.mark.parametrize("unit", [8, 16])
+def test_whole_vectors_of_a_weight_are_read_in_place(unit):
+    matrix, values = SmallMatrix(5, 16, unit), {"w": torch.randn(5, 16)}
     constant = matrix.constant(values, layer(by_rows=True), torch.empty(0))
     assert constant.tensor.data_ptr() == values["w"].data_ptr()
     values["w"] = torch.randn(16, 5).t()
@@ -60,16 +62,40 @@ def test_whole_vectors_of_a_weight_are_read_in_place():
     assert torch.equal(constant.tensor, values["w"])
 
 
-def test_a_lane_finds_its_elements_side_by_side():
-    weight = torch.randn(20, 40)
-    packed = SmallMatrix(20, 40, 16, mma=True).packed(weight)
-    padded = torch.zeros(32, 48)
-    padded[:20, :40] = weight
-    lanes = packed.reshape(2, 3, 32, 4, 2)
-    for lane in range(32):
-        g, t = divmod(lane, 4)
-        for r in range(4):
-            rows = g + 8 * (r % 2) + torch.tensor([0, 16])
-            columns = 2 * t + 8 * (r // 2) + torch.tensor([0, 16, 32])
-            for e in range(2):
-                assert torch.equal(lanes[:, :, lane, r, e], padded[rows][:, columns + e])
+def stride_of(steps: int) -> int:
+    """SmallMatrixMma::kStride."""
+    return 16 * steps + 2 * ((40 - 8 * steps % 32) % 32)
+
+
+@pytest.mark.parametrize("steps", range(1, 34))
+def test_lanes_that_read_vectors_at_once_share_no_bank(steps):
+    stride = stride_of(steps)
+    assert stride % 4 == 0
+    assert stride <= 16 * steps + 3 * TILE
+    for half, step in itertools.product((0, 16), range(steps)):
+        # 8 bytes of each of 16 lanes: four columns, four places.
+        places = {
+            (lane // 4) * stride + 4 * (4 * step + lane % 4) for lane in range(half, half + 16)
+        }
+        assert len({place // 4 % 16 for place in places}) == 16
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (20, 48), (5, 32)])
+def test_lanes_multiply_what_belongs_together(rows, columns):
+    """m16n8k16 as the PTX ISA lists its fragments, with the lanes' columns of SmallMatrixMma."""
+    matrix, vectors = torch.randn(rows, columns).double(), torch.randn(columns, 8).double()
+    made = torch.zeros(-(-rows // 16) * 16, 8).double()
+    for tile, step in itertools.product(range(made.shape[0] // 16), range(columns // 16)):
+        left, right = torch.zeros(16, 16).double(), torch.zeros(16, 8).double()
+        for lane in range(32):
+            g, t = divmod(lane, 4)
+            columns_of_lane = range(16 * step + 4 * t, 16 * step + 4 * t + 4)
+            terms = (2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9)
+            for term, column in zip(terms, columns_of_lane, strict=True):
+                for row in (g, g + 8):
+                    if 16 * tile + row < rows:
+                        left[row, term] = matrix[16 * tile + row, column]
+                right[term, g] = vectors[column, g]
+        made[16 * tile : 16 * tile + 16] += left @ right
+    torch.testing.assert_close(made[:rows], matrix @ vectors)
+    assert not made[rows:].any()

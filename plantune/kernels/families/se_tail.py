@@ -123,10 +123,9 @@ class _Bound:
         self.kernel = VectorKernel(frame.built, int(config["threads"]))
         self.grid = (-(-self.count // int(config["images"])), 1, 1)
         like = torch.empty(0, dtype=type_.torch_dtype, device=frame.device)
-        mma = config["math"] == "mma"
-        hidden, unit = self.parts.squeeze.width, TILE if mma else UNIT
-        squeeze = SmallMatrix(hidden, channels, unit, mma=mma)
-        excite = SmallMatrix(channels, hidden, unit, mma=mma)
+        hidden, unit = self.parts.squeeze.width, TILE if config["math"] == "mma" else UNIT
+        squeeze = SmallMatrix(hidden, channels, unit)
+        excite = SmallMatrix(channels, hidden, unit)
         self.weight1 = squeeze.constant(frame.values, self.parts.squeeze, like)
         self.weight2 = excite.constant(frame.values, self.parts.excite, like)
         names = (self.parts.squeeze.bias, self.parts.excite.bias, self.parts.offset)

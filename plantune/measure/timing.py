@@ -31,9 +31,9 @@ NOISY_SPREAD = 0.25
 # A sample that waited for a core for a larger part of its time is discarded.
 WAITED_PART = 0.02
 RESAMPLES = 1000
-# Fewer rounds than LEAST_SAMPLES, where the time was up, say nothing of how far they vary: one pair
-# of calls in turns differed by up to 1.9 on two cores that others kept busy (2026-11-22).
-DOUBT = 2.0
+# Fewer rounds than LEAST_SAMPLES, where the time was up, say nothing of how far they vary: on cores
+# that others kept busy, rounds of two equal programs gave ratios from 0.8 to 8.6 (2026-11-22).
+DOUBT = 10.0
 
 
 @dataclass(frozen=True)

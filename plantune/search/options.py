@@ -160,7 +160,7 @@ class Costs:
     def of(self, tried: Try) -> float:
         """Microseconds; infinite for what was rejected."""
         outcome = self.outcomes.get(tried.key)
-        if outcome is None:
+        if outcome is None or (_runs_anyway(tried) and _says_nothing(outcome)):
             return self.hope * tried.guess_us * self._scale(tried)
         return outcome.median_us if isinstance(outcome, Measured) else math.inf
 
@@ -174,6 +174,15 @@ class Costs:
         family = tried.candidate.family
         seen = self._ratios.get((family, heaviest(tried.step).op))
         return statistics.median_low(seen) if seen else self._least.get(family, 1.0)
+
+
+def _runs_anyway(tried: Try) -> bool:
+    return tried.candidate.family in (FRAMEWORK, VIEW)
+
+
+def _says_nothing(outcome: Outcome) -> bool:
+    """Whether the machine was to blame, not the candidate."""
+    return not isinstance(outcome, Measured) and outcome.stage == "noisy"
 
 
 def options(all_tries: Iterable[Try], costs: Costs, *, known_only: bool) -> Iterator[Option]:

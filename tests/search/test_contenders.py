@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from plantune.errors import OutOfTime
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
+from plantune.measure.outcome import Rejected
 from plantune.planning import default_plan, hand_plan
 from plantune.search.budget import Budget
 from plantune.search.contenders import affordable, building_s
@@ -106,3 +109,14 @@ def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, stor
     steps.run(Budget(4000.0), silent)
     steps.ran.update((s, c) for s, c in measurer.asked)
     assert building_s(compiled, graph, space, steps) <= needed
+
+
+def test_where_all_is_noisy_the_frameworks_ops_still_cover(graph, space, measurer, store):
+    """A busy machine says nothing of a candidate; without it nothing would cover the graph."""
+    measurer.measure = lambda step, candidate, limit_us: Rejected("noisy", "others ran")
+    steps = StepSearch(graph, space, measurer, store)
+    steps.run(Budget(4000.0), silent)
+    (cost, cover), *_ = steps.covers(1)
+    assert {option.candidate.family for option in cover} <= {"framework", "view"}
+    assert 0 < cost < math.inf
+    assert steps.framework_us() < math.inf

@@ -16,7 +16,7 @@ from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not
 from plantune.measure.distance import Exact
 from plantune.measure.scenes import LARGE, Kin, Poison, Scene, Scenes
-from plantune.measure.threads import threads
+from plantune.measure.threads import threads, threads_of_proof
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
 from plantune.tolerances import tolerance
@@ -70,7 +70,7 @@ def check(
     place = device or device_for(space.arch)
     with place.own_stream(), torch.no_grad():
         trial = Trial(step, candidate, space.arch, device)
-        with threads(1):
+        with threads(threads_of_proof(step)):
             return _checked(trial, Scenes(step, place, seed))
 
 

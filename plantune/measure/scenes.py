@@ -25,7 +25,7 @@ from plantune.measure.distance import KINDS, Exact
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, Made, room_on
 from plantune.measure.products import OneProduct
-from plantune.measure.threads import threads
+from plantune.measure.threads import threads, threads_of_proof
 from plantune.memory import MEMORY_FORMATS, in_layout
 from plantune.values import digest
 
@@ -186,7 +186,7 @@ class Scenes:
         return self._kept((place, str(value)), make)
 
     def _kept(self, name: object, make: Callable[[], Made]) -> Made:
-        with threads(1):
+        with threads(threads_of_proof(self.step)):
             return _kept_on(self._device).get((self._key, name), make)
 
     def _generator(self, name: str) -> torch.Generator:

@@ -125,6 +125,11 @@ def test_references_are_made_by_one_thread_and_kernels_run_by_all(
         check_fake(step, fake(lambda s, frame: kernels.add(torch.get_num_threads())))
         assert (references, kernels) == ({1}, {3})
         assert torch.get_num_threads() == 3
+        monkeypatch.setattr("plantune.measure.threads.SMALL_BYTES", 0)
+        references.clear()
+        scenes.forget()
+        check_fake(step, fake(lambda s, frame: None))
+        assert references == {3}  # where parallel regions are large
     finally:
         torch.set_num_threads(before)
 

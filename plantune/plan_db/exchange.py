@@ -156,7 +156,10 @@ def _content(path: Path, size_limit_bytes: int) -> bytes:
 
 
 def _unpacked(content: bytes) -> sqlite3.Connection:
-    _require(content.startswith(_MAGIC) and len(content) >= 512, "is not an exported plan")
+    _require(
+        content.startswith(_MAGIC) and len(content) >= 512,
+        "is not an exported plan; give a file that plantune export wrote",
+    )
     _require(
         _WAL_FORMAT not in content[18:20], "is a working database; make a file by plantune export"
     )

@@ -169,7 +169,9 @@ def _instead(cover: OtherCover) -> str:
     if cover.relation == ACROSS:
         return f"would split one of {counted(cover.replaces, 'step')} of the plan"
     if cover.instead_us is None:
-        return ""
+        return (
+            f"no times are stored for the {counted(cover.replaces, 'step')} that it would replace"
+        )
     return f"instead of {counted(cover.replaces, 'step')} in {us_text(cover.instead_us)}"
 
 

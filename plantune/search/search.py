@@ -202,6 +202,8 @@ class Search:
         try:
             steps = self._searched(worker, measurer, store, budget)
             self._looks["measuring"] = self._machine.look()
+            if not budget.left_s:
+                raise OutOfTime("the time was over before anything was compared")
             plans = self._rank(worker, steps, budget)
             self._looks["ranking"] = self._machine.look()
             self._best = plans[0]
@@ -397,13 +399,13 @@ class Search:
 
     def _contenders(self, steps: StepSearch) -> list[Plan]:
         graph, name = self.problem.graph, self.problem.network
-        found = [
-            plan_of(cover, self.problem, self.space) for _, cover in steps.covers(COVERS_TO_RANK)
-        ]
+        measured = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
+        # Without a measured step the best cover is the plain plan, and finding that takes seconds.
+        covers = steps.covers(COVERS_TO_RANK) if measured else []
+        found = [plan_of(cover, self.problem, self.space) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, compiled=c) for c in (True, False)]
         plain = default_plan(graph, self.space, network=name)
-        steps_known = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
-        ordered = [*found, *by_hand] if steps_known else [*by_hand, *found]
+        ordered = [*found, *by_hand]
         return distinct([*ordered, *self._known, plain])
 
     def _unraced(self) -> Result:

@@ -207,3 +207,13 @@ def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     assert len(busy.asked[-1]) == 3
     assert result.plan.evidence["machine"] == "busy"
     assert "other processes took 1.9 of 2 cores (yes, yes)" in result.notes[0]
+
+
+def test_where_the_time_is_over_nothing_is_compared(hasty, monkeypatch):
+    class Late(HastyWorker):
+        def start(self, cut_at=None):
+            monkeypatch.setattr(Budget, "left_s", 0.0)
+
+    worker = Late()
+    result = hasty.run(worker)
+    assert (result.race, worker.asked, worker.plans) == (None, [], [])

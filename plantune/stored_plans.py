@@ -28,6 +28,8 @@ from plantune.plan_rows import (
 )
 
 WAIT_S = 2.0
+# CPUs differ more than the GPUs of an arch do: a search begins from what is shipped for them.
+CONTENDERS_ONLY = ("cpu",)
 
 
 def find_stored_plan(
@@ -59,6 +61,8 @@ def stored_plans_in(path: Path) -> list[StoredPlan]:
 
 def _places(arch: str, database: Path | None) -> Iterator[Path]:
     yield database or database_path()
+    if arch in CONTENDERS_ONLY:
+        return
     with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
         yield data_folder("plans") / f"{arch}.db"
 

@@ -10,17 +10,22 @@ from pathlib import Path
 import pytest
 
 from plantune.env import data_folder
+from plantune.environment import cpu_environment
 from plantune.graph.graph import Graph
 from plantune.plan import check_plan
+from plantune.plan_db import PlanDatabase
 from plantune.plan_db.exchange import read_export
 from plantune.plan_rows import StoredPlan
+from plantune.planning import problem_of
 from plantune.problem import Problem
+from plantune.search.known import known_plans
 from plantune.space.search_space import load_search_space
 
 FILES = sorted(data_folder("plans").glob("*.db"))
 PREDICTED = ("sm70", "sm75", "sm80", "sm86", "sm89")
 MEASURED = "sm90"
 MOST_STEPS = 32
+CPU_BATCHES = (1, 4, 32)
 NETWORK, CHANNELS, BATCHES = "se_resnet9_fixup", (3, 11), (128, 512, 1024)
 SIZE_MAX_BYTES = 300_000
 
@@ -51,6 +56,33 @@ def test_predicted_plans_are_there_and_marked(arch: str) -> None:
         assert item.environment.device.startswith(f"predicted for {arch}")
         assert item.plan.evidence["predicted_ms"] > 0
         assert "median_ms" not in item.plan.evidence
+
+
+@pytest.mark.usefixtures("as_with_a_compiler")
+def test_plans_for_cpus_are_there_and_fit_todays_networks() -> None:
+    stored = plans_in(data_folder("plans") / "cpu.db")
+    problems = (Problem(NETWORK, batch) for batch in CPU_BATCHES)
+    graphs = {problem.graph.digest: problem.graph for problem in problems}
+    assert {item.plan.graph for item in stored} == set(graphs)
+    for item in stored:
+        assert (item.plan.origin, item.plan.runner) == ("measured", "program")
+        assert item.plan.evidence["ratio"] < 1
+        check_plan(item.plan, graphs[item.plan.graph], load_search_space("cpu"))
+
+
+def test_a_search_on_a_cpu_begins_from_what_is_shipped_for_the_nearest_batch() -> None:
+    """Also where there is no compiler: what needs one is left to the framework."""
+    graph, space = Problem(NETWORK, 8).graph, load_search_space("cpu")
+    problem = problem_of(graph, space, network=NETWORK)
+    with PlanDatabase.in_memory() as database:
+        found = known_plans(graph, space, problem, cpu_environment(), database)
+        own = known_plans(graph, space, problem, cpu_environment(), database, shipped=False)
+    assert found
+    for plan in found:
+        check_plan(plan, graph, space)
+        assert (plan.batch, plan.runner) == (8, "program")
+    machines = {stored.environment.device_digest for stored in plans_in(FILES[0])}
+    assert own == [] or cpu_environment().device_digest in machines
 
 
 def test_measured_plans_are_there_with_what_was_measured() -> None:

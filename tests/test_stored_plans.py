@@ -31,12 +31,17 @@ PROBLEM = ProblemKey.of(PLAN)
 FLIPS = 1500
 
 
+SEARCHES_ALONE = stored_plans.CONTENDERS_ONLY
+
+
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's cache and the shipped plans, both empty."""
     (tmp_path / "plans").mkdir()
     monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(stored_plans, "data_folder", lambda name: tmp_path / name)
+    # These tests ship plans for a CPU as for a GPU.
+    monkeypatch.setattr(stored_plans, "CONTENDERS_ONLY", ())
 
 
 def put(plan: Plan, environment: Environment, *, partial: bool = False) -> Path:
@@ -60,6 +65,15 @@ def found() -> tuple[Plan, str] | None:
 
 
 def test_without_any_database_there_is_no_plan_and_no_warning() -> None:
+    assert found() is None
+
+
+def test_what_is_shipped_for_cpus_is_for_searches_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship(tmp_path, PLAN, THERE)
+    assert found() is not None
+    monkeypatch.setattr(stored_plans, "CONTENDERS_ONLY", SEARCHES_ALONE)
     assert found() is None
 
 

@@ -13,6 +13,8 @@ RANKING, RACING = (0.15, 10.0), (0.35, 15.0)
 # A race starts some ten ways and calls each at least ten times.
 CALLS_IN_A_RACE = 100
 MOST_OF_IT = 0.6
+# The part of a race's time that is left for its last rounds when nothing more is begun.
+ROUNDS = 0.25
 # Without a race nothing that was measured is used.
 LEAST_RACING_S = 3.0
 # What runs at the end of a phase may take this part of the next one, and of the budget after it.
@@ -45,7 +47,10 @@ class Budget:
     def limited(self, effort: Effort, phase: str) -> Effort:
         """The effort, which begins nothing after the phase and is cut off soon after it."""
         end, grace = self._start + self._end_s(phase), self._grace_s(phase)
-        return replace(effort, until=end, cut_at=end + grace)
+        # What a race has begun goes on for some calls of every way; without them nothing is known.
+        early = ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
+        until = end - early if phase == "racing" else end
+        return replace(effort, until=until, cut_at=end + grace)
 
     def cut_at(self, phase: str) -> float:
         """When what still runs is cut off, on the clock."""

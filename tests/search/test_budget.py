@@ -62,3 +62,9 @@ def test_an_effort_ends_with_its_phase(clock):
     effort = budget.limited(Effort(budget_s=1.0), "ranking")
     assert (effort.budget_s, effort.until) == (1.0, pytest.approx(106.5))
     assert effort.cut_at == pytest.approx(budget.cut_at("ranking"))
+
+
+def test_a_race_begins_nothing_in_its_last_quarter(clock):
+    effort = Budget(60, clock).limited(Effort(), "racing")
+    assert effort.until == pytest.approx(100 + 60 - 15 / 4)
+    assert effort.cut_at > 160

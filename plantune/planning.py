@@ -110,12 +110,15 @@ def problem_of(graph: Graph, space: SearchSpace, *, network: str) -> ProblemKey:
 
 
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
-    """The framework's kernels, op by op, in the layout that callers bring; on a GPU images are
-    channels_last, as its tensor cores want them, if there is a convolution.
+    """The framework's kernels, op by op, in the layout that callers bring; in inference on a GPU
+    images are channels_last, as its tensor cores want them, if there is a convolution.
 
-    In nchw a captured wide_resnet50_2 took 1.27 of eager's time (32 images, fp16, 2026-11-21).
+    In nchw a captured wide_resnet50_2 took 1.27 of eager's time (32 images, fp16, 2026-11-21). In
+    training channels_last is for a search to find: with it some 16-bit gradients of single values
+    were further off than eager's bound (H200, 2026-11-22).
     """
-    nhwc = space.arch.kind == "cuda" and any(node.op == "conv2d" for node in graph.nodes)
+    on_gpu, infers = space.arch.kind == "cuda", graph.backward_from is None
+    nhwc = on_gpu and infers and any(node.op == "conv2d" for node in graph.nodes)
     preferences = (Preference("view"), Preference("framework", {"layout": "nhwc"}))
     return compose(
         graph, space, network=network, preferences=preferences if nhwc else (), origin="default"

@@ -49,6 +49,14 @@ def test_convolutions_on_a_gpu_are_channels_last(arch, layout):
     assert {choice.candidate.family for choice in plan.choices} == {"framework"}
 
 
+def test_training_on_a_gpu_keeps_the_callers_layout():
+    graph = differentiate(extract(nn.Conv2d(4, 8, 3, bias=False), TensorType((2, 4, 8, 8))))
+    plan = default_plan(graph, load_search_space("sm90"), network="conv")
+    layouts = [choice.candidate.config.get("layout") for choice in plan.choices]
+    assert "nchw" in layouts
+    assert "nhwc" not in layouts
+
+
 def test_without_a_convolution_the_callers_layout_stays():
     graph = extract(nn.ReLU(), TensorType((2, 4, 8, 8)))
     plan = default_plan(graph, load_search_space("sm90"), network="relu")

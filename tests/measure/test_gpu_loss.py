@@ -39,7 +39,7 @@ class FakeChild:
         self.pid = 1
         FakeChild.made.append(self)
 
-    def ask(self, request, limits_s):
+    def ask(self, request, limits_s, cut_at=None):
         self.asked.append(request["do"])
         wanted = self.lost if request["do"] == "warm_up" else self.answer
         if isinstance(wanted, BaseException):

@@ -6,7 +6,7 @@ do. The reference is the module itself in a wider dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +85,8 @@ def recheck(
             case = _judgeable(network, graph, random)
             ours = _of_program(program, network, case)
             found = joined(found, dict(distances(graph, ours, case.theirs, case.exact)))
-            wrong = {what: d for what, d in found.items() if not d.ours <= d.bound}
+            jump = _worst_jump(graph, found)
+            wrong = {what: d for what, d in found.items() if not d.ours <= max(d.bound, jump(what))}
             if not wrong and (draw >= DRAWS or not graph.gradients):
                 return
             if draw >= DRAWS and any(map(_is_surely_wrong, wrong.items())):
@@ -93,6 +94,19 @@ def recheck(
     what, first = next(iter(wrong.items()))
     text = f"{what} is off by {first.ours:.3g} of its size, allowed {first.bound:.3g}"
     raise WrongResult(f"the plan for {plan.network}: {text}", first.ours, first.bound)
+
+
+def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:
+    """What one input of a ReLU may do to a gradient if rounding moves it across zero: as much as it
+    did to the framework's worst gradient.
+
+    In float32 such jumps are rare and far larger than all rounding: a few draws may show some of
+    the plan's and none of the framework's. In 16 bits each draw has many of both.
+    """
+    rare = all(type_.torch_dtype.itemsize >= 4 for _, type_ in graph.parameters)
+    gradients = [d.theirs for what, d in found.items() if what.startswith(GRADIENT)]
+    worst = max(gradients, default=0.0) if rare else 0.0
+    return lambda what: worst if what.startswith(GRADIENT) else 0.0
 
 
 def _is_surely_wrong(named: tuple[str, Distance]) -> bool:

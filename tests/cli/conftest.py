@@ -44,6 +44,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are whole, also in a test process that was told how wide its terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test waits until this machine is quiet."""
     monkeypatch.setattr("plantune.cli.quiet.wait_for_quiet", lambda budget_s, machine: None)

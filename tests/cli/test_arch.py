@@ -70,16 +70,11 @@ def test_the_environment_of_an_arch_that_is_not_here_is_foreign_to_it() -> None:
 
 
 def test_each_arch_has_its_baselines() -> None:
-    assert _peers(None, "cpu") == (
-        "eager",
-        "eager-channels-last",
-        "torchscript",
-        "compile-default",
-    )
-    assert {"cuda-graph", "compile-reduce-overhead", "compile-max-autotune"} < {
-        *_peers(None, "sm90")
-    }
-    assert _peers("cuda-graph, eager", "sm90") == ("cuda-graph", "eager")
+    cpu, gpu = (key_of(arch=arch, dtype=None, **GIVEN) for arch in ("cpu", "sm90"))
+    assert {"eager", "torchscript", "compile-default", "compile-frozen"} < {*_peers(None, cpu)}
+    assert "cuda-graph" not in _peers(None, cpu)
+    assert {"cuda-graph", "compile-reduce-overhead", "compile-best"} < {*_peers(None, gpu)}
+    assert _peers("cuda-graph, eager", gpu) == ("cuda-graph", "eager")
 
 
 @pytest.mark.usefixtures("gpu")

@@ -278,4 +278,4 @@ def test_a_detailed_race_on_a_gpu():
     assert found.clocks_mhz
     for way in found.details.values():
         assert way.host_us > 0
-        assert 0 < way.gpu_us < 2 * way.latency["same"].median_us
+        assert way.gpu_us > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,13 +15,10 @@ from plantune.errors import (
     WorkerDied,
     WrongResult,
 )
-from plantune.graph.step import Step
-from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates
 from plantune.measure.client import Worker
 from plantune.measure.gpu_watch import gpu_watcher
-from plantune.measure.machine import Machine, State, machine_for
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.measure.machine import State, machine_for
+from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
@@ -38,13 +34,14 @@ from plantune.search.finalists import branched, improved, swaps
 from plantune.search.gap import gap_lines
 from plantune.search.judgement import Duels, duels_of, evidence_of, judged, repeated, undecided
 from plantune.search.known import incumbent, known_plans
+from plantune.search.measuring import Measurer, Store
 from plantune.search.progress import Report, silent
 from plantune.search.proposals import Ledger, TpeProposer
-from plantune.search.pulse import Pulse, marks, noted
+from plantune.search.pulse import marks, noted
 from plantune.search.ranking import distinct, fastest, is_deterministic, kept, plan_of
 from plantune.search.step_search import StepSearch
 from plantune.search.unraced import known_plan, plain_plan
-from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.space.search_space import load_search_space
 from plantune.values import Attrs
 
 COVERS_TO_RANK = 4
@@ -64,12 +61,6 @@ BEGINNING, BEGINNING_S = 0.1, 8.0
 # The time that must be left for a way of torch.compile to join the race; others join always.
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
 NEVER_S = float("inf")
-# The GPU's own clock knows a kernel's time after some milliseconds; the CPU's is shared.
-# What is close is compared again, in whole programs.
-EFFORTS = {
-    "cpu": Effort(budget_s=0.1, warm_up_s=0.02, tolerance=0.01),
-    "cuda": Effort(budget_s=0.06, warm_up_s=0.005),
-}
 
 
 @dataclass(frozen=True)
@@ -110,64 +101,6 @@ class Result:
     notes: tuple[str, ...] = ()
 
 
-class _Measurer:
-    """Candidates go through Optuna's ledger into the worker."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        ledger: Ledger,
-        space: SearchSpace,
-        seed: int,
-        budget: Budget,
-        machine: Machine,
-    ) -> None:
-        self._worker = worker
-        self._pulse = Pulse(machine, budget)
-        self._budget = budget
-        self._ledger = ledger
-        self._space = space
-        self._seeds = (2 * seed, 2 * seed + 1)
-        self._choices: dict[str, tuple[Candidate, ...]] = {}
-
-    def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
-        if step.signature not in self._choices:
-            self._choices[step.signature] = candidates(step, self._space)
-        arch = self._space.arch
-        effort = self._budget.limited(EFFORTS[arch.kind], "measuring")
-        if math.isfinite(limit_us):
-            effort = replace(effort, give_up_above_us=limit_us)
-        with self._pulse.taken() as taken:
-            outcome = self._worker.check_and_time(
-                step, candidate, arch.name, effort, seeds=self._seeds
-            )
-        outcome = taken.corrected(outcome)
-        self._ledger.keep(step, candidate, self._choices[step.signature], outcome)
-        return outcome
-
-
-class _Store:
-    """Trials in the plan database, for one environment. What was noisy is not known."""
-
-    def __init__(self, database: PlanDatabase, environment: Environment, fresh: bool) -> None:
-        self._database = database
-        self._environment = environment
-        self._fresh = fresh
-
-    def known(self, step: Step) -> dict[Candidate, Outcome]:
-        if self._fresh:
-            return {}
-        rows = self._database.trials(step.signature, self._environment)
-        return {
-            candidate: outcome
-            for candidate, outcome in rows.items()
-            if isinstance(outcome, Measured) or outcome.stage != "noisy"
-        }
-
-    def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
-        self._database.put_trial(step.signature, candidate, self._environment, outcome)
-
-
 class Search:
     """One search. `run` may be interrupted; `partial` says what was found until then."""
 
@@ -197,8 +130,8 @@ class Search:
         """Searches to the end and keeps the plan; raises NoViableCandidate where nothing ran."""
         budget = self._budget = Budget(self.settings.budget_s)
         ledger = Ledger(self.settings.storage, self.settings.seed)
-        measurer = _Measurer(worker, ledger, self.space, self.settings.seed, budget, self._machine)
-        store = _Store(self._database, self._environment, self.settings.fresh)
+        measurer = Measurer(worker, ledger, self.space, self.settings.seed, budget, self._machine)
+        store = Store(self._database, self._environment, self.settings.fresh)
         try:
             steps = self._searched(worker, measurer, store, budget)
             self._looks["measuring"] = self._machine.look()
@@ -224,7 +157,7 @@ class Search:
         return replace(result, notes=(*result.notes, *gaps))
 
     def _searched(
-        self, worker: Worker, measurer: _Measurer, store: _Store, budget: Budget
+        self, worker: Worker, measurer: Measurer, store: Store, budget: Budget
     ) -> StepSearch:
         """The steps, measured as far as there was time."""
         with builds_for(self.space.arch, worker) as builds:

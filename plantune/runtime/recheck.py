@@ -49,6 +49,9 @@ DRAWS = 3
 MOST_DRAWS = 24
 # More than that many times the bound is no luck.
 HOPELESS = 8.0
+# A framework's gradient that is further off is chaotic itself, and excuses no other one. Jumps of
+# up to 6e-4 were seen (se_resnet9_fixup, batch 64, float32).
+MOST_JUMP = 1e-2
 MOST_ON_HOST = 1 << 24  # elements
 
 
@@ -105,7 +108,7 @@ def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:
     """
     rare = all(type_.torch_dtype.itemsize >= 4 for _, type_ in graph.parameters)
     gradients = [d.theirs for what, d in found.items() if what.startswith(GRADIENT)]
-    worst = max(gradients, default=0.0) if rare else 0.0
+    worst = min(max(gradients, default=0.0), MOST_JUMP) if rare else 0.0
     return lambda what: worst if what.startswith(GRADIENT) else 0.0
 
 

@@ -9,8 +9,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from plantune.env import cache_folder
 from plantune.errors import BuildError
+from plantune.paths import cache_folder
 
 KEPT_LOGS = 100
 ERROR_LENGTH = 160

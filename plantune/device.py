@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plantune.errors import CaptureError, UnsupportedDevice
-from plantune.space.arch import ARCH_NAMES, Arch
+from plantune.errors import CaptureError
 
 Call = Callable[[], object]
 COMMON_POOL = (0, 0)  # of torch's allocator
@@ -189,68 +188,3 @@ def plain_float32() -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """What an error says, without the advice that torch adds."""
     return str(error).strip().partition("\n")[0]
-
-
-@dataclass(frozen=True)
-class LocalGpu:
-    """A GPU that torch sees."""
-
-    index: int
-    name: str
-    capability: tuple[int, int]
-    memory_bytes: int
-
-    @property
-    def arch(self) -> str:
-        """The name of its arch, known or not."""
-        return "sm{}{}".format(*self.capability)
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.arch})"
-
-
-def gpus_here() -> tuple[LocalGpu, ...]:
-    """The GPUs that torch sees, the current one first."""
-    if not torch.cuda.is_available():
-        return ()
-    current = torch.cuda.current_device()
-    indices = sorted(range(torch.cuda.device_count()), key=lambda index: index != current)
-    return tuple(map(_gpu, indices))
-
-
-def _gpu(index: int) -> LocalGpu:
-    properties = torch.cuda.get_device_properties(index)
-    capability = (properties.major, properties.minor)
-    return LocalGpu(index, properties.name, capability, properties.total_memory)
-
-
-def device_for(arch: Arch) -> Device:
-    """The processor of this machine that is of an arch; raises UnsupportedDevice without one.
-
-    A GPU must be exactly of the arch: a plan for another arch is refused.
-    """
-    if arch.cuda is None:
-        return CPU
-    here = gpus_here()
-    for gpu in here:
-        if gpu.capability == arch.cuda.compute_capability:
-            return Gpu(gpu.index)
-    seen = f"here is {' and '.join(map(str, here))}" if here else "torch sees no CUDA GPU here"
-    raise UnsupportedDevice(
-        f"{arch.name} needs a GPU of compute capability "
-        f"{'{}.{}'.format(*arch.cuda.compute_capability)}; {seen}"
-    )
-
-
-def later_gpu(arch: Arch) -> Gpu | None:
-    """The first GPU here that is later than an arch: it runs that arch's PTX. None without one."""
-    if arch.cuda is None:
-        return None
-    wanted = arch.cuda.compute_capability
-    return next((Gpu(gpu.index) for gpu in gpus_here() if gpu.capability > wanted), None)
-
-
-def best_arch() -> str:
-    """The arch that a user of this machine expects: that of its first known GPU, else the CPU."""
-    known = (gpu.arch for gpu in gpus_here() if gpu.arch in ARCH_NAMES)
-    return next(known, "cpu")

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph, InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs, canonical, digest
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from plantune.canonical import digest
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.types import DTYPES, TensorType
 from plantune.models.registry import network
-from plantune.values import digest
 
 
 @dataclass(frozen=True)

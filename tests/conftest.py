@@ -20,7 +20,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from plantune.env import cxx_compiler
+from plantune.host import cxx_compiler
 from plantune.plan import PROGRAM
 from plantune.runtime import choose
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from plantune.env import cxx_compiler
+from plantune.host import cxx_compiler
 
 from .conftest import ROOT, build_command, run
 
@@ -26,7 +26,7 @@ STEP = """
 import sys
 from pathlib import Path
 import plantune
-from plantune import env
+from plantune import host
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
@@ -35,9 +35,9 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import check
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
+from plantune.canonical import Attrs
 
-assert env.cxx_compiler() is None
+assert host.cxx_compiler() is None
 carried = cxx.carried_library("winograd")
 assert carried.is_relative_to(Path(plantune.__file__).parent), carried
 print(carried.name)

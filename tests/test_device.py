@@ -8,9 +8,10 @@ import weakref
 import pytest
 import torch
 
-from plantune import device
-from plantune.device import CPU, Gpu, LocalGpu, best_arch, device_for, first_line, later_gpu
+from plantune import gpus as gpus_module
+from plantune.device import CPU, Gpu, first_line
 from plantune.errors import CaptureError, UnsupportedDevice
+from plantune.gpus import LocalGpu, best_arch, device_for, later_gpu
 from plantune.space.arch import load_arch
 
 H200 = LocalGpu(0, "NVIDIA H200", (9, 0), 140 << 30)
@@ -21,7 +22,7 @@ PASCAL = LocalGpu(2, "Tesla P100", (6, 0), 16 << 30)
 @pytest.fixture
 def here(monkeypatch):
     def put(*gpus):
-        monkeypatch.setattr(device, "gpus_here", lambda: gpus)
+        monkeypatch.setattr(gpus_module, "gpus_here", lambda: gpus)
 
     return put
 

@@ -15,14 +15,14 @@ DATA = ("csrc", "plans", "search_spaces")
 
 USE = """
 import plantune, torch
-from plantune import env
+from plantune import paths
 from plantune.graph.fusions import all_fusions
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 print(plantune.__file__)
 for name in ("csrc", "plans", "search_spaces"):
-    print(env.data_folder(name))
+    print(paths.data_folder(name))
 assert load_search_space("cpu").arch.name == "cpu"
 assert load_search_space("sm90").arch.name == "sm90"
 assert all_fusions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.measure.race import Race
 from plantune.measure.timing import Interval, Timing
 from plantune.measure.ways import baselines_for
@@ -11,7 +12,6 @@ from plantune.plan_db.validation import TEXT_LENGTH
 from plantune.report.bench_text import verdict
 from plantune.rivals import Rivals, ratio_text
 from plantune.search.search import evidence_of
-from plantune.values import Attrs
 
 COMPILED = "compile-default"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from plantune.env import data_folder
-from plantune.environment import cpu_environment
+from plantune.default_plans import problem_of
 from plantune.graph.graph import Graph
+from plantune.machine import cpu_environment
+from plantune.paths import data_folder
 from plantune.plan import check_plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import read_export
-from plantune.plan_rows import StoredPlan
-from plantune.planning import problem_of
+from plantune.plan_db.rows import StoredPlan
 from plantune.problem import Problem
 from plantune.search.known import known_plans
 from plantune.space.search_space import load_search_space

@@ -9,7 +9,7 @@ import click
 
 from plantune.cli.console import Console
 from plantune.cli.options import common_options, example
-from plantune.env import cache_folder, database_path
+from plantune.paths import cache_folder, database_path
 from plantune.report.tables import bytes_text, counted
 
 # Libraries for the CPU, and binaries for GPUs of all archs.

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from plantune.blobs import why_not_trusted
 from plantune.cli.lookup import is_passing
-from plantune.env import cache_folder, cxx_compiler, database_path
+from plantune.host import cxx_compiler
+from plantune.paths import cache_folder, database_path
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 PYTHON, TORCH = (3, 11), (2, 9)
@@ -121,7 +122,7 @@ def _cache() -> Check:
 
 def _database(path: Path) -> Check:
     from plantune.errors import DatabaseWarning, PlantuneError
-    from plantune.plan_db import PlanDatabase
+    from plantune.plan_db.database import PlanDatabase
     from plantune.plan_db.mounts import network_file_system
 
     try:

@@ -62,7 +62,7 @@ def _cuda_of_torch() -> Version | None:
 
 def _gpus() -> Check:
     try:
-        from plantune.device import gpus_here
+        from plantune.gpus import gpus_here
 
         found = gpus_here()
     except (ImportError, OSError, RuntimeError) as error:
@@ -128,7 +128,7 @@ def _archs(asked: str) -> tuple[str, ...]:
     if asked != "cpu":
         return (asked,)
     try:
-        from plantune.device import gpus_here
+        from plantune.gpus import gpus_here
 
         here = dict.fromkeys(gpu.arch for gpu in gpus_here() if gpu.arch in ARCH_NAMES)
     except (ImportError, OSError, RuntimeError):

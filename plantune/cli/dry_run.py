@@ -9,9 +9,9 @@ from typing import Any
 from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
 from plantune.cli.options import Key
-from plantune.environment import Environment
 from plantune.graph.fusions import all_fusions
-from plantune.plan_db import PlanDatabase
+from plantune.machine import Environment
+from plantune.plan_db.database import PlanDatabase
 from plantune.report.tables import counted
 from plantune.search.options import Try, tries
 from plantune.space.search_space import load_search_space

@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import TypeVar
 
 from plantune.cli.lookup import lies_in_file
-from plantune.environment import Environment
 from plantune.errors import DatabaseUnavailable
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.measure.outcome import Outcome
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
-from plantune.plan_rows import Found, ProblemKey, StoredPlan
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import Found, ProblemKey, StoredPlan
 
 T = TypeVar("T")
 

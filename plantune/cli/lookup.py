@@ -19,10 +19,11 @@ from plantune.errors import (
 )
 
 if TYPE_CHECKING:
-    from plantune.environment import Environment
+    from plantune.machine import Environment
     from plantune.measure.client import Worker
     from plantune.plan import Plan
-    from plantune.plan_db import PlanDatabase, StoredPlan
+    from plantune.plan_db.database import PlanDatabase
+    from plantune.plan_db.rows import StoredPlan
     from plantune.problem import Problem
 
 # What an image has where nobody says it: colours, with depth in bins, grey, alpha, stacked frames.
@@ -46,7 +47,7 @@ class Chosen:
 
 def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
     """The plan database. One that is damaged is set aside, which needs a writer."""
-    from plantune.plan_db import PlanDatabase
+    from plantune.plan_db.database import PlanDatabase
 
     try:
         return PlanDatabase.open(place, read_only=read_only)
@@ -58,7 +59,7 @@ def lies_in_file(path: Path | None, plan: Plan) -> bool:
     """Whether a plan that was stored is in the file, as another process would see it: where a file
     cannot be used the database was in memory.
     """
-    from plantune.plan_db import PlanDatabase
+    from plantune.plan_db.database import PlanDatabase
 
     if path is None or is_passing(path.parent):
         return False
@@ -110,8 +111,8 @@ def _by_id(opened: PlanDatabase, key: Key, id: int) -> Chosen:
 
 
 def _by_key(opened: PlanDatabase, key: Key) -> Chosen:
-    from plantune.plan_rows import ProblemKey, best
-    from plantune.stored_plans import find_stored_plan
+    from plantune.plan_db.rows import ProblemKey, best
+    from plantune.plan_db.stored import find_stored_plan
 
     problem, here = key.problem(), environment_here(key.arch)
     wanted = ProblemKey(key.model, problem.graph.digest, key.arch, key.batch, key.dtype, key.mode)
@@ -146,8 +147,8 @@ def problem_of(plan: Plan, in_channels: int) -> Problem:
 
 def environment_here(arch: str) -> Environment:
     """This machine's environment for an arch; for one that is not here that of its best."""
-    from plantune.device import best_arch, device_for
-    from plantune.environment import environment_of
+    from plantune.gpus import best_arch, device_for
+    from plantune.machine import environment_of
     from plantune.space.arch import load_arch
 
     try:
@@ -159,7 +160,7 @@ def environment_here(arch: str) -> Environment:
 
 def require_device(arch: str, what: str) -> None:
     """Raises NoUsableDevice where no processor of `arch` is here."""
-    from plantune.device import best_arch, device_for
+    from plantune.gpus import best_arch, device_for
     from plantune.space.arch import load_arch
 
     try:

@@ -82,7 +82,7 @@ DTYPE_DEFAULT = "float16 on a GPU, else float32"
 def key_of(*, arch: str | None, dtype: str | None, **given: Any) -> Key:
     """The key that options mean: what they leave open follows from this machine."""
     if arch is None:
-        from plantune.device import best_arch
+        from plantune.gpus import best_arch
 
         arch = best_arch()
     return Key(arch=arch, dtype=dtype or _dtype_on(arch), **given)

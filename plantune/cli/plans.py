@@ -16,7 +16,7 @@ from plantune.report.tables import config_text
 from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text, runner_text
 
 if TYPE_CHECKING:
-    from plantune.plan_db import StoredPlan
+    from plantune.plan_db.rows import StoredPlan
 
 ID = click.IntRange(min=1)
 TITLES = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "of", "here", "status"]
@@ -54,7 +54,7 @@ def list_command(console: Console, place: Path | None, model: str | None, every:
 
 
 def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
-    from plantune.plan_rows import COMPLETE, ProblemKey
+    from plantune.plan_db.rows import COMPLETE, ProblemKey
 
     newest: dict[Any, StoredPlan] = {}
     for item in stored:

@@ -16,12 +16,12 @@ from plantune.cli.interrupts import interrupts
 from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.lookup import database
 from plantune.cli.options import Key
-from plantune.device import device_for, later_gpu
-from plantune.environment import Environment, predicted_environment
 from plantune.errors import UnsupportedDevice
+from plantune.gpus import device_for, later_gpu
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import why_not_portable
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment, predicted_environment
 from plantune.measure.outcome import Rejected
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 from plantune.search.predict import Check, PredictedStep, Prediction, Predictor

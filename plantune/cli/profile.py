@@ -23,13 +23,13 @@ from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import counted, percent, us_text
 
 if TYPE_CHECKING:
-    from plantune.environment import Environment
     from plantune.graph.step import Step
     from plantune.kernels.family import Candidate
+    from plantune.machine import Environment
     from plantune.measure.client import Worker
     from plantune.measure.outcome import Outcome
     from plantune.plan import Plan
-    from plantune.plan_db import PlanDatabase
+    from plantune.plan_db.database import PlanDatabase
     from plantune.report.layers import LayerTime, StepTime, Timed
 
 ID = click.IntRange(min=1)
@@ -95,7 +95,7 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
 
 
 def _framework_plan(chosen: Chosen) -> Plan:
-    from plantune.planning import default_plan
+    from plantune.default_plans import default_plan
     from plantune.space.search_space import load_search_space
 
     problem = chosen.problem

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from plantune.cli.console import note
-from plantune.measure.machine import Machine
+from plantune.measure.machine_state import Machine
 
 LOOK_S = 0.3
 # Of a budget that is worth it, so much goes to waiting, at most.

@@ -38,8 +38,9 @@ from plantune.report.tables import machine_text
 
 if TYPE_CHECKING:
     from plantune.cli.keeping import KeepingDatabase
-    from plantune.environment import Environment
-    from plantune.plan_db import Lease, PlanDatabase
+    from plantune.machine import Environment
+    from plantune.plan_db.database import PlanDatabase
+    from plantune.plan_db.leases import Lease
     from plantune.search.progress import Progress
     from plantune.search.search import Result, Search, Settings
 
@@ -159,8 +160,8 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     from plantune.cli.quiet import wait_for_quiet
     from plantune.cli.search_report import is_lost, show_result
     from plantune.measure.gpu_watch import gpu_watcher
-    from plantune.measure.machine import Machine
-    from plantune.proofs import remember_proof
+    from plantune.measure.machine_state import Machine
+    from plantune.plan_db.proofs import remember_proof
 
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:

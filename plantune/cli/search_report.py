@@ -10,7 +10,7 @@ import click
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.options import Key
-from plantune.environment import Environment
+from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.report.bench_text import verdict
 from plantune.report.reached import longer_s, tried_text, unraced_text

@@ -93,7 +93,7 @@ def _document(chosen: Chosen, rows: list[dict[str, Any]], race: Race) -> dict[st
 
 def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     """Keeps a plan that was not measured here as one that is from now on; gives its new id."""
-    from plantune.proofs import remember_proof
+    from plantune.plan_db.proofs import remember_proof
     from plantune.search.judgement import judged_alone
 
     here = environment_here(chosen.plan.arch)

@@ -14,7 +14,7 @@ from plantune.build_log import build_error
 from plantune.cuda.choice import fitting, nvrtc_for
 from plantune.cuda.compiler import Kind, options_for, run_nvrtc, told
 from plantune.cuda.toolchain import Nvrtc, headers_digest, release_digest
-from plantune.env import cache_folder
+from plantune.paths import cache_folder
 from plantune.space.arch import Arch
 
 

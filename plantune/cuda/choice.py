@@ -11,8 +11,8 @@ from plantune.blobs import read_blob, write_blob
 from plantune.build_log import first_error
 from plantune.cuda.compiler import options_for, run_nvrtc
 from plantune.cuda.toolchain import Nvrtc, all_nvrtc, how_to_install, release_digest
-from plantune.env import cache_folder
 from plantune.errors import BuildError
+from plantune.paths import cache_folder
 from plantune.space.arch import Arch
 
 # One header of each wheel that kernels need: the runtime's, CCCL's, and one that includes crt.

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from plantune.blobs import read_blob, write_blob
-from plantune.env import cache_folder
+from plantune.canonical import digest
 from plantune.errors import BuildError, CudaError, IllegalCandidate
-from plantune.values import digest
+from plantune.paths import cache_folder
 
 # Addresses that a plan takes are multiples of this.
 ALIGNMENT_BYTES = 16

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 from typing import TypeVar
 
-from plantune.env import data_folder
+from plantune.paths import data_folder
 from plantune.space.arch import Arch, Version
 
 # Where the wheels of CUDA 13 and of CUDA 12 keep NVRTC and the headers that kernels include.

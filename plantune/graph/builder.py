@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from plantune.canonical import Attrs
 from plantune.graph.graph import Graph, Node, output_names
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
-from plantune.values import Attrs
 
 
 class GraphBuilder:

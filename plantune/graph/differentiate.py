@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
-from plantune.values import Attrs
 
 
 def gradient_name(output: str) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from plantune.env import data_folder
 from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
+from plantune.paths import data_folder
 
 POINTWISE = "pointwise"
 OPERANDS = ("scalar", "tensor", "broadcast")

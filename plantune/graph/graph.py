@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType, dtype_name
-from plantune.values import Attrs, canonical, digest
 
 
 def output_names(node: str, count: int) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plantune.canonical import canonical, digest
 from plantune.errors import InvalidGraph
 from plantune.graph.graph import Graph, Named, Node
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
-from plantune.values import canonical, digest
 
 PHASES = ("refresh", "forward", "backward")
 

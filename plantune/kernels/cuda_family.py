@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from plantune.canonical import Attrs
 from plantune.cuda.build import Binary, Usage, compile_cuda
 from plantune.errors import BuildError
 from plantune.graph.step import Step
 from plantune.kernels.family import KernelFamily
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 COUNTS_RESERVED_FROM = (10, 0)
 

@@ -22,15 +22,9 @@ import torch
 
 from plantune.blobs import read_blob, write_blob
 from plantune.build_log import build_error
-from plantune.env import (
-    NO_COMPILER,
-    PACKAGE_FOLDER,
-    cache_folder,
-    cpu_identity,
-    cxx_compiler,
-    data_folder,
-)
 from plantune.errors import BuildError
+from plantune.host import NO_COMPILER, cpu_identity, cxx_compiler
+from plantune.paths import PACKAGE_FOLDER, cache_folder, data_folder
 
 # Vectors are handed over inside a library alone, where all of it is compiled alike.
 OPTIONS = (

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.constants import Constant
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs
 
 Values = dict[str, Tensor]
 CPU = torch.device("cpu")

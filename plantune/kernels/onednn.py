@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.values import Attrs
+from plantune.canonical import Attrs
 
 DTYPES = ("float32", "bfloat16")
 

@@ -1,4 +1,4 @@
-"""Finds the kernel families: every module in `plantune.kernels.families` defines one as FAMILY.
+"""Finds the kernel families: every module below `plantune.kernels.families` defines one.
 
 So does every module that PLANTUNE_FAMILIES names: a user's own kernels, searched like the others.
 """
@@ -10,11 +10,12 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from plantune.env import NO_COMPILER, extra_families
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.host import NO_COMPILER
 from plantune.kernels import families
 from plantune.kernels.family import Candidate, KernelFamily
+from plantune.settings import extra_families
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -22,9 +23,15 @@ from plantune.space.search_space import SearchSpace
 @cache
 def all_families() -> Mapping[str, KernelFamily]:
     """Every family by its name, in the order of their files."""
-    own = [f"{families.__name__}.{found.name}" for found in pkgutil.iter_modules(families.__path__)]
+    found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
+    own = sorted((item.name for item in found if not item.ispkg), key=_file)
     modules = map(importlib.import_module, (*own, *extra_families()))
     return {module.FAMILY.name: module.FAMILY for module in modules}
+
+
+def _file(module: str) -> str:
+    """What families are sorted by: which folder they are in changes no search."""
+    return module.rpartition(".")[2]
 
 
 def family_named(name: str) -> KernelFamily:

@@ -8,16 +8,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from plantune.device import Call, Device, device_for
+from plantune.device import Call, Device
+from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Frame, Values
 from plantune.kernels.preparation import Preparation
 from plantune.kernels.registry import family_named
+from plantune.layouts import view_bytes
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.launching import one_pass, preparation_of
-from plantune.memory import view_bytes
 from plantune.space.arch import Arch
 
 # A replayed graph takes some 2 us to start; one this long hides it.

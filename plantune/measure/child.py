@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from functools import partial
 
 from plantune import errors
-from plantune.env import PACKAGE_FOLDER
 from plantune.errors import (
     MeasureTimeout,
     OutOfTime,
@@ -25,6 +24,7 @@ from plantune.errors import (
     WorkerFailed,
 )
 from plantune.measure.protocol import Channel, Message
+from plantune.paths import PACKAGE_FOLDER
 
 # How much of what a worker prints is kept, from its beginning and from its end.
 HEAD_BYTES = 2000

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.device import device_for
-from plantune.env import NO_COMPILER, cxx_compiler
 from plantune.errors import BuildError, WrongResult
+from plantune.gpus import device_for
 from plantune.graph.types import DTYPES, TensorType
+from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.timing import Call
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run, Way
 from plantune.models.registry import network

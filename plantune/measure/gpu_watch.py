@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 
 from plantune.cuda.nvml import is_slowed, sm_clock_mhz, users
-from plantune.device import Device, device_for
+from plantune.device import Device
 from plantune.errors import UnsupportedDevice
+from plantune.gpus import device_for
 from plantune.measure.timing import HOST, Call, Sample, Watch
 from plantune.space.arch import load_arch
 

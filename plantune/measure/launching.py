@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plantune.device import Call, Device
-from plantune.environment import arch_of
 from plantune.kernels.family import Binding, Values
 from plantune.kernels.preparation import Preparation
+from plantune.machine import arch_of
 from plantune.space.arch import Arch, load_arch
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plantune.device import Device, device_for
+from plantune.device import Device
 from plantune.errors import IllegalCandidate
+from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not

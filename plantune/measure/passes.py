@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from plantune.device import Device, device_for
+from plantune.device import Device
+from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.timing import Call, Timing

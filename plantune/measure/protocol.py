@@ -15,8 +15,8 @@ import time
 import zlib
 from typing import Any
 
+from plantune.canonical import canonical
 from plantune.errors import ProtocolError
-from plantune.values import canonical
 
 Message = dict[str, Any]
 

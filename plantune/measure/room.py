@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from plantune.device import Device, device_for
+from plantune.device import Device
 from plantune.errors import NotEnoughMemory
+from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.problem import Problem
 from plantune.space.arch import load_arch

@@ -18,16 +18,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from plantune.canonical import digest
 from plantune.device import Device, plain_float32
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
+from plantune.layouts import MEMORY_FORMATS, in_layout
 from plantune.measure.distance import KINDS, Exact
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, Made, room_on
 from plantune.measure.products import OneProduct
 from plantune.measure.threads import threads, threads_of_proof
-from plantune.memory import MEMORY_FORMATS, in_layout
-from plantune.values import digest
 
 # Steps with more arithmetic than this have a reference in fp32 on a GPU.
 MOST_EXACT_FLOPS = 5e10

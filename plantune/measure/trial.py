@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from plantune.device import Call, Device, device_for, first_line
+from plantune.device import Call, Device, first_line
 from plantune.errors import CaptureError, CudaError, WrongResult
+from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate, Frame, Values
 from plantune.kernels.registry import family_named
+from plantune.layouts import MEMORY_FORMATS, view_bytes
 from plantune.measure.launching import one_pass, preparation_of
 from plantune.measure.threads import threads
-from plantune.memory import MEMORY_FORMATS, view_bytes
 from plantune.space.arch import Arch
 
 # As wide as some rows of a large tile: a kernel that ignores where an image ends writes there.

@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from plantune.device import CPU, Device, device_for
+from plantune.device import CPU, Device
+from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
+from plantune.layouts import in_layout
 from plantune.measure.gpu_watch import call_watch
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.limits import rejection
 from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Call, Effort, Timing, time_interleaved
-from plantune.memory import in_layout
 from plantune.plan import Plan
 from plantune.runtime.captured import CapturedProgram, program_on
 from plantune.runtime.program import Program

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from plantune.device import Device, device_for, first_line, later_gpu
+from plantune.device import Device, first_line
 from plantune.errors import (
     IllegalCandidate,
     PlantuneError,
@@ -22,6 +22,7 @@ from plantune.errors import (
     UnsupportedDevice,
     WorkerDied,
 )
+from plantune.gpus import device_for, later_gpu
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.build import build

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from plantune.models.layers import SpaceToDepth
+from plantune.layers import SpaceToDepth
 
 STAGES = 4
 SE_REDUCTION = 16

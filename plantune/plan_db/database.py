@@ -10,17 +10,15 @@ from types import TracebackType
 
 from sqlite_utils import Database
 
-from plantune.env import database_path
-from plantune.environment import Environment
 from plantune.errors import NoPlan, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.measure.outcome import Outcome
+from plantune.paths import database_path
 from plantune.plan import Plan
 from plantune.plan_db.leases import Lease, wait_for_lease
 from plantune.plan_db.opening import Opened, in_memory, now_text, open_database
-from plantune.plan_db.transactions import immediate, translated
-from plantune.plan_db.trial_rows import parse_trial, trial_row
-from plantune.plan_rows import (
+from plantune.plan_db.rows import (
     COMPLETE,
     PARTIAL,
     Found,
@@ -32,6 +30,8 @@ from plantune.plan_rows import (
     read,
     read_plans,
 )
+from plantune.plan_db.transactions import immediate, translated
+from plantune.plan_db.trial_rows import parse_trial, trial_row
 
 
 class PlanDatabase:

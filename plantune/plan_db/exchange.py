@@ -19,8 +19,7 @@ from plantune.errors import ForeignFile, InvalidPlan, NoPlan, PlantuneError
 from plantune.files import read_regular, require_replaceable, write_whole
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.validation import check_stored_plan
-from plantune.plan_rows import (
+from plantune.plan_db.rows import (
     COMPLETE,
     ENVIRONMENTS,
     FAULTS,
@@ -37,6 +36,7 @@ from plantune.plan_rows import (
     plan_row,
     select,
 )
+from plantune.plan_db.validation import check_stored_plan
 
 SIZE_LIMIT_BYTES = 16 << 20
 PLANS_LIMIT = 10_000

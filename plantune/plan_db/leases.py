@@ -17,7 +17,7 @@ from sqlite_utils import Database
 
 from plantune.errors import Busy, DatabaseUnavailable
 from plantune.plan_db.opening import now_text
-from plantune.plan_rows import select
+from plantune.plan_db.rows import select
 
 Writing = Callable[[], AbstractContextManager[Database]]
 # The owner on another host is given up when its heartbeat did not change for so long.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlite_utils import Database, Migrations
 
-from plantune.plan_rows import (
+from plantune.plan_db.rows import (
     ENVIRONMENTS,
     META,
     PLANS,

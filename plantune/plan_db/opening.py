@@ -33,9 +33,9 @@ from plantune.plan_db.recognition import (
     refused,
     require_own_kind,
 )
+from plantune.plan_db.rows import SCHEMA_VERSION, connect_read_only, lenient_text, schema_version
 from plantune.plan_db.soundness import fault_of
 from plantune.plan_db.transactions import immediate, primary_code, translated
-from plantune.plan_rows import SCHEMA_VERSION, connect_read_only, lenient_text, schema_version
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from plantune.env import database_path
 from plantune.errors import InvalidDatabase
 from plantune.files import kind_of
+from plantune.paths import database_path
+from plantune.plan_db.rows import lenient_text, schema_version
 from plantune.plan_db.soundness import is_export, is_known
-from plantune.plan_rows import lenient_text, schema_version
 
 SMALLEST_BYTES = 512  # the smallest page of SQLite
 MAGIC = b"SQLite format 3\0"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 
 from plantune.plan_db.migrations import TABLES
+from plantune.plan_db.rows import SCHEMA_VERSION, lenient_text, schema_version
 from plantune.plan_db.transactions import primary_code
-from plantune.plan_rows import SCHEMA_VERSION, lenient_text, schema_version
 
 # The tables of an exported file.
 EXPORTED = {"meta", "environments", "plans"}

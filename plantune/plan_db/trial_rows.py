@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from plantune.canonical import canonical
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome, Rejected
-from plantune.plan_rows import INTEGER, REAL, TRIALS, Row, sealed
-from plantune.values import canonical
+from plantune.plan_db.rows import INTEGER, REAL, TRIALS, Row, sealed
 
 _MEASURED = ("median_us", "low_us", "high_us", "samples", "error", "bound", "deterministic")
 _PLAIN = {INTEGER: int, REAL: float}

@@ -6,11 +6,11 @@ import re
 from functools import cache
 from typing import Any
 
-from plantune.environment import Environment
 from plantune.errors import InvalidPlan
 from plantune.graph.types import DTYPES
+from plantune.machine import Environment
 from plantune.plan import Choice, Plan
-from plantune.plan_rows import EVIDENCE, StoredPlan
+from plantune.plan_db.rows import EVIDENCE, StoredPlan
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import load_search_space
 

@@ -14,7 +14,7 @@ from plantune.measure.timing import ratio_interval
 from plantune.measure.ways import LIVE
 
 if TYPE_CHECKING:
-    from plantune.environment import Environment
+    from plantune.machine import Environment
     from plantune.measure.race import Detail, Race
     from plantune.measure.timing import Interval, Timing
 

@@ -9,7 +9,7 @@ from plantune.report.tables import config_text, table
 
 if TYPE_CHECKING:
     from plantune.plan import Choice, Plan
-    from plantune.plan_rows import StoredPlan
+    from plantune.plan_db.rows import StoredPlan
 
 HEADER = ("network", "graph", "arch", "batch", "dtype", "mode", "origin", "runner", "branches")
 Pair = tuple[Any, Any]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plantune.default_plans import default_plan, hand_plan
 from plantune.graph.extract import extract
 from plantune.graph.fusions import Fusion, parse_item
 from plantune.graph.graph import Graph
@@ -14,7 +15,6 @@ from plantune.measure.outcome import Rejected
 from plantune.measure.passes import PassCost
 from plantune.models.registry import network
 from plantune.plan import Plan
-from plantune.planning import default_plan, hand_plan
 from plantune.problem import Problem
 from plantune.report.tables import table, us_text
 from plantune.space.search_space import load_search_space

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.device import device_for
 from plantune.errors import UnsupportedDevice
+from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate

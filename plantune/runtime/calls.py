@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.environment import arch_of, environment_of, why_no_plans
+from plantune.default_plans import problem_of
 from plantune.errors import (
     CaptureError,
     InvalidPlan,
@@ -24,9 +24,9 @@ from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.graph.types import TensorType
+from plantune.machine import arch_of, environment_of, why_no_plans
 from plantune.plan import Plan, check_plan
-from plantune.plan_file import PlanFile
-from plantune.planning import problem_of
+from plantune.plan_db.plan_file import PlanFile
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for

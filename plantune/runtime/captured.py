@@ -14,7 +14,7 @@ from plantune.cuda.autotune import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
-from plantune.memory import MEMORY_FORMATS
+from plantune.layouts import MEMORY_FORMATS
 from plantune.plan import Plan
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from plantune.environment import Environment, environment_of
+from plantune.default_plans import default_plan, problem_of
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -19,18 +19,18 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.graph.graph import Graph
+from plantune.machine import Environment, environment_of
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan
-from plantune.plan_file import PlanFile
-from plantune.plan_rows import Found, ProblemKey
-from plantune.planning import default_plan, problem_of
-from plantune.proofs import is_proved, remember_proof
+from plantune.plan_db.plan_file import PlanFile
+from plantune.plan_db.proofs import is_proved, remember_proof
+from plantune.plan_db.rows import Found, ProblemKey
+from plantune.plan_db.stored import find_stored_plan
 from plantune.rivals import loss_text
 from plantune.runtime.framework import Options
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace
-from plantune.stored_plans import find_stored_plan
 
 # What a plan may raise that is none for this machine as it is now: other libraries, less memory.
 CANNOT_RUN = (

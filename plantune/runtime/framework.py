@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
-from plantune.env import is_disabled, is_logging
 from plantune.errors import InputMismatch
 from plantune.plan import Plan
-from plantune.plan_file import PlanFile
+from plantune.plan_db.plan_file import PlanFile
 from plantune.runtime.torch_internals import dispatch_modes, has_transforms, tracing_state
+from plantune.settings import is_disabled, is_logging
 
 WAY_OF_A_CALL = (
     "plantune.runtime.framework",

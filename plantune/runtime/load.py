@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from plantune.environment import why_no_plans
 from plantune.graph.types import TensorType, dtype_name
+from plantune.machine import why_no_plans
 from plantune.models.registry import network
 from plantune.plan import Plan
-from plantune.plan_file import PlanFile, read_plan_file
+from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied
 from plantune.runtime.module import TunedModule, input_type_of
 

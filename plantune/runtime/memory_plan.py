@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plantune.memory import aligned
+from plantune.layouts import aligned
 
 
 @dataclass(frozen=True)

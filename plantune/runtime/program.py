@@ -14,7 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
 from plantune.kernels.family import CPU, Binding, Frame, Values
-from plantune.memory import in_layout
+from plantune.layouts import in_layout
 from plantune.plan import Plan, check_plan
 from plantune.runtime.branches import branches_of
 from plantune.runtime.lanes import Call, Lanes

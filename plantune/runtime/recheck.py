@@ -18,7 +18,7 @@ from plantune.device import plain_float32
 from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
-from plantune.memory import in_layout
+from plantune.layouts import in_layout
 from plantune.plan import Plan
 from plantune.runtime.copies import copied
 from plantune.runtime.distances import (

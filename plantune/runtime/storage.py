@@ -9,7 +9,7 @@ from torch import Tensor
 
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Values
-from plantune.memory import view_bytes
+from plantune.layouts import view_bytes
 from plantune.runtime.liveness import Liveness
 from plantune.runtime.memory_plan import plan_memory
 from plantune.runtime.schedule import Launch, Schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from plantune.measure.entrants import PLANTUNE
-from plantune.measure.machine import State
+from plantune.measure.machine_state import State
 from plantune.measure.race import Race
 
 # What launches, conversions and caches add to a sum of steps, or save of it, at most.

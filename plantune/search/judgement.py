@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from plantune import rivals
+from plantune.canonical import Attrs
 from plantune.measure.entrants import PLANTUNE
 from plantune.measure.race import OURS, Race
 from plantune.measure.timing import Interval, Timing, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
-from plantune.values import Attrs
 
 # On a GPU the framework's own kernels as one graph: what a plan of these kernels is, too.
 CAPTURED = "cuda-graph"

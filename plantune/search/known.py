@@ -7,22 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from plantune.env import data_folder
-from plantune.environment import Environment
+from plantune.canonical import Attrs
+from plantune.default_plans import FALLBACK, default_plan
 from plantune.errors import DatabaseUnavailable, IllegalCandidate, PlantuneError
 from plantune.graph.graph import Graph
 from plantune.graph.partition import partition_into
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
+from plantune.machine import Environment
+from plantune.paths import data_folder
 from plantune.plan import Choice, Plan, check_plan
-from plantune.plan_db import PlanDatabase
-from plantune.plan_rows import COMPLETE, ProblemKey, StoredPlan
-from plantune.planning import FALLBACK, default_plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import COMPLETE, ProblemKey, StoredPlan
+from plantune.plan_db.stored import stored_plans_in
 from plantune.search.ranking import distinct
 from plantune.space.search_space import SearchSpace
-from plantune.stored_plans import stored_plans_in
-from plantune.values import Attrs
 
 # Of the problem itself, and of others of the same network.
 MOST_OWN, MOST_OTHERS = 4, 4

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from plantune.environment import Environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
+from plantune.machine import Environment
 from plantune.measure.client import Worker
-from plantune.measure.machine import Machine
+from plantune.measure.machine_state import Machine
 from plantune.measure.outcome import Measured, Outcome
 from plantune.measure.timing import Effort
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 from plantune.search.budget import Budget
 from plantune.search.proposals import Ledger
 from plantune.search.pulse import Pulse

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from plantune.canonical import digest
 from plantune.graph.fusions import Fusion
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import op_named
@@ -19,7 +20,6 @@ from plantune.measure.outcome import Measured, Outcome
 from plantune.search.cover import Option
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.values import digest
 
 FRAMEWORK, VIEW = "framework", "view"
 LONG_BUILD_S = 3.0

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from plantune.canonical import Attrs
 from plantune.errors import BuildError, NoViableCandidate
 from plantune.graph.fusions import all_fusions
 from plantune.graph.step import Step
@@ -32,7 +33,6 @@ from plantune.search.options import Costs, Try, options, tries
 from plantune.search.ranking import plan_of
 from plantune.space.arch import Arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 # When so many configs of a family failed for a step and layout, the rest of them is left alone.
 FAILURES_MAX = 3

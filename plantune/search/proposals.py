@@ -12,10 +12,10 @@ from typing import Any
 import optuna
 import sqlalchemy
 
+from plantune.canonical import canonical, digest
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome
-from plantune.values import canonical, digest
 
 CHOICE = "candidate"
 Distribution = optuna.distributions.BaseDistribution

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from plantune.measure.machine import SLOW, Machine, State
+from plantune.measure.machine_state import SLOW, Machine, State
 from plantune.measure.outcome import Measured, Outcome
 from plantune.search.budget import Budget
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from plantune.default_plans import FALLBACK, default_plan
 from plantune.graph.graph import Graph
 from plantune.graph.partition import partition_into
 from plantune.graph.step import Step
@@ -13,7 +14,6 @@ from plantune.kernels.registry import candidates, family_named
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
-from plantune.planning import FALLBACK, default_plan
 from plantune.problem import Problem
 from plantune.search.cover import Cover
 from plantune.space.search_space import SearchSpace

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs
+from plantune.default_plans import default_plan, hand_plan, problem_of
 from plantune.errors import (
     MeasureTimeout,
     NoViableCandidate,
@@ -15,17 +16,17 @@ from plantune.errors import (
     WorkerDied,
     WrongResult,
 )
+from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.gpu_watch import gpu_watcher
-from plantune.measure.machine import State, machine_for
+from plantune.measure.machine_state import State, machine_for
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
-from plantune.plan_rows import Found
-from plantune.planning import default_plan, hand_plan, problem_of
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import Found
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
@@ -42,7 +43,6 @@ from plantune.search.ranking import distinct, fastest, is_deterministic, kept, p
 from plantune.search.step_search import StepSearch
 from plantune.search.unraced import known_plan, plain_plan
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 COVERS_TO_RANK = 4
 SWAPS_AT_ONCE = 7

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plantune.environment import Environment
+from plantune.default_plans import default_plan
+from plantune.machine import Environment
 from plantune.plan import EAGER, Plan
-from plantune.plan_db import PlanDatabase
-from plantune.plan_rows import Found, ProblemKey
-from plantune.planning import default_plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import Found, ProblemKey
+from plantune.plan_db.stored import find_stored_plan
 from plantune.problem import Problem
 from plantune.space.search_space import SearchSpace
-from plantune.stored_plans import find_stored_plan
 
 
 def known_plan(plan: Plan, database: PlanDatabase, environment: Environment) -> Found | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from plantune.env import data_folder
+from plantune.paths import data_folder
 from plantune.space.rules import (
     Rule,
     invalid,

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+from plantune.canonical import Attrs, Scalar, digest
 from plantune.space.arch import Arch, load_space_file, parse_arch
 from plantune.space.rules import (
     TABLE,
@@ -25,7 +26,6 @@ from plantune.space.rules import (
     whole_number,
 )
 from plantune.space.space_file import SpaceFile
-from plantune.values import Attrs, Scalar, digest
 
 Axes = Mapping[str, tuple[Scalar, ...]]
 

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from plantune.canonical import Attrs
 from plantune.cli import main
-from plantune.environment import Environment, cpu_environment
+from plantune.default_plans import default_plan, hand_plan
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment, cpu_environment
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
-from plantune.planning import default_plan, hand_plan
+from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "se_resnet9_fixup"

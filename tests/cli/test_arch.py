@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from plantune import device
+from plantune import gpus as gpus_module
 from plantune.cli import cuda_checks
 from plantune.cli.bench import _peers
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.lookup import environment_here
 from plantune.cli.options import key_of
-from plantune.device import LocalGpu
-from plantune.environment import cpu_environment
+from plantune.gpus import LocalGpu
+from plantune.machine import cpu_environment
 
 from .conftest import Run, object_of
 
@@ -21,12 +21,12 @@ GIVEN = {"model": "se_resnet9_fixup", "batch": 128, "in_channels": 3, "mode": "i
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "gpus_here", lambda: (H200,))
+    monkeypatch.setattr(gpus_module, "gpus_here", lambda: (H200,))
 
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "gpus_here", tuple)
+    monkeypatch.setattr(gpus_module, "gpus_here", tuple)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -85,7 +85,7 @@ def test_doctor_shows_gpus() -> None:
 
 def test_doctor_names_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     old = LocalGpu(1, "Tesla P100", (6, 0), 16 << 30)
-    monkeypatch.setattr(device, "gpus_here", lambda: (H200, old))
+    monkeypatch.setattr(gpus_module, "gpus_here", lambda: (H200, old))
     found = cuda_checks._gpus()
     assert found.status == LIMITED
     assert "Tesla P100 (sm60), 16.0 GiB" in found.detail

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
+from plantune.machine import cpu_environment
 from plantune.measure.race import Race
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
@@ -150,7 +150,7 @@ def test_wrong_numbers_are_5(run: Run, worker: FakeWorker) -> None:
 def test_a_plan_for_another_chip_is_refused_with_4(
     run: Run, store: Callable[..., int], plan: Plan, tmp_path: Path
 ) -> None:
-    from plantune.plan_db import PlanDatabase
+    from plantune.plan_db.database import PlanDatabase
 
     path = tmp_path / "foreign.db"
     there = replace(cpu_environment(), arch="sm90", device="H200")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune import device
+from plantune import gpus as gpus_module
 from plantune.cli import cuda_checks
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.cuda_checks import judged_driver
 from plantune.cuda import build, choice, toolchain
 from plantune.cuda.compiler import Compiled, run_nvrtc
 from plantune.cuda.toolchain import Nvrtc
-from plantune.device import LocalGpu
+from plantune.gpus import LocalGpu
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.registry import family_named
 from plantune.space.search_space import load_search_space
@@ -141,7 +141,7 @@ def test_one_kernel_of_each_family_is_compiled() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_a_family_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken_without("cuda/se_tail.h", monkeypatch)
+    broken_without("cuda/se_resnet9/se_tail.h", monkeypatch)
     found = cuda_checks.families_check("sm75")
     assert found.status == LIMITED
     assert found.detail.startswith("se_tail of ")
@@ -175,5 +175,5 @@ def test_kernels_are_compiled_for_what_is_here_or_asked_for(
     asked: str, here: tuple[tuple[int, int], ...], compiled: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = [LocalGpu(i, "a GPU", capability, 1 << 30) for i, capability in enumerate(here)]
-    monkeypatch.setattr(device, "gpus_here", lambda: gpus)
+    monkeypatch.setattr(gpus_module, "gpus_here", lambda: gpus)
     assert cuda_checks._archs(asked) == compiled

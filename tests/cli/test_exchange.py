@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 
 from .conftest import Run, object_of
 

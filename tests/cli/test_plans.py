@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import cpu_environment
+from plantune.canonical import Attrs
+from plantune.machine import cpu_environment
 from plantune.plan import Plan
-from plantune.plan_file import read_plan_file
-from plantune.values import Attrs
+from plantune.plan_db.plan_file import read_plan_file
 
 from .conftest import Run, changed, object_of
 

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from plantune import load_model
+from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
-from plantune.environment import Environment, cpu_environment, predicted_environment
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment, cpu_environment, predicted_environment
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase, export_plans, import_plans
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans, import_plans
 from plantune.runtime.choose import PredictedPlan
-from plantune.values import Attrs
 
 from .conftest import FakeWorker, Run, changed, object_of
 
@@ -38,7 +39,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
         return Binary("key", b"", LOG + " smem\n")
 
     monkeypatch.setattr("plantune.search.predict.build", build)
-    monkeypatch.setattr("plantune.device.gpus_here", tuple)
+    monkeypatch.setattr("plantune.gpus.gpus_here", tuple)
     return seen
 
 

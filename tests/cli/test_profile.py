@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from plantune.environment import cpu_environment
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
+from plantune.machine import cpu_environment
 from plantune.measure.outcome import Outcome, Rejected
 from plantune.measure.passes import PassCost
 from plantune.measure.timing import Timing
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.report.steps import plan_steps
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plantune.cli.quiet import wait_for_quiet
-from plantune.measure.machine import Machine, State
+from plantune.measure.machine_state import Machine, State
 
 
 class Looked(Machine):

@@ -10,7 +10,7 @@ from subprocess import Popen
 
 import pytest
 
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 
 from .conftest import Run, object_of, start
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from plantune.environment import cpu_environment
 from plantune.errors import DatabaseFull, NoViableCandidate
 from plantune.kernels.family import Candidate
+from plantune.machine import cpu_environment
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 from plantune.search.progress import Progress
 from plantune.search.search import Result
 
@@ -277,7 +277,7 @@ def test_a_second_search_waits_by_default(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 def test_another_arch_needs_its_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plantune.device.gpus_here", tuple)
+    monkeypatch.setattr("plantune.gpus.gpus_here", tuple)
     result = run("search", "--arch", "sm90", "--batch", 128, "--json")
     assert result.exit_code == 6
     message = object_of(result)["error"]["message"]

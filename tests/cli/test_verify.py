@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.environment import cpu_environment
 from plantune.errors import WrongResult
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
+from plantune.machine import cpu_environment
 from plantune.measure.outcome import Outcome, Rejected
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 
 from .conftest import FakeWorker, Run, changed, measured, object_of
 

@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.cuda import workspaces
 from plantune.cuda.workspaces import kept_workspaces
 from plantune.graph.graph import Node
 from plantune.graph.types import TensorType
 from plantune.kernels.torch_ops import maker_of
-from plantune.values import Attrs
 
 
 class Allocator:

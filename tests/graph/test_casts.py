@@ -14,7 +14,7 @@ from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
-from plantune.models.layers import SpaceToDepth
+from plantune.layers import SpaceToDepth
 
 SHAPE = (2, 3, 8, 8)
 IMAGES = torch.arange(2 * 3 * 64).view(SHAPE).to(torch.uint8)

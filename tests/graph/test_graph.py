@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph, Node
 from plantune.graph.types import TensorType
-from plantune.values import Attrs, canonical, digest
 
 MATRIX = TensorType((4, 3))
 SQUARE = TensorType((3, 3))

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plantune.canonical import canonical
 from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
-from plantune.values import canonical
 
 
 def valid() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from plantune.errors import UnsupportedModule
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.models.layers import SpaceToDepth
+from plantune.layers import SpaceToDepth
 
 IMAGE = TensorType((2, 4, 6, 6))
 TO_DO = r"is not known to plantune. Write it with known ops, or add it \(CONTRIBUTING, a new op\)"

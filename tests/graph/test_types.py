@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plantune.canonical import canonical
 from plantune.errors import InvalidGraph
 from plantune.graph.types import DTYPES, LAYOUTS, TensorType, dtype_name
-from plantune.values import canonical
 
 SHAPES = st.lists(st.integers(0, 5), max_size=5).map(tuple)
 

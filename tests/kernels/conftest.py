@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.values import Attrs
 
 
 class Builder:

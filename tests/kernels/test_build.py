@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import BuildError
 from plantune.kernels import build as build_module
 from plantune.kernels.build import build, build_all
 from plantune.kernels.family import Binding, Candidate, KernelFamily
-from plantune.values import Attrs
 
 CANDIDATE = Candidate("counting", Attrs(tile_m=64))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.cuda.build import Binary, Usage
 from plantune.errors import BuildError, InvalidSearchSpace
 from plantune.kernels.chips import measured_chip, slowdown
@@ -16,7 +17,6 @@ from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.space.arch import ARCH_NAMES, load_arch, parse_arch
 from plantune.space.search_space import load_search_space
 from plantune.space.space_file import parse_space_file
-from plantune.values import Attrs
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 

@@ -22,8 +22,8 @@ from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import all_families, candidates, family_named
+from plantune.layers import SpaceToDepth
 from plantune.measure.numerics import check
-from plantune.models.layers import SpaceToDepth
 from plantune.models.resnet import BasicBlock, Bottleneck
 from plantune.models.se_resnet9 import FixupBlock
 from plantune.space.search_space import load_search_space

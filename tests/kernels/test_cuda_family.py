@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
 from plantune.errors import BuildError
 from plantune.kernels.cuda_family import CudaFamily, why_not_fits
@@ -14,7 +15,6 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 SM90, SM75 = load_arch("sm90"), load_arch("sm75")
 LOG = """ptxas info    : Compiling entry function 'run' for 'sm_90a'

@@ -11,8 +11,8 @@ from functools import cache
 import pytest
 
 from plantune.cuda.choice import nvrtc_for
-from plantune.device import later_gpu
 from plantune.errors import BuildError
+from plantune.gpus import later_gpu
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import BuildError
 from plantune.kernels.families import inductor
 from plantune.kernels.families.inductor import FAMILY
 from plantune.space.arch import load_arch
-from plantune.values import Attrs
 
 CONFIG = {"layout": "nchw"}
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")

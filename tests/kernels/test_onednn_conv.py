@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.kernels import onednn
 from plantune.kernels.families.onednn_conv import FAMILY
 from plantune.kernels.family import Frame
 from plantune.kernels.registry import candidates
 from plantune.measure.inputs import draw_inputs
-from plantune.values import Attrs
 
 CONFIG = {"layout": "nhwc", "prepack": True}
 

@@ -4,12 +4,12 @@ import pkgutil
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.kernels import families
 from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import all_families, candidates, family_named, why_not
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 
 def test_every_file_is_a_family_of_its_own_name():

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.kernels.families.view import FAMILY
 from plantune.kernels.family import Frame
-from plantune.values import Attrs
 
 
 def test_only_a_reshape_is_a_view(step_of, refusal):

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.default_plans import Preference, compose
 from plantune.graph.fusions import fusions_named
-from plantune.planning import Preference, compose
 from plantune.runtime.program import Program
 
 MOST = torch.finfo(torch.float32).max

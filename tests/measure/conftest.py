@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step, make_step
 from plantune.kernels.family import Binding, Candidate, Frame, KernelFamily
 from plantune.measure.numerics import Numerics, check
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.values import Attrs
 
 Twist = Callable[[Step, Frame], None]
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.cuda.build import compile_cuda
 from plantune.cuda.kernel import Kernel
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs
 
 SOURCE = """
 #include <cuda_fp16.h>

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 
 from plantune.build_log import build_error
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs
 
 IDLE_AFTER = 5
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import BuildError, WorkerDied
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.builder import Builder
 from plantune.measure.client import Worker
-from plantune.values import Attrs
 
 HERE = Path(__file__).parent
 FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(HERE)}

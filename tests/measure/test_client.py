@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate, MeasureTimeout, OutOfTime, WorkerDied, WorkerFailed
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
@@ -24,7 +25,6 @@ from plantune.kernels.family import Candidate
 from plantune.measure.client import Limits, Worker
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Effort
-from plantune.values import Attrs
 
 HERE = Path(__file__).parent
 # On a busy machine, what ends by itself may take any time; only what never ends is cut short.
@@ -257,7 +257,7 @@ from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Worker
-from plantune.values import Attrs
+from plantune.canonical import Attrs
 builder = GraphBuilder()
 graph = builder.build(builder.emit("relu", builder.input("x", TensorType((4, 4)))))
 with Worker(threads=1) as worker:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.device import CPU
 from plantune.errors import BuildError, UnsupportedDevice
 from plantune.graph.builder import GraphBuilder
@@ -17,7 +18,6 @@ from plantune.measure import worker
 from plantune.measure.client import Limits, Worker
 from plantune.measure.numerics import check
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune.device import best_arch, device_for
+from plantune.canonical import Attrs
+from plantune.gpus import best_arch, device_for
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
@@ -19,7 +20,6 @@ from plantune.measure.numerics import check
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Effort
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 pytestmark = [
     pytest.mark.gpu,

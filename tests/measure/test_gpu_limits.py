@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from plantune.device import best_arch
+from plantune.canonical import Attrs
+from plantune.gpus import best_arch
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Limits, Worker
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Effort
-from plantune.values import Attrs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,7 +87,7 @@ from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Worker
-from plantune.values import Attrs
+from plantune.canonical import Attrs
 builder = GraphBuilder()
 x = builder.input("x", TensorType((4, 64), "float16"))
 graph = builder.build(builder.emit("relu", x))

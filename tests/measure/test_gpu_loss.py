@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
+from plantune.default_plans import default_plan
 from plantune.errors import MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
@@ -11,10 +13,8 @@ from plantune.kernels.family import Candidate
 from plantune.measure import client
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Rejected, outcome_to_json
-from plantune.planning import default_plan
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 CRASH = Rejected("crash", "CUDA error: uncorrectable ECC error encountered")

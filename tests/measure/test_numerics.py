@@ -5,13 +5,13 @@ import pickle
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate, WrongResult
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Binding, Candidate
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.numerics import Numerics, check
 from plantune.tolerances import tolerance
-from plantune.values import Attrs
 
 IMAGE = TensorType((2, 3, 5, 7))
 FLOATS = ("float64", "float32", "bfloat16")

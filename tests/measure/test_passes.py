@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from plantune.default_plans import default_plan
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Rejected
 from plantune.measure.passes import PassCost, pass_cost
-from plantune.planning import default_plan
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from plantune.canonical import canonical
 from plantune.errors import InvalidGraph, ProtocolError
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.measure import protocol
 from plantune.measure.protocol import HEADER, LIMIT_BYTES, MARK, Channel, decode, encode
-from plantune.values import canonical
 
 
 @pytest.fixture

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.device import Device, best_arch
+from plantune.default_plans import default_plan
+from plantune.device import Device
+from plantune.gpus import best_arch
 from plantune.measure import entrants, race, ways
 from plantune.measure.client import Worker
 from plantune.measure.entrants import Entrants, images_that_fit
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import Way
-from plantune.planning import default_plan
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.device import Device
 from plantune.errors import CaptureError, WrongResult
 from plantune.graph.types import TensorType
@@ -12,7 +13,6 @@ from plantune.kernels.constants import ALIGNMENT_BYTES, Constant, Room, by_pixel
 from plantune.kernels.family import Binding, Candidate
 from plantune.measure.bound import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, BoundStep
 from plantune.measure.numerics import check
-from plantune.values import Attrs
 
 IMAGE = TensorType((2, 3, 5, 7))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import WorkerDied
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
@@ -14,7 +15,6 @@ from plantune.measure.client import Limits, Worker
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.reserve import Reserve
 from plantune.measure.timing import Effort
-from plantune.values import Attrs
 
 FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(Path(__file__).parent)}
 EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)

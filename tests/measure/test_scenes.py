@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.device import CPU
 from plantune.errors import WrongResult
 from plantune.graph.step import Step
@@ -15,7 +16,6 @@ from plantune.measure import scenes
 from plantune.measure.kept import Kept
 from plantune.measure.numerics import check
 from plantune.measure.scenes import Scenes
-from plantune.values import Attrs
 
 IMAGE = TensorType((2, 3, 5, 7))
 

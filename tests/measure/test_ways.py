@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.env import cxx_compiler
+from plantune.host import cxx_compiler
 from plantune.measure import ways
 from plantune.measure.ways import WAYS, baselines_for, promise_of
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from plantune.canonical import Attrs
+from plantune.default_plans import CPU_PREFERENCES, compose, default_plan, hand_plan
 from plantune.device import CPU
 from plantune.errors import (
     BuildError,
@@ -35,11 +37,9 @@ from plantune.measure.ways import baselines_for
 from plantune.measure.whole import draw_values
 from plantune.models.registry import network
 from plantune.plan import Plan, check_plan
-from plantune.planning import CPU_PREFERENCES, compose, default_plan, hand_plan
 from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 HERE = Path(__file__).parent
 EFFORT = Effort(budget_s=0.2, warm_up_s=0.01, retries=3)

@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 
 import pytest
 
+from plantune.canonical import Attrs
+from plantune.default_plans import Preference, compose, default_plan
 from plantune.errors import InvalidPlan
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.plan import LIVE_RUNNERS, Choice, Plan, candidates_by_step, check_plan
-from plantune.planning import Preference, compose, default_plan
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 
 @pytest.fixture

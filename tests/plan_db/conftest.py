@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.plan import Choice, Plan
-from plantune.plan_db import PlanDatabase, export_plans
-from plantune.values import Attrs
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,12 +28,12 @@ PRELUDE = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from plantune.environment import Environment
+from plantune.machine import Environment
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Rejected
 from plantune.plan import Choice, Plan
 from plantune.plan_db import PlanDatabase, export_plans
-from plantune.values import Attrs
+from plantune.canonical import Attrs
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 NHWC = Candidate("onednn_conv", Attrs(layout="nhwc", prepack=True))

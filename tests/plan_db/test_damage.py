@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
 from plantune.errors import (
     DamagedDatabase,
     DamagedRow,
@@ -23,10 +22,11 @@ from plantune.errors import (
     InvalidDatabase,
 )
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.measure.outcome import Measured
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase, ProblemKey
-from plantune.plan_rows import PLANS, TRIALS
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import PLANS, TRIALS, ProblemKey
 
 MEASURED = Measured(12.5, 12.0, 13.25, 40, 1e-6, 2e-6, deterministic=True)
 FLIPS = 400

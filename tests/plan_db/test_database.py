@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs
 from plantune.errors import NoPlan, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.measure.outcome import STAGES, Measured, Outcome, Rejected
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase, ProblemKey
-from plantune.values import Attrs
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import ProblemKey
 
 MEASURED = Measured(12.5, 12.0, 13.25, 40, 1e-6, 2e-6, deterministic=False, cache="cold")
 MakePlan = Callable[..., Plan]

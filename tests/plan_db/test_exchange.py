@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs
 from plantune.errors import InvalidDatabase, NoPlan, PlantuneError, ReadOnlyDatabase
+from plantune.machine import Environment
 from plantune.plan import Plan
-from plantune.plan_db import (
-    PlanDatabase,
-    ProblemKey,
-    export_plans,
-    import_plans,
-    read_export,
-)
-from plantune.values import Attrs
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans, import_plans, read_export
+from plantune.plan_db.rows import ProblemKey
 
 MakePlan = Callable[..., Plan]
 

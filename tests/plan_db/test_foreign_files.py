@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
 from plantune.errors import ForeignFile, InvalidDatabase
+from plantune.machine import Environment
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase, export_plans
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
 
 Make = Callable[[Path], object]
 

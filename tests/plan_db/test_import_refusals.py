@@ -15,19 +15,14 @@ from typing import Any
 
 import pytest
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.plan import Choice, Plan
-from plantune.plan_db import (
-    PlanDatabase,
-    StoredPlan,
-    export_plans,
-    import_plans,
-    read_export,
-)
-from plantune.plan_rows import checksum
-from plantune.values import Attrs, canonical, digest
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans, import_plans, read_export
+from plantune.plan_db.rows import StoredPlan, checksum
 
 from .conftest import rows_of
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from plantune.errors import Busy, DatabaseLocked
-from plantune.plan_db import PlanDatabase, leases
+from plantune.plan_db import leases
+from plantune.plan_db.database import PlanDatabase
 
 HOLD = """
 database = PlanDatabase.open(path)

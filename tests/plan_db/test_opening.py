@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
 from plantune.errors import (
     DatabaseFull,
     DatabaseLocked,
@@ -21,10 +20,12 @@ from plantune.errors import (
     ReadOnlyDatabase,
 )
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.measure.outcome import Measured
 from plantune.plan import Plan
-from plantune.plan_db import PlanDatabase, migrations, mounts, opening
-from plantune.plan_rows import SCHEMA_VERSION, connect_read_only
+from plantune.plan_db import migrations, mounts, opening
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.rows import SCHEMA_VERSION, connect_read_only
 
 DATA = Path(__file__).parent / "data"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
+from plantune.machine import Environment
 from plantune.measure.outcome import Measured
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 
 Start = Callable[..., "subprocess.Popen[str]"]
 WRITERS, ROUNDS = 4, 25

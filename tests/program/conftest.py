@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from plantune.canonical import Attrs
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
@@ -22,7 +23,7 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import candidates, family_named
-from plantune.models.layers import SpaceToDepth
+from plantune.layers import SpaceToDepth
 from plantune.plan import Choice, Plan
 from plantune.runtime import liveness as liveness_module
 from plantune.runtime import program as program_module
@@ -32,7 +33,6 @@ from plantune.runtime.liveness import Liveness
 from plantune.runtime.program import Program
 from plantune.runtime.schedule import Launch, Schedule
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.values import Attrs
 
 Results = dict[str, Tensor]
 # ReLU and max pooling jump: a value nearer to the edge than this may fall to either side.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.default_plans import default_plan
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
-from plantune.planning import default_plan
 from plantune.runtime.branches import REACH, Branch, branches_of
 from plantune.runtime.liveness import liveness, passes
 from plantune.runtime.memory_plan import Lifetime

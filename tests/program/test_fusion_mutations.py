@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.canonical import Attrs
+from plantune.default_plans import Preference, compose
 from plantune.errors import WrongResult
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
@@ -26,14 +28,12 @@ from plantune.kernels.family import Binding, Candidate, KernelFamily
 from plantune.kernels.patterns import epilogue as epilogue_module
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.registry import candidates
+from plantune.layers import SpaceToDepth
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.numerics import check
-from plantune.models.layers import SpaceToDepth
 from plantune.models.resnet import BasicBlock
 from plantune.models.se_resnet9 import FixupBlock
-from plantune.planning import Preference, compose
 from plantune.runtime.program import Program
-from plantune.values import Attrs
 
 # One may draw numbers that a single ReLU leaves as they are.
 SEEDS = (0, 1, 2)

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from plantune.environment import arch_of
+from plantune.default_plans import hand_plan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
+from plantune.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan import check_plan
-from plantune.planning import hand_plan
 from plantune.runtime import lanes as module
 from plantune.runtime.branches import Branch, branches_of
 from plantune.runtime.lanes import Lanes

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from plantune.canonical import Attrs
+from plantune.default_plans import default_plan
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.memory import aligned
+from plantune.layouts import aligned
 from plantune.plan import Choice, check_plan
-from plantune.planning import default_plan
 from plantune.runtime import liveness as module
 from plantune.runtime.liveness import _Uses, liveness
 from plantune.runtime.memory_plan import Lifetime
 from plantune.runtime.schedule import make_schedule
-from plantune.values import Attrs
 
 IMAGE = TensorType((2, 3, 4, 4))
 BYTES = IMAGE.size_bytes

@@ -5,12 +5,12 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plantune.default_plans import default_plan
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.memory import ALIGNMENT_BYTES, aligned
+from plantune.layouts import ALIGNMENT_BYTES, aligned
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plan import check_plan
-from plantune.planning import default_plan
 from plantune.runtime.liveness import liveness
 from plantune.runtime.memory_plan import Lifetime, plan_memory
 from plantune.runtime.schedule import make_schedule

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from plantune.default_plans import Preference, compose, default_plan
 from plantune.errors import InvalidPlan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
@@ -17,7 +18,6 @@ from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.registry import family_named
 from plantune.models.se_resnet9 import se_resnet9_fixup
-from plantune.planning import Preference, compose, default_plan
 from plantune.runtime.program import Program
 
 BATCH = TensorType((2, 3, 64, 64))

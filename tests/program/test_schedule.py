@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from plantune.canonical import Attrs
+from plantune.default_plans import default_plan
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plan import check_plan
-from plantune.planning import default_plan
 from plantune.runtime.schedule import Conversion, make_schedule
-from plantune.values import Attrs
 
 GEOMETRY = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 NCHW, NHWC = (Candidate("framework", Attrs(layout=layout)) for layout in ("nchw", "nhwc"))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step, make_step
@@ -22,7 +23,6 @@ from plantune.runtime import weights as weights_module
 from plantune.runtime.schedule import Launch, Schedule
 from plantune.runtime.weights import Weights
 from plantune.space.arch import load_arch
-from plantune.values import Attrs
 
 CPU, ARCH = torch.device("cpu"), load_arch("sm90")
 GROUPS = dict[str, Sequence[Constant]]

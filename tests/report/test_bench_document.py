@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.environment import cpu_environment
+from plantune.machine import cpu_environment
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Interval, Timing, ratio_interval
 from plantune.report.bench import SAMPLES_KEPT, bench_document

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
@@ -17,7 +18,6 @@ from plantune.report.covers import (
     names_of,
     other_covers,
 )
-from plantune.values import Attrs
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.plan import Choice, Plan
-from plantune.plan_rows import StoredPlan
+from plantune.plan_db.rows import StoredPlan
 from plantune.report.difference import difference, difference_text
-from plantune.values import Attrs
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 NCHW, NHWC = (Candidate("framework", Attrs(layout=layout)) for layout in ("nchw", "nhwc"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.partition import one_by_one
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Rejected
@@ -15,7 +16,6 @@ from plantune.report.layers import (
     layer_of,
     untimed,
 )
-from plantune.values import Attrs
 
 
 @pytest.mark.parametrize(

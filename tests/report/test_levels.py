@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
+from plantune.default_plans import hand_plan
 from plantune.measure.outcome import Rejected
 from plantune.measure.passes import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
 from plantune.plan import check_plan
-from plantune.planning import hand_plan
 from plantune.problem import Problem
 from plantune.report.levels import level_row, levels, levels_table
 from plantune.space.search_space import load_search_space

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.planning import default_plan, hand_plan
+from plantune.default_plans import default_plan, hand_plan
 from plantune.problem import Problem
 from plantune.report.packing import LAUNCH_US, packing_of, packing_text
 from plantune.report.steps import plan_steps

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
@@ -15,7 +16,6 @@ from plantune.problem import Problem
 from plantune.report.covers import ACROSS, WIDER, OtherCover
 from plantune.report.steps import StepStory
 from plantune.report.story import WIDER_SHOWN, story_text, summary_table, verdict
-from plantune.values import Attrs
 
 CHOSEN = Candidate("framework", Attrs(layout="nchw"))
 SLOWER = Candidate("framework", Attrs(layout="nhwc"))

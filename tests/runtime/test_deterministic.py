@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from plantune import UnplannedCall, optimize
+from plantune.canonical import Attrs
 from plantune.errors import InputMismatch
-from plantune.values import Attrs
 
 
 @pytest.fixture

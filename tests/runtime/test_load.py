@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plantune import Plan, TunedModule, load_model, optimize
-from plantune.environment import cpu_environment
+from plantune.canonical import Attrs
 from plantune.errors import (
     InvalidPlan,
     NoPlan,
@@ -18,9 +18,10 @@ from plantune.errors import (
     UnsupportedModule,
 )
 from plantune.kernels.family import Candidate
+from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import se_resnet9_fixup
-from plantune.plan_db import PlanDatabase, export_plans
-from plantune.values import Attrs
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
 
 NAME = "se_resnet9_fixup"
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from plantune import load_model, optimize
-from plantune.environment import cpu_environment
 from plantune.errors import CannotJudge, WrongResult
 from plantune.kernels import torch_ops
+from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.plan_db import PlanDatabase
-from plantune.proofs import remember_proof
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.proofs import remember_proof
 from plantune.runtime import recheck as recheck_module
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.distances import Distance, Pooled

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from plantune import load_model, optimize, rivals
-from plantune.environment import cpu_environment
+from plantune.canonical import Attrs
+from plantune.default_plans import default_plan, hand_plan
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -22,15 +23,14 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.kernels import torch_ops
+from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.plan_db import PlanDatabase
-from plantune.planning import default_plan, hand_plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.proofs import remember_proof
 from plantune.problem import Problem
-from plantune.proofs import remember_proof
 from plantune.runtime import choose
 from plantune.runtime.choose import NoStoredPlan
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 NAME = "se_resnet9_fixup"
 

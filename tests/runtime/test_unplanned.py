@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.environment import cpu_environment
 from plantune.errors import InputMismatch
+from plantune.machine import cpu_environment
 from plantune.plan import EAGER, PROGRAM
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 from plantune.runtime import calls, choose, contest
 from plantune.runtime.contest import EAGER_CALLS, TIMED, UNTIMED, Contest
 from plantune.runtime.live_state import HeldTensors

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.canonical import canonical, digest
 from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.measure.machine import Machine, State
+from plantune.measure.machine_state import Machine, State
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.values import canonical, digest
 
 
 class Small(nn.Module):

@@ -6,17 +6,17 @@ import math
 
 import pytest
 
+from plantune.canonical import Attrs
+from plantune.default_plans import default_plan, hand_plan
 from plantune.errors import OutOfTime
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.outcome import Rejected
-from plantune.planning import default_plan, hand_plan
 from plantune.search.budget import Budget
 from plantune.search.contenders import affordable, building_s
 from plantune.search.pace import CACHED, Pace
 from plantune.search.progress import silent
 from plantune.search.step_search import StepSearch
-from plantune.values import Attrs
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 COMPILED = Candidate("inductor", Attrs(layout="nchw"))

@@ -8,12 +8,12 @@ import random
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
 from plantune.kernels.family import Candidate
 from plantune.search.cover import CONVERSIONS, Option, best_covers
-from plantune.values import Attrs
 
 
 def option(step, cost_us, layout):

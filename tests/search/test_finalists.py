@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from plantune.default_plans import default_plan
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.types import TensorType
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
 from plantune.plan import check_plan
-from plantune.planning import default_plan
 from plantune.search.finalists import NEAR, branched, improved, swaps
 from plantune.search.options import Try, tries
 from plantune.space.search_space import load_search_space

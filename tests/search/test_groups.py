@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.kernels.family import Candidate
 from plantune.search.groups import GRAVE, MOST_IN_ORDER, PATIENCE, SEEDS, Group
 from plantune.search.proposals import TpeProposer
-from plantune.values import Attrs
 
 
 def candidate(number):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plantune import rivals
+from plantune.default_plans import default_plan
 from plantune.measure.entrants import PLANTUNE
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing
-from plantune.planning import default_plan
 from plantune.search.judgement import CAPTURED, duels_of, judged, repeated, undecided
 
 WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from plantune.environment import cpu_environment
+from plantune.canonical import Attrs
+from plantune.default_plans import Preference, compose, default_plan, problem_of
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.machine import cpu_environment
 from plantune.plan import Choice, check_plan
-from plantune.plan_db import PlanDatabase
-from plantune.planning import Preference, compose, default_plan, problem_of
+from plantune.plan_db.database import PlanDatabase
 from plantune.runtime.program import Program
 from plantune.search import known
 from plantune.search.known import fitted, incumbent, known_plans
-from plantune.values import Attrs
 
 HERE = cpu_environment()
 ELSEWHERE = replace(HERE, device="Another CPU", device_digest="another")

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.environment import cpu_environment
+from plantune.default_plans import hand_plan
 from plantune.errors import WorkerDied
+from plantune.machine import cpu_environment
 from plantune.measure.outcome import Measured
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.plan_db import PlanDatabase
-from plantune.planning import hand_plan
+from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.search import known, search
 from plantune.search.search import Search, Settings

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from plantune.measure.machine import Machine, State
+from plantune.measure.machine_state import Machine, State
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from plantune.default_plans import default_plan
 from plantune.graph.fusions import all_fusions
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
-from plantune.planning import default_plan
 from plantune.search.options import tries
 from plantune.search.ranking import is_deterministic, is_tie
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from plantune.environment import cpu_environment
 from plantune.errors import OutOfTime, WorkerDied
-from plantune.measure.machine import State
+from plantune.machine import cpu_environment
+from plantune.measure.machine_state import State
 from plantune.measure.outcome import Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing, ratio_interval
-from plantune.plan_db import PlanDatabase
+from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.search import Search, Settings
@@ -162,7 +162,7 @@ ORDER = ("plantune", "eager")
 @pytest.fixture
 def hasty(tmp_path, monkeypatch):
     """A search of a database of its own, where no plans are shipped."""
-    monkeypatch.setattr("plantune.stored_plans.data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr("plantune.plan_db.stored.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         yield Search(Problem("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plantune import env
+from plantune import paths
 from plantune.errors import InvalidSearchSpace, PlantuneError
 from plantune.space.arch import (
     ARCH_NAMES,
@@ -58,7 +58,7 @@ def facts_of(name: str) -> CudaFacts:
 
 
 def test_every_arch_has_a_file_and_every_file_an_arch() -> None:
-    stems = {path.stem for path in env.data_folder("search_spaces").glob("*.toml")}
+    stems = {path.stem for path in paths.data_folder("search_spaces").glob("*.toml")}
     assert {stem for stem in stems if re.fullmatch(r"cpu|sm\d+", stem)} == set(ARCH_NAMES)
 
 
@@ -241,7 +241,7 @@ def package_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty package in a checkout of its own."""
     folder = tmp_path / "plantune"
     folder.mkdir()
-    monkeypatch.setattr(env, "PACKAGE_FOLDER", folder)
+    monkeypatch.setattr(paths, "PACKAGE_FOLDER", folder)
     return folder
 
 
@@ -249,14 +249,14 @@ def test_a_checkout_is_read_beside_the_package_and_a_wheel_inside_it(package_fol
     beside = package_folder.parent / "search_spaces"
     inside = package_folder / "_data" / "search_spaces"
     beside.mkdir()
-    assert env.data_folder("search_spaces") == beside
+    assert paths.data_folder("search_spaces") == beside
     inside.mkdir(parents=True)
-    assert env.data_folder("search_spaces") == inside
+    assert paths.data_folder("search_spaces") == inside
 
 
 def test_an_incomplete_installation_is_said_to_be_one(package_folder: Path) -> None:
     with pytest.raises(PlantuneError, match=r"is neither .* install plantune again"):
-        env.data_folder("search_spaces")
+        paths.data_folder("search_spaces")
     (package_folder / "_data" / "search_spaces").mkdir(parents=True)
     with pytest.raises(InvalidSearchSpace, match=r"sm90\.toml.*install plantune again"):
         load_space_file("sm90")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import InvalidSearchSpace
 from plantune.kernels.registry import family_named
 from plantune.space.arch import ARCH_NAMES
@@ -17,7 +18,6 @@ from plantune.space.search_space import (
     parse_search_space,
 )
 from plantune.space.space_file import parse_space_file
-from plantune.values import Attrs
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 

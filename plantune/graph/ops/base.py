@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.types import TensorType
-from plantune.values import Attrs
 
 Types = tuple[TensorType, ...]
 

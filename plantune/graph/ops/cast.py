@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.ops.base import Gradient, Op, Types
 from plantune.graph.types import DTYPES, TensorType
-from plantune.values import Attrs
 
 
 class Cast(Op):

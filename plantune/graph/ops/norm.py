@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.types import DTYPES, TensorType, dtype_name
-from plantune.values import Attrs
 
 
 def _statistics(images: torch.dtype, weight: str) -> str:

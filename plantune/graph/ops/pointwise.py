@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.ops.base import Domain, Gradient, Op, PointwiseOp, Types
 from plantune.graph.types import TensorType
-from plantune.values import Attrs
 
 
 class BroadcastOp(Op):

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.types import TensorType
-from plantune.values import Attrs
 
 
 class PoolOp(Op):

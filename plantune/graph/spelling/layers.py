@@ -11,7 +11,7 @@ from torch import nn
 
 from plantune.graph.spelling.reader import Reader, Value
 from plantune.graph.spelling.shapes import reshape
-from plantune.models.layers import SpaceToDepth
+from plantune.layers import SpaceToDepth
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

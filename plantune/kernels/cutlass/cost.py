@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.cutlass.gemm import Gemm, partial_bytes
 from plantune.kernels.cutlass.main_loop import MainLoop
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 REGISTERS_PER_SM = 1 << 16
 # Beside its sums, a thread keeps fragments of both operands and addresses.

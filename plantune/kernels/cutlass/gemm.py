@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.cutlass.main_loop import MainLoop
-from plantune.values import Attrs
 
 # CUTLASS counts pixels, and elements of one image, in 32 bits; a tile may reach beyond the last.
 INDEX_MAX = 2**31 - 512

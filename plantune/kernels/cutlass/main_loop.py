@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plantune.canonical import Attrs
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float"}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}

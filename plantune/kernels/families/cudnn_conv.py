@@ -12,16 +12,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.cuda import cudnn
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constant, conv_weight, floats
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
-from plantune.memory import aligned, view_bytes
+from plantune.layouts import aligned, view_bytes
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs
 
 # What a place further down in cuDNN's own order adds to a guess, as a part of it.
 RANK_COST = 0.05

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
@@ -19,7 +20,6 @@ from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 from plantune.kernels.vector_kernel import members
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 WARPGROUP, TILE_O, UNIT_BYTES = 128, 64, 16
 WARPGROUPS = 3  # of a multiprocessor

@@ -7,15 +7,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Binding, Frame, KernelFamily
 from plantune.kernels.torch_ops import Call, maker_of, writes
-from plantune.memory import aligned, in_layout, view_bytes
+from plantune.layouts import aligned, in_layout, view_bytes
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
 # another layout, pools copy the image first where it is not that of the result.

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.ops.matmul import operands
@@ -16,7 +17,6 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, Values, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, folded_constants
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame
@@ -18,7 +19,6 @@ from plantune.kernels.hopper.tiles import (
 )
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 INCLUDE = '#include "cuda/hopper_conv.h"\n'
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
@@ -45,7 +46,6 @@ from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
-from plantune.values import Attrs
 
 # The optimized iterators keep a bit for each row and column of the filter.
 FILTER_MAX = 32

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from plantune.build_log import build_error, first_error
+from plantune.canonical import Attrs
 from plantune.device import first_line
-from plantune.env import NO_COMPILER, cxx_compiler
 from plantune.graph.step import Step
+from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
-from plantune.memory import in_layout, view_bytes
+from plantune.layouts import in_layout, view_bytes
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 # They compute nothing, so their compiled result may be a view of the step's input.
 MOVES = ("reshape", "permute", "broadcast_to", "space_to_depth", "depth_to_space")

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import in_rows
@@ -16,7 +17,6 @@ from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel, members
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 THREADS, WARPS = 256, 8
 # Beyond it the same weights are read again and again.

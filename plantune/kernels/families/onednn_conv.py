@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels import onednn
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import conv_epilogue, folded_constants
-from plantune.memory import in_layout
+from plantune.layouts import in_layout
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 
 class OneDnnConv(KernelFamily):

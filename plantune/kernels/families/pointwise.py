@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import in_rows
@@ -19,7 +20,6 @@ from plantune.kernels.patterns.pointwise_chain import (
 )
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel, members
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
 SOURCE = """#include "cuda/pointwise.h"

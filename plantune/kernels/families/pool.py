@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel, members
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 POOLS = ("avg_pool2d", "max_pool2d")
 # A row of so many channels of a pixel is worth a block of its own.

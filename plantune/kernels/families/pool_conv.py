@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from typing import ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import ChannelValues, Parameter, in_rows
@@ -23,7 +24,6 @@ from plantune.kernels.warp_mma import (
     why_not_elements,
 )
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 VECTOR = 8
 # Above it, a thread gets fewer registers than the pooling of one vector keeps under way.

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.errors import IllegalCandidate
@@ -28,7 +29,6 @@ from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.vector_kernel import members
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 WARPGROUP, TILE_O = 128, 64
 # Sums of more pixels, and what is added to them, leave no registers.

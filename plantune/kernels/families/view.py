@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 
 class View(KernelFamily):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -28,9 +29,8 @@ from plantune.kernels.cxx import (
 )
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import conv_epilogue, folded_constants
-from plantune.memory import aligned, view_bytes
+from plantune.layouts import aligned, view_bytes
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 # G of each algorithm: transforms a row of three weights into the factors of its products.
 WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {

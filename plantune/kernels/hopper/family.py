@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import images
@@ -15,7 +16,6 @@ from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 SMS, SM_BYTES_PER_US, SM_CYCLES_PER_US = 132, 80e3, 1800
 # Of what a convolution reads and writes, so much is in the second-level cache still.

@@ -17,7 +17,7 @@ from plantune.kernels.family import Frame
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
 from plantune.kernels.patterns.epilogue import ConvEpilogue
-from plantune.memory import aligned, view_bytes
+from plantune.layouts import aligned, view_bytes
 
 ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
-from plantune.values import Attrs
 
 PLAIN = {"stride": (1, 1), "padding": (0, 0), "groups": 1}
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType, dtype_name
-from plantune.values import Attrs
 
 
 def check(case: Any) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.types import TensorType
-from plantune.values import Attrs
 
 CONV = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}

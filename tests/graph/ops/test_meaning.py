@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.ops import OPS, conv, pool
-from plantune.values import Attrs
 
 Shape = tuple[int, ...]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from plantune.graph.graph import Graph
 from plantune.graph.spelling import FUNCTIONS, METHODS, MODULES
-from plantune.models.layers import SpaceToDepth
+from plantune.layers import SpaceToDepth
 
 Forward = Callable[[Any, Tensor], Any]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.cuda.build import Usage
-from plantune.device import best_arch
+from plantune.gpus import best_arch
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
@@ -15,7 +16,6 @@ from plantune.kernels.registry import why_not
 from plantune.measure.numerics import Numerics, check
 from plantune.space.arch import ARCH_NAMES, Arch, load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.values import Attrs
 
 Check = Callable[[Step, Candidate, SearchSpace], Numerics]
 AssertRight = Callable[[Step, Candidate, SearchSpace], None]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.cuda import cudnn
 from plantune.errors import BuildError, IllegalCandidate, WrongResult
 from plantune.graph.step import Step
@@ -22,12 +23,11 @@ from plantune.kernels.families import cudnn_conv
 from plantune.kernels.families.cudnn_conv import FAMILY
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import candidates, why_not
+from plantune.layouts import view_bytes
 from plantune.measure.inputs import draw_inputs
-from plantune.memory import view_bytes
 from plantune.plan_db.validation import _check_candidate
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
-from plantune.values import Attrs
 
 SPACE = load_search_space("sm90")
 NAME = "eng58_k2=12_k13=-1"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.kernels.families.first_conv import FAMILY, Design, Packed
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.kernels.families.hopper_conv import FAMILY
 from plantune.kernels.family import Candidate, Frame
@@ -16,7 +17,6 @@ from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.kernels.families.linear import FAMILY
 from plantune.space.arch import load_arch
-from plantune.values import Attrs
 
 CONFIG = Attrs(rows=2, tile_n=32)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType
 from plantune.kernels.families import pointwise
@@ -16,9 +17,8 @@ from plantune.kernels.patterns.pointwise_chain import (
     expression_of,
     geometry_of,
 )
-from plantune.memory import MEMORY_FORMATS
+from plantune.layouts import MEMORY_FORMATS
 from plantune.space.arch import load_arch
-from plantune.values import Attrs
 
 COUNTER = TensorType((3,), "int64")
 CONFIG = Attrs(layout="nhwc", threads=256, vectors=2)

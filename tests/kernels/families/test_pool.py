@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.kernels.families.pool import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import load_arch
-from plantune.values import Attrs
 
 CONFIG = Attrs(layout="nhwc", threads=256)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
@@ -15,7 +16,6 @@ from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 CONFIG = Attrs(tile_m=16, tile_n=64)
 

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from plantune.canonical import Attrs
+from plantune.default_plans import hand_plan
 from plantune.kernels.families import resident_conv
 from plantune.kernels.families.resident_conv import FAMILY, Design, Read
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
-from plantune.planning import hand_plan
 from plantune.problem import Problem
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
 

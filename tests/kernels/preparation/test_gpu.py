@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from plantune.environment import arch_of
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.types import TensorType
 from plantune.kernels.constants import Constant, as_it_is, by_pixels
 from plantune.kernels.jobs import TURN
 from plantune.kernels.patterns.derived import Derived, derived_values
 from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation
+from plantune.machine import arch_of
 from plantune.space.arch import load_arch
 
 pytestmark = pytest.mark.gpu

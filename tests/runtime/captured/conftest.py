@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from plantune.cuda.recording import Recording
+from plantune.default_plans import default_plan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.planning import default_plan
 from plantune.runtime import captured, current_gpu, pool, recorder
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.module import UnplannedCall

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
-from plantune.environment import arch_of
+from plantune.default_plans import hand_plan
+from plantune.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.planning import hand_plan
 from plantune.runtime.choose import PredictedPlan
 from plantune.space.search_space import load_search_space
 

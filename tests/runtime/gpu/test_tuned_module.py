@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from plantune import load_model, optimize
-from plantune.environment import arch_of
+from plantune.default_plans import hand_plan
+from plantune.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.planning import hand_plan
 from plantune.runtime.captured import CapturedProgram
 from plantune.space.search_space import load_search_space
 

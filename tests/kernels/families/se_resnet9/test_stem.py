@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from plantune import optimize
+from plantune.canonical import Attrs
+from plantune.default_plans import FALLBACK, Preference, compose
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.stem import FAMILY
+from plantune.kernels.families.se_resnet9.stem import FAMILY
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.planning import FALLBACK, Preference, compose
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 CONFIG = Attrs(tile_m=128, tile_n=64, warp_m=16)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plantune.values import Attrs, canonical, digest
+from plantune.canonical import Attrs, canonical, digest
 
 SCALARS = st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 ATTRS = st.dictionaries(st.text(), SCALARS | st.text() | st.lists(st.integers()).map(tuple))
@@ -136,7 +136,7 @@ def test_attrs_refuse_what_has_no_exact_text(value: Any, error: type, message: s
 
 def test_an_unpickled_value_is_found_in_another_process():
     code = (
-        "import pickle, sys; from plantune.values import Attrs; "
+        "import pickle, sys; from plantune.canonical import Attrs; "
         "assert {pickle.loads(sys.stdin.buffer.read()): 1}[Attrs(layout='nhwc')] == 1"
     )
     value = pickle.dumps(Attrs(layout="nhwc"))

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from plantune.default_plans import Preference, compose, default_plan
 from plantune.errors import IllegalCandidate
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions, fusions_named
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
-from plantune.planning import Preference, compose, default_plan
 from plantune.space.search_space import load_search_space
 
 
@@ -129,6 +129,6 @@ def test_only_the_fusions_that_are_given_are_used(by_hand):
 
 
 def test_where_nothing_runs_a_step_it_is_named(graph, space, monkeypatch):
-    monkeypatch.setattr("plantune.planning.candidates", lambda step, space, names: ())
+    monkeypatch.setattr("plantune.default_plans.candidates", lambda step, space, names: ())
     with pytest.raises(IllegalCandidate, match="no candidate runs step 'conv1/conv2d' on cpu"):
         default_plan(graph, space, network="block")

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from plantune import stored_plans
-from plantune.environment import Environment
+from plantune.canonical import Attrs
 from plantune.errors import DamagedRow, DatabaseWarning
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.plan import Choice, Plan
-from plantune.plan_db import PlanDatabase, ProblemKey, export_plans
-from plantune.stored_plans import find_stored_plan
-from plantune.values import Attrs
+from plantune.plan_db import stored
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.rows import ProblemKey
+from plantune.plan_db.stored import find_stored_plan
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 THERE = replace(HERE, device="Another CPU")
@@ -31,7 +33,7 @@ PROBLEM = ProblemKey.of(PLAN)
 FLIPS = 1500
 
 
-SEARCHES_ALONE = stored_plans.CONTENDERS_ONLY
+SEARCHES_ALONE = stored.CONTENDERS_ONLY
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +41,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's cache and the shipped plans, both empty."""
     (tmp_path / "plans").mkdir()
     monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(stored_plans, "data_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(stored, "data_folder", lambda name: tmp_path / name)
     # These tests ship plans for a CPU as for a GPU.
-    monkeypatch.setattr(stored_plans, "CONTENDERS_ONLY", ())
+    monkeypatch.setattr(stored, "CONTENDERS_ONLY", ())
 
 
 def put(plan: Plan, environment: Environment, *, partial: bool = False) -> Path:
@@ -73,7 +75,7 @@ def test_what_is_shipped_for_cpus_is_for_searches_alone(
 ) -> None:
     ship(tmp_path, PLAN, THERE)
     assert found() is not None
-    monkeypatch.setattr(stored_plans, "CONTENDERS_ONLY", SEARCHES_ALONE)
+    monkeypatch.setattr(stored, "CONTENDERS_ONLY", SEARCHES_ALONE)
     assert found() is None
 
 
@@ -179,7 +181,7 @@ def test_a_search_that_writes_is_not_waited_for() -> None:
 
 
 def test_a_locked_database_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_plans, "WAIT_S", 0.05)
+    monkeypatch.setattr(stored, "WAIT_S", 0.05)
     path = put(PLAN, HERE)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -208,7 +210,7 @@ def test_one_flipped_byte_is_never_a_different_plan(tmp_path: Path) -> None:
 
 def test_the_runtime_does_not_load_the_database_library() -> None:
     script = (
-        "import sys, plantune.stored_plans;"
+        "import sys, plantune.plan_db.stored;"
         "sys.exit(any(name.split('.')[0] == 'sqlite_utils' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

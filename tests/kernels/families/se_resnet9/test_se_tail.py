@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.se_tail import FAMILY, static_shared_bytes_at_most
+from plantune.kernels.families.se_resnet9.se_tail import FAMILY, static_shared_bytes_at_most
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 # The four blocks of SE-ResNet9-Fixup.
 BLOCKS = [(64, 16), (128, 8), (256, 4), (512, 2)]

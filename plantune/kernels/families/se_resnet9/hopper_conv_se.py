@@ -1,9 +1,10 @@
-"""A convolution followed by squeeze-and-excite, in one kernel: `csrc/cuda/hopper_conv_se.h`."""
+"""A convolution followed by squeeze-and-excite, in one kernel: `hopper_conv_se.h`."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame
@@ -27,9 +28,8 @@ from plantune.kernels.hopper.squeeze import (
 from plantune.kernels.hopper.tiles import Box, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
-INCLUDE = '#include "cuda/hopper_conv_se.h"\n'
+INCLUDE = '#include "cuda/se_resnet9/hopper_conv_se.h"\n'
 
 
 class HopperConvSe(HopperFamily):

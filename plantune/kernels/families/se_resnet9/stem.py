@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -23,14 +24,13 @@ from plantune.kernels.patterns.pointwise_conv import pointwise_conv_behind
 from plantune.kernels.vector_kernel import ELEMENTS
 from plantune.kernels.warp_mma import CHANNELS, TiledKernel, padded, why_not_elements
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 BLOCK = 4
 OUTPUTS_AT_ONCE = 8
 # What the images may hold.
 PIXELS = {**ELEMENTS, "uint8": "unsigned char"}
 SOURCE = """\
-#include "cuda/stem.h"
+#include "cuda/se_resnet9/stem.h"
 
 using T = {element};
 using Pixels = plantune::StemPixels<{pixel}, {scaled}>;

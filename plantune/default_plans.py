@@ -15,7 +15,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.plan import Choice, Plan
-from plantune.plan_rows import ProblemKey
+from plantune.plan_db.rows import ProblemKey
 from plantune.space.search_space import SearchSpace
 
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from plantune.environment import Environment
+from plantune.canonical import Attrs
 from plantune.errors import ForeignPlan, InvalidPlan, NoPlan
 from plantune.kernels.family import Candidate
+from plantune.machine import Environment
 from plantune.plan import Choice, Plan
-from plantune.plan_db import PlanDatabase, ProblemKey, export_plans
-from plantune.plan_file import PlanFile, read_plan_file
-from plantune.values import Attrs
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.plan_file import PlanFile, read_plan_file
+from plantune.plan_db.rows import ProblemKey
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 FRAMEWORK = Candidate("framework", Attrs(layout="nhwc"))

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-from plantune.env import data_folder, database_path
-from plantune.environment import Environment
 from plantune.errors import DatabaseWarning, PlantuneError
-from plantune.plan_rows import (
+from plantune.machine import Environment
+from plantune.paths import data_folder, database_path
+from plantune.plan_db.rows import (
     SCHEMA_VERSION,
     Found,
     ProblemKey,

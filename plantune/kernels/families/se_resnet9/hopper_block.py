@@ -1,10 +1,11 @@
-"""A residual block with squeeze-and-excite in one kernel: `csrc/cuda/hopper_block.h`."""
+"""A residual block with squeeze-and-excite in one kernel: `csrc/cuda/se_resnet9/hopper_block.h`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Parameter
@@ -33,9 +34,8 @@ from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
-INCLUDE = '#include "cuda/hopper_block.h"\n'
+INCLUDE = '#include "cuda/se_resnet9/hopper_block.h"\n'
 CONSTANTS = """  static constexpr int kR2 = {r}, kS2 = {s};
   static constexpr bool kMidScale = {scale}, kMidBias = {bias};
   static constexpr bool kMidRelu = {relu}, kMidOffset = {offset};

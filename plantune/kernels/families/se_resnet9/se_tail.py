@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -18,9 +19,8 @@ from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_exci
 from plantune.kernels.small_matrix import TILE, SmallMatrix, shared_bytes_at_most, why_not_mma
 from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
-SOURCE = """#include "cuda/se_tail.h"
+SOURCE = """#include "cuda/se_resnet9/se_tail.h"
 using Parts = plantune::SeTailParts<{parts}>;
 using Tail = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images}, {threads},
                               plantune::{matrix}>;

@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plantune.env import cpu_identity, cxx_compiler
+from plantune.canonical import Attrs, digest
 from plantune.errors import InvalidPlan, UnknownArch, UnsupportedDevice
-from plantune.values import Attrs, digest
+from plantune.host import cpu_identity, cpu_name, cxx_compiler
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,7 @@ def _cpu_environment(threads: int) -> Environment:
 
     return Environment(
         arch="cpu",
-        device=_cpu_name(),
+        device=cpu_name(),
         device_digest=digest(cpu_identity())[:16],
         threads=threads,
         torch=str(torch.__version__),
@@ -206,15 +206,6 @@ def _gpu_environment(index: int) -> Environment:
             }
         ),
     )
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _own_version() -> str:

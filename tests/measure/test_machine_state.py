@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plantune.measure import machine
-from plantune.measure.machine import TICKS_PER_S, Machine, State
+from plantune.measure import machine_state
+from plantune.measure.machine_state import TICKS_PER_S, Machine, State
 
 OWN, WORKER, OTHER = os.getpid(), 900001, 900002
 
@@ -43,7 +43,7 @@ class Proc:
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
-    monkeypatch.setattr(machine, "_own_cores", lambda: frozenset(("cpu0", "cpu1")))
+    monkeypatch.setattr(machine_state, "_own_cores", lambda: frozenset(("cpu0", "cpu1")))
     return Proc(tmp_path / "proc")
 
 
@@ -100,4 +100,4 @@ def test_this_machine_is_read() -> None:
     state = looked.look()
     assert isinstance(state, State)
     assert state.cores >= 1
-    assert machine.pulse_us() > 0
+    assert machine_state.pulse_us() > 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from plantune.env import cache_folder
-from plantune.environment import Environment
+from plantune.canonical import digest
 from plantune.errors import ForeignFile
 from plantune.files import read_regular, write_whole
+from plantune.machine import Environment
+from plantune.paths import cache_folder
 from plantune.plan import Plan
-from plantune.values import digest
 
 SIZE_LIMIT_BYTES = 1024
 

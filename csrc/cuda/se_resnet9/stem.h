@@ -18,7 +18,7 @@
 
 #include "cuda/arithmetic.h"
 #include "cuda/launch.h"
-#include "cuda/stem_weights.h"
+#include "cuda/se_resnet9/stem_weights.h"
 #include "cuda/vector.h"
 #include "cuda/warp_mma.h"
 

@@ -9,7 +9,7 @@
 
 #pragma once
 
-#include "cuda/hopper_conv_se.h"
+#include "cuda/se_resnet9/hopper_conv_se.h"
 
 namespace plantune {
 

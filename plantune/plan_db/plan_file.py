@@ -7,11 +7,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from plantune.environment import Environment
 from plantune.errors import ForeignFile, ForeignPlan, InvalidPlan, NoPlan
 from plantune.files import read_regular
+from plantune.machine import Environment
 from plantune.plan import Plan
-from plantune.plan_rows import (
+from plantune.plan_db.rows import (
     COMPLETE,
     SCHEMA_VERSION,
     Found,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.kernels.families.patch_conv import _as_patch
+from plantune.kernels.families.se_resnet9.patch_conv import _as_patch
 from plantune.kernels.onednn import is_there
 
 CONFIG = {"layout": "nhwc"}

@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.kernels import onednn
 from plantune.kernels.family import Binding, Frame, KernelFamily, images
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, folded_constants
-from plantune.memory import in_layout
+from plantune.layouts import in_layout
 from plantune.space.arch import Arch
-from plantune.values import Attrs
 
 
 class PatchConv(KernelFamily):

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from plantune import environment
-from plantune.environment import GPU, Environment, arch_of, cpu_environment, environment_of
+from plantune import machine
+from plantune.canonical import Attrs
 from plantune.errors import InvalidPlan, UnsupportedDevice
-from plantune.plan_db import ProblemKey, read_export
-from plantune.stored_plans import find_stored_plan
-from plantune.values import Attrs
+from plantune.machine import GPU, Environment, arch_of, cpu_environment, environment_of
+from plantune.plan_db.exchange import read_export
+from plantune.plan_db.rows import ProblemKey
+from plantune.plan_db.stored import find_stored_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 SILICON = Attrs(
@@ -122,11 +123,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def read() -> Environment:
-    environment._gpu_environment.cache_clear()
+    machine._gpu_environment.cache_clear()
     try:
         return environment_of(torch.device("cuda"))
     finally:
-        environment._gpu_environment.cache_clear()
+        machine._gpu_environment.cache_clear()
 
 
 def test_a_gpu_is_read(gpu: SimpleNamespace) -> None:
@@ -189,8 +190,8 @@ def test_a_gpu_that_plantune_does_not_know_is_named(gpu: SimpleNamespace) -> Non
 
 def test_a_checkout_that_nobody_installed_has_its_version(monkeypatch):
     def missing(name):
-        raise environment.PackageNotFoundError(name)
+        raise machine.PackageNotFoundError(name)
 
-    monkeypatch.setattr(environment, "version", missing)
+    monkeypatch.setattr(machine, "version", missing)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert environment._own_version() == project["version"]
+    assert machine._own_version() == project["version"]

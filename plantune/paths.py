@@ -1,10 +1,8 @@
-"""What plantune reads from its surroundings, each on request: its own files, the compiler."""
+"""Where plantune's own files and the user's cache are, looked up on request."""
 
 from __future__ import annotations
 
 import os
-import platform
-import shutil
 import tempfile
 import warnings
 from functools import cache
@@ -12,7 +10,6 @@ from pathlib import Path
 
 from plantune.errors import PlantuneError
 
-NO_COMPILER = "no C++ compiler was found; apt install g++, or set CXX"
 PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 
@@ -29,31 +26,6 @@ def data_folder(name: str) -> Path:
         f"plantune's own folder {name!r} is neither {places[0]} nor {places[1]}: "
         "this installation is incomplete, install plantune again"
     )
-
-
-def cxx_compiler() -> str | None:
-    """The path of the C++ compiler: that of CXX, else the first known one on the PATH."""
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-def extra_families() -> tuple[str, ...]:
-    """Modules with kernel families of the user's own: PLANTUNE_FAMILIES=module:module."""
-    return tuple(filter(None, os.environ.get("PLANTUNE_FAMILIES", "").split(":")))
-
-
-def is_disabled() -> bool:
-    """Whether PLANTUNE_DISABLE asks for the framework everywhere."""
-    return _is_on("PLANTUNE_DISABLE")
-
-
-def is_logging() -> bool:
-    """Whether PLANTUNE_LOG asks for a line where calls begin to run in another way."""
-    return _is_on("PLANTUNE_LOG")
-
-
-def _is_on(name: str) -> bool:
-    return os.environ.get(name, "") not in ("", "0")
 
 
 def cache_folder() -> Path:
@@ -90,14 +62,3 @@ def _folder_of_process() -> Path:
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []
-
-
-@cache
-def cpu_identity() -> str:
-    """What decides which instructions this CPU runs: compiled kernels are kept apart by it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()} {platform.processor()} {flags}"

@@ -10,20 +10,20 @@ from typing import ClassVar
 import pytest
 import torch
 
+from plantune.canonical import Attrs
 from plantune.cuda.tensor_map import TensorMap
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families import hopper_block, hopper_conv_se
+from plantune.kernels.families.se_resnet9 import hopper_block, hopper_conv_se
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import launch as hopper_launch
 from plantune.kernels.registry import why_not
-from plantune.memory import view_bytes
+from plantune.layouts import view_bytes
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
-from plantune.values import Attrs
 
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")

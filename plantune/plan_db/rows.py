@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plantune.environment import Environment
+from plantune.canonical import canonical, digest
 from plantune.errors import DamagedRow, InvalidPlan
+from plantune.machine import Environment
 from plantune.plan import Plan
-from plantune.values import canonical, digest
 
 T = TypeVar("T")
 Row = dict[str, Any]

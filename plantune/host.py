@@ -1,0 +1,38 @@
+"""The CPU of this machine and its C++ compiler."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from functools import cache
+from pathlib import Path
+
+NO_COMPILER = "no C++ compiler was found; apt install g++, or set CXX"
+
+
+def cxx_compiler() -> str | None:
+    """The path of the C++ compiler: that of CXX, else the first known one on the PATH."""
+    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@cache
+def cpu_identity() -> str:
+    """What decides which instructions this CPU runs: compiled kernels are kept apart by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()} {platform.processor()} {flags}"
+
+
+def cpu_name() -> str:
+    """What the CPU's maker calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

@@ -98,6 +98,11 @@ class Plan:
         return canonical(self.to_json())
 
     @staticmethod
+    def from_json(data: Any) -> Plan:
+        """The plan of `to_json`; raises InvalidPlan naming the place of a fault."""
+        return plan_from_json(data)
+
+    @staticmethod
     def loads(text: str) -> Plan:
         """The plan of `dumps`; raises InvalidPlan naming the place of a fault."""
         try:

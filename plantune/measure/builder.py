@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 from plantune.errors import BuildError
@@ -9,72 +10,51 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.child import Child
 from plantune.measure.client import Worker
+from plantune.measure.timing import Effort
+from plantune.measure.work import build_ahead, request
 
 
-class Builder:
-    """Builds for one worker; what it compiles is in the caches of the disk then.
+class Builder(Worker):
+    """Builds for a worker; what it compiles is in the caches of the disk then.
 
     Started with the first build, by the thread that asks for it and as nice as that one is.
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._child: Child | None = None
-        self._paused = False
-        self._closed = False
-        self._lock = threading.Lock()
-        self._asking = threading.Lock()
+        super().__init__(
+            threads=worker.threads, limits=worker.limits, environment=worker.environment
+        )
+        self._paused = self._closed = False
+        self._state = threading.Lock()
 
     def build(self, step: Step, candidate: Candidate, arch: str) -> None:
         """Raises BuildError, or what ended the process: then the next build has a new one."""
-        request = {
-            "do": "build",
-            "step": step.to_json(),
-            "candidate": candidate.to_json(),
-            "arch": arch,
-            "memory_bytes": self._worker.limits.memory_on(arch),
-        }
-        with self._asking:
-            child = self._ready()
-            try:
-                answer = child.ask(request, {"start": self._worker.limits.build_s})
-            except BaseException:
-                self._drop()
-                raise
-        if answer["failure"] is not None:
-            raise BuildError(answer["failure"])
+        asked = request(build_ahead, step, candidate, arch)
+        with self._lock:
+            rejected = self._ask(self._ready(Effort()), asked, arch, Effort())
+        if rejected is not None:
+            raise BuildError(rejected.reason)
 
     def pause(self, paused: bool) -> None:
         """Stops the process and its compilers, or lets them go on."""
-        with self._lock:
+        with self._state:
             self._paused = paused
             if self._child is not None:
                 self._child.stop(paused)
 
     def close(self) -> None:
         """Ends the process, whatever it builds."""
-        with self._lock:
+        with self._state:
             self._closed = True
             if self._child is not None:
                 self._child.kill()
-        with self._asking:
-            self._drop()
+        super().close()
 
-    def _ready(self) -> Child:
-        if self._child is not None and self._child.alive:
-            return self._child
-        self._drop()
-        worker = self._worker
-        child = Child(worker.threads, worker.limits.start_s, worker.environment)
-        with self._lock:
+    def _new_child(self, most_s: float = math.inf) -> Child:
+        child = super()._new_child(most_s)
+        with self._state:
             self._child = child
             child.stop(self._paused)
             if self._closed:
                 child.kill()
         return child
-
-    def _drop(self) -> None:
-        with self._lock:
-            child, self._child = self._child, None
-        if child is not None:
-            child.end()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from plantune import errors
 from plantune.errors import (
@@ -109,7 +110,7 @@ class Child:
 
     def ask(
         self, request: Message, limits_s: Mapping[str, float], cut_at: float | None = None
-    ) -> Message:
+    ) -> Any:
         """The answer to one request; `limits_s` holds the time allowed for each stage, and `cut_at`
         is when the time for all of them is over.
 
@@ -188,13 +189,12 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-def _answer(message: Message) -> Message:
+def _answer(message: Message) -> Any:
     """The answer in a message; raises the error that is in its place."""
+    if "answer" in message:
+        return message["answer"]
     if "error" not in message:
-        answer = message.get("answer")
-        if not isinstance(answer, dict):
-            raise ProtocolError("its answer holds neither an answer nor an error")
-        return answer
+        raise ProtocolError("its answer holds neither an answer nor an error")
     error = message["error"]
     kind = getattr(errors, error["type"], None)
     if error["args"] and isinstance(kind, type) and issubclass(kind, PlantuneError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -22,18 +23,21 @@ from plantune.errors import (
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
+from plantune.measure import work
 from plantune.measure.child import Child
-from plantune.measure.outcome import Outcome, Rejected, outcome_from_json
+from plantune.measure.outcome import Outcome, Rejected
 from plantune.measure.passes import PassCost
-from plantune.measure.protocol import Message
-from plantune.measure.race import Race
-from plantune.measure.reserve import WARM_UP_S, Reserve
+from plantune.measure.race import Race, race
+from plantune.measure.reserve import Reserve, warmed_up
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
+from plantune.measure.whole import time_programs
+from plantune.measure.work import Request, request
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.space.arch import load_arch
 
+T = TypeVar("T")
 # After these a worker may hold less memory than it should, or other numbers in it.
 SPOILING_STAGES = ("memory", "numerics", "crash")
 # What ends a worker may have ended the GPU: a bus that it fell off, memory that does not correct.
@@ -135,19 +139,9 @@ class Worker:
         lost, and OutOfTime at the effort's `cut_at`, as `time_programs` and `race` do.
         """
         effort = effort or Effort()
-        request = {
-            "do": "check_and_time",
-            "step": step.to_json(),
-            "candidate": candidate.to_json(),
-            "arch": arch,
-            "effort": effort.to_json(),
-            "seeds": list(seeds),
-            "memory_bytes": self.limits.memory_on(arch),
-        }
+        asked = request(work.check_and_time, step, candidate, arch, effort, seeds)
         with self._lock:
-            outcome = self._outcome(self._ready(effort), request, effort)
-            if isinstance(outcome, Rejected) and outcome.stage in SPOILING_STAGES:
-                self._drop()
+            outcome = self._outcome(asked, arch, effort)
             if isinstance(outcome, Rejected) and outcome.stage in DEADLY_STAGES:
                 self._prove(arch)
         return outcome
@@ -158,32 +152,22 @@ class Worker:
         """Checks the numbers of a candidate for an arch that is not here on a later GPU, through
         PTX; None where they are right.
         """
-        request = {
-            "do": "check_elsewhere",
-            "step": step.to_json(),
-            "candidate": candidate.to_json(),
-            "arch": arch,
-            "seeds": list(seeds),
-            "memory_bytes": self.limits.memory_on(arch),
-        }
+        asked = request(work.check_elsewhere, step, candidate, arch, seeds)
         with self._lock:
-            try:
-                found = self._ask(self._ready(Effort()), request, Effort())["outcome"]
-            except MeasureTimeout as error:
-                return Rejected("timeout", str(error))
-            except WorkerDied as error:
-                return Rejected("crash", str(error))
-            if found is not None and found["stage"] in SPOILING_STAGES:
-                self._drop()
-        return None if found is None else Rejected(found["stage"], found["reason"])
+            return self._outcome(asked, arch, Effort())
 
-    def _outcome(self, child: Child, request: Message, effort: Effort) -> Outcome:
+    def _outcome(self, asked: Request[T], arch: str, effort: Effort) -> T | Rejected:
+        """The answer for one candidate, which is rejected if it ends the process."""
+        child = self._ready(effort)
         try:
-            return outcome_from_json(self._ask(child, request, effort)["outcome"])
+            found: T | Rejected = self._ask(child, asked, arch, effort)
         except MeasureTimeout as error:
             return Rejected("timeout", str(error))
         except WorkerDied as error:
             return Rejected("crash", str(error))
+        if isinstance(found, Rejected) and found.stage in SPOILING_STAGES:
+            self._drop()
+        return found
 
     def time_programs(
         self, graph: Graph, plans: Sequence[Plan], effort: Effort | None = None, seed: int = 0
@@ -193,38 +177,19 @@ class Worker:
         Raises MeasureTimeout or WorkerDied where one of them takes the others along.
         """
         effort = effort or Effort(budget_s=2.0)
-        request = {
-            "do": "time_programs",
-            "graph": graph.to_json(),
-            "plans": [plan.to_json() for plan in plans],
-            "effort": effort.to_json(),
-            "seed": seed,
-            "memory_bytes": self.limits.memory_on(plans[0].arch) if plans else None,
-        }
+        arch = plans[0].arch if plans else ""
+        asked = request(time_programs, graph, tuple(plans), effort, seed)
         with self._lock:
-            answer = self._ask_for_all(request, effort, len(plans), plans[0].arch if plans else "")
-        return [_timing(row) for row in answer["rows"]]
+            return self._ask_for_all(asked, arch, effort, len(plans))
 
     def pass_cost(
         self, graph: Graph, plan: Plan, runs: int, effort: Effort | None = None, seed: int = 0
     ) -> PassCost | Rejected:
         """What a pass of a plan costs, in so many runs, for which there is `effort`'s budget."""
         effort = effort or Effort(budget_s=10.0)
-        request = {
-            "do": "pass_cost",
-            "graph": graph.to_json(),
-            "plan": plan.to_json(),
-            "runs": runs,
-            "seed": seed,
-            "memory_bytes": self.limits.memory_on(plan.arch),
-        }
+        asked = request(work.pass_cost, graph, plan, runs, seed)
         with self._lock:
-            answer = self._ask_for_all(request, effort, 1, plan.arch)
-        if "cost" in answer:
-            return PassCost.from_json(answer["cost"])
-        outcome = outcome_from_json(answer["rejected"])
-        assert isinstance(outcome, Rejected)
-        return outcome
+            return self._ask_for_all(asked, plan.arch, effort, 1)
 
     def race(
         self,
@@ -242,25 +207,15 @@ class Worker:
         where the plan's output is not the network's.
         """
         known = baselines_for(problem.arch, problem.mode)
-        baselines = known if baselines is None else baselines
+        baselines = known if baselines is None else tuple(baselines)
         unknown = [name for name in baselines if name not in known]
         if unknown:
             raise ValueError(f"no baseline is called {unknown}; known: {', '.join(known)}")
         effort = effort or Effort(budget_s=5.0)
-        request = {
-            "do": "race",
-            "problem": problem.to_json(),
-            "plan": None if plan is None else plan.to_json(),
-            "baselines": list(baselines),
-            "effort": effort.to_json(),
-            "seed": seed,
-            "detailed": detailed,
-            "memory_bytes": self.limits.memory_on(problem.arch),
-        }
         ways = (len(baselines) + 2) * 2  # each on two kinds of images
+        asked = request(race, problem, plan, baselines, effort, seed, detailed=detailed)
         with self._lock:
-            answer = self._ask_for_all(request, effort, ways, problem.arch)
-        return Race.from_json(answer)
+            return self._ask_for_all(asked, problem.arch, effort, ways)
 
     def _ready(self, effort: Effort) -> Child:
         if self._child is not None and not self._child.alive:
@@ -285,7 +240,7 @@ class Worker:
     def _new_child(self, most_s: float = math.inf) -> Child:
         return Child(self.threads, min(self.limits.start_s, most_s), self.environment)
 
-    def _ask(self, child: Child, request: Message, effort: Effort, ways: int = 1) -> Message:
+    def _ask(self, child: Child, asked: Request[T], arch: str, effort: Effort, ways: int = 1) -> T:
         """The child's answer; after any error, an interrupt too, the child is not used again."""
         limits = self.limits
         limits_s = {
@@ -294,19 +249,22 @@ class Worker:
             "check": limits.run_s,
             "time": limits.run_s * ways + effort.most_s(ways),
         }
+        memory_bytes = limits.memory_on(arch) if arch else None
         child.on_stage = self.on_stage
         try:
-            return child.ask(request, limits_s, effort.cut_at)
+            answer = child.ask(asked.message(memory_bytes), limits_s, effort.cut_at)
         except BaseException:
             self._drop()
             raise
         finally:
             self.on_stage("idle")
+        return asked.result(answer)
 
-    def _ask_for_all(self, request: Message, effort: Effort, ways: int, arch: str) -> Message:
+    def _ask_for_all(self, asked: Request[T], arch: str, effort: Effort, ways: int) -> T:
         """The answer for several ways at once, one of which may take the others along."""
+        child = self._ready(effort)
         try:
-            return self._ask(self._ready(effort), request, effort, ways)
+            return self._ask(child, asked, arch, effort, ways)
         except (MeasureTimeout, WorkerDied):
             if arch:
                 self._prove(arch)
@@ -321,7 +279,7 @@ class Worker:
             return
         child = self._ready(Effort())
         try:
-            child.ask({"do": "warm_up", "arch": arch}, {"start": WARM_UP_S})
+            warmed_up(child, arch)
         except BaseException as error:
             self._drop()
             if not isinstance(error, PlantuneError):
@@ -334,11 +292,3 @@ class Worker:
         child, self._child = self._child, None
         if child is not None:
             child.end()
-
-
-def _timing(row: Message) -> Timing | Rejected:
-    if "samples_us" in row:
-        return Timing.from_json(row)
-    outcome = outcome_from_json(row)
-    assert isinstance(outcome, Rejected)
-    return outcome

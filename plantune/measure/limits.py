@@ -6,16 +6,18 @@ import ctypes
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from plantune.device import first_line
+from plantune.device import Device, first_line
 from plantune.errors import BuildError, CaptureError, CudaError, PlantuneError, WrongResult
 from plantune.measure.outcome import Rejected
 
+T = TypeVar("T")
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 # How torch and C++ say that memory ran out; Python says MemoryError.
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
@@ -81,3 +83,16 @@ def rejection(error: Exception) -> Rejected | None:
     ):
         return Rejected("memory", text[:REASON_LENGTH] or "MemoryError")
     return None
+
+
+def attempted(make: Callable[[], T], device: Device | None = None) -> T | Rejected:
+    """What `make` gives, or what its failure says of a candidate. Raises what no candidate is to
+    blame for, and anything where it left `device` broken.
+    """
+    try:
+        return make()
+    except Exception as error:
+        rejected = rejection(error)
+        if rejected is None or not (device is None or device.works()):
+            raise
+        return rejected

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 STAGES = ("build", "memory", "crash", "timeout", "numerics", "roofline", "noisy")
 
@@ -44,18 +42,3 @@ class Rejected:
 
 
 Outcome = Measured | Rejected
-
-
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    kind = "measured" if isinstance(outcome, Measured) else "rejected"
-    return {"kind": kind, **asdict(outcome)}
-
-
-def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
-    """The outcome of `outcome_to_json`; raises KeyError, TypeError or ValueError for other data."""
-    fields = {key: value for key, value in data.items() if key != "kind"}
-    if data["kind"] == "measured":
-        return Measured(**fields)
-    if data["kind"] == "rejected":
-        return Rejected(**fields)
-    raise ValueError(f"kind must be measured or rejected, got {data['kind']!r}")

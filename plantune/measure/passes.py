@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -33,15 +31,6 @@ class PassCost:
     cpu: Timing
     gpu: Timing | None
     kernels: int
-
-    def to_json(self) -> dict[str, Any]:
-        gpu = None if self.gpu is None else self.gpu.to_json()
-        return {"cpu": self.cpu.to_json(), "gpu": gpu, "kernels": self.kernels}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> PassCost:
-        gpu = None if data["gpu"] is None else Timing.from_json(data["gpu"])
-        return PassCost(Timing.from_json(data["cpu"]), gpu, data["kernels"])
 
 
 def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:

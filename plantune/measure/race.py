@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from plantune.measure.timing import (
     ratio_interval,
     time_interleaved,
 )
-from plantune.measure.whole import NO_TIME
+from plantune.measure.whole import NO_TIME, Say
 from plantune.plan import Plan
 from plantune.problem import Problem
 
@@ -32,7 +32,6 @@ OURS = (PLANTUNE, PLANTUNE_FROZEN)
 SAME, FRESH = "same", "fresh"
 # The part of the time that goes to queued calls; single ones have the rest.
 QUEUED_PART = 0.6
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -50,21 +49,6 @@ class Detail:
     latency: Mapping[str, Timing] = field(default_factory=dict)
     host_us: float | None = None
     gpu_us: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        timed = {
-            name: {kind: timing.to_json() for kind, timing in getattr(self, name).items()}
-            for name in ("queued", "latency")
-        }
-        return {**vars(self), **timed}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Detail:
-        timed = {
-            name: {kind: Timing.from_json(item) for kind, item in data[name].items()}
-            for name in ("queued", "latency")
-        }
-        return Detail(**{**data, **timed})
 
 
 @dataclass(frozen=True)
@@ -87,29 +71,6 @@ class Race:
     details: Mapping[str, Detail] = field(default_factory=dict)
     clocks_mhz: Sequence[int] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "timings": [[name, timing.to_json()] for name, timing in self.timings.items()],
-            "failures": dict(self.failures),
-            "best_baseline": self.best_baseline,
-            "ratio": None if self.ratio is None else asdict(self.ratio),
-            "peaks_mib": dict(self.peaks_mib),
-            "images": self.images,
-            "in_turns": self.in_turns,
-            "details": {name: detail.to_json() for name, detail in self.details.items()},
-            "clocks_mhz": list(self.clocks_mhz),
-        }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Race:
-        details = {name: Detail.from_json(item) for name, item in data["details"].items()}
-        read = {
-            "timings": {name: Timing.from_json(item) for name, item in data["timings"]},
-            "ratio": None if data["ratio"] is None else Interval(**data["ratio"]),
-            "details": {name: details[name] for name, _ in data["timings"]},
-        }
-        return Race(**{**data, **read})
-
 
 def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
     """The fastest of these ways; None where none of them ran."""
@@ -118,12 +79,12 @@ def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
 
 
 def race(
+    say: Say,
     problem: Problem,
     plan: Plan | None,
     baselines: Sequence[str],
     effort: Effort,
     seed: int,
-    say: Say,
     *,
     detailed: bool = False,
 ) -> Race:

@@ -7,8 +7,14 @@ from collections.abc import Callable
 
 from plantune.errors import PlantuneError
 from plantune.measure.child import Child
+from plantune.measure.work import request, warm_up
 
 WARM_UP_S = 60.0
+
+
+def warmed_up(child: Child, arch: str) -> None:
+    """Has it do its first work for an arch; raises what that raises."""
+    child.ask(request(warm_up, arch).message(), {"start": WARM_UP_S})
 
 
 class Reserve:
@@ -46,7 +52,7 @@ class Reserve:
         child = None
         try:
             child = self._start()
-            child.ask({"do": "warm_up", "arch": self._arch}, {"start": WARM_UP_S})
+            warmed_up(child, self._arch)
         except PlantuneError:  # The next one is started where it is needed, and says why.
             if child is not None:
                 child.end()

@@ -12,10 +12,9 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from plantune.measure.sharing import waited_ns
 
@@ -65,9 +64,6 @@ class Effort:
     def most_s(self, ways: int) -> float:
         """The time that measuring so many callables may take, but for calls of its own length."""
         return (self.budget_s + self.warm_up_s * ways) * (1 + self.retries)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -134,13 +130,6 @@ class Timing:
         if len(self.samples_us) == 1:
             return self.samples_us * 3
         return statistics.quantiles(self.samples_us, method="inclusive")
-
-    def to_json(self) -> dict[str, Any]:
-        return {"samples_us": list(self.samples_us), "shared": self.shared}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Timing:
-        return Timing(tuple(map(float, data["samples_us"])), data["shared"])
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -11,11 +9,9 @@ from plantune.device import Call, Device, first_line
 from plantune.errors import CaptureError, CudaError, WrongResult
 from plantune.gpus import device_for
 from plantune.graph.step import Step
-from plantune.kernels.build import build
-from plantune.kernels.family import Candidate, Frame, Values
-from plantune.kernels.registry import family_named
-from plantune.layouts import MEMORY_FORMATS, view_bytes
-from plantune.measure.launching import one_pass, preparation_of
+from plantune.kernels.family import Candidate, Values
+from plantune.layouts import MEMORY_FORMATS
+from plantune.measure.step_alone import StepAlone
 from plantune.measure.threads import threads
 from plantune.space.arch import Arch
 
@@ -64,7 +60,7 @@ class Buffer:
         return bool((before == pattern).all() & (behind == pattern).all())
 
 
-class Trial:
+class Trial(StepAlone):
     """Runs a candidate as a program would: bound before any input is there, inputs that may be
     other tensors in each run. Outputs and workspace are aligned, as a program's are.
 
@@ -76,34 +72,20 @@ class Trial:
     def __init__(
         self, step: Step, candidate: Candidate, arch: Arch, device: Device | None = None
     ) -> None:
-        family, config = family_named(candidate.family), candidate.config
-        self.step, self.candidate, self.device = step, candidate, device or device_for(arch)
         self._threads = torch.get_num_threads()
-        self._layouts = family.layouts(step, config)
-        self._any_strides = self.device.captures
-        self._aliases, self._adopts = family.aliases(step, config), family.adopts(step, config)
-        self._values: Values = {}
         self._inputs: dict[str, Buffer] = {}
-        self._outputs: dict[str, Buffer] = {}
+        self._written: dict[str, Buffer] = {}  # outputs and workspace
         self._kept: list[Tensor] = []
         self._replays = False
-        self._run = "binding"
-        for name, type_ in step.outputs:
-            if name not in self._aliases and name not in self._adopts:
-                buffer = self._outputs[name] = Buffer(type_.size_bytes, self.device.place)
-                layout = self._layouts.get(name, "nchw")
-                self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout)
-        self._workspace = Buffer(family.workspace_bytes(step, config), self.device.place)
-        if device is None:
-            built = build(step, candidate, arch)
-        else:
-            built = family.build_portable(step, config, arch)
-        frame = Frame(self._values, self._workspace.content, built, self.device.place)
-        # A captured graph reads what the kernel prepared, so the binding stays.
-        binding = self._binding = family.bind(step, config, frame)
-        self._refresh: Call | None = binding.refresh
-        self._preparation = preparation_of(binding, self._values, arch, self.device)
-        self._launch: Call = one_pass(binding, self._preparation, self.device)
+        self._doing = "binding"
+        place, portable = device or device_for(arch), device is not None
+        super().__init__(step, candidate, arch, place, portable=portable)
+        self._refresh: Call | None = self._binding.refresh
+        self._launch: Call = self._run
+
+    def _take(self, name: str, size_bytes: int) -> tuple[Tensor, int]:
+        buffer = self._written[name] = Buffer(size_bytes, self.device.place)
+        return buffer.memory, buffer.start
 
     def put_constants(self, data: Values, *, awkward: bool = False) -> None:
         """Places the constant inputs, and refreshes what the kernel made of them.
@@ -111,7 +93,8 @@ class Trial:
         On a GPU a filter may have any strides: it is in channels_last unless it is `awkward`.
         """
         for name in self.step.constants:
-            self._put(name, data[name], awkward, "nhwc" if self._any_strides != awkward else "nchw")
+            free = "nhwc" if self.device.captures != awkward else "nchw"
+            self._put_guarded(name, data[name], awkward, free)
         if not self._replays:
             self._preparation.place()
         if self._refresh is not None:
@@ -126,27 +109,24 @@ class Trial:
         """
         for name, _ in self.step.inputs:
             if name not in self.step.constants:
-                self._put(name, data[name], awkward, "nhwc" if awkward else "nchw")
+                self._put_guarded(name, data[name], awkward, "nhwc" if awkward else "nchw")
 
-    def _put(self, name: str, tensor: Tensor, awkward: bool, free: str) -> None:
+    def _put_guarded(self, name: str, data: Tensor, awkward: bool, free: str) -> None:
         if self._replays:
-            self._values[name].copy_(tensor)
-            self._inputs[name].keep()
-            return
-        type_ = self.step.types[name]
-        offset = tensor.dtype.itemsize if awkward else 0
-        buffer = Buffer(type_.size_bytes, self.device.place, offset)
-        layout = self._layouts.get(name, free if len(type_.shape) == 4 else "nchw")
-        self._values[name] = view_bytes(buffer.memory, buffer.start, type_, layout).copy_(tensor)
-        self._inputs[name] = buffer
-        buffer.keep()
+            self.values[name].copy_(data)
+        else:
+            offset = data.dtype.itemsize if awkward else 0
+            buffer = Buffer(self.step.types[name].size_bytes, self.device.place, offset)
+            self._put(name, data, free, buffer.memory, buffer.start)
+            self._inputs[name] = buffer
+        self._inputs[name].keep()
 
     def capture(self) -> None:
         """Captures refresh and launch, as they are deployed where the device has graphs.
 
         A kernel that does not go to the stream that it is given is in no graph.
         """
-        self._run = "capture"
+        self._doing = "capture"
         self._prepare(NUMBERS, fresh_workspace=True)
         try:
             if self._refresh is not None:
@@ -165,7 +145,7 @@ class Trial:
         Raises WrongResult where the kernel touched what is not its own, CudaError where the GPU
         refused to go on.
         """
-        self._run = what
+        self._doing = what
         self._prepare(pattern, fresh_workspace)
         try:
             with threads(self._threads):
@@ -173,7 +153,7 @@ class Trial:
                 self.device.synchronize()
         except torch.AcceleratorError as error:
             raise CudaError(f"{what}: {first_line(error)}") from error
-        for name, buffer in self._buffers():
+        for name, buffer in self._buffers().items():
             if not buffer.is_surrounded(pattern):
                 raise self.wrong(f"it wrote outside of {name!r}")
         for name, buffer in self._inputs.items():
@@ -181,57 +161,56 @@ class Trial:
                 raise self.wrong(f"it wrote to its input {name!r}")
         if not self._replays:
             self._check_outputs()
-            self._kept += [self._values[name] for name in self._adopts]
-        return {name: self._values[name].clone() for name, _ in self.step.outputs}
+            self._kept += [self.values[name] for name in self._adopts]
+        return {name: self.values[name].clone() for name, _ in self.step.outputs}
 
     def _prepare(self, pattern: int, fresh_workspace: bool) -> None:
-        for _, buffer in self._buffers():
+        for buffer in self._buffers().values():
             buffer.surround(pattern)
-        for buffer in self._outputs.values():
-            buffer.content.fill_(NANS if pattern == NUMBERS else 0)
-        if fresh_workspace:
-            self._workspace.content.fill_(NANS)
+        for name, buffer in self._written.items():
+            if name != self._workspace:
+                buffer.content.fill_(NANS if pattern == NUMBERS else 0)
+            elif fresh_workspace:
+                buffer.content.fill_(NANS)
         for name in (*self._adopts, *self._aliases):
             if not self._replays:
-                self._values.pop(name, None)
+                self.values.pop(name, None)
             elif name in self._adopts:
-                value = self._values[name]
+                value = self.values[name]
                 value.fill_(torch.nan if value.is_floating_point() else NANS)
 
-    def _buffers(self) -> Iterator[tuple[str, Buffer]]:
-        yield from self._inputs.items()
-        yield from self._outputs.items()
-        yield "workspace", self._workspace
+    def _buffers(self) -> dict[str, Buffer]:
+        return self._inputs | self._written
 
     def _check_outputs(self) -> None:
         """What the kernel made itself lies where it said: views in their source, the rest in new
         memory, all in the layout that other steps rely on.
         """
         taken = {_address(tensor) for tensor in self._kept}
-        taken.update(buffer.address for _, buffer in self._buffers())
+        taken.update(buffer.address for buffer in self._buffers().values())
         for name, type_ in self.step.outputs:
-            if name not in self._values:
+            if name not in self.values:
                 raise self.wrong(f"output {name!r} was not made")
-            value, layout = self._values[name], self._layouts.get(name, "nchw")
+            value, layout = self.values[name], self._layouts.get(name, "nchw")
             if tuple(value.shape) != type_.shape or value.dtype != type_.torch_dtype:
                 raise self.wrong(f"output {name!r} has {value.shape}, {value.dtype}, not {type_}")
             if not value.is_contiguous(memory_format=MEMORY_FORMATS[layout]):
                 raise self.wrong(f"output {name!r} is not {layout}: strides {value.stride()}")
             if name in self._aliases:
-                if _address(value) != _address(self._values[self._aliases[name]]):
+                if _address(value) != _address(self.values[self._aliases[name]]):
                     raise self.wrong(f"output {name!r} is no view of {self._aliases[name]!r}")
             elif name in self._adopts:
                 if _address(value) in taken:
                     raise self.wrong(f"output {name!r} is not in new memory of its own")
                 taken.add(_address(value))
-            elif _address(value) != self._outputs[name].address:
+            elif _address(value) != self._written[name].address:
                 raise self.wrong(f"output {name!r} was replaced instead of written")
 
     def wrong(self, what: str, error: float = float("inf"), bound: float = 0.0) -> WrongResult:
         """The error to raise: which kernel, for which step, in which run, what."""
         kernel = f"{self.candidate.family} {dict(self.candidate.config)}"
         place = f"step {self.step.name!r} ({', '.join(self.step.ops)})"
-        return WrongResult(f"{kernel} at {place}, {self._run}: {what}", error, bound)
+        return WrongResult(f"{kernel} at {place}, {self._doing}: {what}", error, bound)
 
 
 def _address(tensor: Tensor) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -14,12 +15,13 @@ from plantune.kernels.family import Values
 from plantune.layouts import in_layout
 from plantune.measure.gpu_watch import call_watch
 from plantune.measure.inputs import draw_inputs
-from plantune.measure.limits import rejection
+from plantune.measure.limits import attempted
 from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Call, Effort, Timing, time_interleaved
 from plantune.plan import Plan
 from plantune.runtime.captured import CapturedProgram, program_on
 from plantune.runtime.program import Program
+from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 Say = Callable[[str], None]
@@ -27,7 +29,7 @@ NO_TIME = "there was no time left for it"
 
 
 def time_programs(
-    graph: Graph, plans: Sequence[Plan], effort: Effort, seed: int, say: Say
+    say: Say, graph: Graph, plans: tuple[Plan, ...], effort: Effort, seed: int
 ) -> list[Timing | Rejected]:
     """The time of one pass of each plan, backward included where the graph has it.
 
@@ -36,8 +38,7 @@ def time_programs(
     """
     if not plans:
         return []
-    space = load_search_space(plans[0].arch)
-    device = device_for(space.arch)
+    device = device_for(load_arch(plans[0].arch))
     values = draw_values(graph, seed, device)
     prepared: list[Call | Rejected] = []
     for plan in plans:
@@ -45,21 +46,20 @@ def time_programs(
             prepared.append(Rejected("timeout", NO_TIME))
             continue
         say("build")
-        try:
-            call = one_pass(program_on(device.place, graph, plan, space), values)
-            call()  # What does not run at all is not timed.
-            device.synchronize()
-            prepared.append(call)
-        except Exception as error:
-            rejected = rejection(error)
-            if rejected is None or not device.works():
-                raise
-            prepared.append(rejected)
+        prepared.append(attempted(partial(_ready, graph, plan, values, device), device))
     device.give_back_memory()  # as other work in a process may at any time
     say("time")
     calls = [call for call in prepared if not isinstance(call, Rejected)]
     timings = iter(time_interleaved(calls, effort, call_watch(device)) if calls else ())
     return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
+
+
+def _ready(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
+    """A pass that has run once: what does not run at all is not timed."""
+    call = one_pass(program_on(device.place, graph, plan, load_search_space(plan.arch)), values)
+    call()
+    device.synchronize()
+    return call
 
 
 def one_pass(program: Program | CapturedProgram, values: Values) -> Call:

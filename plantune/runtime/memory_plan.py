@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from plantune.layouts import aligned
+from plantune.runtime.binding import Take, fresh
 
 
 @dataclass(frozen=True)
@@ -51,3 +55,18 @@ def _lowest_gap(busy: list[tuple[int, int]], size: int) -> int:
             break
         start = max(start, end)
     return start
+
+
+def taker(plan: MemoryPlan, apart: Container[str], device: torch.device) -> Take:
+    """Gives each planned buffer its place in one arena, all else memory of its own.
+
+    Those `apart` share their memory with no other value.
+    """
+    arena = fresh(plan.size_bytes, device)
+
+    def take(name: str, size_bytes: int) -> tuple[Tensor, int]:
+        if name in plan.starts and name not in apart:
+            return arena, plan.starts[name]
+        return fresh(size_bytes, device), 0
+
+    return take

@@ -13,14 +13,15 @@ from plantune.cuda import recording
 from plantune.graph.graph import Graph
 from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
-from plantune.kernels.family import CPU, Binding, Frame, Values
+from plantune.kernels.family import CPU, Values
 from plantune.layouts import in_layout
 from plantune.plan import Plan, check_plan
+from plantune.runtime.binding import bound, made_for
 from plantune.runtime.branches import branches_of
 from plantune.runtime.lanes import Call, Lanes
 from plantune.runtime.liveness import liveness, passes
+from plantune.runtime.memory_plan import plan_memory, taker
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
-from plantune.runtime.storage import allocate
 from plantune.runtime.weights import Weights
 from plantune.space.search_space import SearchSpace
 
@@ -46,9 +47,12 @@ class Program:
         self.device = device
         # On a GPU a caller's memory may take the place of an output.
         apart = graph.outputs if device.type == "cuda" else ()
-        self.values = allocate(schedule, live, device, apart)
+        take = taker(plan_memory(live.buffers), apart, device)
+        self.values: Values = {}
+        for launch in schedule.launches:
+            self.values.update(made_for(launch, take))
         self._schedule = schedule
-        self._bound: dict[str, Call] = {}
+        self._steps: dict[str, Call] = {}
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
         self._weights = None
         first = schedule.phase("refresh")
@@ -86,10 +90,8 @@ class Program:
 
     def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
         """What a launch does in each pass; its refresh joins the preparation."""
-        workspace = self.values.get(launch.workspace)
         built = build(launch.step, launch.candidate, space.arch)
-        frame = Frame(self.values, workspace, built, self.device)
-        binding: Binding = launch.family.bind(launch.step, launch.candidate.config, frame)
+        binding = bound(launch, self.values, built, self.device)
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
         self._constants[launch.step.name] = binding.constants
@@ -97,12 +99,12 @@ class Program:
         device = self.device  # not `self`: a program in a cycle would keep its memory
         name = launch.step.name
 
-        def bound() -> None:
+        def run() -> None:
             recording.label(name)
             binding.launch(current_stream(device))
 
-        self._bound[name] = bound
-        calls.append(bound)
+        self._steps[name] = run
+        calls.append(run)
         if drops:
             calls.append(_drop(drops, self.values))
         return calls
@@ -170,7 +172,7 @@ class Program:
 
     def run_step(self, name: str) -> None:
         """One step alone, on whatever its inputs hold."""
-        self._bound[name]()
+        self._steps[name]()
 
     def run_forward(self) -> None:
         """The forward pass alone: inputs are placed before, outputs taken afterwards."""

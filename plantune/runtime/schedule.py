@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition
 from plantune.graph.step import Step
+from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import family_named
 from plantune.plan import Plan, candidates_by_step
@@ -57,6 +58,20 @@ class Launch:
         """The values that are there behind it."""
         made = {conversion.result for conversion in self.conversions}
         return frozenset(made | {name for name, _ in self.step.outputs})
+
+    @property
+    def written(self) -> list[tuple[str, TensorType, str]]:
+        """What it writes into given memory: name, type, layout."""
+        types, layouts = self.step.types, self.layouts
+        elsewhere = self.adopts | self.aliases.keys()
+        return [
+            *((copy.result, types[copy.result], copy.layout) for copy in self.conversions),
+            *(
+                (name, type_, layouts.get(name, "nchw"))
+                for name, type_ in self.step.outputs
+                if name not in elsewhere
+            ),
+        ]
 
     @property
     def workspace(self) -> str:

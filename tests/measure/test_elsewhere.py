@@ -14,9 +14,10 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import all_families
-from plantune.measure import worker
+from plantune.measure import work
 from plantune.measure.client import Limits, Worker
 from plantune.measure.numerics import check
+from plantune.measure.outcome import Rejected
 from plantune.space.search_space import SearchSpace
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
@@ -38,11 +39,6 @@ def portable(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def request(step: Step, candidate: Candidate = FRAMEWORK) -> dict[str, object]:
-    named = {"step": step.to_json(), "candidate": candidate.to_json()}
-    return {**named, "arch": "cpu", "seeds": [0, 1]}
-
-
 def test_a_check_elsewhere_runs_what_is_portable(
     step_of: Callable[..., Step], space: SearchSpace, portable: list[str]
 ) -> None:
@@ -57,10 +53,10 @@ def test_the_worker_says_what_is_wrong(
     fake: type[KernelFamily],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker, "later_gpu", lambda arch: CPU)
-    asked = request(step_of(relu))
+    monkeypatch.setattr(work, "later_gpu", lambda arch: CPU)
+    step = step_of(relu)
     stages: list[str] = []
-    assert worker._check_elsewhere(asked, stages.append) == {"outcome": None}
+    assert work.check_elsewhere(stages.append, step, FRAMEWORK, "cpu", (0, 1)) is None
     assert stages == ["build", "check"]
 
     def spoil(step: Step, frame: object) -> None:
@@ -68,16 +64,17 @@ def test_the_worker_says_what_is_wrong(
 
     wrong = fake(spoil)  # type: ignore[call-arg]
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": wrong})
-    asked = request(step_of(relu), Candidate("fake", Attrs()))
-    outcome = worker._check_elsewhere(asked, stages.append)["outcome"]
-    assert outcome["stage"] == "numerics"
+    candidate = Candidate("fake", Attrs())
+    outcome = work.check_elsewhere(stages.append, step, candidate, "cpu", (0, 1))
+    assert outcome is not None
+    assert outcome.stage == "numerics"
 
     def build_portable(step: object, config: object, arch: object) -> None:
         raise BuildError("no such header")
 
     wrong.build_portable = build_portable  # type: ignore[assignment,method-assign]
-    outcome = worker._check_elsewhere(asked, stages.append)["outcome"]
-    assert (outcome["stage"], outcome["reason"]) == ("build", "no such header")
+    outcome = work.check_elsewhere(stages.append, step, candidate, "cpu", (0, 1))
+    assert outcome == Rejected("build", "no such header")
 
 
 def test_without_a_later_gpu_nothing_is_checked(step_of: Callable[..., Step]) -> None:

@@ -12,7 +12,8 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure import client
 from plantune.measure.client import Worker
-from plantune.measure.outcome import Rejected, outcome_to_json
+from plantune.measure.jsonable import to_json
+from plantune.measure.outcome import Rejected
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 
@@ -44,7 +45,7 @@ class FakeChild:
         wanted = self.lost if request["do"] == "warm_up" else self.answer
         if isinstance(wanted, BaseException):
             raise wanted
-        return wanted or {}
+        return wanted
 
     def end(self) -> None:
         self.alive = False
@@ -71,7 +72,7 @@ def plan(step, space):
 
 
 DEADLY = [
-    {"outcome": outcome_to_json(CRASH)},
+    to_json(CRASH),
     WorkerDied("the worker died during check: SIGABRT"),
     MeasureTimeout("check took over 60 s; the worker was killed"),
 ]
@@ -102,7 +103,7 @@ def test_where_it_can_the_candidate_is_rejected(fake, step, answer):
 
 @pytest.mark.parametrize("stage", ["build", "numerics", "memory", "roofline", "noisy"])
 def test_other_rejections_prove_nothing(fake, step, stage):
-    fake.answer = {"outcome": outcome_to_json(Rejected(stage, "a reason"))}
+    fake.answer = to_json(Rejected(stage, "a reason"))
     fake.lost = LOST[0]
     with Worker(threads=1) as worker:
         assert worker.check_and_time(step, FRAMEWORK, "sm90") == Rejected(stage, "a reason")

@@ -112,7 +112,7 @@ def test_a_write_outside_of_the_workspace(relu, fake, check_fake):
         memory.as_strided((1,), (1,), memory.storage_offset() + 64).fill_(1)
 
     message = caught(check_fake, relu, fake(twist, workspace=64))
-    assert "it wrote outside of 'workspace'" in message
+    assert "it wrote outside of 'workspace of relu'" in message
 
 
 def test_a_write_outside_of_an_input(relu, fake, check_fake):

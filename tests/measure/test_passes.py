@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plantune.default_plans import default_plan
+from plantune.measure import passes, work
 from plantune.measure.client import Worker
 from plantune.measure.outcome import Rejected
 from plantune.measure.passes import PassCost, pass_cost
@@ -25,9 +26,6 @@ def test_a_plan_that_has_no_room_is_rejected(monkeypatch):
     def full(*arguments):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("plantune.measure.worker.pass_cost", full)
-    from plantune.measure.worker import HANDLERS
-
-    request = {"graph": PROBLEM.graph.to_json(), "plan": PLAN.to_json(), "runs": 1, "seed": 0}
-    answer = HANDLERS["pass_cost"](request, lambda stage: None)
-    assert answer["rejected"]["stage"] == Rejected("memory", "").stage
+    monkeypatch.setattr(passes, "pass_cost", full)
+    found = work.pass_cost(lambda stage: None, PROBLEM.graph, PLAN, 1, 0)
+    assert found == Rejected("memory", "no room")

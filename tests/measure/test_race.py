@@ -11,7 +11,7 @@ from plantune.gpus import best_arch
 from plantune.measure import entrants, race, ways
 from plantune.measure.client import Worker
 from plantune.measure.entrants import Entrants, images_that_fit
-from plantune.measure.race import Detail, Race
+from plantune.measure.race import Detail
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import Way
 from plantune.problem import Problem
@@ -41,7 +41,7 @@ def racing(monkeypatch):
     def run(made, plan=None, stages=None, **options):
         monkeypatch.setitem(ways.WAYS, "cpu", made)
         say = ready if stages is None else stages.append
-        return race.race(PROBLEM, plan, tuple(made), EFFORT, 0, say, **options)
+        return race.race(say, PROBLEM, plan, tuple(made), EFFORT, 0, **options)
 
     return run
 
@@ -260,20 +260,12 @@ def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, 
     assert found.timings["a"] == ways["a"].queued[images]
 
 
-def test_a_race_survives_json():
-    one = detail(1.0, 2.0)
-    ran = Race(
-        {"b": one.queued["same"]}, {"c": "why"}, "b", None, {"b": 3.0}, "fresh", 64, {"b": one}, [9]
-    )
-    assert Race.from_json(ran.to_json()) == ran
-
-
 @pytest.mark.gpu
 def test_a_detailed_race_on_a_gpu():
     """Graphs with images of their own, images at one address, host and GPU each for itself."""
     problem = Problem(NAME, batch=8, dtype="float16", arch=best_arch())
     baselines = ("eager", "cuda-graph", "compile-reduce-overhead")
-    found = race.race(problem, None, baselines, EFFORT, 0, ready, detailed=True)
+    found = race.race(ready, problem, None, baselines, EFFORT, 0, detailed=True)
     assert found.failures == {}
     assert found.details["compile-reduce-overhead"].static
     assert found.clocks_mhz

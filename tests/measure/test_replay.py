@@ -11,8 +11,8 @@ from plantune.errors import CaptureError, WrongResult
 from plantune.graph.types import TensorType
 from plantune.kernels.constants import ALIGNMENT_BYTES, Constant, Room, by_pixels
 from plantune.kernels.family import Binding, Candidate
-from plantune.measure.bound import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, BoundStep
 from plantune.measure.numerics import check
+from plantune.measure.timed_step import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, TimedStep
 
 IMAGE = TensorType((2, 3, 5, 7))
 
@@ -34,7 +34,7 @@ class Graphs(Device):
 @pytest.fixture
 def graphs(monkeypatch):
     device = Graphs()
-    for module in ("trial", "numerics", "bound"):
+    for module in ("trial", "numerics", "timed_step"):
         monkeypatch.setattr(f"plantune.measure.{module}.device_for", lambda arch: device)
     return device
 
@@ -113,16 +113,16 @@ def test_a_replay_reads_the_data_of_now(graphs, relu, fake, check_fake):
     ("once_us", "launches"), [(0.01, MOST_LAUNCHES), (10.0, 15), (30.0, 5), (5000.0, FEW_LAUNCHES)]
 )
 def test_graphs_are_long_enough_for_the_clock(graphs, relu, space, once_us, launches):
-    bound = BoundStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
-    call, found = bound.repeated(lambda call: once_us * FEW_LAUNCHES)
+    timed = TimedStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
+    call, found = timed.repeated(lambda call: once_us * FEW_LAUNCHES)
     assert found == launches
     assert found == MOST_LAUNCHES or found * once_us >= GRAPH_US
     call()
 
 
 def test_the_cpu_times_the_launch_itself(relu, space):
-    bound = BoundStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
-    assert bound.repeated(lambda call: 0.0) == (bound.launch, 1)
+    timed = TimedStep(relu, Candidate("framework", Attrs(layout="nchw")), space.arch)
+    assert timed.repeated(lambda call: 0.0) == (timed.launch, 1)
 
 
 @pytest.fixture
@@ -197,13 +197,13 @@ def test_what_is_packed_counts_where_it_is_more_than_the_launch(
     graphs, convolution, packs, space, monkeypatch, small_bytes, counted
 ):
     family = packs(lambda step, frame: None, in_place=False)
-    monkeypatch.setattr("plantune.measure.bound.SMALL_BYTES", small_bytes)
+    monkeypatch.setattr("plantune.measure.timed_step.SMALL_BYTES", small_bytes)
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
     monkeypatch.setattr("plantune.kernels.build._built", {})
-    bound = BoundStep(convolution, Candidate("fake", Attrs()), space.arch)
+    timed = TimedStep(convolution, Candidate("fake", Attrs()), space.arch)
     assert family.fills == 1
     for _ in range(3):
-        bound.launch()
+        timed.launch()
     assert family.fills == (4 if counted else 1)
 
 
@@ -212,8 +212,8 @@ def test_a_weight_in_channels_last_costs_a_candidate_nothing(
 ):
     """As load_model makes it, and as a plan is searched for."""
     family = packs(lambda step, frame: None)
-    monkeypatch.setattr("plantune.measure.bound.SMALL_BYTES", 0)
+    monkeypatch.setattr("plantune.measure.timed_step.SMALL_BYTES", 0)
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
     monkeypatch.setattr("plantune.kernels.build._built", {})
-    BoundStep(convolution, Candidate("fake", Attrs()), space.arch).launch()
+    TimedStep(convolution, Candidate("fake", Attrs()), space.arch).launch()
     assert (family.fills, family.lay) == (0, [(CHANNELS_LAST, True)])

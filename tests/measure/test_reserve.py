@@ -15,6 +15,7 @@ from plantune.measure.client import Limits, Worker
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.reserve import Reserve
 from plantune.measure.timing import Effort
+from plantune.measure.work import request, warm_up
 
 FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(Path(__file__).parent)}
 EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)
@@ -48,7 +49,7 @@ def test_the_child_is_warmed_up_and_taken_once():
     reserve.fill()
     child = reserve.take()
     assert started == [child]
-    assert child.asked == [{"do": "warm_up", "arch": "sm90"}]
+    assert child.asked == [request(warm_up, "sm90").message()]
     assert reserve.take() is None
 
 

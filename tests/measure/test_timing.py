@@ -208,11 +208,6 @@ def test_quartiles():
     assert timing_of(7).low_us == timing_of(7).high_us == 7
 
 
-def test_timings_travel():
-    found = Timing((1.25, 2.5), shared=True)
-    assert Timing.from_json(found.to_json()) == found
-
-
 def test_the_interval_of_a_tie_holds_one():
     ours = timing_of(*(100 + i % 7 for i in range(40)))
     theirs = timing_of(*(100 + (i * 3) % 7 for i in range(40)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates
-from plantune.measure import race, roofline
-from plantune.measure.bound import BoundStep
+from plantune.measure import roofline
 from plantune.measure.client import Limits, Worker
+from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import rejection
 from plantune.measure.outcome import Rejected
+from plantune.measure.race import Race
+from plantune.measure.timed_step import TimedStep
 from plantune.measure.timing import Effort
 from plantune.measure.ways import baselines_for
 from plantune.measure.whole import draw_values
@@ -206,7 +209,7 @@ def test_a_detailed_race_comes_back_whole(worker, planned):
         assert way.build_s > 0
         assert (way.host_us, way.gpu_us) == (None, None)
     assert found.timings["eager"] == found.details["eager"].queued[found.images]
-    assert race.Race.from_json(found.to_json()) == found
+    assert from_json(Race, json.loads(json.dumps(to_json(found)))) == found
 
 
 def test_what_cannot_race_is_said(worker):
@@ -285,13 +288,13 @@ def test_kernels_are_timed_on_memory_as_a_program_gives_it(space):
         for candidate in candidates(step, space):
             if candidate.family in ("inductor", "winograd"):
                 continue
-            bound = BoundStep(step, candidate, space.arch)
+            timed = TimedStep(step, candidate, space.arch)
             for _ in range(3):
-                bound.launch()
+                timed.launch()
             for name, type_ in step.inputs:
-                assert bound._values[name].data_ptr() % 64 == 0
-                assert bound._values[name].shape == type_.shape
-                assert bound._values[name].any()
+                assert timed.values[name].data_ptr() % 64 == 0
+                assert timed.values[name].shape == type_.shape
+                assert timed.values[name].any()
 
 
 def test_families_of_the_user_are_found(monkeypatch):

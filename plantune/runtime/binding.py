@@ -1,0 +1,39 @@
+"""How a step's kernel gets its memory: the same in a program, and alone where it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plantune.kernels.family import Binding, Frame, Values
+from plantune.layouts import view_bytes
+from plantune.runtime.schedule import Launch
+
+# Bytes for a value or workspace of that name and size: memory, and where in it they start.
+Take = Callable[[str, int], tuple[Tensor, int]]
+
+
+def fresh(size_bytes: int, device: torch.device) -> Tensor:
+    """Bytes of their own."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+
+def made_for(launch: Launch, take: Take) -> Values:
+    """A tensor for everything that a launch writes into given memory, its workspace included."""
+    values = {
+        name: view_bytes(*take(name, type_.size_bytes), type_, layout)
+        for name, type_, layout in launch.written
+    }
+    if launch.workspace_bytes:
+        memory, start = take(launch.workspace, launch.workspace_bytes)
+        values[launch.workspace] = memory[start : start + launch.workspace_bytes]
+    return values
+
+
+def bound(launch: Launch, values: Values, built: Any, device: torch.device) -> Binding:
+    """The kernel of a launch, tied to the memory in `values`."""
+    frame = Frame(values, values.get(launch.workspace), built, device)
+    return launch.family.bind(launch.step, launch.candidate.config, frame)

@@ -44,12 +44,12 @@ CPU_PREFERENCES = (
     Preference("patch_conv", {"layout": "nhwc"}),
     Preference("gemm", {"layout": "nhwc"}, starts=("conv2d",)),
     Preference("onednn_conv", {"layout": "nhwc", "prepack": True}),
-    Preference("inductor", {"layout": "nhwc"}, starts=("mean",)),
+    Preference("squeeze_excite", {"layout": "nhwc"}),
     Preference("gemm", {"layout": "nchw"}, starts=("matmul",)),
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
-COMPILED = ("winograd", "inductor")
+COMPILED = ("winograd", "squeeze_excite")
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
     Preference("stem"),

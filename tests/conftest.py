@@ -169,7 +169,9 @@ def programs_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Families that compile offer themselves; for tests that build nothing."""
     monkeypatch.setattr("plantune.kernels.families.inductor.cxx_compiler", lambda: "/bin/g++")
-    monkeypatch.setattr("plantune.kernels.families.winograd.why_not_loadable", lambda unit: None)
+    for name in ("squeeze_excite", "winograd"):
+        module = f"plantune.kernels.families.{name}"
+        monkeypatch.setattr(f"{module}.why_not_loadable", lambda unit: None)
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

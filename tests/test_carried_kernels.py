@@ -21,7 +21,8 @@ from .conftest import ROOT, build_command, run
 CAPABILITIES = {"any": "default", "avx2": "avx2", "avx512": "avx512"}
 # What torch asks for before it uses an instruction set.
 FLAGS = {"any": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512vl", "avx512bw", "avx512dq"}}
-# Checks each step of the family against float64, from the carried library.
+UNITS = ("squeeze_excite", "winograd")
+# Checks each step of the families against float64, from the carried library.
 STEP = """
 import sys
 from pathlib import Path
@@ -38,21 +39,36 @@ from plantune.space.search_space import load_search_space
 from plantune.canonical import Attrs
 
 assert host.cxx_compiler() is None
-carried = cxx.carried_library("winograd")
-assert carried.is_relative_to(Path(plantune.__file__).parent), carried
-print(carried.name)
+for unit in ("squeeze_excite", "winograd"):
+    carried = cxx.carried_library(unit)
+    assert carried.is_relative_to(Path(plantune.__file__).parent), carried
+    print(carried.name)
 space, same = load_search_space("cpu"), {"stride": (1, 1), "padding": (1, 1)}
-candidate = Candidate("winograd", Attrs({"layout": "nhwc"}))
+
+
+def require_right(graph, family):
+    step = make_step(graph, [node.name for node in graph.nodes])
+    candidate = Candidate(family, Attrs({"layout": "nhwc"}))
+    assert why_not(step, candidate, space) is None
+    report = check(step, candidate, space, 0)
+    assert report.error <= report.bound and report.deterministic
+
+
 for size in ((4, 6), (2, 2)):
     b = GraphBuilder()
     x, w = b.input("x", TensorType((2, 21, *size))), b.parameter("w", TensorType((35, 21, 3, 3)))
     (y,) = b.emit("conv2d", x, w, **same, dilation=(1, 1), groups=1)
     (y,) = b.emit("relu", y)
-    graph = b.build((y,))
-    step = make_step(graph, [node.name for node in graph.nodes])
-    assert why_not(step, candidate, space) is None
-    report = check(step, candidate, space, 0)
-    assert report.error <= report.bound and report.deterministic
+    require_right(b.build((y,)), "winograd")
+b = GraphBuilder()
+x = b.input("x", TensorType((2, 21, 4, 6)))
+(y,) = b.emit("mean", x, dims=(2, 3), keepdim=False)
+for name, sizes, op in (("v", (3, 21), "relu"), ("w", (21, 3), "sigmoid")):
+    weight = b.parameter(name, TensorType(sizes))
+    (y,) = b.emit("matmul", y, weight, transpose_a=False, transpose_b=True)
+    (y,) = b.emit(op, y)
+(y,) = b.emit("mul", x, b.emit("reshape", y, shape=(2, 21, 1, 1))[0])
+require_right(b.build((y,)), "squeeze_excite")
 """
 # The transforms of a carried library and of one compiled here, on the same numbers.
 SAME_BITS = """
@@ -140,7 +156,7 @@ def test_without_a_compiler_the_carried_library_computes(
 ) -> None:
     done = in_it(installed, STEP, ATEN_CPU_CAPABILITY=CAPABILITIES[instructions])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [f"winograd.{instructions}.so"]
+    assert done.stdout.split() == [f"{unit}.{instructions}.so" for unit in UNITS]
 
 
 @pytest.mark.parametrize("instructions", here(FLAGS))
@@ -178,7 +194,7 @@ def test_the_wheel_names_its_platform(wheel: Path) -> None:
         info = next(n for n in archive.namelist() if n.endswith("/WHEEL"))
         assert "Root-Is-Purelib: false" in archive.read(info).decode()
     if platform.machine() == "x86_64":
-        assert carried == {f"winograd.{name}.so" for name in FLAGS}
+        assert carried == {f"{unit}.{name}.so" for unit in UNITS for name in FLAGS}
 
 
 @pytest.mark.parametrize(("option", "carries"), [("", None), ("PLANTUNE_WITHOUT_KERNELS", False)])

@@ -100,8 +100,8 @@ def test_what_a_compiler_would_bring_is_one_line(
     assert (
         told
         == [
-            "no C++ compiler was found: apt install g++, or set CXX, for inductor, winograd, "
-            "torch.compile, which are left out"
+            "no C++ compiler was found: apt install g++, or set CXX, for inductor, squeeze_excite, "
+            "winograd, torch.compile, which are left out"
         ]
         * lines
     )

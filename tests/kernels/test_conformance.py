@@ -287,6 +287,7 @@ CHAINS: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "linear, product read outside": lambda b: both(
         b, b("matmul", b.x(5, 7), b.w(9, 7), **product())
     ),
+    "squeeze and excite": lambda b: squeeze_excite(b, (2, 19, 5, 7), 3),
     "masked_dgrad": lambda b: masked_dgrad(b, CONVS["3x3"]),
     "masked_dgrad stride 2": lambda b: masked_dgrad(b, CONVS["3x3 stride 2 odd"]),
     "pointwise_sum": lambda b: b(
@@ -317,6 +318,13 @@ def pixels(b: Builder, dtype: str) -> str:
 def linear(b: Builder, x: str, columns: int) -> str:
     rows = b.graph.types[x].shape[1]
     return b("add_channel", b("matmul", x, b.w(columns, rows), **product()), b.w(columns), axis=1)
+
+
+def squeeze_excite(b: Builder, shape: Shape, hidden: int) -> str:
+    x, channels = b.x(*shape), shape[1]
+    y = b("relu", linear(b, b("mean", x, dims=(2, 3), keepdim=False), hidden))
+    gates = b("reshape", b("sigmoid", linear(b, y, channels)), shape=(*shape[:2], 1, 1))
+    return b("relu", b("add", b("mul", x, gates), b.x(*shape)))
 
 
 def scalars(b: Builder, shape: Shape) -> str:
@@ -394,6 +402,7 @@ COMPILED = (
     f"3x3 one image, {ALL_PARTS} float32",
     f"1x1, {SOME_PARTS} float32",
     "linear relu float32",
+    "squeeze and excite float32",
     "masked_dgrad float32",
 )
 

@@ -11,7 +11,7 @@ from plantune.measure.ways import baselines_for
 from plantune.plan_db.validation import TEXT_LENGTH
 from plantune.report.bench_text import verdict
 from plantune.rivals import Rivals, ratio_text
-from plantune.search.search import evidence_of
+from plantune.search.judgement import evidence_of
 
 COMPILED = "compile-default"
 

@@ -9,25 +9,24 @@ from typing import Any
 from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
 from plantune.cli.options import Key
-from plantune.graph.fusions import all_fusions
 from plantune.machine import Environment
 from plantune.plan_db.database import PlanDatabase
 from plantune.report.tables import counted
-from plantune.search.options import Try, tries
+from plantune.search.candidates import StepCandidate, step_candidates
 from plantune.space.search_space import load_search_space
 
 
 def show_dry_run(console: Console, place: Path | None, key: Key, budget_s: float) -> None:
     """Looks at the graph, the search space and the stored trials; measures nothing."""
     graph = key.problem().graph
-    all_tries = tries(graph, load_search_space(key.arch), all_fusions())
-    distinct = {tried.key: tried for tried in all_tries}
+    candidates = step_candidates(graph, load_search_space(key.arch))
+    distinct = {candidate.key: candidate for candidate in candidates}
     with database(place) as opened:
         known = _known(opened, list(distinct.values()), environment_here(key.arch))
     data = {
         "workload": key.to_json(),
         "ops": len(graph.nodes),
-        "steps": len({tuple(node.name for node in tried.step.nodes) for tried in all_tries}),
+        "steps": len({candidate.nodes for candidate in candidates}),
         "distinct_steps": len({signature for signature, _ in distinct}),
         "candidates": len(distinct),
         "known": len(known & set(distinct)),
@@ -39,9 +38,9 @@ def show_dry_run(console: Console, place: Path | None, key: Key, budget_s: float
     console.emit(data)
 
 
-def _known(opened: PlanDatabase, distinct: list[Try], here: Environment) -> set[Any]:
-    """The tries that an earlier search here has measured or rejected."""
-    signatures = {tried.step.signature for tried in distinct}
+def _known(opened: PlanDatabase, distinct: list[StepCandidate], here: Environment) -> set[Any]:
+    """The candidates that an earlier search here measured or rejected."""
+    signatures = {candidate.step.signature for candidate in distinct}
     return {
         (signature, candidate)
         for signature in signatures
@@ -49,8 +48,8 @@ def _known(opened: PlanDatabase, distinct: list[Try], here: Environment) -> set[
     }
 
 
-def _by_family(distinct: list[Try]) -> dict[str, int]:
-    return dict(Counter(tried.candidate.family for tried in distinct).most_common())
+def _by_family(distinct: list[StepCandidate]) -> dict[str, int]:
+    return dict(Counter(item.candidate.family for item in distinct).most_common())
 
 
 def _say(console: Console, key: Key, data: dict[str, Any]) -> None:

@@ -129,7 +129,7 @@ def _cells(row: PredictedStep) -> list[str]:
     return [
         row.step.name,
         config_text(row.candidate.family, row.candidate.config),
-        us_text(row.guess_us),
+        us_text(row.estimate_us),
         *(
             ["-", "-", "-"]
             if used is None
@@ -164,6 +164,6 @@ def _step_json(row: PredictedStep) -> dict[str, Any]:
         "step": row.step.name,
         "nodes": [node.name for node in row.step.nodes],
         **row.candidate.to_json(),
-        "guess_us": row.guess_us,
+        "guess_us": row.estimate_us,
         "footprint": used,
     }

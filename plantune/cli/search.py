@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from plantune.machine import Environment
     from plantune.plan_db.database import PlanDatabase
     from plantune.plan_db.leases import Lease
-    from plantune.search.progress import Progress
-    from plantune.search.search import Result, Search, Settings
+    from plantune.search.results import Progress, Result, Settings
+    from plantune.search.search import Search
 
 BEAT_S = 10.0
 # What ends a search and leaves what it measured as good as it was.
@@ -256,7 +256,7 @@ def _partial(search: Search) -> Result:
 
 def _settings(keeping: KeepingDatabase, how: How) -> Settings:
     from plantune.cli.storage import storage_for
-    from plantune.search.search import Settings
+    from plantune.search.results import Settings
 
     storage = storage_for(how.storage, keeping.path, how.seed)
     return Settings(how.budget, how.seed, how.fresh, storage, shipped=how.shipped)

@@ -18,7 +18,7 @@ from plantune.report.tables import counted
 from plantune.rivals import loss_text, runner_text
 
 if TYPE_CHECKING:
-    from plantune.search.search import Result
+    from plantune.search.results import Result
 
 IN_MEMORY = "there is no plan database that can be written"
 

@@ -24,7 +24,7 @@ def storage_for(named: str | None, database: Path | None, seed: int) -> str | No
     another program. The file beside the plan database is set aside if it is damaged and lies in
     plantune's cache folder: the database has every outcome, so nothing is lost for a search.
     """
-    from plantune.search.proposals import storage_url
+    from plantune.search.studies import storage_url
 
     if named is not None:
         return _named(named, seed)
@@ -109,11 +109,11 @@ def is_damaged(path: Path) -> bool:
 
 
 def _why_not(url: str, seed: int) -> str | None:
-    """Why Optuna cannot use a storage, None where it can."""
-    from plantune.search.proposals import Ledger
+    """Why Optuna cannot use a storage, None if it can."""
+    from plantune.search.studies import Studies
 
     try:
-        Ledger(url, seed)
+        Studies(url, seed)
     except Exception as error:  # Whatever Optuna, SQLAlchemy or a driver says of a place.
         return str(error).partition("\n")[0]
     return None

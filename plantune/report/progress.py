@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from plantune.report.tables import ms_text
 
 if TYPE_CHECKING:
-    from plantune.search.progress import Progress
+    from plantune.search.results import Progress
 
 EVERY_S = 5.0
 # Between two lines about one long task, where lines cannot be written over.

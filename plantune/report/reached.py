@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plantune.search.search import Result
+    from plantune.search.results import Result
 
 # What a budget that was too short should be at least, and how many times longer.
 ENOUGH_S, LONGER = 60.0, 5

@@ -1,28 +1,38 @@
-"""One budget in seconds for a whole search, on the monotonic clock, and what a phase has of it."""
+"""One budget in seconds for a whole search, and what phases and candidates take of it."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import family_named
 from plantune.measure.timing import Effort
 
-# Of the budget, and seconds: how much is kept for ranking and for the race, whichever is less.
+# What is kept for ranking and for the race: a part of the budget, or seconds if that is less.
 RANKING, RACING = (0.15, 10.0), (0.35, 15.0)
-# A race starts some ten ways and calls each at least ten times.
+# A race has some ten entrants and calls each at least ten times.
 CALLS_IN_A_RACE = 100
-MOST_OF_IT = 0.6
-# The part of a race's time that is left for its last rounds when nothing more is begun.
-ROUNDS = 0.25
+MOST_FOR_RACING = 0.6
+# When a race begins nothing more, this part of its time is left for its last rounds.
+LAST_ROUNDS = 0.25
 # Without a race nothing that was measured is used.
 LEAST_RACING_S = 3.0
-# What runs at the end of a phase may take this part of the next one, and of the budget after it.
+# What still runs when a phase ends may use this part of the next phase; after the last one, of the
+# budget.
 GRACE, LAST_GRACE = {"measuring": 0.5, "ranking": 0.2}, 0.12
+# Beside building: references, checks with two seeds, timing.
+CHECKING_S = 0.5
+# The next candidate may take as long as the longest of so many of its family.
+REMEMBERED = 4
+# What an earlier search built comes from a cache, in this part of the time.
+CACHED = 0.2
 
 
 class Budget:
-    """Starts with its making. `call_s` is how long one call of the network takes, roughly."""
+    """Starts when it is made. `call_s` is roughly how long one call of the network takes."""
 
     def __init__(
         self, seconds: float, clock: Callable[[], float] = time.monotonic, call_s: float = 0.0
@@ -45,15 +55,15 @@ class Budget:
         return max(self._start + self._end_s(phase) - self._clock(), 0.0)
 
     def limited(self, effort: Effort, phase: str) -> Effort:
-        """The effort, which begins nothing after the phase and is cut off soon after it."""
+        """The effort, limited: nothing begins after the phase, and it is cut off soon after."""
         end, grace = self._start + self._end_s(phase), self._grace_s(phase)
-        # What a race has begun goes on for some calls of every way; without them nothing is known.
-        early = ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
+        # A race goes on for some calls of every entrant; without them nothing is known.
+        early = LAST_ROUNDS * (self._end_s("racing") - self._end_s("ranking"))
         until = end - early if phase == "racing" else end
         return replace(effort, until=until, cut_at=end + grace)
 
     def cut_at(self, phase: str) -> float:
-        """When what still runs is cut off, on the clock."""
+        """The time on the clock at which what still runs is cut off."""
         return self._start + self._end_s(phase) + self._grace_s(phase)
 
     def _grace_s(self, phase: str) -> float:
@@ -64,7 +74,32 @@ class Budget:
 
     def _end_s(self, phase: str) -> float:
         racing = max(min(RACING[0] * self.seconds, RACING[1]), LEAST_RACING_S)
-        racing = min(max(racing, CALLS_IN_A_RACE * self.call_s), MOST_OF_IT * self.seconds)
+        racing = min(max(racing, CALLS_IN_A_RACE * self.call_s), MOST_FOR_RACING * self.seconds)
         ranking = min(RANKING[0] * self.seconds, RANKING[1])
         ends = {"racing": 0.0, "ranking": racing, "measuring": racing + ranking}
         return self.seconds - ends[phase]
+
+
+class Durations:
+    """How long a candidate will take, by what others of its family took: what does not fit into the
+    time that is left is not begun.
+    """
+
+    def __init__(self) -> None:
+        self._seen: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+    def learn(self, candidate: Candidate, seconds: float) -> None:
+        self._seen[candidate.family].append(seconds)
+
+    def seconds_of(self, candidate: Candidate, *, built: bool = False) -> float:
+        """What checking and timing a candidate takes, and building it unless it is `built`."""
+        seen = self._seen.get(candidate.family)
+        if seen:
+            return max(seen)
+        return CHECKING_S + (0.0 if built else family_named(candidate.family).build_s)
+
+    def build_s(self, candidate: Candidate, *, cached: bool) -> float:
+        """What building a candidate again in another process takes."""
+        if not family_named(candidate.family).build_s:
+            return 0.0
+        return self.seconds_of(candidate) * (CACHED if cached else 1.0)

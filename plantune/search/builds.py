@@ -1,4 +1,4 @@
-"""Compiles ahead while the worker measures: what it asks for next lies in the cache by then."""
+"""Compiles ahead while the worker measures, so that the next candidates are in the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plantune.errors import BuildError
 from plantune.kernels.registry import family_named
 from plantune.measure.builder import Builder
 from plantune.measure.client import Worker
-from plantune.search.options import LONG_BUILD_S, Try
+from plantune.search.candidates import LONG_BUILD_S, Key, StepCandidate
 from plantune.space.arch import Arch
 
 # Measuring and this process need a core each.
@@ -22,52 +22,50 @@ CORES_LEFT_FREE = 2
 NICENESS = 10
 POLL_S = 0.05
 
-Build = Callable[[Try], object]
-Source = Callable[[Try], Hashable | None]
+Build = Callable[[StepCandidate], object]
+Source = Callable[[StepCandidate], Hashable | None]
 
 
 class Builds:
-    """Threads that build what is wanted, in that order, each in another process.
+    """Threads that build what is wanted, in order, each in a process of its own.
 
-    Without threads everything counts as ready: then the worker builds. `build` raises BuildError.
+    Without threads everything counts as ready, and the worker builds. `build` raises BuildError.
     """
 
-    def __init__(
-        self, build: Build, source: Callable[[Try], Hashable | None], threads: int
-    ) -> None:
+    def __init__(self, build: Build, source: Source, threads: int) -> None:
         self._build = build
         self._source = source
-        self._sources: dict[object, Hashable | None] = {}
-        # By source: None while it is built, then why it failed, or "".
+        self._sources: dict[Key, Hashable | None] = {}
+        # By source: None while it is built, then why it failed, else "".
         self._state: dict[Hashable, str | None] = {}
-        self._wanted: list[Try] = []
+        self._wanted: list[StepCandidate] = []
         self._changed = threading.Condition()
         self._closed = False
         self.threads = threads
         for _ in range(threads):
             threading.Thread(target=self._work, daemon=True).start()
 
-    def want(self, tries: Iterable[Try]) -> None:
-        """What to build from now on, in this order; what was wanted before no longer is."""
+    def want(self, candidates: Iterable[StepCandidate]) -> None:
+        """Builds these from now on, in this order, in place of what was wanted before."""
         with self._changed:
-            self._wanted = [t for t in tries if self._source_of(t) is not None]
+            self._wanted = [c for c in candidates if self._source_of(c) is not None]
             self._changed.notify_all()
 
-    def is_ready(self, tried: Try) -> bool:
+    def is_ready(self, candidate: StepCandidate) -> bool:
         """Whether measuring it would not have to wait."""
-        source = self._source_of(tried)
+        source = self._source_of(candidate)
         return not self.threads or source is None or self._state.get(source) is not None
 
-    def failure(self, tried: Try) -> str | None:
-        """Why it does not build, where that is known."""
-        source = self._source_of(tried)
+    def failure(self, candidate: StepCandidate) -> str | None:
+        """Why it does not build, if that is known."""
+        source = self._source_of(candidate)
         return None if source is None else self._state.get(source) or None
 
-    def wait(self, tries: Sequence[Try], seconds: float) -> bool:
+    def wait(self, candidates: Sequence[StepCandidate], seconds: float) -> bool:
         """Whether one of them became ready in time."""
         end = time.monotonic() + seconds
         with self._changed:
-            while not any(map(self.is_ready, tries)):
+            while not any(map(self.is_ready, candidates)):
                 left = end - time.monotonic()
                 if left <= 0:
                     return False
@@ -80,42 +78,42 @@ class Builds:
             self._closed = True
             self._changed.notify_all()
 
-    def _source_of(self, tried: Try) -> Hashable | None:
-        if tried.key not in self._sources:
-            self._sources[tried.key] = self._source(tried)
-        return self._sources[tried.key]
+    def _source_of(self, candidate: StepCandidate) -> Hashable | None:
+        if candidate.key not in self._sources:
+            self._sources[candidate.key] = self._source(candidate)
+        return self._sources[candidate.key]
 
     def _work(self) -> None:
         if sys.platform == "linux":
             os.nice(NICENESS)  # of this thread and of the compilers that it starts
-        while (tried := self._next()) is not None:
-            source, failure = self._source_of(tried), ""
+        while (candidate := self._next()) is not None:
+            source, failure = self._source_of(candidate), ""
             try:
-                self._build(tried)
+                self._build(candidate)
             except BuildError as error:
                 failure = error.what or "it does not build"
             except Exception:
-                failure = ""  # The worker meets it again and says what it is.
+                failure = ""  # The worker gets the same error and reports it.
             with self._changed:
                 self._state[source] = failure
                 self._changed.notify_all()
 
-    def _next(self) -> Try | None:
+    def _next(self) -> StepCandidate | None:
         with self._changed:
             while not self._closed:
-                for tried in self._wanted:
-                    source = self._source_of(tried)
+                for candidate in self._wanted:
+                    source = self._source_of(candidate)
                     if source not in self._state:
                         self._state[source] = None
-                        return tried
+                        return candidate
                 self._changed.wait()
         return None
 
 
 @contextmanager
 def builds_for(arch: Arch, worker: Worker) -> Iterator[Builds]:
-    """Builds beside what a worker measures: for a GPU on the other cores, for a CPU in a process
-    that stands still while the worker times.
+    """Builds while a worker measures: for a GPU on the other cores, for a CPU in a process that is
+    paused while the worker times.
     """
     if arch.kind == "cpu":
         builder = Builder(worker)
@@ -135,20 +133,21 @@ def builds_for(arch: Arch, worker: Worker) -> Iterator[Builds]:
             builder.close()
 
 
-def _build_in(builder: Builder, arch: Arch, tried: Try) -> None:
-    builder.build(tried.step, tried.candidate, arch.name)
+def _build_in(builder: Builder, arch: Arch, candidate: StepCandidate) -> None:
+    builder.build(candidate.step, candidate.candidate, arch.name)
 
 
-def _build_here(arch: Arch, tried: Try) -> object:
-    return family_named(tried.candidate.family).build(tried.step, tried.candidate.config, arch)
+def _build_here(arch: Arch, candidate: StepCandidate) -> object:
+    family, config = family_named(candidate.candidate.family), candidate.candidate.config
+    return family.build(candidate.step, config, arch)
 
 
-def _source(arch: Arch, tried: Try) -> str | None:
-    family = family_named(tried.candidate.family)
-    return family.source(tried.step, tried.candidate.config, arch) if family.build_s else None
+def _source(arch: Arch, candidate: StepCandidate) -> str | None:
+    family, config = family_named(candidate.candidate.family), candidate.candidate.config
+    return family.source(candidate.step, config, arch) if family.build_s else None
 
 
-def _built_as(arch: Arch, tried: Try) -> Hashable | None:
+def _built_as(arch: Arch, candidate: StepCandidate) -> Hashable | None:
     """What is compiled for a candidate: a source that it shares with others, or its own."""
-    long = family_named(tried.candidate.family).build_s >= LONG_BUILD_S
-    return _source(arch, tried) or (tried.key if long else None)
+    is_long = candidate.build_s >= LONG_BUILD_S
+    return _source(arch, candidate) or (candidate.key if is_long else None)

@@ -1,4 +1,4 @@
-"""What is left to improve in a plan, compared inside the whole, where isolated wins may vanish."""
+"""Improves a plan by changes that win in the whole program, where isolated wins may vanish."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from plantune.measure.timing import Timing
 from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.runtime.branches import branches_of
 from plantune.runtime.schedule import make_schedule
+from plantune.search.candidates import Key
 from plantune.search.ranking import is_tie, swapped
 from plantune.space.search_space import SearchSpace
 
-# Candidates that are slower alone by more than this are not looked at again.
+# Candidates that are slower by more than this alone are not compared again.
 NEAR = 1.15
 RUNNERS_UP = 3
 
@@ -27,12 +28,12 @@ def swaps(
     plan: Plan,
     graph: Graph,
     space: SearchSpace,
-    outcomes: Mapping[tuple[str, Candidate], Outcome],
+    outcomes: Mapping[Key, Outcome],
 ) -> list[Swap]:
-    """For each kind of step, the slowest first, its runners-up: what to put in their places."""
+    """The runners-up of each kind of step, the slowest steps first."""
     steps = check_plan(plan, graph, space)
     chosen = candidates_by_step(plan, steps)
-    places: dict[tuple[str, Candidate], list[str]] = {}
+    places: dict[Key, list[str]] = {}
     for step in steps:
         places.setdefault((step.signature, chosen[step.name]), []).append(step.name)
     near: dict[str, list[tuple[float, Candidate]]] = {}
@@ -51,7 +52,7 @@ def swaps(
 def improved(
     plan: Plan, graph: Graph, space: SearchSpace, tried: Sequence[Swap], time_plans: TimePlans
 ) -> Plan:
-    """The plan with those of the swaps that win in the whole, one by one and together."""
+    """The plan with those swaps that make it faster one by one, if they do so together."""
     timings = time_plans([plan, *(swapped(plan, graph, space, swap) for swap in tried)])
     incumbent, *others = timings
     if not isinstance(incumbent, Timing):
@@ -69,9 +70,9 @@ def improved(
 
 
 def branched(plan: Plan, graph: Graph, space: SearchSpace, time_plans: TimePlans) -> Plan:
-    """The plan with steps beside each other, where that wins in the whole.
+    """The plan with steps that run beside each other, if that is faster.
 
-    A fork and a join take time, too, and what runs beside a step slows it down.
+    A fork and a join take time too, and steps slow each other down.
     """
     if space.arch.kind != "cuda":
         return plan
@@ -83,7 +84,7 @@ def branched(plan: Plan, graph: Graph, space: SearchSpace, time_plans: TimePlans
 
 
 def _wins(timing: Timing | Rejected, incumbent: Timing) -> bool:
-    """A tie keeps what there is."""
+    """A tie is not a win."""
     if not isinstance(timing, Timing):
         return False
     return timing.median_us < incumbent.median_us and not is_tie(timing, incumbent)

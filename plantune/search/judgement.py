@@ -1,21 +1,24 @@
-"""Who runs a network after its race: the plan's program only if it is faster beyond doubt."""
+"""Decides who runs a network after its race: the plan's program only if it is clearly faster."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from plantune import rivals
 from plantune.canonical import Attrs
 from plantune.measure.entrants import PLANTUNE
+from plantune.measure.machine_state import State
 from plantune.measure.race import OURS, Race
 from plantune.measure.timing import Interval, Timing, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 
-# On a GPU the framework's own kernels as one graph: what a plan of these kernels is, too.
+# On a GPU the framework's own kernels as one graph, which is also what a plan of these kernels is.
 CAPTURED = "cuda-graph"
-# Such an interval has a side, however wide it is.
 EVEN = 1.0
+# How much launches, conversions and caches usually add to a sum of steps, or save of it.
+USUAL_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Duel:
 
     @property
     def is_won(self) -> bool:
-        """A tie is no win: the rival is what runs without plantune."""
+        """A tie is not a win: the rival is what runs without plantune."""
         return self.ratio.high < EVEN
 
     @property
@@ -39,7 +42,7 @@ class Duel:
         return self.ratio.low <= EVEN <= self.ratio.high
 
     def and_again(self, other: Duel) -> Duel:
-        """With the rounds of a repeated race."""
+        """The duel with the rounds of a repeated race."""
         return Duel(_joined(self.ours, other.ours), _joined(self.theirs, other.theirs))
 
 
@@ -53,14 +56,14 @@ def duels_of(race: Race) -> Duels:
 
 
 def repeated(duels: Duels, race: Race) -> Duels:
-    """With the rounds of a race that was run once more, by some of the rivals."""
+    """The duels with the rounds of a race that some of the rivals ran once more."""
     again = duels_of(race)
     return {name: d.and_again(again[name]) if name in again else d for name, d in duels.items()}
 
 
 def undecided(duels: Duels) -> tuple[str, ...]:
-    """Rivals of the same promise that may be faster or slower than the plan, the best first. None
-    if one of them is faster beyond doubt: then the plan has lost.
+    """Rivals with the plan's promise that may be faster or slower than it, the best first. None if
+    one of them is clearly faster: then the plan has lost.
     """
     same = [name for name in _ranked(duels) if name in (*LIVE_RUNNERS, CAPTURED)]
     if any(duels[name].ratio.low > EVEN for name in same):
@@ -69,7 +72,7 @@ def undecided(duels: Duels) -> tuple[str, ...]:
 
 
 def winner(duels: Duels, known: Iterable[str]) -> str:
-    """The program if it is faster than all of the known ways beyond doubt, else the best way."""
+    """The program if it is clearly faster than all known rivals, else the best of them."""
     ranked = [name for name in _ranked(duels) if name in set(known)]
     if all(duels[name].is_won for name in ranked):
         return PROGRAM
@@ -77,8 +80,8 @@ def winner(duels: Duels, known: Iterable[str]) -> str:
 
 
 def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
-    """The plan with who runs it, live and frozen. `plain` takes its place if the framework's own
-    kernels as one graph were as good.
+    """The plan with who runs it, live and frozen. `plain`, the framework's kernels as one graph,
+    replaces it if it was as good.
     """
     live = winner(duels, (*LIVE_RUNNERS, CAPTURED))
     if live == CAPTURED:
@@ -91,7 +94,7 @@ def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:
 
 
 def evidence_of(race: Race) -> Attrs:
-    """What a race says of a plan's program, as the plan keeps it."""
+    """What a plan keeps of its program's race."""
     ours = race.timings[PLANTUNE]
     evidence: dict[str, float | str] = {
         rivals.KEY: ",".join(name for name in race.timings if name not in OURS),
@@ -112,7 +115,7 @@ def evidence_of(race: Race) -> Attrs:
 
 
 def judged_alone(plan: Plan, race: Race) -> Plan:
-    """The plan as one race shows it."""
+    """The plan as judged by one race."""
     return judged(replace(plan, evidence=evidence_of(race)), duels_of(race))
 
 
@@ -131,7 +134,7 @@ def _loss(runner: str, duels: Duels) -> dict[str, float | str]:
 
 
 def _ranked(duels: Duels) -> list[str]:
-    """The rivals, the fastest first, by their part of the plan's time in the same rounds."""
+    """The rivals, the fastest first, each against the plan in the same rounds."""
     return sorted(duels, key=lambda name: -duels[name].ratio.ratio)
 
 
@@ -140,7 +143,38 @@ def _joined(one: Timing, other: Timing) -> Timing:
 
 
 def _as_long(one: Timing, other: Timing) -> tuple[Timing, Timing]:
-    """Without the rounds of repeated races, in which only one of both took part."""
+    """Both without the rounds of repeated races, in which only one of them took part."""
     rounds = min(one.samples, other.samples)
     first, second = (replace(t, samples_us=t.samples_us[:rounds]) for t in (one, other))
     return first, second
+
+
+def with_all_rounds(race: Race, duels: Duels) -> Race:
+    """The race with the ratio to its best baseline over all rounds that both ran."""
+    best = race.best_baseline
+    return race if best is None or race.ratio is None else replace(race, ratio=duels[best].ratio)
+
+
+def race_notes(race: Race, plan_us: float, eager_us: float, machine: State) -> list[str]:
+    """A line for each of plan and eager whose time in the race differs much from its steps' sum."""
+    lines = []
+    for name, sum_us in ((PLANTUNE, plan_us), ("eager", eager_us)):
+        timing = race.timings.get(name)
+        if timing is None or not math.isfinite(sum_us) or sum_us <= 0:
+            continue
+        factor = timing.median_us / sum_us
+        if not 1 / USUAL_FACTOR <= factor <= USUAL_FACTOR:
+            what = f"{name}: {timing.median_us / 1e3:.3g} ms in the race, its steps alone"
+            why = _why_different(factor, timing.noisy, machine)
+            lines.append(f"{what} {sum_us / 1e3:.3g} ms: {why}")
+    return lines
+
+
+def _why_different(factor: float, noisy: bool, machine: State) -> str:
+    if machine.reason:
+        return f"{machine.reason} during the race"
+    if noisy:
+        return "the race was disturbed, its times vary widely"
+    if factor < 1:
+        return "the machine was slower, or disturbed, while the steps were measured"
+    return "launches, conversions and cold caches between the steps"

@@ -1,4 +1,4 @@
-"""What a search begins from: plans that are known already, made to fit its graph."""
+"""Plans that are known before a search: it begins from them, and keeps them if they win."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from contextlib import suppress
 from dataclasses import replace
 
 from plantune.canonical import Attrs
-from plantune.default_plans import FALLBACK, default_plan
-from plantune.errors import DatabaseUnavailable, IllegalCandidate, PlantuneError
+from plantune.default_plans import default_plan
+from plantune.errors import DatabaseUnavailable, PlantuneError
 from plantune.graph.graph import Graph
-from plantune.graph.partition import partition_into
+from plantune.graph.partition import one_by_one, partition_into
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.machine import Environment
 from plantune.paths import data_folder
-from plantune.plan import Choice, Plan, check_plan
+from plantune.plan import EAGER, Choice, Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import COMPLETE, ProblemKey, StoredPlan
-from plantune.plan_db.stored import stored_plans_in
-from plantune.search.ranking import distinct
+from plantune.plan_db.rows import COMPLETE, Found, ProblemKey, StoredPlan
+from plantune.plan_db.stored import find_stored_plan, stored_plans_in
+from plantune.problem import Problem
+from plantune.search.ranking import distinct, fallback
 from plantune.space.search_space import SearchSpace
 
-# Of the problem itself, and of others of the same network.
+# How many plans of the problem itself, and of others of the same network.
 MOST_OWN, MOST_OTHERS = 4, 4
 
 
@@ -37,8 +38,9 @@ def known_plans(
     *,
     shipped: bool = True,
 ) -> list[Plan]:
-    """Plans for the graph, what was found for it here first, then what was for other batches and
-    machines of this arch, nearest first. Without `shipped`, only what was measured on this machine.
+    """Plans for the graph: first those that were found for it here, then those for other batches
+    and machines of this arch, the nearest first. Without `shipped`, only those measured on this
+    machine.
     """
     rows = [row for row in _rows(space, database, shipped=shipped) if _is_alike(row, problem)]
     if not shipped:
@@ -53,7 +55,7 @@ def known_plans(
 
 
 def incumbent(problem: ProblemKey, environment: Environment, database: PlanDatabase) -> Plan | None:
-    """The plan that calls here find now in this database, to be replaced by a better one only."""
+    """The plan in this database that calls here use now; only a better one replaces it."""
     found = database.find_plan(problem, environment)
     if found is None or found.match == "foreign" or found.plan.origin == "predicted":
         return None
@@ -61,10 +63,10 @@ def incumbent(problem: ProblemKey, environment: Environment, database: PlanDatab
 
 
 def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
-    """The plan for another shape of the same network; None where nothing of it fits.
+    """The plan for another shape of the same network; None if nothing of it fits.
 
-    A step whose candidate is illegal here gets the nearest config of its family, else the
-    framework, op by op.
+    A step whose candidate is not legal here gets the nearest config of its family, else the
+    framework op by op.
     """
     if plan.arch != space.arch.name:
         return None
@@ -72,7 +74,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
     groups = [choice.nodes for choice in plan.choices if set(choice.nodes) <= known]
     covered = {name for group in groups for name in group}
     rest = [(node.name,) for node in graph.nodes if node.name not in covered]
-    wished = {choice.nodes: choice.candidate for choice in plan.choices}
+    given = {choice.nodes: choice.candidate for choice in plan.choices}
     try:
         steps = partition_into(graph, [*groups, *rest])
     except PlantuneError:
@@ -81,7 +83,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
     kept = 0
     for step in steps:
         names = tuple(node.name for node in step.nodes)
-        candidate = _nearest(step, wished.get(names), space)
+        candidate = _nearest(step, given.get(names), space)
         kept += candidate is not None and candidate.family not in ("framework", "view")
         choices += [Choice(names, candidate)] if candidate else _one_by_one(step, graph, space)
     if not kept:
@@ -117,7 +119,7 @@ def _is_alike(row: StoredPlan, problem: ProblemKey) -> bool:
 def _distance(
     row: StoredPlan, problem: ProblemKey, environment: Environment
 ) -> tuple[float, bool, bool, bool]:
-    """By the batch, then by the machine; an interrupted or predicted plan comes after others."""
+    """By batch, then by machine; interrupted and predicted plans come after others."""
     return (
         abs(math.log(row.plan.batch / problem.batch)),
         row.environment.device_digest != environment.device_digest,
@@ -126,18 +128,18 @@ def _distance(
     )
 
 
-def _nearest(step: Step, wished: Candidate | None, space: SearchSpace) -> Candidate | None:
-    """The wished candidate, or the one of its family that has most in common with it."""
-    if wished is None:
+def _nearest(step: Step, given: Candidate | None, space: SearchSpace) -> Candidate | None:
+    """The given candidate if it is legal, else the one of its family that has most in common."""
+    if given is None:
         return None
-    legal = candidates(step, space, (wished.family,))
-    if wished in legal:
-        return wished
-    return max(
-        legal,
-        key=lambda c: (_in_common(c.config, wished.config), -estimate_us(step, c)),
-        default=None,
-    )
+    legal = candidates(step, space, (given.family,))
+    if given in legal:
+        return given
+
+    def closeness(candidate: Candidate) -> tuple[int, float]:
+        return _in_common(candidate.config, given.config), -estimate_us(step, candidate)
+
+    return max(legal, key=closeness, default=None)
 
 
 def _in_common(one: Attrs, other: Mapping[str, object]) -> int:
@@ -145,18 +147,22 @@ def _in_common(one: Attrs, other: Mapping[str, object]) -> int:
 
 
 def _one_by_one(step: Step, graph: Graph, space: SearchSpace) -> Sequence[Choice]:
-    """The framework, for each op of a step that nothing else runs."""
+    """The framework for each op of a step that nothing else runs."""
+    names = {node.name for node in step.nodes}
     return [
-        Choice((single.name,), _framework(single, space))
-        for single in partition_into(graph, [(node.name,) for node in graph.nodes])
-        if single.name in {node.name for node in step.nodes}
+        Choice((single.name,), fallback(single, space))
+        for single in one_by_one(graph)
+        if single.name in names
     ]
 
 
-def _framework(step: Step, space: SearchSpace) -> Candidate:
-    legal = candidates(step, space, ("view", "framework"))
-    for wish in FALLBACK:
-        for candidate in legal:
-            if wish.admits(step, candidate):
-                return candidate
-    raise IllegalCandidate(f"the framework does not run step {step.name!r}")
+def plan_without_search(problem: Problem, space: SearchSpace) -> Plan:
+    """What runs without a plan, so it needs no race."""
+    plain = default_plan(problem.graph, space, network=problem.network)
+    return replace(plain, runner=EAGER) if space.arch.kind == "cpu" else plain
+
+
+def plan_in_use(plan: Plan, database: PlanDatabase, environment: Environment) -> Found | None:
+    """The plan that calls use for the same problem, the user's own or a shipped one."""
+    found = find_stored_plan(ProblemKey.of(plan), environment, database=database.path)
+    return found if found is not None and found.match != "foreign" else None

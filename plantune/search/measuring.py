@@ -1,4 +1,4 @@
-"""How a search has a candidate measured, and where it keeps what came of it."""
+"""How a search has a candidate measured, and where it keeps the outcome."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates
 from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import Machine
@@ -15,56 +14,42 @@ from plantune.measure.outcome import Measured, Outcome
 from plantune.measure.timing import Effort
 from plantune.plan_db.database import PlanDatabase
 from plantune.search.budget import Budget
-from plantune.search.proposals import Ledger
-from plantune.search.pulse import Pulse
+from plantune.search.machine_log import SlowPhases
 from plantune.space.search_space import SearchSpace
 
-# The GPU's own clock knows a kernel's time after some milliseconds; the CPU's is shared.
-# What is close is compared again, in whole programs.
+# The GPU's own clock knows a kernel's time after some milliseconds; a CPU is shared. Close
+# candidates are compared again, in whole programs.
 EFFORTS = {
     "cpu": Effort(budget_s=0.1, warm_up_s=0.02, tolerance=0.01),
     "cuda": Effort(budget_s=0.06, warm_up_s=0.005),
 }
 
 
-class Measurer:
-    """Candidates go through Optuna's ledger into the worker."""
+class WorkerMeasurer:
+    """Has the worker check and time candidates, and corrects for slow phases of the machine."""
 
     def __init__(
-        self,
-        worker: Worker,
-        ledger: Ledger,
-        space: SearchSpace,
-        seed: int,
-        budget: Budget,
-        machine: Machine,
+        self, worker: Worker, space: SearchSpace, seed: int, budget: Budget, machine: Machine
     ) -> None:
         self._worker = worker
-        self._pulse = Pulse(machine, budget)
+        self._slow_phases = SlowPhases(machine, budget)
         self._budget = budget
-        self._ledger = ledger
-        self._space = space
+        self._arch = space.arch
         self._seeds = (2 * seed, 2 * seed + 1)
-        self._choices: dict[str, tuple[Candidate, ...]] = {}
 
     def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
-        if step.signature not in self._choices:
-            self._choices[step.signature] = candidates(step, self._space)
-        arch = self._space.arch
-        effort = self._budget.limited(EFFORTS[arch.kind], "measuring")
+        effort = self._budget.limited(EFFORTS[self._arch.kind], "measuring")
         if math.isfinite(limit_us):
             effort = replace(effort, give_up_above_us=limit_us)
-        with self._pulse.taken() as taken:
+        with self._slow_phases.watched() as slowdown:
             outcome = self._worker.check_and_time(
-                step, candidate, arch.name, effort, seeds=self._seeds
+                step, candidate, self._arch.name, effort, seeds=self._seeds
             )
-        outcome = taken.corrected(outcome)
-        self._ledger.keep(step, candidate, self._choices[step.signature], outcome)
-        return outcome
+        return slowdown.corrected(outcome)
 
 
-class Store:
-    """Trials in the plan database, for one environment. What was noisy is not known."""
+class StoredTrials:
+    """Trials in the plan database, for one environment. A noisy outcome is not known."""
 
     def __init__(self, database: PlanDatabase, environment: Environment, fresh: bool) -> None:
         self._database = database

@@ -1,7 +1,7 @@
-"""Plans for a chip that is not here: kernels are compiled for it and ranked by guesses.
+"""Plans for a chip that is not here: kernels are compiled for it and ranked by estimates.
 
-Nothing is timed, so nothing here makes a `Measured`. A guess costs nothing and a build seconds:
-only what is part of the cheapest cover is built, until nothing in it is left to build.
+Nothing is timed, so nothing here makes a `Measured`. An estimate costs nothing and a build seconds:
+only parts of the cheapest cover are built, until all of it is.
 """
 
 from __future__ import annotations
@@ -16,46 +16,55 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from plantune.canonical import Attrs
+from plantune.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
-from plantune.graph.fusions import all_fusions
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.chips import measured_chip
+from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
 from plantune.measure.outcome import Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.problem import Problem
+from plantune.search.candidates import Key, StepCandidate, step_candidates
+from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSIONS, Conversion, Cover, best_covers
-from plantune.search.footprint import Footprint, footprint_of
-from plantune.search.options import Costs, Try, options, tries
 from plantune.search.ranking import plan_of
 from plantune.space.arch import Arch
 from plantune.space.search_space import load_search_space
 
-# When so many configs of a family failed for a step and layout, the rest of them is left alone.
+# After so many failed configs of a family for a step and layout, the rest of them is left alone.
 FAILURES_MAX = 3
 UNCHECKED = "not checked"
 
 Say = Callable[[str], None]
 Check = Callable[[Step, Candidate], Rejected | None]
-Key = tuple[str, Candidate]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a block of a kernel takes, as the assembler counted it; zeros if nothing counts it."""
+
+    threads: int = 0
+    registers: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A step of a predicted plan; `footprint` is None where nothing is compiled."""
+    """A step of a predicted plan; `footprint` is None if nothing is compiled."""
 
     step: Step
     candidate: Candidate
-    guess_us: float
+    estimate_us: float
     footprint: Footprint | None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted plan, its steps in the order in which they run, and what was refused."""
+    """A predicted plan, its steps in running order, and what was rejected."""
 
     plan: Plan
     steps: tuple[PredictedStep, ...]
@@ -63,48 +72,38 @@ class Prediction:
     rejected: tuple[tuple[Step, Candidate, Rejected], ...]
 
 
-class Guesses(Costs):
-    """Costs where nothing is ever measured."""
+class PredictedCosts(Costs):
+    """Estimates alone, of what builds and fits the chip."""
 
     def __init__(self) -> None:
         super().__init__()
+        # When closed, what was not built cannot be used.
         self.closed = False
-        self._footprints: dict[Key, Footprint] = {}
-        self._failures: Counter[tuple[str, tuple[str, ...]]] = Counter()
+        self.footprints: dict[Key, Footprint] = {}
+        self._failures: Counter[tuple[object, ...]] = Counter()
 
-    def of(self, tried: Try) -> float:
-        """Microseconds; infinite for what cannot be used, or, once closed, was not built."""
-        given_up = self._failures[_field(tried)] >= FAILURES_MAX and not self.knows(tried)
-        late = self.closed and not self.knows(tried)
-        refused = tried.key in self.outcomes
-        return math.inf if refused or given_up or late else tried.guess_us
+    def of(self, candidate: StepCandidate) -> float:
+        """Microseconds; infinite for what cannot be used."""
+        given_up = self.closed or self._failures[_configs_of(candidate)] >= FAILURES_MAX
+        unknown = given_up and not self.knows(candidate)
+        return math.inf if candidate.key in self.outcomes or unknown else candidate.estimate_us
 
-    def knows(self, tried: Try) -> bool:
+    def knows(self, candidate: StepCandidate) -> bool:
         """Whether it was built; what compiles nothing counts as built."""
-        return tried.key in self._footprints or not family_named(tried.candidate.family).build_s
+        return candidate.key in self.footprints or not candidate.build_s
 
-    def footprint(self, tried: Try) -> Footprint | None:
-        return self._footprints.get(tried.key)
-
-    def accept(self, tried: Try, footprint: Footprint) -> None:
-        self._footprints[tried.key] = footprint
-
-    def reject(self, tried: Try, rejected: Rejected) -> None:
-        self.outcomes[tried.key] = rejected
-        self._failures[_field(tried)] += 1
-
-    @property
-    def built(self) -> int:
-        return len(self._footprints)
+    def reject(self, candidate: StepCandidate, rejected: Rejected) -> None:
+        self.outcomes[candidate.key] = rejected
+        self._failures[_configs_of(candidate)] += 1
 
 
-def _field(tried: Try) -> tuple[str, tuple[str, ...]]:
-    return tried.step.signature, tried.kin
+def _configs_of(candidate: StepCandidate) -> tuple[object, ...]:
+    return candidate.step.signature, candidate.cluster
 
 
 class Predictor:
-    """Plans one problem. `check` says what is wrong with a kernel's numbers, where that is known;
-    `say` is told what goes on.
+    """Plans one problem. `check` returns what is wrong with a kernel's numbers, if it can be known;
+    `say` is called with what goes on.
     """
 
     def __init__(
@@ -122,109 +121,109 @@ class Predictor:
         self._check = check
         self._numerics = numerics
         self._say = say
-        self._costs = Guesses()
+        self._costs = PredictedCosts()
         self._rejected: list[tuple[Step, Candidate, Rejected]] = []
         self._checked: set[Key] = set()
 
     @cached_property
-    def _tries(self) -> dict[tuple[tuple[str, ...], Candidate], Try]:
-        found = tries(self._problem.graph, self._space, all_fusions())
-        return {(_nodes(tried.step), tried.candidate): tried for tried in found}
+    def _candidates(self) -> tuple[StepCandidate, ...]:
+        return step_candidates(self._problem.graph, self._space)
 
     def run(self) -> Prediction:
-        """The cheapest cover by guesses whose kernels build and fit the chip."""
+        """The cheapest cover by estimates whose kernels build and fit the chip."""
         while True:
-            cost_us, cover = self._cover()
-            used = [self._tries[_nodes(o.step), o.candidate] for o in cover]
-            missing = _distinct(tried for tried in used if not self._costs.knows(tried))
+            cost_us, cover = self._best_cover()
+            missing = _distinct(c for c in cover if not self._costs.knows(c))
             if missing:
                 self._build(missing)
-            elif self._are_right(used):
-                return self._prediction(cost_us, cover, self._told(used))
+            elif self._are_right(cover):
+                return self._prediction(cost_us, cover)
             self._costs.closed = self._is_over
 
     @property
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end
 
-    def _cover(self) -> tuple[float, Cover]:
-        choices = options(self._tries.values(), self._costs, known_only=False)
-        arch = self._space.arch
-        found = best_covers(self._problem.graph, choices, 1, conversion_on(arch))
+    def _best_cover(self) -> tuple[float, Cover]:
+        arch, priced = self._space.arch, self._costs.priced(self._candidates)
+        found = best_covers(self._problem.graph, priced, 1, conversion_on(arch))
         if not found:
             raise NoViableCandidate(f"no candidates cover {self._problem.network} on {arch.name}")
         return found[0]
 
-    def _build(self, missing: Sequence[Try]) -> None:
+    def _build(self, missing: Sequence[StepCandidate]) -> None:
         self._say(f"compiling {len(missing)} kernels for {self._space.arch.name}")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         with ThreadPoolExecutor(cores) as pool:
             results = list(pool.map(self._built, missing))
-        for tried, result in zip(missing, results, strict=True):
+        for candidate, result in zip(missing, results, strict=True):
             if isinstance(result, Rejected):
-                self._reject(tried, result)
+                self._reject(candidate, result)
             elif result is not None:
-                self._costs.accept(tried, result)
+                self._costs.footprints[candidate.key] = result
 
-    def _built(self, tried: Try) -> Footprint | Rejected | None:
-        """What a kernel takes, or why it cannot be used; None where the time is up."""
+    def _built(self, candidate: StepCandidate) -> Footprint | Rejected | None:
+        """What a kernel takes, or why it cannot be used; None if the time is over."""
         if self._is_over:
             return None
         try:
-            built = build(tried.step, tried.candidate, self._space.arch)
+            built = build(candidate.step, candidate.candidate, self._space.arch)
         except BuildError as error:
             return Rejected("build", error.what[:REASON_LENGTH])
-        return footprint_of(tried.step, tried.candidate, built, self._space.arch)
+        return footprint_of(candidate.step, candidate.candidate, built, self._space.arch)
 
-    def _are_right(self, used: Sequence[Try]) -> bool:
-        """Whether no check found fault with any of these, as far as there was time to look."""
+    def _are_right(self, cover: Cover) -> bool:
+        """Whether no check found a fault in any of these, as far as there was time to look."""
         if self._check is None:
             return True
         sound = True
-        for tried in self._unchecked(used):
+        for candidate in self._unchecked(cover):
             if self._is_over:
                 break
-            self._say(f"checking {tried.candidate.family} for {tried.step.name}")
-            self._checked.add(tried.key)
-            fault = self._check(tried.step, tried.candidate)
+            self._say(f"checking {candidate.candidate.family} for {candidate.step.name}")
+            self._checked.add(candidate.key)
+            fault = self._check(candidate.step, candidate.candidate)
             if fault is not None:
-                self._reject(tried, fault)
+                self._reject(candidate, fault)
                 sound = False
         return sound
 
-    def _unchecked(self, used: Sequence[Try]) -> list[Try]:
-        """Kernels that were built and never run."""
-        built = _distinct(tried for tried in used if self._costs.footprint(tried) is not None)
-        return [tried for tried in built if tried.key not in self._checked]
+    def _unchecked(self, cover: Cover) -> list[StepCandidate]:
+        """Kernels that were built and not checked."""
+        return _distinct(
+            c for c in cover if c.key in self._costs.footprints and c.key not in self._checked
+        )
 
-    def _told(self, used: Sequence[Try]) -> str:
+    def _checked_text(self, cover: Cover) -> str:
         """What the plan says of its kernels' numbers."""
-        left = len(self._unchecked(used)) if self._check is not None else 0
+        left = len(self._unchecked(cover)) if self._check is not None else 0
         return self._numerics if not left else f"{self._numerics}, but for {left} kernels"
 
-    def _reject(self, tried: Try, rejected: Rejected) -> None:
-        self._costs.reject(tried, rejected)
-        self._rejected.append((tried.step, tried.candidate, rejected))
+    def _reject(self, candidate: StepCandidate, rejected: Rejected) -> None:
+        self._costs.reject(candidate, rejected)
+        self._rejected.append((candidate.step, candidate.candidate, rejected))
 
-    def _prediction(self, cost_us: float, cover: Cover, numerics: str) -> Prediction:
+    def _prediction(self, cost_us: float, cover: Cover) -> Prediction:
         plan = replace(
             plan_of(cover, self._problem, self._space),
             origin="predicted",
             evidence=Attrs(
                 predicted_ms=cost_us / 1e3,
-                built=self._costs.built,
+                built=len(self._costs.footprints),
                 rejected=len(self._rejected),
-                numerics=numerics,
+                numerics=self._checked_text(cover),
             ),
         )
         steps = check_plan(plan, self._problem.graph, self._space)
         chosen = candidates_by_step(plan, steps)
         rows = [self._row(step, chosen[step.name]) for step in steps if step.phase != "refresh"]
-        return Prediction(plan, tuple(rows), self._costs.built, tuple(self._rejected))
+        built = len(self._costs.footprints)
+        return Prediction(plan, tuple(rows), built, tuple(self._rejected))
 
     def _row(self, step: Step, candidate: Candidate) -> PredictedStep:
-        tried = Try(step, candidate, self._space.arch)
-        return PredictedStep(step, candidate, tried.guess_us, self._costs.footprint(tried))
+        item = StepCandidate(step, candidate, self._space.arch)
+        footprint = self._costs.footprints.get(item.key)
+        return PredictedStep(step, candidate, item.estimate_us, footprint)
 
 
 def conversion_on(arch: Arch) -> Conversion:
@@ -236,9 +235,19 @@ def conversion_on(arch: Arch) -> Conversion:
     return replace(usual, bytes_per_us=usual.bytes_per_us * share)
 
 
-def _nodes(step: Step) -> tuple[str, ...]:
-    return tuple(node.name for node in step.nodes)
+def footprint_of(
+    step: Step, candidate: Candidate, built: object, arch: Arch
+) -> Footprint | Rejected:
+    """What a block of a built kernel takes; rejected if a thread's registers do not suffice."""
+    family = family_named(candidate.family)
+    if not isinstance(built, Binary) or not isinstance(family, CudaFamily):
+        return Footprint()
+    used = built.usage["run"]
+    if used.spill_bytes:
+        return Rejected("build", f"it spills {used.spill_bytes} bytes of a thread's registers")
+    shared = block_shared_bytes(used, arch) + family.block_bytes(step, candidate.config, arch)
+    return Footprint(family.threads(step, candidate.config), used.registers, shared)
 
 
-def _distinct(found: Iterable[Try]) -> list[Try]:
-    return list({tried.key: tried for tried in found}.values())
+def _distinct(found: Iterable[StepCandidate]) -> list[StepCandidate]:
+    return list({candidate.key: candidate for candidate in found}.values())

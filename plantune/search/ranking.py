@@ -1,4 +1,4 @@
-"""The captured whole is the judge: plans are timed as whole programs, in turns, and one is kept."""
+"""Plans as a search compares them: made of covers, affordable to build, tied, the fastest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from plantune.default_plans import FALLBACK, default_plan
+from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Graph
 from plantune.graph.partition import partition_into
 from plantune.graph.step import Step
@@ -15,20 +16,20 @@ from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.problem import Problem
+from plantune.search.candidates import FRAMEWORK, VIEW, Key
 from plantune.search.cover import Cover
+from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
 
-# What differs by less is not worth a more complicated plan.
+# A smaller difference is not worth a more complicated plan.
 TIE = 0.01
 TIE_RESAMPLES = 200
 
 
 def plan_of(cover: Cover, problem: Problem, space: SearchSpace) -> Plan:
-    """The plan that a cover describes; constants are left to the framework."""
+    """The plan of a cover; constants are left to the framework."""
     graph = problem.graph
-    chosen = [
-        Choice(tuple(node.name for node in option.step.nodes), option.candidate) for option in cover
-    ]
+    chosen = [Choice(item.nodes, item.candidate) for item in cover]
     covered = {name for choice in chosen for name in choice.nodes}
     rest = partition_into(
         graph,
@@ -38,15 +39,20 @@ def plan_of(cover: Cover, problem: Problem, space: SearchSpace) -> Plan:
         ],
     )
     chosen += [
-        Choice((step.name,), _fallback(step, space)) for step in rest if step.name not in covered
+        Choice((step.name,), fallback(step, space)) for step in rest if step.name not in covered
     ]
     plain = default_plan(graph, space, network=problem.network)
     return replace(plain, choices=tuple(chosen), origin="measured")
 
 
-def _fallback(step: Step, space: SearchSpace) -> Candidate:
-    legal = candidates(step, space)
-    return next(c for wish in FALLBACK for c in legal if wish.admits(step, c))
+def fallback(step: Step, space: SearchSpace) -> Candidate:
+    """The framework's candidate for a single op."""
+    legal = candidates(step, space, (VIEW, FRAMEWORK))
+    admitted = (c for preference in FALLBACK for c in legal if preference.admits(step, c))
+    found = next(admitted, None)
+    if found is None:
+        raise IllegalCandidate(f"the framework does not run step {step.name!r}")
+    return found
 
 
 def distinct(plans: Iterable[Plan]) -> list[Plan]:
@@ -58,10 +64,8 @@ def distinct(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int | None:
-    """The index of the plan to keep, None where none ran.
-
-    Of those that tie with the fastest the simplest is kept: the one with fewer compiled kernels,
-    then fewer steps.
+    """The index of the plan to keep, None if none ran: of those that tie with the fastest the
+    simplest one, with fewer compiled kernels, then fewer steps.
     """
     times = {i: timing for i, timing in enumerate(timings) if isinstance(timing, Timing)}
     if not times:
@@ -77,8 +81,8 @@ def kept(
     timings: Sequence[Timing | Rejected],
     winner: int,
 ) -> int:
-    """The index of the winner if it is faster than the incumbent beyond doubt, else that of the
-    incumbent: a plan is never replaced by a worse one.
+    """The index of the winner if it is clearly faster than the incumbent, else of the incumbent: a
+    plan is never replaced by a worse one.
     """
     if incumbent is None:
         return winner
@@ -91,9 +95,9 @@ def kept(
 
 
 def is_tie(one: Timing, other: Timing) -> bool:
-    """Whether two that were timed in turns differ by no more than TIE, or not surely.
+    """Whether two that were timed in turns differ by at most TIE, or not for sure.
 
-    The spread of each alone would say less: a machine whose clock has two speeds moves both.
+    The spread of each alone would say less: a machine whose clock has two speeds affects both.
     """
     interval = ratio_interval(one, other, resamples=TIE_RESAMPLES)
     return interval.low <= 1 + TIE and interval.high >= 1 - TIE
@@ -109,7 +113,7 @@ def is_deterministic(
     plan: Plan,
     graph: Graph,
     space: SearchSpace,
-    outcomes: Mapping[tuple[str, Candidate], Outcome],
+    outcomes: Mapping[Key, Outcome],
 ) -> bool:
     """Whether each kernel of a pass gave the same bits whenever it was checked."""
     steps = check_plan(plan, graph, space)
@@ -128,3 +132,25 @@ def swapped(plan: Plan, graph: Graph, space: SearchSpace, swaps: Mapping[str, Ca
     changed = replace(plan, choices=choices)
     check_plan(changed, graph, space)
     return changed
+
+
+def affordable(
+    plans: Sequence[Plan], graph: Graph, space: SearchSpace, steps: StepSearch, left_s: float
+) -> list[Plan]:
+    """The plans for whose kernels there is time to build them, the first ones first."""
+    kept = []
+    for plan in plans:
+        needed_s = building_s(plan, graph, space, steps)
+        if needed_s <= left_s:
+            kept.append(plan)
+            left_s -= needed_s
+    return kept
+
+
+def building_s(plan: Plan, graph: Graph, space: SearchSpace, steps: StepSearch) -> float:
+    """The time to build what this search did not; what an earlier one built takes less."""
+    parts = check_plan(plan, graph, space)
+    chosen = candidates_by_step(plan, parts)
+    keys = {(step.signature, chosen[step.name]) for step in parts} - steps.ran
+    known = steps.costs.outcomes
+    return sum(steps.durations.build_s(key[1], cached=key in known) for key in keys)

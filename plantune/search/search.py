@@ -1,108 +1,44 @@
-"""The search: measures steps, ranks whole plans, races the winner, keeps everything on the way."""
+"""A search: measures steps, ranks whole plans, races the winner, and keeps everything it finds."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from plantune.canonical import Attrs
 from plantune.default_plans import default_plan, hand_plan, problem_of
-from plantune.errors import (
-    MeasureTimeout,
-    NoViableCandidate,
-    OutOfTime,
-    WorkerDied,
-    WrongResult,
-)
+from plantune.errors import OutOfTime
 from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.gpu_watch import gpu_watcher
-from plantune.measure.machine_state import State, machine_for
-from plantune.measure.outcome import Measured, Rejected
+from plantune.measure.machine_state import machine_for
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
-from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import Found
 from plantune.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.builds import builds_for
-from plantune.search.contenders import affordable
-from plantune.search.finalists import branched, improved, swaps
-from plantune.search.gap import gap_lines
-from plantune.search.judgement import Duels, duels_of, evidence_of, judged, repeated, undecided
-from plantune.search.known import incumbent, known_plans
-from plantune.search.measuring import Measurer, Store
-from plantune.search.progress import Report, silent
-from plantune.search.proposals import Ledger, TpeProposer
-from plantune.search.pulse import marks, noted
-from plantune.search.ranking import distinct, fastest, is_deterministic, kept, plan_of
+from plantune.search.builds import Builds, builds_for
+from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
+from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
+from plantune.search.machine_log import MachineLog
+from plantune.search.measuring import StoredTrials, WorkerMeasurer
+from plantune.search.phases import Run, race_again, race_first, rank, time_plans
+from plantune.search.ranking import affordable, distinct, is_deterministic, plan_of
+from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.step_search import StepSearch
-from plantune.search.unraced import known_plan, plain_plan
+from plantune.search.studies import Studies
 from plantune.space.search_space import load_search_space
 
 COVERS_TO_RANK = 4
-SWAPS_AT_ONCE = 7
-REFINING_S = 1.0
-# Ranking is left out where there is less time for it.
-LEAST_RANKING_S = 0.3
-# So many of the best, and the plainest, where others keep the machine busy.
-FEW = 2
-RACE_S = 8.0
-MOST_RACES = 3
-# A race that leaves something open is run again by those whom it leaves open, while there is time.
-MOST_REPEATS = 4
-LEAST_REPEAT_S = 1.0
-# What timing the plans that are known already may take of the budget, and of seconds.
+# What timing known plans may take: a part of the budget, or seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
-# The time that must be left for a way of torch.compile to join the race; others join always.
-COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
-NEVER_S = float("inf")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to search: seconds in all, the seed of every draw, and what the winner races against:
-    all ways of the arch for which there is time, where `baselines` names none. Without `shipped`
-    a search begins from this machine's own plans alone.
-    """
-
-    budget_s: float = 90.0
-    seed: int = 0
-    fresh: bool = False
-    storage: str | None = None
-    baselines: tuple[str, ...] | None = None
-    shipped: bool = True
-
-
-@dataclass(frozen=True)
-class Result:
-    """The plan that was found. A partial one was not ranked and raced to the end.
-
-    `candidates` are all that there are; with `exhausted`, none of the others could be part of a
-    faster plan, else there was no time for them. Where there was none for a race either, `plan` is
-    the `known` one that calls find already, or lets the network run as it is. `notes` say what
-    disturbed the machine, and what that did to times.
-    """
-
-    plan: Plan
-    complete: bool
-    race: Race | None
-    measured: int
-    rejected: int
-    candidates: int = 0
-    exhausted: bool = True
-    budget_s: float = 0.0
-    known: Found | None = None
-    spent_s: float = 0.0
-    notes: tuple[str, ...] = ()
 
 
 class Search:
-    """One search. `run` may be interrupted; `partial` says what was found until then."""
+    """One search. `run` may be interrupted; `partial` returns what was found until then."""
 
     def __init__(
         self,
@@ -118,275 +54,138 @@ class Search:
         self._database = database
         self._environment = environment
         self._report = report
+        self._log = MachineLog(machine_for(self.space.arch.kind, gpu_watcher(problem.arch)))
+        self._budget = Budget(settings.budget_s)
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
         self._known: list[Plan] = []
         self._incumbent: Plan | None = None
-        self._machine = machine_for(self.space.arch.kind, gpu_watcher(problem.arch))
-        self._looks: dict[str, State] = {}
-        self._budget = Budget(self.settings.budget_s)
 
     def run(self, worker: Worker) -> Result:
-        """Searches to the end and keeps the plan; raises NoViableCandidate where nothing ran."""
-        budget = self._budget = Budget(self.settings.budget_s)
-        ledger = Ledger(self.settings.storage, self.settings.seed)
-        measurer = Measurer(worker, ledger, self.space, self.settings.seed, budget, self._machine)
-        store = Store(self._database, self._environment, self.settings.fresh)
+        """Searches to the end and keeps the plan; raises NoViableCandidate if nothing ran."""
+        self._budget = Budget(self.settings.budget_s)
         try:
-            steps = self._searched(worker, measurer, store, budget)
-            self._looks["measuring"] = self._machine.look()
-            if not budget.left_s:
+            with builds_for(self.space.arch, worker) as builds:
+                run = self._started(worker, builds)
+                self._time_known_plans(run)
+                run.steps.run(run.budget, self._report)
+            state = self._log.snapshot("measuring")
+            if not run.budget.left_s:
                 raise OutOfTime("the time was over before anything was compared")
-            plans = self._rank(worker, steps, budget)
-            self._looks["ranking"] = self._machine.look()
+            plans = rank(run, self._contenders(run.steps), self._incumbent, state)
+            self._log.snapshot("ranking")
             self._best = plans[0]
-            self._tell(steps, budget, "racing")
-            plan, race = self._raced(worker, plans, budget)
+            run.tell("racing")
+            plan, race = race_first(run, plans)
         except OutOfTime:
-            return self._unraced()
-        self._looks["race"] = self._machine.look()
-        duels = self._repeated(worker, plan, race, budget)
-        race = _with(duels, race)
-        plan = judged(replace(plan, evidence=evidence_of(race)), duels, self._captured())
-        same = is_deterministic(plan, self.problem.graph, self.space, steps.costs.outcomes)
-        told = {"deterministic": int(same), "search_s": round(budget.spent_s, 1)}
-        plan = replace(plan, evidence=Attrs({**plan.evidence, **told, **marks(self._looks)}))
+            return self._without_race()
+        state = self._log.snapshot("race")
+        duels = race_again(run, plan, race)
+        race = with_all_rounds(race, duels)
+        plan = self._finished(run, plan, race, duels)
         self._database.put_plan(plan, self._environment)
-        gaps = gap_lines(race, steps.best_us, steps.framework_us(), self._looks["race"])
-        result = self._result(plan, complete=True, race=race)
-        return replace(result, notes=(*result.notes, *gaps))
-
-    def _searched(
-        self, worker: Worker, measurer: Measurer, store: Store, budget: Budget
-    ) -> StepSearch:
-        """The steps, measured as far as there was time."""
-        with builds_for(self.space.arch, worker) as builds:
-            steps = self._steps = StepSearch(
-                self.problem.graph,
-                self.space,
-                measurer,
-                store,
-                builds=builds,
-                proposer=TpeProposer(self.settings.seed),
-            )
-            budget.call_s = steps.framework_us() / 1e6
-            worker.start(budget.cut_at("racing"))
-            self._begin(worker, steps, budget)
-            steps.run(budget, self._report)
-        return steps
+        gaps = race_notes(race, run.steps.best_us, run.steps.framework_us(), state)
+        return self._result(plan, race=race, notes=gaps)
 
     def partial(self) -> Result | None:
         """What is best so far, kept as partial; None before anything was measured."""
         steps = self._steps
-        if steps is None:
-            return None
-        measured = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
-        if self._best is None and not measured:
+        if steps is None or (self._best is None and not steps.measured):
             return None
         plan = self._best or plan_of(steps.covers(1)[0][1], self.problem, self.space)
         self._database.put_plan(plan, self._environment, partial=True)
-        return self._result(plan, complete=False, race=None)
+        return self._result(plan, complete=False)
 
-    def _begin(self, worker: Worker, steps: StepSearch, budget: Budget) -> None:
-        """Times the plans that are known already, so that an early end has a good one, and measures
-        the steps of the best of them first.
-        """
-        graph, database = self.problem.graph, self._database
-        problem = problem_of(graph, self.space, network=self.problem.network)
-        self._incumbent = incumbent(problem, self._environment, database)
-        shipped = self.settings.shipped
-        known = known_plans(
-            graph, self.space, problem, self._environment, database, shipped=shipped
+    def _started(self, worker: Worker, builds: Builds) -> Run:
+        settings, budget = self.settings, self._budget
+        studies = Studies(
+            settings.storage, settings.seed, self._environment.key, fresh=settings.fresh
         )
+        measurer = WorkerMeasurer(worker, self.space, settings.seed, budget, self._log.machine)
+        store = StoredTrials(self._database, self._environment, settings.fresh)
+        graph = self.problem.graph
+        steps = self._steps = StepSearch(
+            graph, self.space, measurer, store, builds=builds, studies=studies
+        )
+        budget.call_s = steps.framework_us() / 1e6
+        worker.start(budget.cut_at("racing"))
+        return Run(self.problem, self.space, settings, worker, budget, steps, self._report)
+
+    def _time_known_plans(self, run: Run) -> None:
+        """So that an early end has a good plan. Measures the steps of the best of them first."""
+        graph, budget, environment = self.problem.graph, run.budget, self._environment
+        key = problem_of(graph, self.space, network=self.problem.network)
+        self._incumbent = incumbent(key, environment, self._database)
+        shipped = self.settings.shipped
+        known = known_plans(graph, self.space, key, environment, self._database, shipped=shipped)
         seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
-        known = affordable(known, graph, self.space, steps, 2 * seconds)
+        known = affordable(known, graph, self.space, run.steps, 2 * seconds)
         if not known:
             return
-        self._tell(steps, budget, "ranking")
+        run.tell("ranking")
         effort = budget.limited(Effort(budget_s=seconds), "measuring")
-        timings: Sequence[Timing | Rejected] = ()
-        with suppress(OutOfTime):  # so they wait for the ranking
-            timings = self._timed(worker, known, effort)
-        order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
-        self._known = [known[i] for _, i in order]
+        with suppress(OutOfTime):  # then they wait for the ranking
+            timings = time_plans(run, known, effort)
+            order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
+            self._known = [known[i] for _, i in order]
         if self._known:
             self._best = self._known[0]
-            steps.begin_with(self._known[0], budget, self._report)
-
-    def _rank(self, worker: Worker, steps: StepSearch, budget: Budget) -> list[Plan]:
-        """The best covers, the plan picked by hand and the default one, timed as wholes: the winner
-        with what is left to improve in it, then those that ran, the fastest first.
-
-        Without time for that, as they are: first what is best by its steps.
-        """
-        plans = self._contenders(steps)
-        left_s = budget.left_for("ranking")
-        plans = affordable(plans, self.problem.graph, self.space, steps, left_s)
-        if self._looks["measuring"].word == "busy":  # a call may take a hundred times as long
-            plans = [*plans[:FEW], *plans[FEW:][-1:]]
-        if left_s < LEAST_RANKING_S:
-            return plans
-        self._tell(steps, budget, "ranking")
-        effort = budget.limited(Effort(budget_s=left_s / 2), "ranking")
-        try:
-            timings = self._timed(worker, plans, effort)
-        except OutOfTime:
-            return plans
-        winner = fastest(plans, timings)
-        if winner is None:
-            raise NoViableCandidate(_why_none(self.problem, timings))
-        winner = kept(self._incumbent, plans, timings, winner)
-        timed = sorted(
-            (timing.median_us, i) for i, timing in enumerate(timings) if isinstance(timing, Timing)
-        )
-        best, *others = [
-            replace(plans[i], origin="measured")
-            for i in (winner, *(i for _, i in timed if i != winner))
-        ]
-        return [self._refined(worker, steps, best, budget), best, *others]
-
-    def _refined(self, worker: Worker, steps: StepSearch, plan: Plan, budget: Budget) -> Plan:
-        """The plan with branches, and with runners-up of its steps, where the whole is faster."""
-        graph = self.problem.graph
-        left = swaps(plan, graph, self.space, steps.costs.outcomes)
-        effort = budget.limited(Effort(budget_s=REFINING_S), "ranking")
-
-        def time_plans(plans: Sequence[Plan]) -> Sequence[Timing | Rejected]:
-            return self._timed(worker, plans, effort)
-
-        with suppress(OutOfTime):  # it is good as it is
-            if budget.left_for("ranking") > REFINING_S:
-                plan = branched(plan, graph, self.space, time_plans)
-            while left and budget.left_for("ranking") > REFINING_S:
-                self._tell(steps, budget, "ranking")
-                now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
-                plan = improved(plan, graph, self.space, now, time_plans)
-        return plan
-
-    def _timed(
-        self, worker: Worker, plans: Sequence[Plan], effort: Effort
-    ) -> list[Timing | Rejected]:
-        """All plans in turns; where one takes the worker along, those that run alone."""
-        graph, seed = self.problem.graph, self.settings.seed
-        try:
-            return worker.time_programs(graph, plans, effort, seed=seed)
-        except (MeasureTimeout, WorkerDied) as error:
-            if len(plans) == 1:
-                return [Rejected("crash", str(error))]
-        short = replace(effort, budget_s=0.2)
-        alone = [self._timed(worker, [plan], short)[0] for plan in plans]
-        sound = [plan for plan, found in zip(plans, alone, strict=True) if _runs(found)]
-        timings = iter(worker.time_programs(graph, sound, effort, seed=seed) if sound else ())
-        return [next(timings) if _runs(found) else found for found in alone]
-
-    def _raced(self, worker: Worker, plans: Sequence[Plan], budget: Budget) -> tuple[Plan, Race]:
-        """The first plan that gets through its race: of the best ones, then of the slowest, mostly
-        the framework's own kernels.
-
-        What fails there was right and ran in every measurement before, so it is told.
-        """
-        contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
-        for place, plan in enumerate(contenders, 1):
-            try:
-                return plan, self._race(worker, plan, budget)
-            except (MeasureTimeout, WorkerDied, WrongResult) as error:
-                if place == len(contenders):
-                    raise
-                warnings.warn(f"a plan was given up in its race: {error}", stacklevel=2)
-        raise AssertionError("there is always a plan")
-
-    def _repeated(self, worker: Worker, plan: Plan, race: Race, budget: Budget) -> Duels:
-        """The race, with more rounds where it is open who is faster; the safe way has the rest."""
-        duels, left = duels_of(race), MOST_REPEATS
-        while (open_ := undecided(duels)) and left and budget.left_for("racing") > LEAST_REPEAT_S:
-            assert self._steps is not None
-            self._tell(self._steps, budget, "racing")
-            left -= 1
-            try:
-                duels = repeated(duels, self._race(worker, plan, budget, open_))
-            except (MeasureTimeout, OutOfTime, WorkerDied, WrongResult):
-                break  # what is known is enough to decide
-        return duels
-
-    def _captured(self) -> Plan | None:
-        """The framework's own kernels as one graph, on a GPU."""
-        if self.space.arch.kind != "cuda":
-            return None
-        plain = default_plan(self.problem.graph, self.space, network=self.problem.network)
-        return replace(plain, origin="measured")
-
-    def _race(
-        self,
-        worker: Worker,
-        plan: Plan,
-        budget: Budget,
-        baselines: tuple[str, ...] | None = None,
-    ) -> Race:
-        """The plan against the framework's ways; those that compile for long need the time."""
-        baselines = baselines or self.settings.baselines
-        if baselines is None:
-            known = baselines_for(plan.arch, self.problem.mode)
-            baselines = tuple(name for name in known if _seconds_of(name) <= budget.left_s)
-        effort = budget.limited(Effort(budget_s=min(budget.left_s / 3, RACE_S)), "racing")
-        return worker.race(self.problem, plan, baselines, effort, self.settings.seed)
+            run.steps.begin_with(self._known[0], budget, self._report)
 
     def _contenders(self, steps: StepSearch) -> list[Plan]:
+        """The best covers, the plan picked by hand, those that are known and the default one."""
         graph, name = self.problem.graph, self.problem.network
-        measured = any(isinstance(o, Measured) for o in steps.costs.outcomes.values())
-        # Without a measured step the best cover is the plain plan, and finding that takes seconds.
-        covers = steps.covers(COVERS_TO_RANK) if measured else []
+        # Without a measured step the best cover is the default plan, and finding it takes seconds.
+        covers = steps.covers(COVERS_TO_RANK) if steps.measured else []
         found = [plan_of(cover, self.problem, self.space) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, compiled=c) for c in (True, False)]
         plain = default_plan(graph, self.space, network=name)
-        ordered = [*found, *by_hand]
-        return distinct([*ordered, *self._known, plain])
+        return distinct([*found, *by_hand, *self._known, plain])
 
-    def _unraced(self) -> Result:
-        """What calls find already stays; without that they run as they are, which needs no race."""
-        self._looks["its end"] = self._machine.look()
-        plain = plain_plan(self.problem, self.space)
-        known = known_plan(plain, self._database, self._environment)
+    def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
+        """The plan with its evidence, and who runs it."""
+        graph, space = self.problem.graph, self.space
+        captured = None
+        if space.arch.kind == "cuda":  # the framework's own kernels as one graph
+            plain = default_plan(graph, space, network=self.problem.network)
+            captured = replace(plain, origin="measured")
+        plan = judged(replace(plan, evidence=evidence_of(race)), duels, captured)
+        same = is_deterministic(plan, graph, space, run.steps.costs.outcomes)
+        told = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}
+        return replace(plan, evidence=Attrs({**plan.evidence, **told, **self._log.evidence()}))
+
+    def _without_race(self) -> Result:
+        """The plan that calls use already stays; if there is none, the network runs as it is, which
+        needs no race.
+        """
+        self._log.snapshot("its end")
+        plain = plan_without_search(self.problem, self.space)
+        known = plan_in_use(plain, self._database, self._environment)
         if known is not None:
-            return replace(self._result(known.plan, complete=True, race=None), known=known)
+            return self._result(known.plan, known=known)
         self._database.put_plan(plain, self._environment)
-        return self._result(plain, complete=True, race=None)
+        return self._result(plain)
 
-    def _tell(self, steps: StepSearch, budget: Budget, phase: str) -> None:
-        self._report(steps.progress(budget, None, phase))
-
-    def _result(self, plan: Plan, *, complete: bool, race: Race | None) -> Result:
+    def _result(
+        self,
+        plan: Plan,
+        *,
+        complete: bool = True,
+        race: Race | None = None,
+        known: Found | None = None,
+        notes: Sequence[str] = (),
+    ) -> Result:
         assert self._steps is not None
-        outcomes = self._steps.costs.outcomes.values()
-        measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
         return Result(
             plan,
             complete,
             race,
-            measured,
-            len(outcomes) - measured,
-            candidates=self._steps.candidates,
+            measured=self._steps.measured,
+            rejected=len(self._steps.costs.outcomes) - self._steps.measured,
+            candidates=len({candidate.key for candidate in self._steps.candidates}),
             exhausted=self._steps.complete,
             budget_s=self.settings.budget_s,
+            known=known,
             spent_s=self._budget.spent_s,
-            notes=tuple(noted(self._looks)),
+            notes=(*self._log.warnings(), *notes),
         )
-
-
-def _runs(found: Timing | Rejected) -> bool:
-    return isinstance(found, Timing)
-
-
-def _seconds_of(baseline: str) -> float:
-    """What must be left for a baseline: those that compile for minutes are for `bench`."""
-    return COMPILING_S.get(baseline, NEVER_S) if baseline.startswith("compile") else 0.0
-
-
-def _with(duels: Duels, race: Race) -> Race:
-    """The race with the ratio to its best baseline over all rounds that both ran."""
-    best = race.best_baseline
-    return race if best is None or race.ratio is None else replace(race, ratio=duels[best].ratio)
-
-
-def _why_none(problem: Problem, timings: Sequence[Timing | Rejected]) -> str:
-    reasons = "; ".join(f"{t.stage}: {t.reason}" for t in timings if isinstance(t, Rejected))
-    return f"no plan for {problem.network} at batch {problem.batch} runs here: {reasons}"

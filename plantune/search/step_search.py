@@ -1,50 +1,49 @@
-"""Measures what could be part of the fastest cover, until that cover is known altogether."""
+"""Measures what could be part of the fastest cover, until nothing in it is estimated any more."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 from plantune.errors import OutOfTime
-from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
-from plantune.search.budget import Budget
+from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds
+from plantune.search.candidates import FRAMEWORK, Key, StepCandidate, step_candidates
+from plantune.search.clusters import Clusters
+from plantune.search.costs import Costs
 from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_covers
-from plantune.search.fields import Fields
-from plantune.search.groups import Proposer
-from plantune.search.options import FRAMEWORK, Costs, Try, options, tries
-from plantune.search.pace import Pace
-from plantune.search.progress import Progress, Report
+from plantune.search.results import Progress, Report
+from plantune.search.studies import Studies
 from plantune.space.search_space import SearchSpace
 
-# Guesses are scaled by this, round by round: first what looks best, then what would have to be
-# better than it looks.
-HOPES = (1.0, 0.75, 0.5)
-# Of what is missing in a cover at least so many, and this part, are measured before the next.
-TRIES_PER_COVER, PART_OF_COVER = 4, 4
-# What is slower than the best of its step by more than this is in no plan, whatever conversions it
-# spares.
+# Estimates are multiplied by these, one after the other: first what looks best is measured, then
+# what would have to be better than it looks.
+DISCOUNTS = (1.0, 0.75, 0.5)
+# Of what is not measured in a cover, at least so many and one in so many are measured before the
+# next cover.
+LEAST_PER_COVER, PART_OF_COVER = 4, 4
+# A candidate slower by this than the fastest for its step is part of no plan, whatever conversions
+# it saves.
 SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
+REASON_LENGTH = 4000
 
 
 class Measurer(Protocol):
     """Checks and times one candidate, without risk for this process."""
 
     def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
-        """What became of it; raises only what ends the search. What takes longer than the limit
-        need not be known well.
-        """
+        """The outcome; raises only what ends the search. Above the limit a rough time is enough."""
 
 
 class TrialStore(Protocol):
@@ -54,7 +53,7 @@ class TrialStore(Protocol):
         """What was found for equal steps in this environment."""
 
     def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
-        """Keeps an outcome at once: a kill loses nothing but the trial in flight."""
+        """Keeps an outcome at once: a kill loses only the trial in flight."""
 
 
 class StepSearch:
@@ -68,187 +67,176 @@ class StepSearch:
         store: TrialStore,
         *,
         builds: Builds | None = None,
-        proposer: Proposer | None = None,
+        studies: Studies | None = None,
     ) -> None:
         self.graph = graph
         self._conversion = CONVERSIONS[space.arch.kind]
-        self.all_tries = tries(graph, space, all_fusions())
+        self.candidates = step_candidates(graph, space)
         self.costs = Costs()
-        self._fields = Fields(self.all_tries, self.costs, proposer)
+        self._clusters = Clusters(self.candidates, self.costs, studies)
         self._measurer = measurer
         self._store = store
         self._builds = builds
-        self._used: list[Try] = []
-        self.pace = Pace()
+        self._cover: list[StepCandidate] = []
+        self.durations = Durations()
         # Whether there was time for all that could be part of the best cover.
         self.complete = False
-        # What this search had built and run, so that it lies ready where it runs again.
-        self.ran: set[tuple[str, Candidate]] = set()
-        self._plain = [
-            tried
-            for tried in self.all_tries
-            if tried.candidate.family == FRAMEWORK and tried.candidate.config["layout"] == "nchw"
+        # What this search built and ran, so that the worker has it at hand.
+        self.ran: set[Key] = set()
+        self._framework = [
+            candidate
+            for candidate in self.candidates
+            if candidate.candidate.family == FRAMEWORK
+            and candidate.candidate.config["layout"] == "nchw"
         ]
         self._recall()
-        self._best_us = self._known_us()
-
-    def _recall(self) -> None:
-        """Outcomes of earlier searches count as measured."""
-        known: dict[str, dict[Candidate, Outcome]] = {}
-        for tried in self.all_tries:
-            signature = tried.step.signature
-            if signature not in known:
-                known[signature] = self._store.known(tried.step)
-            if tried.candidate in known[signature] and not self.costs.knows(tried):
-                self._learn(tried, known[signature][tried.candidate])
-
-    def _learn(self, tried: Try, outcome: Outcome) -> None:
-        self.costs.learn(tried, outcome)
-        self._fields.learn(tried, outcome)
+        self.best_us = self._known_us()
+        """The time of the best cover, as a sum of steps; infinite until one is known."""
 
     def run(self, budget: Budget, report: Report) -> None:
-        """Measures until nothing unknown could be part of the best cover, or the time is up."""
+        """Measures until nothing unknown could be part of the best cover, or the time is over."""
         with suppress(OutOfTime):  # which says nothing of the candidate in flight
             self._calibrate(budget, report)
-            self.complete = all(self._is_known(hope, budget, report) for hope in HOPES)
+            self.complete = all(self._settle(discount, budget, report) for discount in DISCOUNTS)
 
-    def _is_known(self, hope: float, budget: Budget, report: Report) -> bool:
-        """Whether the best cover is known at last, with guesses scaled by `hope`."""
-        self.costs.hope = hope
+    def _settle(self, discount: float, budget: Budget, report: Report) -> bool:
+        """Measures until the best cover holds no estimate; False if there is no time for that."""
+        self.costs.discount = discount
         while missing := self._missing():
-            fitting = [tried for tried in missing if self._fits(tried, budget)]
+            fitting = [candidate for candidate in missing if self._fits(candidate, budget)]
             if not fitting:
                 return False
             self._measure_all(self._built(fitting, budget), budget, report)
         return True
 
-    def _fits(self, tried: Try, budget: Budget) -> bool:
+    def _recall(self) -> None:
+        """What earlier searches found, in the studies and in the plan database, is known."""
+        recorded = self._clusters.recorded()
+        stored: dict[str, dict[Candidate, Outcome]] = {}
+        for candidate in self.candidates:
+            signature, config = candidate.key
+            if signature not in stored:
+                stored[signature] = self._store.known(candidate.step)
+            outcome = stored[signature].get(config) or recorded.get(candidate.key)
+            if outcome is not None and not self.costs.knows(candidate):
+                self.costs.learn(candidate, outcome)
+                self._clusters.learn(candidate, outcome)
+
+    def _fits(self, candidate: StepCandidate, budget: Budget) -> bool:
         """Whether there seems to be time for it."""
         built_ahead = self._builds is not None and self._builds.threads > 0
-        needed = self.pace.seconds_of(tried.candidate, built=built_ahead)
-        return needed <= budget.left_for("measuring")
+        needed_s = self.durations.seconds_of(candidate.candidate, built=built_ahead)
+        return needed_s <= budget.left_for("measuring")
 
     def begin_with(self, plan: Plan, budget: Budget, report: Report) -> None:
         """Measures the steps of a plan that is known to be good."""
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
-        tries = [t for t in self.all_tries if _spot(t.step, t.candidate) in wanted]
-        unknown = {tried.key: tried for tried in tries if not self.costs.knows(tried)}
+        of_plan = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
+        unknown = self._unknown(of_plan)
         if self._builds is not None:
-            self._builds.want(unknown.values())
+            self._builds.want(unknown)
         with suppress(OutOfTime):
-            self._measure_all([*unknown.values()], budget, report)
+            self._measure_all(unknown, budget, report)
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
         """While the first kernels are built, times each of the framework's ops at its largest."""
         if self._builds is None or not self._builds.threads:
             return
         self._want(self._missing())
-        largest: dict[str, Try] = {}
-        for tried in sorted(self._plain, key=lambda tried: tried.guess_us):
-            largest[tried.step.nodes[0].op] = tried
-        unknown = [tried for tried in largest.values() if not self.costs.knows(tried)]
+        by_size = sorted(self._framework, key=lambda candidate: candidate.estimate_us)
+        largest = {candidate.step.nodes[0].op: candidate for candidate in by_size}
+        unknown = [c for c in largest.values() if not self.costs.knows(c)]
         self._measure_all(unknown, budget, report)
 
-    def _measure_all(self, tries: Sequence[Try], budget: Budget, report: Report) -> None:
-        for tried in tries:
-            if self._fits(tried, budget):
-                report(self.progress(budget, tried))
+    def _measure_all(
+        self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
+    ) -> None:
+        for candidate in candidates:
+            if self._fits(candidate, budget):
+                report(self.progress(budget, candidate))
                 start = time.monotonic()
-                self.measure(tried)
-                self.pace.learn(tried.candidate, time.monotonic() - start)
+                self.measure(candidate)
+                self.durations.learn(candidate.candidate, time.monotonic() - start)
 
-    def measure(self, tried: Try) -> Outcome:
-        """The outcome of a candidate; one that is known not to build needs no measuring."""
-        failure = None if self._builds is None else self._builds.failure(tried)
+    def measure(self, candidate: StepCandidate) -> Outcome:
+        """The outcome of a candidate; one that is known not to build is not measured."""
+        failure = None if self._builds is None else self._builds.failure(candidate)
+        step, config = candidate.step, candidate.candidate
         if failure is None:
-            limit_us = SLOWER * self.costs.fastest_us(tried.step)
-            outcome = self._measurer.measure(tried.step, tried.candidate, limit_us)
-            self.ran.add(tried.key)
+            limit_us = SLOWER * self.costs.fastest_us(step)
+            outcome = self._measurer.measure(step, config, limit_us)
+            self.ran.add(candidate.key)
         else:
-            outcome = Rejected("build", failure[:4000])
-        self._store.keep(tried.step, tried.candidate, outcome)
-        self._learn(tried, outcome)
+            outcome = Rejected("build", failure[:REASON_LENGTH])
+        self._store.keep(step, config, outcome)
+        self.costs.learn(candidate, outcome)
+        self._clusters.record(candidate, outcome)
         return outcome
 
-    def _missing(self) -> list[Try]:
+    def _missing(self) -> list[StepCandidate]:
         """Unmeasured parts of the best cover, the most expensive first."""
-        offered = {_spot(tried.step, tried.candidate): tried for tried in self._fields.offered()}
-        found = self._best(offered.values(), 1, known_only=False, beam=NARROW_BEAM)
+        priced = self.costs.priced(self._clusters.offered())
+        found = best_covers(self.graph, priced, 1, self._conversion, NARROW_BEAM)
         cover = found[0][1] if found else ()
-        used = [offered[_spot(option.step, option.candidate)] for option in cover]
-        self._used = sorted(used, key=lambda tried: -self.costs.of(tried))
-        self._best_us = self._known_us(NARROW_BEAM)
-        return list({t.key: t for t in self._used if not self.costs.knows(t)}.values())
+        self._cover = sorted(cover, key=lambda candidate: -self.costs.of(candidate))
+        self.best_us = self._known_us(NARROW_BEAM)
+        return self._unknown(self._cover)
 
-    def _built(self, missing: Sequence[Try], budget: Budget) -> Sequence[Try]:
-        """What to measure now: of the missing those that are built, else whatever is built."""
+    def _unknown(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
+        """Those without an outcome, one of several for equal steps."""
+        return list({c.key: c for c in candidates if not self.costs.knows(c)}.values())
+
+    def _built(self, missing: Sequence[StepCandidate], budget: Budget) -> Sequence[StepCandidate]:
+        """What to measure now: of the missing ones those that are built, else whatever is built."""
+        enough = max(LEAST_PER_COVER, len(missing) // PART_OF_COVER)
         if self._builds is None:
-            return missing[: _enough(missing)]
+            return missing[:enough]
         for choice in (missing, self._want(missing)):
-            ready = [tried for tried in choice if self._builds.is_ready(tried)]
+            ready = [candidate for candidate in choice if self._builds.is_ready(candidate)]
             if ready:
-                return ready[: _enough(missing)]
+                return ready[:enough]
         self._builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
         return ()
 
-    def _want(self, missing: Sequence[Try]) -> Collection[Try]:
-        """What is built from now on: what is missing, then what will probably be."""
+    def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
+        """What is built from now on: what is missing, then what probably will be."""
         assert self._builds is not None
-        ahead = self._fields.ahead(self._used, DEPTH)
-        wanted = {t.key: t for t in (*missing, *ahead) if not self.costs.knows(t)}
-        self._builds.want(wanted.values())
-        return wanted.values()
+        wanted = self._unknown((*missing, *self._clusters.ahead(self._cover, DEPTH)))
+        self._builds.want(wanted)
+        return wanted
 
     def covers(self, wanted: int, beam: int = BEAM) -> list[tuple[float, Cover]]:
-        """The best covers of what is known; framework ops that were not measured are guessed."""
-        self.costs.hope = 1.0
-        return self._best(self._fields.known(), wanted, known_only=True, beam=beam)
-
-    def _best(
-        self, found: Iterable[Try], wanted: int, *, known_only: bool, beam: int = BEAM
-    ) -> list[tuple[float, Cover]]:
-        choices = options(found, self.costs, known_only=known_only)
-        return best_covers(self.graph, choices, wanted, self._conversion, beam)
+        """The best covers of measured candidates; what always runs may be estimated."""
+        self.costs.discount = 1.0
+        priced = self.costs.priced(self._clusters.known(), measured_only=True)
+        return best_covers(self.graph, priced, wanted, self._conversion, beam)
 
     def _known_us(self, beam: int = BEAM) -> float:
-        """The time of the best cover of what is known; infinite where nothing covers the graph."""
-        hope = self.costs.hope
+        """The time of the best cover that is known; infinite if nothing covers the graph."""
+        discount = self.costs.discount
         found = self.covers(1, beam)
-        self.costs.hope = hope
+        self.costs.discount = discount
         return found[0][0] if found else math.inf
 
     @property
-    def best_us(self) -> float:
-        """The time of the best cover, as a sum of steps; infinite until one is known."""
-        return self._best_us
-
-    @property
-    def candidates(self) -> int:
-        """How many different ones there are for all steps."""
-        return len({tried.key for tried in self.all_tries})
+    def measured(self) -> int:
+        """How many different candidates have a time."""
+        return sum(isinstance(outcome, Measured) for outcome in self.costs.outcomes.values())
 
     def framework_us(self) -> float:
         """The framework op by op, in the layout that callers bring."""
-        return sum(map(self.costs.of, self._plain))
+        return sum(map(self.costs.of, self._framework))
 
-    def progress(self, budget: Budget, tried: Try | None, phase: str = "measuring") -> Progress:
-        outcomes: Sequence[Outcome] = tuple(self.costs.outcomes.values())
-        measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
-        detail = f"{tried.step.name}: {tried.candidate.family}" if tried else ""
+    def progress(
+        self, budget: Budget, candidate: StepCandidate | None, phase: str = "measuring"
+    ) -> Progress:
+        detail = f"{candidate.step.name}: {candidate.candidate.family}" if candidate else ""
         return Progress(
             phase=phase,
             detail=detail,
-            measured=measured,
-            rejected=len(outcomes) - measured,
-            best_us=self._best_us,
+            measured=self.measured,
+            rejected=len(self.costs.outcomes) - self.measured,
+            best_us=self.best_us,
             framework_us=self.framework_us(),
             seconds_left=budget.left_s,
         )
-
-
-def _enough(missing: Sequence[Try]) -> int:
-    return max(TRIES_PER_COVER, len(missing) // PART_OF_COVER)
-
-
-def _spot(step: Step, candidate: Candidate) -> tuple[tuple[str, ...], Candidate]:
-    return tuple(node.name for node in step.nodes), candidate

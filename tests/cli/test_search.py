@@ -17,8 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.search.progress import Progress
-from plantune.search.search import Result
+from plantune.search.results import Progress, Result
 
 from .conftest import FakeWorker, Run, measured, object_of
 

@@ -17,7 +17,7 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.plan import Plan
-from plantune.search.search import Result
+from plantune.search.results import Result
 
 from .conftest import FakeWorker, Run, measured, object_of
 

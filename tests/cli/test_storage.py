@@ -12,7 +12,7 @@ import pytest
 
 from plantune.cli.storage import is_damaged, storage_for
 from plantune.errors import InvalidDatabase
-from plantune.search.proposals import opened, storage_url
+from plantune.search.studies import opened, storage_url
 
 DAMAGE = {
     "text": b"no database at all " * 100,

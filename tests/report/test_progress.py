@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from plantune.report.progress import EVERY_S, ProgressLine, StatusLine, progress_text, waiting
-from plantune.search.progress import Progress
+from plantune.search.results import Progress
 
 EVENT = Progress("measuring", "stem: gemm", 3, 1, 3000.0, 4000.0, 41.6)
 

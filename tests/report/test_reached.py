@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plantune.report.reached import longer_s, tried_text, unraced_text
-from plantune.search.search import Result
+from plantune.search.results import Result
 
 PLAN: Any = None
 RESULT = Result(

@@ -12,7 +12,7 @@ from plantune.measure.outcome import Rejected
 from plantune.search import builds as builds_module
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for
-from plantune.search.progress import silent
+from plantune.search.results import silent
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import load_arch
 
@@ -28,10 +28,10 @@ class Compiler:
         self.free = threading.Event()
         self.free.set()
 
-    def __call__(self, tried):
+    def __call__(self, candidate):
         assert self.free.wait(10)
-        self.order.append(tried)
-        if tried.candidate.family in self.fails:
+        self.order.append(candidate)
+        if candidate.candidate.family in self.fails:
             raise BuildError("error: expected ';'")
 
 
@@ -42,11 +42,11 @@ def search(graph, space, measurer, store):
 
 def built(search):
     """Candidates of families that build something."""
-    return [t for t in search.all_tries if t.candidate.family in ("winograd", "inductor")]
+    return [t for t in search.candidates if t.candidate.family in ("winograd", "inductor")]
 
 
-def source(tried):
-    return tried.key if tried.candidate.family in ("winograd", "inductor") else None
+def source(candidate):
+    return candidate.key if candidate.candidate.family in ("winograd", "inductor") else None
 
 
 @pytest.fixture
@@ -65,32 +65,32 @@ def start():
 def test_what_is_wanted_first_is_built_first(search, start):
     compiler = Compiler()
     builds = start(compiler)
-    tries = built(search)[:4]
+    wanted = built(search)[:4]
     compiler.free.clear()
-    builds.want(tries)
+    builds.want(wanted)
     while not builds._state:
         pass
-    builds.want([tries[3], tries[1], tries[2]])
-    assert not any(map(builds.is_ready, tries))
+    builds.want([wanted[3], wanted[1], wanted[2]])
+    assert not any(map(builds.is_ready, wanted))
     compiler.free.set()
-    for tried in (tries[0], tries[3], tries[1], tries[2]):
-        assert builds.wait([tried], 5)
-    assert compiler.order == [tries[0], tries[3], tries[1], tries[2]]
+    for candidate in (wanted[0], wanted[3], wanted[1], wanted[2]):
+        assert builds.wait([candidate], 5)
+    assert compiler.order == [wanted[0], wanted[3], wanted[1], wanted[2]]
 
 
 def test_equal_sources_are_built_once(search):
     compiler = Compiler()
-    builds = Builds(compiler, lambda tried: "the same", 2)
-    tries = built(search)[:3]
-    builds.want(tries)
-    assert builds.wait(tries[2:], 5)
+    builds = Builds(compiler, lambda candidate: "the same", 2)
+    wanted = built(search)[:3]
+    builds.want(wanted)
+    assert builds.wait(wanted[2:], 5)
     builds.close()
     assert len(compiler.order) == 1
 
 
 def test_what_builds_nothing_is_ready(search, start):
     builds = start(Compiler())
-    plain = next(t for t in search.all_tries if t.candidate.family == "framework")
+    plain = next(t for t in search.candidates if t.candidate.family == "framework")
     assert builds.is_ready(plain)
     assert builds.failure(plain) is None
 
@@ -120,14 +120,14 @@ def test_the_result_does_not_depend_on_building_ahead(graph, space, measurer, st
 
 
 def test_an_unexpected_fault_is_left_to_the_worker(search, start):
-    def broken_compiler(tried):
+    def broken_compiler(candidate):
         raise KeyError("a mistake of whoever wrote this family")
 
     builds = start(broken_compiler)
-    tried = built(search)[0]
-    builds.want([tried])
-    assert builds.wait([tried], 5)
-    assert builds.failure(tried) is None
+    candidate = built(search)[0]
+    builds.want([candidate])
+    assert builds.wait([candidate], 5)
+    assert builds.failure(candidate) is None
 
 
 class StandIn:
@@ -152,10 +152,10 @@ def test_for_a_cpu_another_process_builds_and_stands_still_while_times_are_taken
     made = []
     monkeypatch.setattr(builds_module, "Builder", lambda *a: made.append(StandIn(*a)) or made[0])
     worker = SimpleNamespace(on_stage=None)
-    slow = next(t for t in search.all_tries if t.candidate.family == "inductor")
+    slow = next(t for t in search.candidates if t.candidate.family == "inductor")
     with builds_for(load_arch("cpu"), worker) as builds:
         assert not builds.is_ready(slow)
-        assert all(builds.is_ready(t) for t in search.all_tries if t.candidate.family == "view")
+        assert all(builds.is_ready(t) for t in search.candidates if t.candidate.family == "view")
         builds.want([slow])
         assert builds.wait([slow], 10)
         for stage in ("build", "check", "time", "idle"):

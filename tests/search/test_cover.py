@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,41 +13,57 @@ from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
+from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.search.cover import CONVERSIONS, Option, best_covers
+from plantune.search.cover import CONVERSIONS, best_covers
 
 
-def option(step, cost_us, layout):
+@dataclass(frozen=True)
+class InLayout:
+    """A candidate of no family, whose images have one layout."""
+
+    step: Step
+    candidate: Candidate
+    demands: dict[str, str]
+    makes: dict[str, str]
+
+    @property
+    def nodes(self):
+        return tuple(node.name for node in self.step.nodes)
+
+
+def priced(step, cost_us, layout):
     images = {n for n, t in (*step.inputs, *step.outputs) if len(t.shape) == 4} - step.constants
     outputs = {name for name, _ in step.outputs}
-    return Option(
+    found = InLayout(
         step,
         Candidate("fake", Attrs(layout=layout)),
-        cost_us,
         dict.fromkeys(images - outputs, layout),
         dict.fromkeys(images & outputs, layout),
     )
+    return found, cost_us
 
 
-def cost_of(graph, cover):
+def cost_of(graph, cover, costs):
     """Steps and conversions, by following the layouts in running order."""
     layouts = {name: type_.layout for name, type_ in graph.inputs}
-    chosen = {option.step.name: option for option in cover}
+    us = {(item.nodes, item.candidate): cost_us for item, cost_us in costs}
+    chosen = {item.step.name: item for item in cover}
     total = 0.0
     for node in graph.nodes:
         if node.name not in chosen:
             continue
-        option = chosen[node.name]
-        total += option.cost_us
-        for name, layout in option.demands.items():
+        item = chosen[node.name]
+        total += us[item.nodes, item.candidate]
+        for name, layout in item.demands.items():
             if layouts.get(name, layout) != layout:
                 total += CONVERSIONS["cpu"].time_us(graph.types[name])
-        layouts.update(option.makes)
+        layouts.update(item.makes)
     return total
 
 
-def all_covers(graph, options):
-    """Every set of options that covers each node once and can run."""
+def all_covers(graph, costs):
+    """Every set of candidates that covers each node once and can run."""
     names = [node.name for node in graph.nodes]
 
     def grow(covered, chosen):
@@ -54,14 +71,14 @@ def all_covers(graph, options):
         if not rest:
             yield chosen
             return
-        for item in options:
-            mine = {node.name for node in item.step.nodes}
+        for item, _ in costs:
+            mine = set(item.nodes)
             if item.step.name == rest[0] and covered.isdisjoint(mine):
                 yield from grow(covered | mine, (*chosen, item))
 
     for cover in grow(frozenset(), ()):
         try:
-            partition_into(graph, [[n.name for n in item.step.nodes] for item in cover])
+            partition_into(graph, [item.nodes for item in cover])
         except InvalidGraph:
             continue
         yield cover
@@ -71,49 +88,49 @@ def all_covers(graph, options):
 def test_it_is_the_best_of_all(graph, seed):
     draw = random.Random(seed)
     steps = alternatives(graph, all_fusions())
-    options = [
-        option(step, draw.uniform(1, 40) * len(step.nodes) ** 0.5, layout)
+    costs = [
+        priced(step, draw.uniform(1, 40) * len(step.nodes) ** 0.5, layout)
         for step, layout in itertools.product(steps, ("nchw", "nhwc"))
     ]
-    expected = min(cost_of(graph, cover) for cover in all_covers(graph, options))
-    cost, cover = best_covers(graph, options, 1)[0]
+    expected = min(cost_of(graph, cover, costs) for cover in all_covers(graph, costs))
+    cost, cover = best_covers(graph, costs, 1)[0]
     assert cost == pytest.approx(expected)
-    assert cost_of(graph, cover) == pytest.approx(expected)
+    assert cost_of(graph, cover, costs) == pytest.approx(expected)
 
 
 def test_the_next_best_follow_in_order(graph):
     draw = random.Random(0)
-    options = [
-        option(step, draw.uniform(1, 40), "nchw") for step in alternatives(graph, all_fusions())
+    costs = [
+        priced(step, draw.uniform(1, 40), "nchw") for step in alternatives(graph, all_fusions())
     ]
-    costs = sorted(cost_of(graph, cover) for cover in all_covers(graph, options))
-    found = best_covers(graph, options, 3)
-    assert [cost for cost, _ in found] == pytest.approx(costs[:3])
+    totals = sorted(cost_of(graph, cover, costs) for cover in all_covers(graph, costs))
+    found = best_covers(graph, costs, 3)
+    assert [cost for cost, _ in found] == pytest.approx(totals[:3])
 
 
 def test_a_conversion_has_its_price(graph):
     """The second convolution is a little faster in nhwc, but less than a conversion costs."""
     steps = [step for step in alternatives(graph, all_fusions()) if len(step.nodes) == 1]
-    options = [option(step, 10.0, "nchw") for step in steps]
+    costs = [priced(step, 10.0, "nchw") for step in steps]
     conv2 = next(step for step in steps if step.name == "conv2/conv2d")
     price = CONVERSIONS["cpu"].time_us(graph.types["conv2/conv2d"])
-    saved = [option(conv2, 10.0 - price / 2, "nhwc")]
-    assert {o.candidate.config["layout"] for o in best_covers(graph, options + saved, 1)[0][1]} == {
+    saved = [priced(conv2, 10.0 - price / 2, "nhwc")]
+    assert {o.candidate.config["layout"] for o in best_covers(graph, costs + saved, 1)[0][1]} == {
         "nchw"
     }
-    saved = [option(conv2, 10.0 - 3 * price, "nhwc")]
-    _, cover = best_covers(graph, options + saved, 1)[0]
+    saved = [priced(conv2, 10.0 - 3 * price, "nhwc")]
+    _, cover = best_covers(graph, costs + saved, 1)[0]
     assert {o.step.name for o in cover if o.candidate.config["layout"] == "nhwc"} == {conv2.name}
 
 
 def test_without_an_option_for_a_node_there_is_no_cover(graph):
     steps = [step for step in alternatives(graph, all_fusions()) if "relu" not in step.ops]
-    assert best_covers(graph, [option(step, 1.0, "nchw") for step in steps], 1) == []
+    assert best_covers(graph, [priced(step, 1.0, "nchw") for step in steps], 1) == []
 
 
 def test_an_option_that_costs_infinitely_much_is_never_needed(graph):
     steps = alternatives(graph, all_fusions())
-    options = [option(step, math.inf if len(step.nodes) > 1 else 1.0, "nchw") for step in steps]
-    cost, cover = best_covers(graph, options, 1)[0]
+    costs = [priced(step, math.inf if len(step.nodes) > 1 else 1.0, "nchw") for step in steps]
+    cost, cover = best_covers(graph, costs, 1)[0]
     assert cost == len(graph.nodes)
     assert all(len(item.step.nodes) == 1 for item in cover)

@@ -9,13 +9,12 @@ from torch import nn
 
 from plantune.default_plans import default_plan
 from plantune.graph.extract import extract
-from plantune.graph.fusions import all_fusions
 from plantune.graph.types import TensorType
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
 from plantune.plan import check_plan
+from plantune.search.candidates import StepCandidate, step_candidates
 from plantune.search.finalists import NEAR, branched, improved, swaps
-from plantune.search.options import Try, tries
 from plantune.space.search_space import load_search_space
 
 
@@ -32,13 +31,13 @@ def plan(graph, space):
 def outcomes(graph, space):
     """The framework's convolutions take 100 us alone, oneDNN's nearly the same or far more."""
     found = {}
-    for tried in tries(graph, space, all_fusions()):
-        config = tried.candidate.config
-        if tried.candidate.family == "framework":
-            found[tried.key] = measured(100.0 if config["layout"] == "nchw" else 105.0)
-        elif tried.candidate.family == "onednn_conv":
+    for item in step_candidates(graph, space):
+        config = item.candidate.config
+        if item.candidate.family == "framework":
+            found[item.key] = measured(100.0 if config["layout"] == "nchw" else 105.0)
+        elif item.candidate.family == "onednn_conv":
             near = config["layout"] == "nhwc" and config["prepack"]
-            found[tried.key] = measured(101.0 if near else 100.0 * NEAR + 1)
+            found[item.key] = measured(101.0 if near else 100.0 * NEAR + 1)
     return found
 
 
@@ -66,7 +65,7 @@ def test_runners_up_are_near_the_best_and_the_slowest_steps_come_first(
     steps = {step.name: step for step in check_plan(plan, graph, space)}
     times = []
     for swap in found:
-        taken = [outcomes[Try(steps[name], c).key].median_us for name, c in swap.items()]
+        taken = [outcomes[StepCandidate(steps[name], c).key].median_us for name, c in swap.items()]
         assert max(taken) <= 100.0 * NEAR
         for name, candidate in swap.items():
             assert candidate not in [c.candidate for c in plan.choices if c.nodes[0] == name]

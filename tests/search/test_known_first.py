@@ -14,8 +14,9 @@ from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
-from plantune.search import known, search
-from plantune.search.search import Search, Settings
+from plantune.search import known, phases, search
+from plantune.search.results import Settings
+from plantune.search.search import Search
 
 HERE = cpu_environment()
 PROBLEM, OTHER = Problem("se_resnet9_fixup", 1), Problem("se_resnet9_fixup", 2)
@@ -188,7 +189,7 @@ class TestRepeats:
     def test_where_it_stays_open_the_safe_way_runs(self, searched, worker):
         worker.answers = [{"plantune": "wide", "eager": 100.0} for _ in range(9)]
         result = searched()
-        assert len(worker.races) == 1 + search.MOST_REPEATS
+        assert len(worker.races) == 1 + phases.MOST_REPEATS
         assert result.plan.runner == "eager"
 
     def test_a_repeat_that_breaks_decides_nothing(self, searched, worker):

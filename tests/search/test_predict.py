@@ -84,8 +84,8 @@ def test_a_plan_is_compiled_for_a_chip_that_is_not_here(arch: str) -> None:
         assert row.footprint is not None
         assert 0 < row.footprint.registers <= 255
         assert 32 <= row.footprint.threads <= 1024
-        assert row.guess_us > 0
-    guesses = sum(row.guess_us for row in found.steps)
+        assert row.estimate_us > 0
+    guesses = sum(row.estimate_us for row in found.steps)
     assert guesses <= 1e3 * found.plan.evidence["predicted_ms"]
     assert "median_ms" not in found.plan.evidence
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from plantune.default_plans import default_plan
-from plantune.graph.fusions import all_fusions
 from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
-from plantune.search.options import tries
+from plantune.search.candidates import step_candidates
 from plantune.search.ranking import is_deterministic, is_tie
 
 GOOD = Measured(10.0, 9.0, 11.0, 9, 0.0, 1.0, True)
@@ -24,7 +23,7 @@ def plan(graph, space):
 
 @pytest.fixture
 def outcomes(graph, space):
-    return {tried.key: GOOD for tried in tries(graph, space, all_fusions())}
+    return {item.key: GOOD for item in step_candidates(graph, space)}
 
 
 def chosen(plan, outcomes):

@@ -1,138 +1,28 @@
-"""What a search does with plans that take the worker along, and what it races against."""
+"""A search that is short of time: what it keeps without a ranking or a race."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from plantune.errors import OutOfTime, WorkerDied
+from plantune.errors import OutOfTime
 from plantune.machine import cpu_environment
 from plantune.measure.machine_state import State
-from plantune.measure.outcome import Rejected
 from plantune.measure.race import Race
-from plantune.measure.timing import Effort, Timing, ratio_interval
+from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.search import Search, Settings
-
-EFFORT = Effort(budget_s=0.1)
-
-
-class FakeWorker:
-    """Dies of some plans; times are their number."""
-
-    def __init__(self, deadly=()):
-        self.deadly = deadly
-        self.asked = []
-        self.raced = None
-        self.plans = []
-
-    def time_programs(self, graph, plans, effort, seed=0):
-        self.asked.append(list(plans))
-        for plan in plans:
-            if plan in self.deadly:
-                raise WorkerDied(f"{plan}: an illegal memory access")
-        return [Timing((float(len(plan)),) * 5) for plan in plans]
-
-    def race(self, workload, plan, baselines, effort, seed):
-        self.raced = (workload, baselines)
-        self.plans.append(plan)
-        if plan in self.deadly:
-            raise WorkerDied(f"{plan}: an illegal memory access")
-        return "the race"
+from plantune.search.results import Settings
+from plantune.search.search import Search
 
 
-@pytest.fixture
-def search():
-    return Search(Problem("se_resnet9_fixup", 1), Settings(), None, None)
-
-
-def test_plans_are_timed_together(search):
-    worker = FakeWorker()
-    found = search._timed(worker, ["a", "bb"], EFFORT)
-    assert [timing.median_us for timing in found] == [1, 2]
-    assert worker.asked == [["a", "bb"]]
-
-
-def test_one_that_takes_the_worker_along_costs_no_other(search):
-    worker = FakeWorker(deadly=["bb"])
-    found = search._timed(worker, ["a", "bb", "ccc"], EFFORT)
-    assert found[1] == Rejected("crash", "bb: an illegal memory access")
-    assert [found[0].median_us, found[2].median_us] == [1, 3]
-    assert worker.asked[-1] == ["a", "ccc"]
-
-
-def test_where_all_die_all_are_rejected(search):
-    found = search._timed(FakeWorker(deadly=["a", "b"]), ["a", "b"], EFFORT)
-    assert [outcome.stage for outcome in found] == ["crash", "crash"]
-
-
-@pytest.mark.parametrize(
-    ("arch", "seconds", "compiled"),
-    [
-        ("cpu", 60.0, {"compile-default"}),
-        ("cpu", 10.0, set()),
-        ("sm90", 60.0, {"compile-default", "compile-reduce-overhead"}),
-        ("sm90", 10.0, set()),
-    ],
-)
-def test_what_compiles_joins_the_race_where_there_is_time(search, arch, seconds, compiled):
-    worker = FakeWorker()
-    search._race(worker, SimpleNamespace(arch=arch), Budget(seconds))
-    _, baselines = worker.raced
-    assert {name for name in baselines if name.startswith("compile")} == compiled
-    assert {"eager", "eager-channels-last", "torchscript"} <= set(baselines)
-
-
-def test_named_baselines_race_in_any_case():
-    settings = Settings(baselines=("compile-max-autotune",))
-    search = Search(Problem("se_resnet9_fixup", 1, arch="sm90"), settings, None, None)
-    worker = FakeWorker()
-    search._race(worker, SimpleNamespace(arch="sm90"), Budget(1.0))
-    assert worker.raced[1] == ("compile-max-autotune",)
-    assert worker.raced[0].arch == "sm90"
-
-
-def plans(*names):
-    return [Named(name) for name in names]
-
-
-class Named(str):
-    """A plan for tests."""
-
-    arch = "cpu"
-
-
-def test_a_plan_that_fails_in_its_race_is_given_up_and_told(search):
-    worker = FakeWorker(deadly=["a"])
-    with pytest.warns(UserWarning, match="given up in its race: a: an illegal memory access"):
-        found = search._raced(worker, plans("a", "b", "c"), Budget(1.0))
-    assert found == ("b", "the race")
-
-
-def test_the_last_one_is_always_tried(search):
-    worker = FakeWorker(deadly=["a", "b", "c", "d"])
-    with pytest.warns(UserWarning, match="given up"):
-        assert search._raced(worker, plans("a", "b", "c", "d", "e"), Budget(1.0))[0] == "e"
-    assert worker.plans == ["a", "b", "c", "e"]
-
-
-def test_where_no_race_ends_the_search_does(search):
-    with (
-        pytest.warns(UserWarning, match="given up"),
-        pytest.raises(WorkerDied, match="b: an illegal"),
-    ):
-        search._raced(FakeWorker(deadly=["a", "b"]), plans("a", "a", "b"), Budget(1.0))
-
-
-class HastyWorker(FakeWorker):
+class HastyWorker:
     """Is cut off in these requests."""
 
     def __init__(self, *cut_off):
-        super().__init__()
         self.cut_off = cut_off
+        self.asked = []
+        self.plans = []
 
     def start(self, cut_at=None):
         if "start" in self.cut_off:
@@ -202,7 +92,7 @@ def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     hasty.run(quiet)
     again = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
     state = State(2, others=1.9, names=("yes", "yes"))
-    monkeypatch.setattr(again._machine, "look", lambda: state)
+    monkeypatch.setattr(again._log.machine, "look", lambda: state)
     result = again.run(busy)
     assert len(busy.asked[-1]) == 3
     assert result.plan.evidence["machine"] == "busy"

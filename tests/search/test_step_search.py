@@ -8,10 +8,11 @@ import pytest
 
 from plantune.measure.outcome import Measured, Rejected
 from plantune.search.budget import Budget
-from plantune.search.fields import MOST_FAULTS
-from plantune.search.options import Costs, Try, options
-from plantune.search.progress import silent
-from plantune.search.step_search import SLOWER, TRIES_PER_COVER, StepSearch
+from plantune.search.clusters import MOST_FAULTS
+from plantune.search.costs import Costs
+from plantune.search.cover import best_covers
+from plantune.search.results import silent
+from plantune.search.step_search import LEAST_PER_COVER, SLOWER, StepSearch
 
 PLENTY = 600.0
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
@@ -24,13 +25,11 @@ def search(graph, space, measurer, store):
 
 def best_of_all(search, measurer):
     """The best cover if every candidate had been measured."""
-    from plantune.search.cover import best_covers
-
     costs = Costs()
-    for tried in search.all_tries:
-        time_us = measurer.time_us(tried.step, tried.candidate)
-        costs.learn(tried, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
-    return best_covers(search.graph, options(search.all_tries, costs, known_only=True), 1)[0][0]
+    for item in search.candidates:
+        time_us = measurer.time_us(item.step, item.candidate)
+        costs.learn(item, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
+    return best_covers(search.graph, costs.priced(search.candidates, measured_only=True), 1)[0][0]
 
 
 def test_nothing_is_measured_twice(search, measurer):
@@ -41,12 +40,12 @@ def test_nothing_is_measured_twice(search, measurer):
 def test_the_end_holds_measured_steps_only(search):
     search.run(Budget(PLENTY), silent)
     _, cover = search.covers(1)[0]
-    assert all(search.costs.knows(Try(o.step, o.candidate)) for o in cover)
+    assert all(map(search.costs.knows, cover))
 
 
 def test_most_candidates_need_no_measuring(search, measurer):
     search.run(Budget(PLENTY), silent)
-    assert len(measurer.asked) < len({tried.key for tried in search.all_tries}) / 2
+    assert len(measurer.asked) < len({item.key for item in search.candidates}) / 2
 
 
 def test_the_cover_is_near_the_best_there_is(search, measurer):
@@ -72,7 +71,7 @@ def test_equal_steps_share_a_measurement(space, measurer, store):
     graph = extract(Twice().eval(), TensorType((2, 4, 8, 8)))
     search = StepSearch(graph, space, measurer, store)
     search.run(Budget(PLENTY), silent)
-    signatures = {step.signature for step in (t.step for t in search.all_tries)}
+    signatures = {step.signature for step in (t.step for t in search.candidates)}
     assert {signature for signature, _ in measurer.asked} <= signatures
     assert len(measurer.asked) == len(set(measurer.asked))
 
@@ -90,7 +89,7 @@ def test_a_family_that_is_always_wrong_is_left_alone(graph, space, broken, store
     measurer = broken(reject=("onednn_conv",))
     StepSearch(graph, space, measurer, store).run(Budget(PLENTY), silent)
     asked = [candidate.family for _, candidate in measurer.asked]
-    assert 0 < asked.count("onednn_conv") < MOST_FAULTS + 2 * TRIES_PER_COVER
+    assert 0 < asked.count("onednn_conv") < MOST_FAULTS + 2 * LEAST_PER_COVER
 
 
 def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer, store):
@@ -110,7 +109,7 @@ def test_what_cannot_win_need_not_be_known_well(search, measurer):
     best: dict[str, float] = {}
     for (signature, candidate), limit_us in zip(measurer.asked, measurer.limits_us, strict=True):
         assert limit_us == SLOWER * best.get(signature, math.inf)
-        step = next(t.step for t in search.all_tries if t.step.signature == signature)
+        step = next(t.step for t in search.candidates if t.step.signature == signature)
         time_us = measurer.time_us(step, candidate)
         best[signature] = min(best.get(signature, math.inf), time_us)
     assert any(map(math.isfinite, measurer.limits_us))
@@ -123,7 +122,7 @@ def test_without_time_the_guess_decides(search, measurer):
 
 
 def test_the_framework_is_tried_op_by_op_only(search):
-    fused = [t for t in search.all_tries if t.candidate.family == "framework"]
+    fused = [t for t in search.candidates if t.candidate.family == "framework"]
     assert fused
     assert all(len(t.step.nodes) == 1 for t in fused)
 
@@ -139,18 +138,15 @@ def test_progress_tells_of_every_measurement(search, measurer):
 class TestCosts:
     def test_guesses_follow_what_their_family_turned_out(self, search):
         costs = search.costs
-        one, two = [t for t in search.all_tries if t.candidate.family == "inductor"][:2]
+        one, two = [t for t in search.candidates if t.candidate.family == "inductor"][:2]
         guess = costs.of(two)
-        time_us = 3 * one.guess_us
+        time_us = 3 * one.estimate_us
         costs.learn(one, Measured(time_us, time_us, time_us, 9, 0.0, 1.0, True))
         assert costs.of(one) == time_us
         assert costs.of(two) == pytest.approx(3 * guess)
 
     def test_a_rejected_candidate_costs_infinitely_much(self, search):
-        tried = search.all_tries[0]
-        search.costs.learn(tried, Rejected("build", "no"))
-        assert search.costs.of(tried) == math.inf
-        assert tried.key not in {
-            (o.step.signature, o.candidate)
-            for o in options(search.all_tries, search.costs, known_only=False)
-        }
+        item = search.candidates[0]
+        search.costs.learn(item, Rejected("build", "no"))
+        assert search.costs.of(item) == math.inf
+        assert item.key not in {item.key for item, _ in search.costs.priced(search.candidates)}

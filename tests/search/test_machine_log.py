@@ -11,66 +11,78 @@ from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing
 from plantune.search.budget import Budget
-from plantune.search.gap import gap_lines
-from plantune.search.pulse import Pulse, marks, noted
+from plantune.search.judgement import race_notes
+from plantune.search.machine_log import MachineLog, SlowPhases
 
 MEASURED = Measured(30.0, 27.0, 33.0, 9, 1e-7, 1e-6, True)
 BUSY = State(2, others=1.9, names=("yes", "yes"))
 QUIET = State(2)
 
 
-def pulse(slowdowns: Iterable[float], slept: list[float]) -> Pulse:
-    """With these slowdowns one after the other, each asked for anew."""
+def phases(slowdowns: Iterable[float], slept: list[float]) -> SlowPhases:
+    """With these slowdowns one after the other, each read anew."""
     values = iter(slowdowns)
     machine = Machine()
     machine.slowdown = lambda: next(values)  # type: ignore[method-assign]
     ticks = iter(range(0, 1000, 10))
-    return Pulse(machine, Budget(20.0), lambda: float(next(ticks)), slept.append)
+    return SlowPhases(machine, Budget(20.0), lambda: float(next(ticks)), slept.append)
 
 
-def taken(felt: Pulse) -> Measured:
-    with felt.taken() as measurement:
+def measured(during: SlowPhases) -> Measured:
+    with during.watched() as slowdown:
         pass
-    outcome = measurement.corrected(MEASURED)
+    outcome = slowdown.corrected(MEASURED)
     assert isinstance(outcome, Measured)
     return outcome
 
 
 def test_a_quiet_machine_changes_nothing() -> None:
     slept: list[float] = []
-    assert taken(pulse([1.0, 1.1], slept)) == MEASURED
+    assert measured(phases([1.0, 1.1], slept)) == MEASURED
     assert slept == []
 
 
 def test_the_end_of_a_slow_phase_is_waited_for() -> None:
     slept: list[float] = []
-    assert taken(pulse([2.0, 2.0, 1.0], slept)) == MEASURED
+    assert measured(phases([2.0, 2.0, 1.0], slept)) == MEASURED
     assert len(slept) == 2
 
 
 def test_where_it_does_not_end_times_are_those_of_the_machine_at_its_best() -> None:
     slept: list[float] = []
-    outcome = taken(pulse([3.0] * 6 + [2.0], slept))
+    outcome = measured(phases([3.0] * 6 + [2.0], slept))
     assert (outcome.median_us, outcome.low_us, outcome.high_us) == (15.0, 13.5, 16.5)
     assert sum(slept) == pytest.approx(1.0)  # a twentieth of the budget
 
 
 def test_a_phase_that_ended_meanwhile_corrects_nothing() -> None:
-    assert taken(pulse([3.0] * 6 + [1.0], [])) == MEASURED
-    with pulse([1.0], []).taken() as measurement:
+    assert measured(phases([3.0] * 6 + [1.0], [])) == MEASURED
+    with phases([1.0], []).watched() as slowdown:
         pass
-    assert measurement.corrected(Rejected("noisy", "x")) == Rejected("noisy", "x")
+    assert slowdown.corrected(Rejected("noisy", "x")) == Rejected("noisy", "x")
+
+
+def log(**states: State) -> MachineLog:
+    """With these states by phase."""
+    machine = Machine()
+    left = iter(states.values())
+    machine.look = lambda: next(left)  # type: ignore[method-assign]
+    found = MachineLog(machine)
+    for phase in states:
+        found.snapshot(phase)
+    return found
 
 
 def test_a_plan_says_what_disturbed_its_search() -> None:
-    assert marks({"measuring": QUIET, "race": QUIET}) == {"machine": "quiet"}
-    assert noted({"measuring": QUIET, "race": QUIET}) == []
-    looks = {"measuring": QUIET, "race": BUSY}
-    assert marks(looks) == {
+    calm = log(measuring=QUIET, race=QUIET)
+    assert calm.evidence() == {"machine": "quiet"}
+    assert calm.warnings() == ()
+    disturbed = log(measuring=QUIET, race=BUSY)
+    assert disturbed.evidence() == {
         "machine": "busy",
         "disturbed_by": "other processes took 1.9 of 2 cores (yes, yes)",
     }
-    (line,) = noted(looks)
+    (line,) = disturbed.warnings()
     assert line.startswith("the machine was not quiet during race: other processes took 1.9 of 2")
 
 
@@ -82,8 +94,8 @@ def race(ours_us: float, eager_us: float, spread: float = 0.0) -> Race:
 
 
 def test_a_race_near_its_steps_needs_no_word() -> None:
-    assert gap_lines(race(5000, 9000), 4700, 9700, BUSY) == []
-    assert gap_lines(race(5000, 9000), float("inf"), 0.0, BUSY) == []
+    assert race_notes(race(5000, 9000), 4700, 9700, BUSY) == []
+    assert race_notes(race(5000, 9000), float("inf"), 0.0, BUSY) == []
 
 
 @pytest.mark.parametrize(
@@ -98,6 +110,6 @@ def test_a_race_near_its_steps_needs_no_word() -> None:
 def test_a_race_far_from_its_steps_is_explained(
     ours: float, spread: float, state: State, why: str
 ) -> None:
-    (line,) = gap_lines(race(ours, 9700, spread), 4700, 9700, state)
+    (line,) = race_notes(race(ours, 9700, spread), 4700, 9700, state)
     assert line.startswith(f"plantune: {ours / 1e3:.3g} ms in the race, its steps alone 4.7 ms: ")
     assert line.endswith(why)

@@ -1,4 +1,4 @@
-"""Which configs of a family to try next: what the cost model likes, as long as it pays off."""
+"""In which order the configs of a cluster are tried, and when the rest is left alone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Protocol
 
 from plantune.kernels.family import Candidate
 
-# So many configs in a row without a better one, and the rest is left alone.
+# After so many configs without a better one the rest is left alone.
 PATIENCE = 12
-# What is wrong or takes a worker along counts for several: it costs seconds, and it is the kernel's
-# fault more often than the config's.
-GRAVE = 4
-# A better one is better by more than what measuring alone differs.
+# A wrong result or a crash counts for several: it costs seconds, and is more often the fault of the
+# kernel than of its config.
+SERIOUS = 4
+# A better one is better by more than two measurements of one candidate differ.
 BETTER = 0.99
-# Where there are more configs than this, they are sampled after the first ones, at least so often
+# Of more configs than this the first ones are tried in order, the others sampled, at least as many
 # as patience says.
 MOST_IN_ORDER = 300
-SEEDS = 16
+FIRST = 16
 BATCH = 8
 
 
 class Proposer(Protocol):
-    """Says which configs look good by those that were tried."""
+    """Says which configs look good, given those that were tried."""
 
     def propose(
         self,
@@ -31,49 +31,51 @@ class Proposer(Protocol):
         left: Sequence[Candidate],
         wanted: int,
     ) -> list[Candidate]:
-        """Some of those that are left; `tried` has a time for each, None for what failed."""
+        """Some of those that are left; `tried` has a time for each, None for a failure."""
 
 
-class Group:
-    """The configs of one family for kindred steps: what is fast for one is so for the others.
+class Queue:
+    """The configs of one family at similar steps: what is fast at one is fast at the others.
 
-    Times are relative to a guess for the step, so that those of several steps compare.
+    Times are relative to an estimate for the step, so that those of several steps compare.
     """
 
     def __init__(self, candidates: Sequence[Candidate], proposer: Proposer | None = None) -> None:
+        self.candidates = candidates
         self._left = dict.fromkeys(candidates)
-        self._large = len(candidates) > MOST_IN_ORDER
+        self._is_large = len(candidates) > MOST_IN_ORDER
         self._proposer = proposer
         self._proposed: deque[Candidate] = deque()
         self._tried: dict[Candidate, float | None] = {}
         self._best = float("inf")
-        self._idle = 0
-        self._grave = False
+        self._without_better = 0
+        self._was_serious = False
 
-    def learn(self, candidate: Candidate, relative: float | None, *, grave: bool = False) -> None:
-        """The time of a candidate at one of the steps; None where it was rejected."""
-        explored = candidate in self._left
+    def learn(self, candidate: Candidate, relative: float | None, *, serious: bool = False) -> None:
+        """The time of a candidate at one of the steps; None if it was rejected."""
+        is_new = candidate in self._left
         self._left.pop(candidate, None)
         known = self._tried.get(candidate)
-        better = relative is not None and (known is None or relative < known)
-        if better or candidate not in self._tried:
+        if candidate not in self._tried or (
+            relative is not None and (known is None or relative < known)
+        ):
             self._tried[candidate] = relative
         if relative is not None and relative < BETTER * self._best:
-            self._idle = 0
-        elif explored:
-            self._idle += GRAVE if grave else 1
-            self._grave |= grave
+            self._without_better = 0
+        elif is_new:
+            self._without_better += SERIOUS if serious else 1
+            self._was_serious |= serious
         if relative is not None:
             self._best = min(self._best, relative)
 
     @property
     def finished(self) -> bool:
-        """Whether trying more of them would hardly pay off."""
-        sampled = not self._large or self._grave or len(self._tried) >= SEEDS + PATIENCE
-        return not self._left or (self._idle >= PATIENCE and sampled)
+        """Whether more trials are unlikely to help."""
+        enough = not self._is_large or self._was_serious or len(self._tried) >= FIRST + PATIENCE
+        return not self._left or (self._without_better >= PATIENCE and enough)
 
-    def leaders(self, wanted: int) -> list[Candidate]:
-        """The best of those that were tried somewhere."""
+    def best(self, wanted: int) -> list[Candidate]:
+        """The fastest of those that were tried at any step."""
         known = [(time, candidate) for candidate, time in self._tried.items() if time is not None]
         return [candidate for _, candidate in sorted(known, key=lambda pair: pair[0])[:wanted]]
 
@@ -90,7 +92,7 @@ class Group:
         return found
 
     def _order(self, wanted: int) -> Iterator[Candidate]:
-        if self._large and self._proposer is not None and len(self._tried) >= SEEDS:
+        if self._is_large and self._proposer is not None and len(self._tried) >= FIRST:
             self._proposed = deque(c for c in self._proposed if c in self._left)
             if len(self._proposed) < wanted:
                 left = [c for c in self._left if c not in self._proposed]

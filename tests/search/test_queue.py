@@ -9,8 +9,8 @@ import pytest
 
 from plantune.canonical import Attrs
 from plantune.kernels.family import Candidate
-from plantune.search.groups import GRAVE, MOST_IN_ORDER, PATIENCE, SEEDS, Group
-from plantune.search.proposals import TpeProposer
+from plantune.search.queue import FIRST, MOST_IN_ORDER, PATIENCE, SERIOUS, Queue
+from plantune.search.studies import Studies
 
 
 def candidate(number):
@@ -19,70 +19,70 @@ def candidate(number):
 
 def test_candidates_come_in_order():
     candidates = [candidate(n) for n in range(5)]
-    group = Group(candidates)
-    assert group.upcoming(set(candidates), 2) == candidates[:2]
-    group.learn(candidates[0], 1.0)
-    assert group.upcoming(set(candidates), 2) == candidates[1:3]
-    assert group.upcoming({candidates[3]}, 2) == [candidates[3]]
+    queue = Queue(candidates)
+    assert queue.upcoming(set(candidates), 2) == candidates[:2]
+    queue.learn(candidates[0], 1.0)
+    assert queue.upcoming(set(candidates), 2) == candidates[1:3]
+    assert queue.upcoming({candidates[3]}, 2) == [candidates[3]]
 
 
 def test_patience_ends_without_a_better_one():
     candidates = [candidate(n) for n in range(50)]
-    group = Group(candidates)
+    queue = Queue(candidates)
     for number, each in enumerate(candidates):
-        if group.finished:
+        if queue.finished:
             break
-        group.learn(each, 1.0 if number == 3 else 2.0 + number)
+        queue.learn(each, 1.0 if number == 3 else 2.0 + number)
     assert number == 4 + PATIENCE
-    assert group.upcoming(set(candidates), 1) == []
+    assert queue.upcoming(set(candidates), 1) == []
 
 
 def test_what_is_rejected_costs_patience_too():
     candidates = [candidate(n) for n in range(50)]
-    group = Group(candidates)
+    queue = Queue(candidates)
     for each in candidates[:PATIENCE]:
-        assert not group.finished
-        group.learn(each, None)
-    assert group.finished
-    assert group.leaders(3) == []
+        assert not queue.finished
+        queue.learn(each, None)
+    assert queue.finished
+    assert queue.best(3) == []
 
 
 def test_what_is_wrong_costs_more_patience():
     candidates = [candidate(n) for n in range(50)]
-    group = Group(candidates)
-    for each in candidates[: PATIENCE // GRAVE]:
-        assert not group.finished
-        group.learn(each, None, grave=True)
-    assert group.finished
+    queue = Queue(candidates)
+    for each in candidates[: PATIENCE // SERIOUS]:
+        assert not queue.finished
+        queue.learn(each, None, serious=True)
+    assert queue.finished
 
 
 def test_what_is_hardly_better_does_not_go_on_for_ever():
     candidates = [candidate(n) for n in range(60)]
-    group = Group(candidates)
+    queue = Queue(candidates)
     tried = 0
-    while not group.finished:
-        group.learn(candidates[tried], 1.0 - tried * 1e-5)
+    while not queue.finished:
+        queue.learn(candidates[tried], 1.0 - tried * 1e-5)
         tried += 1
     assert tried == 1 + PATIENCE
 
 
-def test_leaders_are_the_fastest_by_their_best():
+def test_the_best_are_the_fastest_by_their_best():
     candidates = [candidate(n) for n in range(4)]
-    group = Group(candidates)
+    queue = Queue(candidates)
     for each, time in zip(candidates, (3.0, 1.0, None, 2.0), strict=True):
-        group.learn(each, time)
-    assert group.leaders(2) == [candidates[1], candidates[3]]
-    group.learn(candidates[0], 0.5)
-    assert group.leaders(1) == [candidates[0]]
+        queue.learn(each, time)
+    assert queue.best(2) == [candidates[1], candidates[3]]
+    queue.learn(candidates[0], 0.5)
+    assert queue.best(1) == [candidates[0]]
 
 
 def test_known_candidates_at_other_steps_cost_no_patience():
     candidates = [candidate(n) for n in range(30)]
-    group = Group(candidates)
-    group.learn(candidates[0], 1.0)
+    queue = Queue(candidates)
+    queue.learn(candidates[0], 1.0)
     for _ in range(2 * PATIENCE):
-        group.learn(candidates[0], 1.5)
-    assert not group.finished
+        queue.learn(candidates[0], 1.5)
+    assert not queue.finished
 
 
 def tile(m, n, k, stages):
@@ -103,25 +103,25 @@ def time_of(each):
 
 def test_a_large_space_is_sampled_after_its_first_ones():
     assert len(SPACE) > MOST_IN_ORDER
-    group, tried = Group(SPACE, TpeProposer(0)), []
-    while not group.finished and len(tried) < 150:
-        (each,) = group.upcoming(SPACE, 1)
+    queue, tried = Queue(SPACE, Studies(None, 0)), []
+    while not queue.finished and len(tried) < 150:
+        (each,) = queue.upcoming(SPACE, 1)
         assert each not in tried
         tried.append(each)
-        group.learn(each, time_of(each))
-    assert tried[:SEEDS] == SPACE[:SEEDS]
-    assert len(tried) > SEEDS
+        queue.learn(each, time_of(each))
+    assert tried[:FIRST] == SPACE[:FIRST]
+    assert len(tried) > FIRST
     assert min(map(time_of, tried)) < min(map(time_of, SPACE[: 2 * len(tried)]))
 
 
 def test_tpe_proposes_what_is_left_and_repeats_with_its_seed():
     tried = {each: time_of(each) for each in SPACE[:60]} | {SPACE[60]: None}
     left = SPACE[61:]
-    found = TpeProposer(3).propose(tried, left, 8)
+    found = Studies(None, 3).propose(tried, left, 8)
     assert 0 < len(found) <= 8
     assert len(set(found)) == len(found)
     assert set(found) <= set(left)
-    assert found == TpeProposer(3).propose(tried, left, 8)
+    assert found == Studies(None, 3).propose(tried, left, 8)
 
 
 @pytest.mark.parametrize("wanted", [1, 5])
@@ -130,7 +130,7 @@ def test_where_tpe_finds_nothing_the_order_goes_on(wanted):
         def propose(self, tried, left, wanted):
             return []
 
-    group = Group(SPACE, Silent())
-    for each in SPACE[:SEEDS]:
-        group.learn(each, 1.0 / (1 + SPACE.index(each)))
-    assert group.upcoming(SPACE, wanted) == SPACE[SEEDS : SEEDS + wanted]
+    queue = Queue(SPACE, Silent())
+    for each in SPACE[:FIRST]:
+        queue.learn(each, 1.0 / (1 + SPACE.index(each)))
+    assert queue.upcoming(SPACE, wanted) == SPACE[FIRST : FIRST + wanted]

@@ -1,0 +1,145 @@
+"""The candidates of a search: what may run each step that a plan for the graph could use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from plantune.canonical import digest
+from plantune.graph.fusions import all_fusions
+from plantune.graph.graph import Graph, Named, Node
+from plantune.graph.ops import op_named
+from plantune.graph.partition import alternatives
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import candidates, estimate_us, family_named
+from plantune.space.arch import Arch
+from plantune.space.search_space import SearchSpace
+
+FRAMEWORK, VIEW = "framework", "view"
+LONG_BUILD_S = 3.0
+Key = tuple[str, Candidate]
+Cluster = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StepCandidate:
+    """A candidate for one step: what is measured. Equal steps share the outcome by their signature.
+
+    Without `arch` its time is estimated for the machines on which the family's constants were
+    measured.
+    """
+
+    step: Step
+    candidate: Candidate
+    arch: Arch | None = None
+
+    @cached_property
+    def key(self) -> Key:
+        return (self.step.signature, self.candidate)
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.step.nodes)
+
+    @cached_property
+    def estimate_us(self) -> float:
+        return estimate_us(self.step, self.candidate, self.arch)
+
+    @property
+    def build_s(self) -> float:
+        return family_named(self.candidate.family).build_s
+
+    @property
+    def always_runs(self) -> bool:
+        """The framework runs every op, and a view launches nothing."""
+        return self.candidate.family in (FRAMEWORK, VIEW)
+
+    @cached_property
+    def _layouts(self) -> Mapping[str, str]:
+        return family_named(self.candidate.family).layouts(self.step, self.candidate.config)
+
+    @cached_property
+    def demands(self) -> Mapping[str, str]:
+        """The layout in which it reads each image; constants are prepared in any."""
+        images = set(_images(self.step.inputs)) - self.step.constants
+        return {name: layout for name, layout in self._layouts.items() if name in images}
+
+    @cached_property
+    def makes(self) -> Mapping[str, str]:
+        """The layout of each image that it writes."""
+        return {name: self._layouts.get(name, "nchw") for name in _images(self.step.outputs)}
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """Equal for candidates whose configs are comparable: of one family, in the same layouts, at
+        steps that have the same heaviest op.
+        """
+        images = _images((*self.step.inputs, *self.step.outputs))
+        layouts = (self._layouts.get(name, "") for name in images)
+        return (_heaviest_work(self.step), self.candidate.family, *layouts)
+
+
+def _images(values: Named) -> list[str]:
+    return [name for name, type_ in values if len(type_.shape) == 4]
+
+
+_heaviest: dict[str, int] = {}
+_work: dict[str, str] = {}
+
+
+def heaviest_node(step: Step) -> Node:
+    """The node with the most arithmetic."""
+
+    def flops(node: Node) -> int:
+        types = [step.types[value] for value in node.inputs]
+        return op_named(node.op).flops(types, node.types, node.attrs)
+
+    if step.signature not in _heaviest:
+        _heaviest[step.signature] = step.nodes.index(max(step.nodes, key=flops))
+    return step.nodes[_heaviest[step.signature]]
+
+
+def _heaviest_work(step: Step) -> str:
+    """Equal for steps whose heaviest node does the same: all fusions around one convolution."""
+    if step.signature not in _work:
+        node = heaviest_node(step)
+        types = [step.types[value].to_json() for value in (*node.inputs, *node.outputs)]
+        _work[step.signature] = digest([node.op, dict(node.attrs), types])
+    return _work[step.signature]
+
+
+def step_candidates(graph: Graph, space: SearchSpace) -> tuple[StepCandidate, ...]:
+    """Everything that may run in a pass.
+
+    The framework fuses nothing, so it is a candidate of single ops. A family that takes long to
+    build is a candidate of its largest groups only: a part of one would hardly be worth a build.
+    """
+    steps = [s for s in alternatives(graph, all_fusions()) if s.phase != "refresh"]
+    found = [StepCandidate(s, c, space.arch) for s in steps for c in candidates(s, space)]
+    largest = _largest_groups(c for c in found if c.build_s >= LONG_BUILD_S)
+    return tuple(c for c in found if _is_worthwhile(c, largest))
+
+
+Group = tuple[str, frozenset[str]]
+
+
+def _is_worthwhile(candidate: StepCandidate, largest: Collection[Group]) -> bool:
+    if candidate.candidate.family == FRAMEWORK:
+        return len(candidate.nodes) == 1
+    return candidate.build_s < LONG_BUILD_S or _group(candidate) in largest
+
+
+def _group(candidate: StepCandidate) -> Group:
+    return candidate.candidate.family, frozenset(candidate.nodes)
+
+
+def _largest_groups(found: Iterable[StepCandidate]) -> set[Group]:
+    """The groups that are not part of another group which the same family runs."""
+    groups = {_group(candidate) for candidate in found}
+    return {
+        (family, nodes)
+        for family, nodes in groups
+        if not any(family == other and nodes < more for other, more in groups)
+    }

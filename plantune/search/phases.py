@@ -1,0 +1,176 @@
+"""What a search does with whole plans: times them in turns, then races the winner."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from plantune.errors import (
+    MeasureTimeout,
+    NoViableCandidate,
+    OutOfTime,
+    WorkerDied,
+    WrongResult,
+)
+from plantune.measure.client import Worker
+from plantune.measure.machine_state import State
+from plantune.measure.outcome import Rejected
+from plantune.measure.race import Race
+from plantune.measure.timing import Effort, Timing
+from plantune.measure.ways import baselines_for
+from plantune.plan import Plan
+from plantune.problem import Problem
+from plantune.search.budget import Budget
+from plantune.search.finalists import branched, improved, swaps
+from plantune.search.judgement import Duels, duels_of, repeated, undecided
+from plantune.search.ranking import affordable, fastest, kept
+from plantune.search.results import Report, Settings
+from plantune.search.step_search import StepSearch
+from plantune.space.search_space import SearchSpace
+
+SWAPS_AT_ONCE = 7
+REFINING_S = 1.0
+# Plans are not ranked if there is less time for it.
+LEAST_RANKING_S = 0.3
+# On a busy machine so many of the best plans are ranked, and the last one.
+FEW = 2
+ALONE_S = 0.2
+RACE_S = 8.0
+MOST_RACES = 3
+# A race that leaves something open is repeated for the entrants that it concerns, if there is time.
+MOST_REPEATS = 4
+LEAST_REPEAT_S = 1.0
+# The time that must be left for a baseline of torch.compile to join the race; others always join.
+COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
+NEVER_S = float("inf")
+Found = Timing | Rejected
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all phases of a search share."""
+
+    problem: Problem
+    space: SearchSpace
+    settings: Settings
+    worker: Worker
+    budget: Budget
+    steps: StepSearch
+    report: Report
+
+    def tell(self, phase: str) -> None:
+        self.report(self.steps.progress(self.budget, None, phase))
+
+
+def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
+    """All plans in turns; if one crashes the worker, each alone, then the survivors in turns."""
+    graph, seed = run.problem.graph, run.settings.seed
+    try:
+        return run.worker.time_programs(graph, plans, effort, seed=seed)
+    except (MeasureTimeout, WorkerDied) as error:
+        if len(plans) == 1:
+            return [Rejected("crash", str(error))]
+    short = replace(effort, budget_s=ALONE_S)
+    alone = [time_plans(run, [plan], short)[0] for plan in plans]
+    survivors = [p for p, found in zip(plans, alone, strict=True) if isinstance(found, Timing)]
+    timings = iter(
+        run.worker.time_programs(graph, survivors, effort, seed=seed) if survivors else ()
+    )
+    return [next(timings) if isinstance(found, Timing) else found for found in alone]
+
+
+def rank(run: Run, plans: Sequence[Plan], incumbent: Plan | None, machine: State) -> list[Plan]:
+    """The plans that ran: the winner improved, the winner, then the others, the fastest first.
+
+    If there is no time to time them, the plans as they are: the best by its steps is the first.
+    """
+    left_s = run.budget.left_for("ranking")
+    plans = affordable(plans, run.problem.graph, run.space, run.steps, left_s)
+    if machine.word == "busy":  # a call may take a hundred times as long
+        plans = [*plans[:FEW], *plans[FEW:][-1:]]
+    if left_s < LEAST_RANKING_S:
+        return plans
+    run.tell("ranking")
+    effort = run.budget.limited(Effort(budget_s=left_s / 2), "ranking")
+    try:
+        timings = time_plans(run, plans, effort)
+    except OutOfTime:
+        return plans
+    winner = fastest(plans, timings)
+    if winner is None:
+        raise NoViableCandidate(_why_none(run.problem, timings))
+    winner = kept(incumbent, plans, timings, winner)
+    timed = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
+    order = (winner, *(i for _, i in timed if i != winner))
+    ranked = [replace(plans[i], origin="measured") for i in order]
+    return [_improved(run, ranked[0]), *ranked]
+
+
+def _improved(run: Run, plan: Plan) -> Plan:
+    """The plan with branches, and with the runners-up of its steps, if the whole is faster."""
+    graph, space, budget = run.problem.graph, run.space, run.budget
+    left = swaps(plan, graph, space, run.steps.costs.outcomes)
+    effort = budget.limited(Effort(budget_s=REFINING_S), "ranking")
+
+    def timed(plans: Sequence[Plan]) -> Sequence[Found]:
+        return time_plans(run, plans, effort)
+
+    with suppress(OutOfTime):  # it is good as it is
+        if budget.left_for("ranking") > REFINING_S:
+            plan = branched(plan, graph, space, timed)
+        while left and budget.left_for("ranking") > REFINING_S:
+            run.tell("ranking")
+            now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
+            plan = improved(plan, graph, space, now, timed)
+    return plan
+
+
+def race_first(run: Run, plans: Sequence[Plan]) -> tuple[Plan, Race]:
+    """The first plan that gets through its race: of the best ones, then the slowest, which mostly
+    has the framework's own kernels.
+
+    A plan that fails here was right and ran in every measurement before, so there is a warning.
+    """
+    contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
+    for plan in contenders[:-1]:
+        try:
+            return plan, _race(run, plan)
+        except (MeasureTimeout, WorkerDied, WrongResult) as error:
+            warnings.warn(f"a plan failed in its race and was dropped: {error}", stacklevel=2)
+    return contenders[-1], _race(run, contenders[-1])
+
+
+def race_again(run: Run, plan: Plan, race: Race) -> Duels:
+    """The plan against each rival, with more rounds while it is open who is faster."""
+    duels, left = duels_of(race), MOST_REPEATS
+    while (rivals := undecided(duels)) and left and run.budget.left_for("racing") > LEAST_REPEAT_S:
+        run.tell("racing")
+        left -= 1
+        try:
+            duels = repeated(duels, _race(run, plan, rivals))
+        except (MeasureTimeout, OutOfTime, WorkerDied, WrongResult):
+            break  # what is known is enough to decide
+    return duels
+
+
+def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Race:
+    """The plan against the baselines; one that compiles for long joins only if there is time."""
+    left_s = run.budget.left_s
+    baselines = baselines or run.settings.baselines
+    if baselines is None:
+        known = baselines_for(plan.arch, run.problem.mode)
+        baselines = tuple(name for name in known if _needed_s(name) <= left_s)
+    effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
+    return run.worker.race(run.problem, plan, baselines, effort, run.settings.seed)
+
+
+def _needed_s(baseline: str) -> float:
+    """What must be left for a baseline: those that compile for minutes are for `bench`."""
+    return COMPILING_S.get(baseline, NEVER_S) if baseline.startswith("compile") else 0.0
+
+
+def _why_none(problem: Problem, timings: Sequence[Found]) -> str:
+    reasons = "; ".join(f"{t.stage}: {t.reason}" for t in timings if isinstance(t, Rejected))
+    return f"no plan for {problem.network} at batch {problem.batch} runs here: {reasons}"

@@ -1,0 +1,132 @@
+"""What a search does with plans that crash the worker, and what it races against."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from plantune.errors import WorkerDied
+from plantune.measure.outcome import Rejected
+from plantune.measure.timing import Effort, Timing
+from plantune.problem import Problem
+from plantune.search.budget import Budget
+from plantune.search.phases import Run, _race, race_first, time_plans
+from plantune.search.results import Settings, silent
+from plantune.space.search_space import load_search_space
+
+EFFORT = Effort(budget_s=0.1)
+
+
+class FakeWorker:
+    """Dies of some plans; times are their number."""
+
+    def __init__(self, deadly=()):
+        self.deadly = deadly
+        self.asked = []
+        self.raced = None
+        self.plans = []
+
+    def time_programs(self, graph, plans, effort, seed=0):
+        self.asked.append(list(plans))
+        for plan in plans:
+            if plan in self.deadly:
+                raise WorkerDied(f"{plan}: an illegal memory access")
+        return [Timing((float(len(plan)),) * 5) for plan in plans]
+
+    def race(self, workload, plan, baselines, effort, seed):
+        self.raced = (workload, baselines)
+        self.plans.append(plan)
+        if plan in self.deadly:
+            raise WorkerDied(f"{plan}: an illegal memory access")
+        return "the race"
+
+
+def run_of(worker, arch="cpu", seconds=1.0, **settings):
+    """The phases of a search whose steps do not count."""
+    return Run(
+        Problem("se_resnet9_fixup", 1, arch=arch),
+        load_search_space(arch),
+        Settings(**settings),
+        worker,
+        Budget(seconds),
+        steps=None,
+        report=silent,
+    )
+
+
+def test_plans_are_timed_together():
+    worker = FakeWorker()
+    found = time_plans(run_of(worker), ["a", "bb"], EFFORT)
+    assert [timing.median_us for timing in found] == [1, 2]
+    assert worker.asked == [["a", "bb"]]
+
+
+def test_one_that_crashes_the_worker_costs_no_other():
+    worker = FakeWorker(deadly=["bb"])
+    found = time_plans(run_of(worker), ["a", "bb", "ccc"], EFFORT)
+    assert found[1] == Rejected("crash", "bb: an illegal memory access")
+    assert [found[0].median_us, found[2].median_us] == [1, 3]
+    assert worker.asked[-1] == ["a", "ccc"]
+
+
+def test_where_all_die_all_are_rejected():
+    found = time_plans(run_of(FakeWorker(deadly=["a", "b"])), ["a", "b"], EFFORT)
+    assert [outcome.stage for outcome in found] == ["crash", "crash"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "seconds", "compiled"),
+    [
+        ("cpu", 60.0, {"compile-default"}),
+        ("cpu", 10.0, set()),
+        ("sm90", 60.0, {"compile-default", "compile-reduce-overhead"}),
+        ("sm90", 10.0, set()),
+    ],
+)
+def test_what_compiles_joins_the_race_where_there_is_time(arch, seconds, compiled):
+    worker = FakeWorker()
+    _race(run_of(worker, arch, seconds), SimpleNamespace(arch=arch))
+    _, baselines = worker.raced
+    assert {name for name in baselines if name.startswith("compile")} == compiled
+    assert {"eager", "eager-channels-last", "torchscript"} <= set(baselines)
+
+
+def test_named_baselines_race_in_any_case():
+    worker = FakeWorker()
+    run = run_of(worker, "sm90", baselines=("compile-max-autotune",))
+    _race(run, SimpleNamespace(arch="sm90"))
+    assert worker.raced[1] == ("compile-max-autotune",)
+    assert worker.raced[0].arch == "sm90"
+
+
+def plans(*names):
+    return [Named(name) for name in names]
+
+
+class Named(str):
+    """A plan for tests."""
+
+    arch = "cpu"
+
+
+def test_a_plan_that_fails_in_its_race_is_dropped_with_a_warning():
+    worker = FakeWorker(deadly=["a"])
+    with pytest.warns(UserWarning, match="dropped: a: an illegal memory access"):
+        found = race_first(run_of(worker), plans("a", "b", "c"))
+    assert found == ("b", "the race")
+
+
+def test_the_last_one_is_always_tried():
+    worker = FakeWorker(deadly=["a", "b", "c", "d"])
+    with pytest.warns(UserWarning, match="was dropped"):
+        assert race_first(run_of(worker), plans("a", "b", "c", "d", "e"))[0] == "e"
+    assert worker.plans == ["a", "b", "c", "e"]
+
+
+def test_where_no_race_ends_the_search_does():
+    with (
+        pytest.warns(UserWarning, match="was dropped"),
+        pytest.raises(WorkerDied, match="b: an illegal"),
+    ):
+        race_first(run_of(FakeWorker(deadly=["a", "b"])), plans("a", "a", "b"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from plantune.cuda.capture import capture
 from plantune.errors import CaptureError
 
 Call = Callable[[], object]
@@ -124,11 +125,10 @@ class Gpu(Device):
         return False
 
     def captured(self, call: Call) -> Call:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self.place)
         self.synchronize()
         try:
-            with no_collection():
-                _capture(graph, call)
+            capture(graph, call, stream, self.place, torch.cuda.graph_pool_handle())
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -145,30 +145,6 @@ class _Replay:
 
     def __call__(self) -> None:
         self.graph.replay()
-
-
-def _capture(graph: torch.cuda.CUDAGraph, call: Call) -> None:
-    # torch.cuda.graph would also empty the allocator and collect garbage, 0.1 s each time.
-    graph.capture_begin()
-    try:
-        call()
-    except BaseException:
-        with suppress(RuntimeError):
-            graph.capture_end()
-        raise
-    graph.capture_end()
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """What a collector frees on a GPU would break the capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

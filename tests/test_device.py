@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from plantune import gpus as gpus_module
+from plantune.cuda import capture
 from plantune.device import CPU, Gpu, first_line
 from plantune.errors import CaptureError, UnsupportedDevice
 from plantune.gpus import LocalGpu, best_arch, device_for, later_gpu
@@ -99,64 +101,78 @@ def test_advice_of_torch_is_left_out():
     assert first_line(error) == "CUDA error: an illegal memory access"
 
 
-def test_a_captured_call_keeps_what_its_graph_reads(monkeypatch):
-    """The graph knows addresses alone: memory that only the call holds must not be given back."""
-
-    class Graph:
-        def capture_begin(self):
-            pass
-
-        capture_end = replay = capture_begin
-
-    class Held:
-        pass
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
-    held = Held()
-    alive = weakref.ref(held)
-    replay = Gpu(0).captured(lambda memory=held: memory)
-    del held
-    replay()
-    assert alive() is not None
-
-
 class FakeGraph:
     """Captures nothing."""
 
-    def capture_begin(self) -> None:
+    def capture_begin(self, pool, capture_error_mode) -> None:
         pass
 
     def capture_end(self) -> None:
         pass
 
+    replay = capture_end
+
 
 @pytest.fixture
-def graphs(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda place: None)
+def gpu(monkeypatch):
+    """One whose memory is the CPU's; `streams` are those that were made current."""
+    found, current = Gpu(0), object()
+    found.place, found.streams = torch.device("cpu"), []
+    for name, value in {
+        "CUDAGraph": FakeGraph,
+        "synchronize": lambda place: None,
+        "current_stream": lambda device: current,
+        "set_stream": found.streams.append,
+        "graph_pool_handle": lambda: (0, 1),
+        "device": lambda device: nullcontext(),
+        "stream": lambda stream: nullcontext(),
+        "graph": lambda graph, **_: nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return found
 
 
-@pytest.mark.usefixtures("graphs")
-def test_what_cannot_be_captured_says_why():
+def test_a_captured_call_keeps_what_its_graph_reads(gpu):
+    """The graph knows addresses alone: memory that only the call holds must not be given back."""
+
+    class Held:
+        pass
+
+    held = Held()
+    alive = weakref.ref(held)
+    replay = gpu.captured(lambda memory=held: memory)
+    del held
+    replay()
+    assert alive() is not None
+
+
+def test_nothing_is_collected_while_it_is_captured(gpu):
+    seen = []
+    gpu.captured(lambda: seen.append(gc.isenabled()))
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_what_cannot_be_captured_says_why(gpu):
     def call():
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nadvice")
 
     with pytest.raises(
         CaptureError, match="captured: CUDA error: operation not permitted"
     ) as error:
-        Gpu(0).captured(call)
+        gpu.captured(call)
     assert "advice" not in str(error.value)
     assert gc.isenabled()
+    assert gpu.streams[-1] is torch.cuda.current_stream(gpu.place)
+    assert not capture._one_capture.locked()
 
 
-@pytest.mark.usefixtures("graphs")
-def test_memory_that_runs_out_is_no_fault_of_capturing():
+def test_memory_that_runs_out_is_no_fault_of_capturing(gpu):
     def call():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        Gpu(0).captured(call)
+        gpu.captured(call)
 
 
 @pytest.mark.gpu

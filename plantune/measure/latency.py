@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Sequence
 
 import torch
 
+from plantune.cuda.capture import no_collection
 from plantune.device import Device
-from plantune.measure.timing import Call, Timing, Watch, no_collection
+from plantune.measure.timing import Call, Timing, Watch
 
 # Single calls in a row before the next way has its turn.
 CALLS_A_TURN = 5
@@ -30,6 +32,7 @@ def time_latencies(calls: Sequence[Call], budget_s: float, watch: Watch) -> list
     """
     samples: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter_ns() + budget_s * 1e9
+    gc.collect(1)
     with no_collection():
         for number in range(MOST_ROUNDS):
             if number >= LEAST_ROUNDS and time.perf_counter_ns() > end:

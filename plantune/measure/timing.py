@@ -12,10 +12,10 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from plantune.cuda.capture import no_collection
 from plantune.measure.sharing import waited_ns
 
 Call = Callable[[], object]
@@ -190,6 +190,7 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
     turn starts with a call that is not timed, after which caches hold the callable's own data.
     """
     rounds: list[list[Sample]] = []
+    gc.collect(1)  # all generations would take 0.3 s where inductor is loaded
     with no_collection():
         turn_s = effort.budget_s / MOST_SAMPLES / len(calls)
         batch_s = max(turn_s, watch.least_batch_s)
@@ -267,16 +268,3 @@ def _warm_up(call: Call, effort: Effort, batch_s: float, watch: Watch) -> int:
         elif time.perf_counter_ns() >= end:
             break
     return count
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Python's garbage collector would run inside of some samples."""
-    enabled = gc.isenabled()
-    gc.collect(1)  # all generations would take 0.3 s where inductor is loaded
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.cuda import capture
 from plantune.cuda.recording import Recording
 from plantune.default_plans import default_plan
 from plantune.graph.differentiate import differentiate
@@ -20,7 +21,6 @@ from plantune.graph.types import TensorType
 from plantune.runtime import captured, current_gpu, pool, recorder
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.module import UnplannedCall
-from plantune.runtime.recorder import Recorder
 from plantune.space.search_space import load_search_space
 
 CPU = torch.device("cpu")
@@ -44,6 +44,9 @@ class FakeGraph:
     """A graph: `captures` says what a replay does. Nobody hands out its nodes."""
 
     def __init__(self, **_) -> None:
+        pass
+
+    def instantiate(self) -> None:
         pass
 
     def raw_cuda_graph_exec(self) -> None:
@@ -87,6 +90,14 @@ def replace_in_torch(monkeypatch, name: str, fake: Callable[..., object]) -> Non
             monkeypatch.setattr(module, kept, fake)
 
 
+@contextmanager
+def on_stream(stream: Stream) -> Iterator[None]:
+    """As torch does where a capture breaks: it stays on its stream."""
+    before, Stream.current = Stream.current, stream
+    yield
+    Stream.current = before
+
+
 def is_capturing_now() -> bool:
     return torch.cuda.is_current_stream_capturing()
 
@@ -109,6 +120,9 @@ def captures(monkeypatch):
         "graph_pool_handle": lambda: (0, 1),
         "current_stream": lambda device=None: Stream.current,
         "set_stream": lambda stream: setattr(Stream, "current", stream),
+        "stream": on_stream,
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: False,
         "device": lambda device: nullcontext(),
         "graph": lambda graph, **_: nullcontext(),
@@ -128,15 +142,11 @@ def captures(monkeypatch):
         # Some tests replace torch's own later.
         monkeypatch.setattr(module, "is_capturing", is_capturing_now)
 
-    def capture(self, graph, run, current):
-        # As torch does where a capture breaks: it stays on its stream.
-        Stream.current = self._side
-        for _ in range(recorder.WARM_UP_PASSES + 1):
-            run()
+    def captured_pass(graph, run, device, pool):
+        run()
         if made.failure is not None:
             raise made.failure
         made.failure, made.later = made.later, None
-        Stream.current = current
         made.append(run)
         return Recording(only=False)
 
@@ -147,7 +157,7 @@ def captures(monkeypatch):
 
     make_pass = CapturedProgram._captured
     monkeypatch.setattr(CapturedProgram, "_captured", captured_and_noted)
-    monkeypatch.setattr(Recorder, "_capture", capture)
+    monkeypatch.setattr(capture, "_captured", captured_pass)
     return made
 
 

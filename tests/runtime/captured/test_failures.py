@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.cuda import capture
 from plantune.errors import CaptureError
-from plantune.runtime import recorder
 from plantune.runtime.ends import Ends
 from plantune.runtime.module import UnplannedCall
 from plantune.runtime.recorder import Recorder
@@ -37,7 +37,7 @@ def test_in_the_first_forward_of_training(module, x, captures, close, name, whic
     assert Stream.current is stream
     for buffer, value in module.named_buffers():
         assert torch.equal(value, before[buffer]), buffer
-    assert not recorder._one_capture.locked()
+    assert not capture._one_capture.locked()
 
     captures.failure = None
     other = copy.deepcopy(module)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import sqlalchemy
 
 from plantune.canonical import Attrs, canonical, digest
 from plantune.kernels.family import Candidate
+from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
 
@@ -147,10 +148,10 @@ class Studies:
         self._studies.clear()
 
 
-def _brief(outcome: Outcome) -> dict[str, Any]:
+def _brief(outcome: Outcome) -> Any:
     if isinstance(outcome, Rejected):
         outcome = replace(outcome, reason=outcome.reason[:REASON_LENGTH])
-    return asdict(outcome)
+    return to_json(outcome)
 
 
 def _known(
@@ -159,8 +160,7 @@ def _known(
     """What the trials say of candidates; "noisy" says something of the machine only."""
     for trial in trials:
         with suppress(LookupError, TypeError, ValueError):  # a trial that plantune did not write
-            data = trial.user_attrs[OUTCOME]
-            outcome = Measured(**data) if "median_us" in data else Rejected(**data)
+            outcome: Outcome = from_json(Outcome, trial.user_attrs[OUTCOME])
             if isinstance(outcome, Measured) or outcome.stage != "noisy":
                 candidate = Candidate(family, Attrs(trial.params))
                 yield (trial.user_attrs[STEP], candidate), outcome

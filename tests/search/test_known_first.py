@@ -30,6 +30,8 @@ def steady(us):
 class FakeWorker:
     """A plan with oneDNN's convolutions takes `us`, one without 100; a candidate takes 10 us."""
 
+    threads = limits = environment = None
+
     def __init__(self, us=50.0):
         self.us = us
         self.timed = []

@@ -19,6 +19,8 @@ from plantune.search.search import Search
 class HastyWorker:
     """Is cut off in these requests."""
 
+    threads = limits = environment = None
+
     def __init__(self, *cut_off):
         self.cut_off = cut_off
         self.asked = []

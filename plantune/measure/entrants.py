@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
 from plantune.graph.types import DTYPES, TensorType
@@ -70,9 +71,9 @@ class Entrants:
         count = images_that_fit(first.numel() * first.element_size(), most_images)
         self._images = [x.to(self.device.place) for x in _drawn(first, count)]
         double = copy.deepcopy(self._module).double()
-        self._exact = [self._output(double, x.double()) for x in self._images[:2]]
+        self._exact = [Exact(self._output(double, x.double())) for x in self._images[:2]]
         eager = self._output(copy.deepcopy(self._module), self._images[0])
-        self._bound = 2 * _error(eager, self._exact[0]) + tolerance("race", problem.dtype)
+        self._bound = 2 * self._exact[0].errors(eager)[0] + tolerance("race", problem.dtype)
         self._dy = torch.randn(eager.shape, dtype=dtype).to(self.device.place)
 
     @property
@@ -134,7 +135,7 @@ class Entrants:
         run = way.make(module, image)
         for other, exact in self._proofs(images):
             image.copy_(other)
-            if not _error(self._output(run, image), exact) <= self._bound:
+            if not exact.errors(self._output(run, image))[0] <= self._bound:
                 return entrant
         same = self._calls_of(run, module)([image])
         for _ in range(FIRST_CALLS):
@@ -174,7 +175,7 @@ class Entrants:
     ) -> Entrant:
         """Proves the outputs for two images: what takes an image for a constant is found out."""
         for x, exact in self._proofs(images):
-            error = _error(self._output(run, x), exact)
+            error = exact.errors(self._output(run, x))[0]
             if not error <= self._bound:
                 text = f"{name} gives another output for {self.problem}: relative error {error:.3g}"
                 raise WrongResult(f"{text}, allowed {self._bound:.3g}", error, self._bound)
@@ -222,7 +223,7 @@ class Entrants:
 
         return call_of
 
-    def _proofs(self, images: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def _proofs(self, images: Sequence[Tensor]) -> list[tuple[Tensor, Exact]]:
         """Images and exact outputs, twice: graphs are recorded in the second call, and replayed in
         later ones.
         """
@@ -243,10 +244,6 @@ def _drawn(first: Tensor, count: int) -> Iterator[Tensor]:
     yield first
     for _ in range(count - 1):
         yield torch.randn_like(first)
-
-
-def _error(output: Tensor, exact: Tensor) -> float:
-    return float((output.double() - exact).norm() / exact.norm())
 
 
 def _cache_hits() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +9,12 @@ import torch
 from torch import Tensor
 
 from plantune.device import Device
+from plantune.distance import Distance, Exact
 from plantune.errors import IllegalCandidate
 from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not
-from plantune.measure.distance import Exact
 from plantune.measure.scenes import LARGE, Kin, Poison, Scene, Scenes
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.measure.trial import NANS, NUMBERS, Trial
@@ -36,19 +35,6 @@ class Numerics:
     error: float
     bound: float
     deterministic: bool
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far an output is from the reference, against what is allowed."""
-
-    error: float
-    bound: float
-
-    @property
-    def share(self) -> float:
-        """1 at the bound; above it, or NaN, the output is wrong."""
-        return self.error / self.bound if self.bound else math.inf if self.error else 0.0
 
 
 def check(
@@ -104,7 +90,7 @@ def _checked(trial: Trial, scenes: Scenes) -> Numerics:
     if trial.device.captures:
         worst += _replayed(trial, scenes)
     nearest = max(worst, key=lambda distance: distance.share)
-    return Numerics(nearest.error, nearest.bound, deterministic)
+    return Numerics(nearest.ours, nearest.bound, deterministic)
 
 
 def _replayed(trial: Trial, scenes: Scenes) -> Iterator[Distance]:
@@ -121,22 +107,22 @@ def _replayed(trial: Trial, scenes: Scenes) -> Iterator[Distance]:
 
 def _judged(trial: Trial, results: Values, scene: Scene, *, slack: float = 1.0) -> Distance:
     """The distance nearest to its bound; raises WrongResult where one is over `slack` times it."""
-    worst = Distance(0.0, 0.0)
+    worst = Distance(0.0, 0.0, 0.0)
     for (name, _), exact, own in zip(trial.step.outputs, scene.exact, scene.own, strict=True):
         distance = max(_distances(results[name], exact, own), key=lambda found: found.share)
         if not distance.share <= slack:
-            text = f"{name!r}{exact.worst(results[name])}; relative error {distance.error:.3g}"
+            text = f"{name!r}{exact.worst(results[name])}; relative error {distance.ours:.3g}"
             text += f" of the output, allowed {distance.bound:.3g}"
-            raise trial.wrong(text, distance.error, distance.bound)
+            raise trial.wrong(text, distance.ours, distance.bound)
         worst = max(worst, distance, key=lambda found: (found.share, found.bound))
     return worst
 
 
 def _distances(result: Tensor, exact: Exact, own: Sequence[float]) -> Iterator[Distance]:
-    """Of each kind, against twice PyTorch's own error; what is no float is exact."""
-    allowed = tolerance("step", result.dtype, result.numel())
+    """Of each kind; what is no float is exact."""
+    tolerated = tolerance("step", result.dtype, result.numel())
     for error, theirs in zip(exact.errors(result), own, strict=True):
-        yield Distance(error, 2 * theirs + allowed if result.is_floating_point() else 0.0)
+        yield Distance(error, theirs if result.is_floating_point() else 0.0, tolerated)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from plantune.canonical import digest
 from plantune.device import Device, plain_float32
+from plantune.distance import KINDS, Exact
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
 from plantune.layouts import MEMORY_FORMATS, in_layout
-from plantune.measure.distance import KINDS, Exact
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.kept import Kept, Made, room_on
-from plantune.measure.products import OneProduct
 from plantune.measure.threads import threads, threads_of_proof
+from plantune.products import small_images_at_once
 
 # Steps with more arithmetic than this have a reference in fp32 on a GPU.
 MOST_EXACT_FLOPS = 5e10
@@ -252,7 +252,7 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     with_cudnn = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = with_cudnn and dtype != torch.float32
     try:
-        with plain_float32(), OneProduct():
+        with plain_float32(), small_images_at_once():
             yield
     finally:
         torch.backends.cudnn.enabled = with_cudnn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from plantune.distance import Distance, Exact
 from plantune.errors import WrongResult
 from plantune.runtime.copies import copied
 from plantune.runtime.framework import LastCall
@@ -67,26 +67,11 @@ def check(tuned: TunedModule, *inputs: Any) -> CheckResult:
 
 
 def _compared(ours: Tensor, theirs: Tensor, exact: Tensor, call: LastCall) -> CheckResult:
-    framework = _error(theirs, exact)
+    reference = Exact(exact.double())
+    error, framework = (reference.errors(result.double())[-1] for result in (ours, theirs))
     least = torch.finfo(torch.float64).tiny  # of counters, which are exact
-    bound = 2 * framework + max(tolerance("check", ours.dtype), least)
-    return CheckResult(_error(ours, exact), framework, bound, call)
-
-
-def _error(output: Tensor, exact: Tensor) -> float:
-    """The largest difference as a part of the largest value; infinite where one has other values
-    that are not finite, or another shape.
-    """
-    output, exact = output.double(), exact.double()
-    if output.shape != exact.shape:
-        return float("inf")
-    finite = exact.isfinite()
-    if not torch.equal(output[~finite].nan_to_num(), exact[~finite].nan_to_num()):
-        return float("inf")
-    largest = exact[finite].abs().max() if finite.any() else exact.new_ones(())
-    difference = (output - exact)[finite].abs().max() if finite.any() else exact.new_zeros(())
-    error = float(difference / largest.clamp(min=torch.finfo(torch.float64).tiny))
-    return float("inf") if math.isnan(error) else error
+    distance = Distance(error, framework, max(tolerance("check", ours.dtype), least))
+    return CheckResult(error, framework, distance.bound, call)
 
 
 def _wide(module: nn.Module) -> nn.Module:

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from plantune.device import plain_float32
+from plantune.distance import Distance
 from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.layouts import in_layout
 from plantune.plan import Plan
+from plantune.products import float32_products
 from plantune.runtime.copies import copied
 from plantune.runtime.distances import (
     GRADIENT,
-    Distance,
     Distances,
     Results,
     distances,
@@ -33,7 +34,6 @@ from plantune.runtime.distances import (
 )
 from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import device_of
-from plantune.runtime.products import Float32Products
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace
 
@@ -254,7 +254,7 @@ def _products(graph: Graph, device: torch.device, dtype: torch.dtype | None) -> 
     narrow = _wider(graph, device) == torch.float32
     with (
         plain_float32() if narrow and (dtype or not graph.gradients) else nullcontext(),
-        Float32Products() if narrow and not graph.gradients else nullcontext(),
+        float32_products() if narrow and not graph.gradients else nullcontext(),
     ):
         yield
 

@@ -14,13 +14,38 @@ KINDS = (2, math.inf)
 
 
 @dataclass(frozen=True)
+class Distance:
+    """Errors as parts of the result's size: ours, the framework's, and what is allowed beside
+    twice the latter.
+    """
+
+    ours: float
+    theirs: float
+    tolerance: float
+
+    @property
+    def bound(self) -> float:
+        return 2 * self.theirs + self.tolerance
+
+    @property
+    def share(self) -> float:
+        """1 at the bound; above it, or NaN, the result is wrong."""
+        return part(self.ours, self.bound)
+
+
+def part(off: float, size: float) -> float:
+    """Of nothing, anything is infinitely much."""
+    return off / size if size else math.inf if off else 0.0
+
+
+@dataclass(frozen=True)
 class Exact:
     """A value of the reference, with what comparing needs of it each time."""
 
     value: Tensor
 
     @cached_property
-    def sizes(self) -> tuple[Tensor, ...]:
+    def sizes(self) -> tuple[float, ...]:
         """Its norm of each kind; what is not finite has no size."""
         size = _wide(self.value).flatten().nan_to_num(0, 0, 0)
         return tuple(_norm(size, kind) for kind in KINDS)
@@ -32,13 +57,15 @@ class Exact:
         return mask if mask.any() else None
 
     def errors(self, result: Tensor) -> tuple[float, ...]:
-        """The norms of the difference as parts of the value's; infinite for what is no number."""
-        off = self._difference(result)
-        found = [_norm(off, kind) for kind in KINDS]
-        if not found[-1]:
-            return (0.0,) * len(KINDS)
-        parts = (norm / size for norm, size in zip(found, self.sizes, strict=True))
-        return tuple(float(part.nan_to_num(math.inf)) for part in parts)
+        """The norms of the difference as parts of the value's."""
+        return tuple(map(part, self.off(result), self.sizes))
+
+    def off(self, result: Tensor) -> tuple[float, ...]:
+        """The norms of the difference; infinite for what is no number, or of another shape."""
+        if result.shape != self.value.shape:
+            return (math.inf,) * len(KINDS)
+        difference = self._difference(result)
+        return tuple(_norm(difference, kind) for kind in KINDS)
 
     def worst(self, result: Tensor) -> str:
         """The element that is furthest off, and what it is instead of what."""
@@ -60,5 +87,6 @@ def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.double()
 
 
-def _norm(x: Tensor, kind: float) -> Tensor:
-    return torch.linalg.vector_norm(x, kind) if x.numel() else x.new_zeros(())
+def _norm(x: Tensor, kind: float) -> float:
+    norm = float(torch.linalg.vector_norm(x, kind)) if x.numel() else 0.0
+    return math.inf if math.isnan(norm) else norm

@@ -1,14 +1,16 @@
-"""Convolutions and linear layers as products in float32: what torch's own give, in its layout."""
+"""References by products of matrices: what torch's own give, in its layout."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import conv2d, linear
 
-from plantune.runtime import products
-from plantune.runtime.products import Float32Products
+from plantune import products
+from plantune.products import Products, float32_products, small_images_at_once
 
 CONVOLUTIONS = {
     "plain": {},
@@ -41,14 +43,14 @@ def test_a_convolution(name, layout, operands):
     weight = weight[:, :3] if "groups" in options else weight
     images, weight = images.contiguous(memory_format=layout), weight.contiguous()
     wanted = conv2d(images, weight, **options)
-    with Float32Products():
+    with float32_products():
         matched(conv2d(images, weight, **options), wanted)
 
 
 def test_one_that_is_too_large_is_left_to_torch(operands, monkeypatch):
     monkeypatch.setattr(products, "MOST_BYTES", 100)
-    monkeypatch.setattr(products, "product", None)
-    with Float32Products():
+    monkeypatch.setattr(Products, "_product", None)
+    with float32_products():
         matched(conv2d(*operands), conv2d(*operands))
 
 
@@ -56,7 +58,7 @@ def test_one_that_is_too_large_is_left_to_torch(operands, monkeypatch):
 def test_a_linear_layer(bias):
     x, weight = torch.randn(2, 3, 5), torch.randn(4, 5)
     offset = torch.randn(4) if bias else None
-    with Float32Products():
+    with float32_products():
         found = linear(x, weight, offset)
     matched(found, linear(x, weight, offset))
 
@@ -66,10 +68,64 @@ def test_a_linear_layer(bias):
 def test_16_bits_are_rounded_once(dtype):
     module = nn.Sequential(nn.Conv2d(6, 8, 3), nn.Flatten(), nn.Linear(8 * 7 * 6, 5)).to(dtype)
     x = torch.randn(2, 6, 9, 8).to(dtype)
-    with Float32Products():
+    with float32_products():
         found = module(x)
     conv, _, head = module
     y = conv2d(x.float(), conv.weight.float(), conv.bias.float()).to(dtype).flatten(1)
     wanted = linear(y.float(), head.weight.float(), head.bias.float()).to(dtype)
     assert found.dtype == dtype
     torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+PLAIN = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+GEOMETRIES = [
+    PLAIN,
+    {**PLAIN, "stride": (2, 1)},
+    {**PLAIN, "padding": (0, 2)},
+    {**PLAIN, "dilation": (1, 2), "padding": (1, 2)},
+    {**PLAIN, "groups": 2},
+]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The sizes of the products that were made instead of a convolution."""
+    found, product = [], Products._product
+
+    def counted(self, *operands):
+        found.append(operands[0].shape)
+        return product(self, *operands)
+
+    monkeypatch.setattr(Products, "_product", counted)
+    return found
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_small_images_at_once(geometry, made):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 4, 4, 4, generator=random, dtype=torch.float64)
+    w = torch.randn(6, 4 // geometry["groups"], 3, 3, generator=random, dtype=torch.float64)
+    with small_images_at_once():
+        y = torch.conv2d(x, w, **geometry)
+    torch.testing.assert_close(y, torch.conv2d(x, w, **geometry), rtol=1e-13, atol=1e-13)
+    assert y.is_contiguous()
+    assert len(made) == (geometry["groups"] == 1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_reaches_the_same_pixels(value, made):
+    """Padding is multiplied, too."""
+    for place in ("x", "w"):
+        x, w = torch.ones(2, 3, 4, 4, dtype=torch.float64), torch.ones(5, 3, 3, 3).double()
+        {"x": x, "w": w}[place].view(-1)[7] = value
+        with small_images_at_once():
+            y = torch.conv2d(x, w, **PLAIN)
+        torch.testing.assert_close(y, torch.conv2d(x, w, **PLAIN), equal_nan=True)
+    assert len(made) == 2
+
+
+def test_large_images_and_other_dtypes_are_left_to_torch(made):
+    with small_images_at_once():
+        torch.conv2d(torch.ones(1, 3, 8, 8).double(), torch.ones(5, 3, 3, 3).double(), **PLAIN)
+        torch.conv2d(torch.ones(1, 3, 4, 4), torch.ones(5, 3, 3, 3), **PLAIN)
+    assert not made

@@ -11,6 +11,7 @@ from plantune.cuda.nvml import is_slowed, sm_clock_mhz, users
 from plantune.device import Device
 from plantune.errors import UnsupportedDevice
 from plantune.gpus import device_for
+from plantune.measure.cold import ColdWatch
 from plantune.measure.timing import HOST, Call, Sample, Watch
 from plantune.space.arch import load_arch
 
@@ -94,4 +95,4 @@ def call_watch(device: Device) -> Watch:
 
 def kernel_watch(device: Device) -> Watch:
     """The clock for single kernels."""
-    return KernelWatch(device) if device.captures else HOST
+    return KernelWatch(device) if device.captures else ColdWatch()

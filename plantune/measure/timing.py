@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from plantune.cuda.capture import no_collection
 from plantune.measure.sharing import waited_ns
@@ -147,6 +148,10 @@ class Watch:
     """The clock for calls that are done when they return."""
 
     least_batch_s = LEAST_BATCH_S
+    # In one batch.
+    most_calls: ClassVar[float] = math.inf
+    # The state in which calls find caches.
+    cache: ClassVar[str] = "warm"
     clocks_mhz: Sequence[int] = ()
 
     def batch_us(self, call: Call, count: int) -> float:
@@ -159,10 +164,11 @@ class Watch:
 
     def sample(self, call: Call, count: int) -> Sample:
         """The time, and what disturbed it."""
-        waited = waited_ns()
+        waited, start = waited_ns(), time.perf_counter_ns()
         time_us = self.batch_us(call, count)
+        passed_us = (time.perf_counter_ns() - start) / 1e3
         waited_us = (waited_ns() - waited) / 1e3
-        return Sample(time_us, waited_us / max(time_us * count, 1e-3))
+        return Sample(time_us, waited_us / max(passed_us, 1e-3))
 
 
 HOST = Watch()
@@ -263,7 +269,7 @@ def _warm_up(call: Call, effort: Effort, batch_s: float, watch: Watch) -> int:
     batch_us = batch_s * 1e6
     count = 1
     while (took := watch.batch_us(call, count) * count) < batch_us or time.perf_counter_ns() < end:
-        if took < batch_us / 2:
+        if took < batch_us / 2 and 2 * count <= watch.most_calls:
             count *= 2
         elif time.perf_counter_ns() >= end:
             break

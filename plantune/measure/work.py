@@ -13,7 +13,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 import torch
 
-from plantune.device import Device
 from plantune.errors import BuildError, IllegalCandidate, UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
 from plantune.graph.graph import Graph
@@ -31,7 +30,7 @@ from plantune.measure.passes import PassCost
 from plantune.measure.race import race
 from plantune.measure.scenes import Scenes
 from plantune.measure.timed_step import TimedStep
-from plantune.measure.timing import Effort, Timing, time_call
+from plantune.measure.timing import Effort, Timing, Watch, time_call
 from plantune.measure.whole import Say, time_programs
 from plantune.plan import Plan
 from plantune.space.arch import load_arch
@@ -162,7 +161,8 @@ def _outcome(
     with device.own_stream(), torch.no_grad():
         known = Scenes(step, device, seeds[0])
         timed = TimedStep(step, candidate, space.arch, known.named(known.first().inputs))
-        timing = _possible(timed, step, candidate, effort, device)
+        watch = kernel_watch(device)
+        timing = _possible(timed, step, candidate, effort, watch)
     if isinstance(timing, Rejected):
         return timing
     worst = max(reports, key=lambda report: report.error / max(report.bound, sys.float_info.min))
@@ -174,19 +174,19 @@ def _outcome(
         error=min(worst.error, LARGEST),
         bound=min(worst.bound, LARGEST),
         deterministic=all(report.deterministic for report in reports),
+        cache=watch.cache,
     )
 
 
 def _possible(
-    timed: TimedStep, step: Step, candidate: Candidate, effort: Effort, device: Device
+    timed: TimedStep, step: Step, candidate: Candidate, effort: Effort, watch: Watch
 ) -> Timing | Rejected:
     """The kernel's time, unless no kernel can be that fast or nothing can be said of it."""
-    watch = kernel_watch(device)
     call, launches = timed.repeated(lambda call: watch.batch_us(call, 1))
     least = 0.0
     for _ in range(2):
         timing = time_call(call, effort, watch).per(launches)
-        least = roofline.least_us(step, candidate, device)
+        least = roofline.least_us(step, candidate, timed.device)
         if timing.median_us >= least:
             break
         if timing.shared:

@@ -15,6 +15,7 @@ from plantune.measure.timing import Effort
 from plantune.plan_db.database import PlanDatabase
 from plantune.search.budget import Budget
 from plantune.search.machine_log import SlowPhases
+from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace
 
 # The GPU's own clock knows a kernel's time after some milliseconds; a CPU is shared. Close
@@ -23,6 +24,9 @@ EFFORTS = {
     "cpu": Effort(budget_s=0.1, warm_up_s=0.02, tolerance=0.01),
     "cuda": Effort(budget_s=0.06, warm_up_s=0.005),
 }
+
+# How kernels find caches when they are timed; trials of earlier versions may say otherwise.
+CACHES = {"cpu": "cold", "cuda": "warm"}
 
 
 class WorkerMeasurer:
@@ -49,7 +53,9 @@ class WorkerMeasurer:
 
 
 class StoredTrials:
-    """Trials in the plan database, for one environment. A noisy outcome is not known."""
+    """Trials in the plan database, for one environment. A noisy outcome is not known, nor one that
+    was timed with caches in another state.
+    """
 
     def __init__(self, database: PlanDatabase, environment: Environment, fresh: bool) -> None:
         self._database = database
@@ -60,11 +66,12 @@ class StoredTrials:
         if self._fresh:
             return {}
         rows = self._database.trials(step.signature, self._environment)
-        return {
-            candidate: outcome
-            for candidate, outcome in rows.items()
-            if isinstance(outcome, Measured) or outcome.stage != "noisy"
-        }
+        return {candidate: outcome for candidate, outcome in rows.items() if self._counts(outcome)}
+
+    def _counts(self, outcome: Outcome) -> bool:
+        if isinstance(outcome, Measured):
+            return outcome.cache == CACHES[load_arch(self._environment.arch).kind]
+        return outcome.stage != "noisy"
 
     def keep(self, step: Step, candidate: Candidate, outcome: Outcome) -> None:
         self._database.put_trial(step.signature, candidate, self._environment, outcome)

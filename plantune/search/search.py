@@ -24,7 +24,7 @@ from plantune.search.builds import Builds, builds_for
 from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
-from plantune.search.measuring import StoredTrials, WorkerMeasurer
+from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
 from plantune.search.phases import Run, race_again, race_first, rank, time_plans
 from plantune.search.ranking import affordable, distinct, is_deterministic, plan_of
 from plantune.search.results import Report, Result, Settings, silent
@@ -98,9 +98,8 @@ class Search:
 
     def _started(self, worker: Worker, builds: Builds) -> Run:
         settings, budget = self.settings, self._budget
-        studies = Studies(
-            settings.storage, settings.seed, self._environment.key, fresh=settings.fresh
-        )
+        scope = f"{self._environment.key} {CACHES[self.space.arch.kind]}"
+        studies = Studies(settings.storage, settings.seed, scope, fresh=settings.fresh)
         measurer = WorkerMeasurer(worker, self.space, settings.seed, budget, self._log.machine)
         store = StoredTrials(self._database, self._environment, settings.fresh)
         graph = self.problem.graph

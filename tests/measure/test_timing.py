@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import plantune.measure
 from plantune.measure import timing
+from plantune.measure.cold import BYTES_PER_THREAD, ColdWatch
 from plantune.measure.timing import (
     LEAST_BATCH_S,
     LEAST_SAMPLES,
     Effort,
+    Sample,
     Timing,
     ratio_interval,
     time_call,
@@ -269,3 +272,37 @@ def test_no_module_reads_the_wall_clock(path):
         and node.value.id in ("time", "datetime")
     }
     assert read.isdisjoint(WALL_CLOCKS)
+
+
+def test_between_cold_calls_other_memory_is_written(clock, monkeypatch):
+    """Which takes time, but not the call's."""
+    watch, written = ColdWatch(), []
+    call = clock.taking(40, "call")
+
+    class Others:
+        def add_(self, value: float) -> None:
+            written.append(len(clock.order))
+            clock.now_us += 500
+
+    monkeypatch.setattr(watch, "_others", Others())
+    found = time_call(call, Effort(budget_s=0.05), watch)
+    assert set(found.samples_us) == {40.0}
+    assert written == [*range(len(clock.order))]
+
+
+def test_a_thread_that_waited_while_other_memory_was_written_waited_for_a_part(clock, monkeypatch):
+    watch = ColdWatch()
+
+    class Others:
+        def add_(self, value: float) -> None:
+            clock.now_us += 990
+            clock.wait(10)
+
+    monkeypatch.setattr(watch, "_others", Others())
+    sample = watch.sample(clock.taking(1000), 1)
+    assert sample == Sample(1000.0, 10 / 2000)
+
+
+def test_other_memory_is_larger_than_the_caches_of_all_threads():
+    threads = torch.get_num_threads()
+    assert ColdWatch()._others.nbytes == threads * BYTES_PER_THREAD

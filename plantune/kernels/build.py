@@ -27,7 +27,8 @@ def build(step: Step, candidate: Candidate, arch: Arch) -> Any:
         own = _building.setdefault(key, threading.Lock())
     with own:
         if key not in _built:
-            made = family_named(candidate.family).build(step, candidate.config, arch)
+            family = family_named(candidate.family)
+            made = family.build(family.parts(step), candidate.config, arch)
             if made is not None:  # else there is nothing to share, and steps may be without end
                 _built[key] = made
         _building.pop(key, None)
@@ -47,4 +48,5 @@ def build_all(wanted: Iterable[tuple[Step, Candidate]], arch: Arch) -> None:
 
 
 def _source(step: Step, candidate: Candidate, arch: Arch) -> str | None:
-    return family_named(candidate.family).source(step, candidate.config, arch)
+    family = family_named(candidate.family)
+    return family.source(family.parts(step), candidate.config, arch)

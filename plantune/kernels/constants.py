@@ -5,17 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from plantune.graph.step import Step
+from plantune.graph.types import TensorType
 
 if TYPE_CHECKING:
     from plantune.kernels.family import Frame
 
 ALIGNMENT_BYTES = 16  # of what a kernel reads in place
+S = TypeVar("S", bound=ctypes.Structure)
 Order = Callable[[Tensor], Tensor]
 
 
@@ -45,13 +47,20 @@ class Room:
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
 
+class Parameter(ctypes.Structure):
+    """plantune::Parameter."""
+
+    _fields_ = (("from_", ctypes.c_void_p), ("stride", ctypes.c_int), ("is_float", ctypes.c_int))
+
+
 class Constant:
     """The value `name` as a kernel reads it.
 
     It is read in place if that is allowed and it has this form already. Otherwise each pass fills
     memory of the kernel's own with it: `order` views the value such that its elements come as in
     that memory, to which they are broadcast and cast. One that `packs` may also copy and pad with
-    zeros, whatever dtype it is given.
+    zeros, whatever dtype it is given. One that is read by `parameter` may also be of the dtype
+    `also`, one number for all, and off the alignment.
     """
 
     def __init__(
@@ -63,16 +72,16 @@ class Constant:
         *,
         packs: bool = False,
         in_place: bool = False,
-        alignment_bytes: int = ALIGNMENT_BYTES,
+        also: torch.dtype | None = None,
     ) -> None:
         self.name = name
         self.order = order
         self.packs = packs
         self._values = values
         self._in_place = in_place
+        self._also = also
         # Whether the pass computes the value itself, so that it has no address before.
         self.is_derived = False
-        self._alignment_bytes = alignment_bytes
         self._memory = memory
 
     @property
@@ -100,13 +109,16 @@ class Constant:
         if not self._in_place or self.is_derived or self.name not in self._values:
             return False
         found = self.ordered()
-        if not self.may_read(found) or not is_view(found, self._values[self.name]):
+        if not self._may_read(found) or not is_view(found, self._values[self.name]):
             return False
-        return found.is_contiguous() and not found.data_ptr() % self._alignment_bytes
+        aligned = self._also is not None or not found.data_ptr() % ALIGNMENT_BYTES
+        return found.is_contiguous() and aligned
 
-    def may_read(self, found: Tensor) -> bool:
+    def _may_read(self, found: Tensor) -> bool:
         """Whether the kernel knows this dtype and shape."""
-        return found.dtype == self._memory.dtype and found.shape == self._memory.shape
+        one = self._also is not None and found.numel() == 1
+        known = found.dtype in (self._memory.dtype, self._also)
+        return known and (one or found.shape == self._memory.shape)
 
     @property
     def by_torch(self) -> bool:
@@ -117,50 +129,105 @@ class Constant:
         """Fills the memory by torch."""
         self.memory.copy_(self.ordered())
 
-
-def conv_weight(step: Step, name: str, frame: Frame) -> Constant:
-    """A convolution's weight as (O, R, S, C)."""
-    type_ = step.types[name]
-    o, c, r, s = type_.shape
-    room = Room((o, r, s, c), type_.torch_dtype, frame.device)
-    return Constant(frame.values, name, room, by_pixels, in_place=True)
-
-
-def in_rows(step: Step, name: str, frame: Frame) -> Constant:
-    """A constant of any shape, its last axis the innermost."""
-    type_ = step.types[name]
-    room = Room(type_.shape, type_.torch_dtype, frame.device)
-    return Constant(frame.values, name, room, as_it_is, in_place=True)
-
-
-def floats(name: str, count: int, frame: Frame) -> Constant:
-    """A float32 number of each channel."""
-    return Constant(frame.values, name, Room((count,), torch.float32, frame.device))
-
-
-class Parameter(ctypes.Structure):
-    """plantune::Parameter."""
-
-    _fields_ = (("from_", ctypes.c_void_p), ("stride", ctypes.c_int), ("is_float", ctypes.c_int))
-
-
-class ChannelValues(Constant):
-    """A number of each channel, or one for all: as the parameter has it, or in float32."""
-
-    def __init__(self, step: Step, name: str, count: int, frame: Frame) -> None:
-        room = Room((count,), torch.float32, frame.device)
-        super().__init__(frame.values, name, room, in_place=True, alignment_bytes=1)
-        self._count = count
-        self._dtypes = (step.types[name].torch_dtype, torch.float32)
-
-    def may_read(self, found: Tensor) -> bool:
-        return found.dtype in self._dtypes and found.numel() in (1, self._count)
-
     def parameter(self) -> Parameter:
-        """Where a kernel finds it in this pass."""
+        """Where a kernel finds a number of each channel, or the one for all, in this pass."""
         found = self.tensor
         is_float = found.dtype == torch.float32
         return Parameter(found.data_ptr(), 0 if found.numel() == 1 else 1, is_float)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What makes a value a `Constant` of some kernel. Its memory has `rows` at least, which are
+    zeros after those of `shape`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: Order = flat
+    packs: bool = False
+    in_place: bool = False
+    also: torch.dtype | None = None
+    rows: int = 0
+
+    def of(self, name: str, frame: Frame) -> Constant:
+        """The value `name` in this form."""
+        memory: Tensor | Room = Room(self.shape, self.dtype, frame.device)
+        if self.rows and self.rows > self.shape[0]:
+            whole = (self.rows, *self.shape[1:])
+            zeros = torch.zeros(whole, dtype=self.dtype, device=frame.device)
+            memory = zeros[: self.shape[0]]
+        how = {"packs": self.packs, "in_place": self.in_place}
+        return Constant(frame.values, name, memory, self.order, also=self.also, **how)
+
+
+def conv_weight(type_: TensorType, rows: int = 0) -> Form:
+    """A convolution's weight as (O, R, S, C)."""
+    o, c, r, s = type_.shape
+    dtype, in_place = type_.torch_dtype, rows <= o
+    return Form((o, r, s, c), dtype, by_pixels, in_place=in_place, rows=rows)
+
+
+def in_rows(type_: TensorType) -> Form:
+    """A constant of any shape, its last axis the innermost."""
+    return Form(type_.shape, type_.torch_dtype, as_it_is, in_place=True)
+
+
+def floats(count: int, rows: int = 0) -> Form:
+    """A float32 number of each channel."""
+    return Form((count,), torch.float32, rows=rows)
+
+
+def channel_values(type_: TensorType, count: int) -> Form:
+    """A number of each channel, or one for all: as the parameter has it, or in float32."""
+    return Form((count,), torch.float32, in_place=True, also=type_.torch_dtype)
+
+
+class Constants:
+    """What a kernel reads of weights, by the kernel's own words; what is None is not there."""
+
+    def __init__(self, frame: Frame, read: Mapping[str, tuple[str | None, Form]]) -> None:
+        named = ((word, name, form) for word, (name, form) in read.items() if name is not None)
+        self._values = frame.values
+        self._made = {word: form.of(name, frame) for word, name, form in named}
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._made
+
+    @property
+    def all(self) -> tuple[Constant, ...]:
+        return tuple(self._made.values())
+
+    def tensor(self, word: str) -> Tensor:
+        """What the kernel reads in this pass; values of other names are as they are."""
+        return self._made[word].tensor if word in self._made else self._values[word]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {word: constant.tensor for word, constant in self._made.items()}
+
+    def into(self, kind: type[S], **others: Any) -> S:
+        """A kernel's struct with where it finds each in this pass, and with others of its members.
+
+        What no member is called by is left out.
+        """
+        members = {
+            word: type_
+            for each in kind.__mro__
+            for word, type_, *_ in getattr(each, "_fields_", ())
+            if word in self._made
+        }
+        found = {
+            word: self._made[word].parameter()
+            if type_ is Parameter
+            else self._made[word].tensor.data_ptr()
+            for word, type_ in members.items()
+        }
+        return kind(**found, **others)
+
+
+def rows_of(step: Step, frame: Frame) -> Constants:
+    """All constants of a step in rows, by their names."""
+    return Constants(frame, {name: (name, in_rows(step.types[name])) for name in step.constants})
 
 
 def is_view(tensor: Tensor, source: Tensor) -> bool:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.cuda.build import Binary, Usage, compile_cuda
+from plantune.cuda.compiler import Kind
 from plantune.errors import BuildError
-from plantune.graph.step import Step
-from plantune.kernels.family import KernelFamily
+from plantune.kernels.family import KernelFamily, P
 from plantune.space.arch import Arch
 
 COUNTS_RESERVED_FROM = (10, 0)
 
 
-class CudaFamily(KernelFamily):
+class CudaFamily(KernelFamily[P]):
     """A family whose kernels are rendered from a header in `csrc/cuda` and compiled by NVRTC."""
 
     arch_kinds = frozenset(("cuda",))
@@ -25,43 +24,41 @@ class CudaFamily(KernelFamily):
     flops_per_us: ClassVar[float] = 2e8
     bytes_per_us: ClassVar[float] = 3e6
 
-    @abstractmethod
-    def threads(self, step: Step, config: Attrs) -> int:
+    def threads(self, parts: P, config: Attrs) -> int:
         """Threads of one block."""
+        return int(config["threads"])
 
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
+    def shared_bytes(self, parts: P, config: Attrs, arch: Arch) -> int:
         """Dynamic shared memory of one block."""
         return 0
 
-    def block_bytes(self, step: Step, config: Attrs, arch: Arch) -> int:
-        """Dynamic shared memory of one block, for families that take other amounts elsewhere."""
-        return self.shared_bytes(step, config)
-
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+    def why_not_config(self, parts: P, config: Attrs, arch: Arch) -> str | None:
         assert arch.cuda is not None
-        wanted, most = self.shared_bytes(step, config), arch.cuda.shared_memory_per_block_bytes
+        wanted = self.shared_bytes(parts, config, arch)
+        most = arch.cuda.shared_memory_per_block_bytes
         if wanted > most:
             return f"it needs {wanted} bytes of shared memory, a block has {most}"
         return None
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Binary:
-        source = self.source(step, config, arch)
-        assert source is not None
-        binary = compile_cuda(source, arch)
-        shared_bytes = self.block_bytes(step, config, arch)
-        reason = why_not_fits(binary, arch, self.threads(step, config), shared_bytes)
+    def build(self, parts: P, config: Attrs, arch: Arch) -> Binary:
+        binary = self._compiled(parts, config, arch)
+        shared_bytes = self.shared_bytes(parts, config, arch)
+        reason = why_not_fits(binary, arch, self.threads(parts, config), shared_bytes)
         if reason is not None:
             raise BuildError(reason)
         return binary
 
-    def build_portable(self, step: Step, config: Attrs, arch: Arch) -> Binary:
+    def build_portable(self, parts: P, config: Attrs, arch: Arch) -> Binary:
         """PTX, which the driver of a later chip compiles when it is loaded."""
         reason = why_not_portable(arch)
         if reason is not None:
             raise BuildError(reason)
-        source = self.source(step, config, arch)
+        return self._compiled(parts, config, arch, kind="PTX")
+
+    def _compiled(self, parts: P, config: Attrs, arch: Arch, kind: Kind = "CUBIN") -> Binary:
+        source = self.source(parts, config, arch)
         assert source is not None
-        return compile_cuda(source, arch, kind="PTX")
+        return compile_cuda(source, arch, kind=kind)
 
 
 def why_not_portable(arch: Arch) -> str | None:

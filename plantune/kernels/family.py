@@ -1,8 +1,9 @@
 """The interface of a kernel family, the same for the CPU and for CUDA.
 
-A family is asked in this order: can it run the step here (`why_not_step`), with which configs
-(`configs`, `why_not_config`), what does it need (`layouts`, `workspace_bytes`, `source`), then it
-is built once (`build`), bound to memory (`bind`) and launched many times.
+A family reads a step once (`read`): what comes of it are the step's parts, or a reason why no
+kernel of the family runs the step. All else is asked of the parts: with which configs
+(`configs_for`, `why_not_config`), what a kernel needs (`layouts`, `workspace_bytes`, `source`).
+Then it is built once (`build`), bound to memory (`bind`) and launched many times.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
+from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.constants import Constant
@@ -24,6 +27,8 @@ from plantune.space.search_space import SearchSpace
 
 Values = dict[str, Tensor]
 CPU = torch.device("cpu")
+# Readings that are kept: some steps of a network, for each family.
+READINGS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,23 @@ class Binding:
     constants: tuple[Constant, ...] = ()
 
 
-class KernelFamily(ABC):
+@dataclass(frozen=True)
+class Parts:
+    """What a family knows of a step that it runs; most know more of it than the step itself."""
+
+    step: Step
+
+
+P = TypeVar("P", bound=Parts)
+
+
+class KernelFamily(ABC, Generic[P]):
     """One way to run some steps. Families hold no state; a config is all that varies."""
 
     name: ClassVar[str]
     arch_kinds: ClassVar[frozenset[str]]
+    # The layout of images where the config names none; None where any will do.
+    image_layout: ClassVar[str | None] = None
     # Whether all that it does in a pass are launches by `plantune.cuda.kernel`.
     launches_kernels: ClassVar[bool] = False
     # Whether it reads a convolution's filters in place if they are channels_last, and only then.
@@ -95,14 +112,28 @@ class KernelFamily(ABC):
         return f"{self.name} runs on {' and '.join(sorted(self.arch_kinds))}, not on {arch.kind}"
 
     @abstractmethod
+    def read(self, step: Step) -> P:
+        """The parts of a step; raises IllegalCandidate with the reason where the family runs it
+        with no config. Ask for `parts` instead: that reads a step once.
+        """
+
+    def parts(self, step: Step) -> P:
+        """What `read` made of a step; raises IllegalCandidate as it did."""
+        found: P | str = _reading(self, step)
+        if isinstance(found, str):
+            raise IllegalCandidate(found)
+        return found
+
     def why_not_step(self, step: Step) -> str | None:
         """Why the family cannot run this step with any config, or None where it can."""
+        found = _reading(self, step)
+        return found if isinstance(found, str) else None
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         """Every config of the search space, legal or not."""
         return space.configs(self.name)
 
-    def configs_for(self, step: Step, space: SearchSpace) -> tuple[Attrs, ...]:
+    def configs_for(self, parts: P, space: SearchSpace) -> tuple[Attrs, ...]:
         """Every config to try for a step, legal or not."""
         return self.configs(space)
 
@@ -113,80 +144,80 @@ class KernelFamily(ABC):
             return space.admits(self.name, config)
         return config in self.configs(space)
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+    def why_not_config(self, parts: P, config: Attrs, arch: Arch) -> str | None:
         """Why this config cannot run the step, or None where it can."""
         return None
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+    def layouts(self, parts: P, config: Attrs) -> Mapping[str, str]:
         """The layout of each value that the kernel demands or makes; others may have any.
 
         An output that is not named is made in `nchw`.
         """
-        return {}
+        layout: Any = config.get("layout", self.image_layout)
+        return {} if layout is None else images(parts.step, layout)
 
-    def aliases(self, step: Step, config: Attrs) -> Mapping[str, str]:
+    def aliases(self, parts: P, config: Attrs) -> Mapping[str, str]:
         """Outputs that are views of an input: {output: input}. They need no memory."""
         return {}
 
-    def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
+    def adopts(self, parts: P, config: Attrs) -> frozenset[str]:
         """Outputs that the kernel makes in memory of its own, instead of writing to the caller's.
 
         The framework's convolutions cannot write elsewhere; adopting spares a copy.
         """
         return frozenset()
 
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+    def workspace_bytes(self, parts: P, config: Attrs) -> int:
         """Scratch memory of one launch."""
         return 0
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+    def source(self, parts: P, config: Attrs, arch: Arch) -> str | None:
         """The source to compile, None where the family compiles nothing."""
         return None
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+    def build(self, parts: P, config: Attrs, arch: Arch) -> Any:
         """The compiled kernel, to be shared by equal steps; raises BuildError."""
         return None
 
-    def build_portable(self, step: Step, config: Attrs, arch: Arch) -> Any:
+    def build_portable(self, parts: P, config: Attrs, arch: Arch) -> Any:
         """The kernel for `arch` such that later chips run it, too, to check its numbers there."""
-        return self.build(step, config, arch)
+        return self.build(parts, config, arch)
 
     @abstractmethod
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: P, config: Attrs, frame: Frame) -> Binding:
         """The kernel tied to its memory."""
 
-    def flops(self, step: Step) -> int:
-        """Arithmetic of one launch as the graph defines it, for rooflines."""
-        return step.flops
-
-    def traffic_bytes(self, step: Step) -> int:
-        """The least one launch moves, for rooflines."""
-        return step.traffic_bytes
-
-    def estimate_us(self, step: Step, config: Attrs) -> float:
+    def estimate_us(self, parts: P, config: Attrs) -> float:
         """A guess at one launch's time, by which a search orders what it measures.
 
         Only the order within a network matters: measured times replace guesses as they come.
         """
-        arithmetic = self.flops(step) / self.flops_per_us
-        return self.launch_us + arithmetic + self.traffic_bytes(step) / self.bytes_per_us
+        arithmetic = parts.step.flops / self.flops_per_us
+        return self.launch_us + arithmetic + parts.step.traffic_bytes / self.bytes_per_us
 
-    def estimate_us_on(self, step: Step, config: Attrs, arch: Arch) -> float:
+    def estimate_us_on(self, parts: P, config: Attrs, arch: Arch) -> float:
         """The same guess for the chip of an arch, by its datasheet and that of the measured chip.
 
         Plans for chips that are not here rest on it.
         """
-        guess = self.estimate_us(step, config)
+        guess, step = self.estimate_us(parts, config), parts.step
         if arch.chip is None:
             return guess
         work = max(guess - self.launch_us, 0.0)
         dtypes = (type_.dtype for _, type_ in step.outputs)
-        factor = slowdown(self.flops(step), self.traffic_bytes(step), dtypes, arch)
-        return guess - work + work * factor
+        return guess - work + work * slowdown(step.flops, step.traffic_bytes, dtypes, arch)
 
-    def reference(self, step: Step, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the step's values should be, in the precision of `inputs`."""
-        return step.evaluate(inputs)
+
+AnyFamily = KernelFamily[Any]
+
+
+@lru_cache(maxsize=READINGS)
+def _reading(family: KernelFamily[P], step: Step) -> P | str:
+    """The parts of a step, or the reason why there are none."""
+    try:
+        return family.read(step)
+    except IllegalCandidate as reason:
+        return str(reason)
 
 
 def images(step: Step, layout: str) -> dict[str, str]:

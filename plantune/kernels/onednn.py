@@ -6,16 +6,21 @@ or a residual before it. It runs float32 and bfloat16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
+from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.folded import Folded
+from plantune.kernels.patterns.epilogue import ConvParts
+from plantune.space.arch import Arch
 
 DTYPES = ("float32", "bfloat16")
+C = TypeVar("C", bound=ConvParts)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,20 @@ class Geometry:
     @property
     def arguments(self) -> tuple[Any, ...]:
         return (list(self.padding), list(self.stride), list(self.dilation), self.groups)
+
+
+class OneDnnFamily(KernelFamily[C]):
+    """A family whose convolutions are those of oneDNN."""
+
+    arch_kinds = frozenset(("cpu",))
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        if not is_there():
+            return "this torch was built without oneDNN"
+        return super().why_not_arch(arch)
+
+    def why_not_config(self, parts: C, config: Attrs, arch: Arch) -> str | None:
+        return why_not_dtype(parts.dtype)
 
 
 def is_there() -> bool:
@@ -69,3 +88,26 @@ def add_convolution(
     """target += conv(x, weight) + bias."""
     run = torch.ops.mkldnn._convolution_pointwise_.binary
     run(target, x, weight, bias, *geometry.arguments, "add", 1.0, None, [], None)
+
+
+def bound(
+    parts: ConvParts, frame: Frame, geometry: Geometry, pack: Callable[[Tensor], Tensor]
+) -> Binding:
+    """A convolution with its epilogue, whose weight is given as `pack` makes it.
+
+    ReLU is applied in place after the convolution, because oneDNN's own turns NaN into 0 (seen
+    with 3.12) and would hide a diverging network.
+    """
+    values, folded = frame.values, Folded(parts.epilogue, frame.values, pack)
+    x, residual, y = parts.x, parts.epilogue.residual, values[parts.y]
+
+    def launch(stream: int) -> None:
+        if residual is None:
+            y.zero_()
+        else:
+            y.copy_(values[residual])
+        add_convolution(y, values[x], folded.weight, folded.bias, geometry)
+        if folded.least is not None:
+            y.clamp_(min=folded.least)
+
+    return Binding(launch, folded.refresh)

@@ -14,14 +14,14 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.host import NO_COMPILER
 from plantune.kernels import families
-from plantune.kernels.family import Candidate, KernelFamily
+from plantune.kernels.family import AnyFamily, Candidate
 from plantune.settings import extra_families
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
 
 @cache
-def all_families() -> Mapping[str, KernelFamily]:
+def all_families() -> Mapping[str, AnyFamily]:
     """Every family by its name, in the order of their files."""
     found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
     own = sorted((item.name for item in found if not item.ispkg), key=_file)
@@ -34,7 +34,7 @@ def _file(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def family_named(name: str) -> KernelFamily:
+def family_named(name: str) -> AnyFamily:
     """The family of that name; raises IllegalCandidate naming the known ones."""
     known = all_families()
     if name not in known:
@@ -59,7 +59,7 @@ def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
     return (
         family.why_not_arch(space.arch)
         or family.why_not_step(step)
-        or family.why_not_config(step, candidate.config, space.arch)
+        or family.why_not_config(family.parts(step), candidate.config, space.arch)
     )
 
 
@@ -74,14 +74,16 @@ def candidates(
         Candidate(family.name, config)
         for family in asked
         if family.why_not_arch(space.arch) is None and family.why_not_step(step) is None
-        for config in family.configs_for(step, space)
-        if family.why_not_config(step, config, space.arch) is None
+        for parts in (family.parts(step),)
+        for config in family.configs_for(parts, space)
+        if family.why_not_config(parts, config, space.arch) is None
     )
 
 
 def estimate_us(step: Step, candidate: Candidate, arch: Arch | None = None) -> float:
     """A guess at the time of one launch, on the chip of `arch` if one is given."""
     family = family_named(candidate.family)
+    parts = family.parts(step)
     if arch is None:
-        return family.estimate_us(step, candidate.config)
-    return family.estimate_us_on(step, candidate.config, arch)
+        return family.estimate_us(parts, candidate.config)
+    return family.estimate_us_on(parts, candidate.config, arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
@@ -26,7 +27,7 @@ def samples(space: SearchSpace) -> Iterator[tuple[Step, Candidate]]:
                 yield found
 
 
-def _sample(family: CudaFamily, space: SearchSpace) -> tuple[Step, Candidate] | None:
+def _sample(family: CudaFamily[Any], space: SearchSpace) -> tuple[Step, Candidate] | None:
     fits = (step for step in _steps(space.arch.name) if family.why_not_step(step) is None)
     for step in sorted(fits, key=lambda step: (len(step.nodes), step.flops)):
         legal = [c for c in candidates(step, space) if c.family == family.name]

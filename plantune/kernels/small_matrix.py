@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor
+from torch.nn.functional import pad
 
-from plantune.kernels.constants import Constant, Room
+from plantune.graph.types import TensorType
+from plantune.kernels.constants import Form
 from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.space.arch import Arch
 
@@ -25,34 +25,17 @@ def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:
     return None
 
 
-class SmallMatrix:
-    """A constant matrix (rows, columns) in the order in which a kernel reads it."""
+def matrix(layer: Layer, type_: TensorType, unit: int = 1) -> Form:
+    """A layer's weight by rows, which end at whole units of columns."""
+    padding = -layer.depth % unit
+    if not padding:
+        shape = (layer.width, layer.depth)
+        return Form(shape, type_.torch_dtype, layer.rows, in_place=True)
 
-    def __init__(self, rows: int, columns: int, unit: int) -> None:
-        """Rows end at whole units of columns."""
-        self._size, self._padded = (rows, columns), (rows, _up(columns, unit))
+    def order(weight: Tensor) -> Tensor:
+        return pad(layer.rows(weight), (0, padding))
 
-    def packed(self, weight: Tensor) -> Tensor:
-        """The matrix so."""
-        padded = weight.new_zeros(self._padded)
-        padded[:, : self._size[1]] = weight
-        return padded
-
-    def constant(self, values: Mapping[str, Tensor], layer: Layer, like: Tensor) -> Constant:
-        """A layer's weight so; `like` has the dtype and the device."""
-        if self._padded == self._size:
-            room = Room(self._size, like.dtype, like.device)
-            return Constant(values, layer.weight, room, layer.rows, in_place=True)
-
-        def order(weight: Tensor) -> Tensor:
-            return self.packed(layer.rows(weight))
-
-        memory = like.new_empty(order(like.new_empty(1, 1).expand(self._shape(layer))).shape)
-        return Constant(values, layer.weight, memory, order, packs=True)
-
-    def _shape(self, layer: Layer) -> tuple[int, int]:
-        """Of the weight as the layer has it."""
-        return self._size if layer.by_rows else (self._size[1], self._size[0])
+    return Form((layer.width, layer.depth + padding), type_.torch_dtype, order, packs=True)
 
 
 def _up(size: int, multiple: int) -> int:

@@ -14,6 +14,16 @@ from plantune.cuda.kernel import Dimensions, Kernel
 VECTOR_BYTES = 16
 # How csrc/cuda/vector.h names the dtypes that it computes with.
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float32": "float"}
+# The ends of a source whose header defines `Kernel`.
+ENTRIES = """
+extern "C" __global__ __launch_bounds__({threads}) void run(Kernel::Arguments arguments) {{
+  Kernel::run<true>(arguments);
+}}
+extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
+    Kernel::Arguments arguments) {{
+  Kernel::run<false>(arguments);
+}}
+"""
 # Kernels for these and later chips wait for the one in front themselves.
 PROGRAMMATIC_FROM = (9, 0)
 
@@ -34,6 +44,12 @@ class VectorKernel:
         aligned = not any(tensor.data_ptr() % VECTOR_BYTES for tensor in read)
         kernel = self._aligned if aligned else self._unaligned
         kernel.launch(stream, grid, self._threads, arguments, programmatic=self._programmatic)
+
+
+def not_an_element(dtype: str) -> dict[str, bool]:
+    """The reason that these kernels do not compute with a dtype, and whether it holds."""
+    known = ", ".join(ELEMENTS)
+    return {f"the kernel is written for {known}, got {dtype}": dtype not in ELEMENTS}
 
 
 def members(*values: int) -> ctypes.Array[ctypes.c_longlong]:

@@ -13,6 +13,15 @@ from plantune.space.arch import Arch
 DTYPES = ("float16", "bfloat16")
 # The weights of one product of a warp: 32 channels, 16 values of each.
 CHANNELS, VALUES, ROWS = 32, 16, 16
+# The end of a source whose header defines `Kernel`.
+ENTRY = """\
+static_assert(Kernel::kSharedBytes == {shared_bytes}, "the launch asks for what the kernel uses");
+
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
+run(const __grid_constant__ Kernel::Arguments arguments) {{
+  Kernel::run(arguments);
+}}
+"""
 
 
 def why_not_elements(dtype: str, arch: Arch) -> str | None:
@@ -23,6 +32,18 @@ def why_not_elements(dtype: str, arch: Arch) -> str | None:
     if dtype == "bfloat16" and "bf16" not in arch.cuda.features:
         return f"the tensor cores of {arch.name} have no bfloat16"
     return None
+
+
+def why_not_tile_n(tile_n: int, outputs: int) -> str | None:
+    """Why not so many channels a block, or None where each warp has some."""
+    if tile_n >= padded(outputs, CHANNELS) + CHANNELS:
+        return f"tile_n {tile_n} has warps without any of the {outputs} channels"
+    return None
+
+
+def not_countable(pixels: int) -> dict[str, bool]:
+    """The reason that a kernel cannot count so many pixels, and whether it holds."""
+    return {f"pixels are counted in 30 bits, got {pixels}": not 0 < pixels < 1 << 30}
 
 
 def padded(size: int, multiple: int) -> int:

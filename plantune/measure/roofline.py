@@ -48,7 +48,7 @@ def least_us(step: Step, candidate: Candidate, device: Device) -> float:
     Only outputs count as moved: of an input a step may need a part, or have prepared it.
     """
     family, config = family_named(candidate.family), candidate.config
-    views = family.aliases(step, config)
+    views = family.aliases(family.parts(step), config)
     made = [type_ for name, type_ in step.outputs if name not in views]
     if not made:
         return 0.0

@@ -39,7 +39,7 @@ class StepAlone(ABC):
         self._adopts, self._workspace = launch.adopts, launch.workspace
         self.values = made_for(launch, self._take)
         if portable:
-            built = launch.family.build_portable(step, candidate.config, arch)
+            built = launch.family.build_portable(launch.parts, candidate.config, arch)
         else:
             built = build(step, candidate, arch)
         # A captured graph reads what the kernel prepared, so the binding stays.

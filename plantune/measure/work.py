@@ -79,7 +79,8 @@ def check_elsewhere(
 
     def run() -> None:
         say("build")
-        family_named(candidate.family).build_portable(step, candidate.config, space.arch)
+        family = family_named(candidate.family)
+        family.build_portable(family.parts(step), candidate.config, space.arch)
         say("check")
         for seed in seeds:
             check(step, candidate, space, seed, device)

@@ -8,7 +8,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
-from plantune.kernels.family import Candidate, KernelFamily
+from plantune.kernels.family import AnyFamily, Candidate, Parts
 from plantune.kernels.registry import family_named
 from plantune.plan import Plan, candidates_by_step
 
@@ -31,20 +31,25 @@ class Launch:
     conversions: tuple[Conversion, ...]
 
     @property
-    def family(self) -> KernelFamily:
+    def family(self) -> AnyFamily:
         return family_named(self.candidate.family)
 
     @property
+    def parts(self) -> Parts:
+        parts: Parts = self.family.parts(self.step)
+        return parts
+
+    @property
     def aliases(self) -> dict[str, str]:
-        return dict(self.family.aliases(self.step, self.candidate.config))
+        return dict(self.family.aliases(self.parts, self.candidate.config))
 
     @property
     def adopts(self) -> frozenset[str]:
-        return self.family.adopts(self.step, self.candidate.config)
+        return self.family.adopts(self.parts, self.candidate.config)
 
     @property
     def layouts(self) -> dict[str, str]:
-        return dict(self.family.layouts(self.step, self.candidate.config))
+        return dict(self.family.layouts(self.parts, self.candidate.config))
 
     @property
     def reads(self) -> frozenset[str]:
@@ -80,7 +85,7 @@ class Launch:
 
     @property
     def workspace_bytes(self) -> int:
-        return self.family.workspace_bytes(self.step, self.candidate.config)
+        return self.family.workspace_bytes(self.parts, self.candidate.config)
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,8 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
 
 
 def _converted(step: Step, candidate: Candidate, layouts: dict[str, str]) -> Launch:
-    demanded = family_named(candidate.family).layouts(step, candidate.config)
+    family = family_named(candidate.family)
+    demanded = family.layouts(family.parts(step), candidate.config)
     renamed: dict[str, str] = {}
     conversions = []
     for name, _ in step.inputs:

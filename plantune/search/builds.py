@@ -139,12 +139,14 @@ def _build_in(builder: Builder, arch: Arch, candidate: StepCandidate) -> None:
 
 def _build_here(arch: Arch, candidate: StepCandidate) -> object:
     family, config = family_named(candidate.candidate.family), candidate.candidate.config
-    return family.build(candidate.step, config, arch)
+    return family.build(family.parts(candidate.step), config, arch)
 
 
 def _source(arch: Arch, candidate: StepCandidate) -> str | None:
     family, config = family_named(candidate.candidate.family), candidate.candidate.config
-    return family.source(candidate.step, config, arch) if family.build_s else None
+    if not family.build_s:
+        return None
+    return family.source(family.parts(candidate.step), config, arch)
 
 
 def _built_as(arch: Arch, candidate: StepCandidate) -> Hashable | None:

@@ -58,7 +58,8 @@ class StepCandidate:
 
     @cached_property
     def _layouts(self) -> Mapping[str, str]:
-        return family_named(self.candidate.family).layouts(self.step, self.candidate.config)
+        family = family_named(self.candidate.family)
+        return family.layouts(family.parts(self.step), self.candidate.config)
 
     @cached_property
     def demands(self) -> Mapping[str, str]:

@@ -245,8 +245,9 @@ def footprint_of(
     used = built.usage["run"]
     if used.spill_bytes:
         return Rejected("build", f"it spills {used.spill_bytes} bytes of a thread's registers")
-    shared = block_shared_bytes(used, arch) + family.block_bytes(step, candidate.config, arch)
-    return Footprint(family.threads(step, candidate.config), used.registers, shared)
+    parts, config = family.parts(step), candidate.config
+    shared = block_shared_bytes(used, arch) + family.shared_bytes(parts, config, arch)
+    return Footprint(family.threads(parts, config), used.registers, shared)
 
 
 def _distinct(found: Iterable[StepCandidate]) -> list[StepCandidate]:

@@ -10,7 +10,7 @@ from plantune.canonical import Attrs
 from plantune.errors import BuildError
 from plantune.kernels import build as build_module
 from plantune.kernels.build import build, build_all
-from plantune.kernels.family import Binding, Candidate, KernelFamily
+from plantune.kernels.family import Binding, Candidate, KernelFamily, Parts
 
 CANDIDATE = Candidate("counting", Attrs(tile_m=64))
 
@@ -25,17 +25,17 @@ class Counting(KernelFamily):
         self.built = []
         self.fails = False
 
-    def why_not_step(self, step):
-        return None
+    def read(self, step):
+        return Parts(step)
 
-    def build(self, step, config, arch):
+    def build(self, parts, config, arch):
         time.sleep(0.01)
-        self.built.append((step.signature, config))
+        self.built.append((parts.step.signature, config))
         if self.fails:
             raise BuildError("no compiler")
         return len(self.built)
 
-    def bind(self, step, config, frame):
+    def bind(self, parts, config, frame):
         return Binding(lambda stream: None)
 
 
@@ -53,7 +53,7 @@ def relu(b, *shape):
 
 def test_nothing_is_kept_of_steps_that_build_nothing(step_of, space, counting, monkeypatch):
     """Each value of a setting that a network multiplies by makes another step."""
-    monkeypatch.setattr(counting, "build", lambda step, config, arch: None)
+    monkeypatch.setattr(counting, "build", lambda parts, config, arch: None)
     building = dict(build_module._building)
     for size in range(3, 6):
         step = step_of(lambda b, size=size: relu(b, 2, size))
@@ -112,7 +112,7 @@ class TestAll:
 
     @pytest.fixture
     def compiling(self, counting, monkeypatch):
-        monkeypatch.setattr(Counting, "source", lambda self, step, config, arch: "source")
+        monkeypatch.setattr(Counting, "source", lambda self, parts, config, arch: "source")
         return counting
 
     def test_compilers_run_beside_each_other(self, steps, space, compiling, monkeypatch):

@@ -139,9 +139,9 @@ def test_what_is_tied_to_a_chip_is_not_portable(step_of):
     step = step_of(lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "float16")
     config = Attrs(layout="nhwc", threads=128)
     with pytest.raises(BuildError, match="sm_90a"):
-        family.build_portable(step, config, load_arch("sm90"))
-    portable = family.build_portable(step, config, load_arch("sm70"))
+        family.build_portable(family.parts(step), config, load_arch("sm90"))
+    portable = family.build_portable(family.parts(step), config, load_arch("sm70"))
     assert b".target sm_70" in portable.image
     assert portable.image.endswith(b"\0")  # the driver reads it as a text
-    assert b"ELF" in family.build(step, config, load_arch("sm70")).image[:4]
+    assert b"ELF" in family.build(family.parts(step), config, load_arch("sm70")).image[:4]
     assert replace(load_arch("sm80"), chip=None).chip is None

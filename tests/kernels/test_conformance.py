@@ -413,7 +413,9 @@ def compiles(family: KernelFamily) -> bool:
 
 def source_of(name: str, candidate: Candidate) -> tuple[str, str]:
     family, step = family_named(candidate.family), STEPS[name]
-    return family.name, family.source(step, candidate.config, SPACE.arch) or step.signature
+    return family.name, family.source(
+        family.parts(step), candidate.config, SPACE.arch
+    ) or step.signature
 
 
 def cases() -> list[object]:

@@ -12,10 +12,10 @@ from plantune.cuda.build import compile_cuda
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.constants import (
-    ChannelValues,
     Constant,
     Parameter,
     Room,
+    channel_values,
     conv_weight,
     flat,
     floats,
@@ -26,6 +26,7 @@ from plantune.space.arch import load_arch
 
 CPU = torch.device("cpu")
 CHANNELS_LAST = torch.channels_last
+FILTER = TensorType((4, 8, 3, 3), "float16")
 
 
 def step_with(name: str, shape: tuple[int, ...], dtype: str = "float16") -> Step:
@@ -42,7 +43,7 @@ def placed(tensor: Tensor, offset: int) -> Tensor:
 
 def filter_constant(weight: Tensor, **changed: object) -> Constant:
     step = step_with("w", tuple(changed.get("shape", weight.shape)))
-    return conv_weight(step, "w", Frame({"w": weight}))
+    return conv_weight(step.types["w"]).of("w", Frame({"w": weight}))
 
 
 def filter_(o: int = 4, c: int = 8, r: int = 3, s: int = 3) -> Tensor:
@@ -110,7 +111,7 @@ def test_an_empty_filter_needs_nothing() -> None:
 
 def test_a_weight_that_moved_is_looked_at_again() -> None:
     values = {"w": filter_()}
-    constant = conv_weight(step_with("w", (4, 8, 3, 3)), "w", Frame(values))
+    constant = conv_weight(FILTER).of("w", Frame(values))
     constant.fill()
     memory = constant.tensor
     values["w"] = filter_().contiguous(memory_format=CHANNELS_LAST)
@@ -131,7 +132,7 @@ def test_memory_is_made_only_for_what_is_filled() -> None:
 def test_rows_are_read_in_place_if_they_lie_so(shape: tuple[int, ...]) -> None:
     value = torch.randn(shape).half()
     step, values = step_with("w", shape), {"w": value}
-    constant = in_rows(step, "w", Frame(values))
+    constant = in_rows(step.types["w"]).of("w", Frame(values))
     assert constant.tensor.data_ptr() == value.data_ptr()
     values["w"] = placed(value, 1)
     constant.fill()
@@ -141,7 +142,7 @@ def test_rows_are_read_in_place_if_they_lie_so(shape: tuple[int, ...]) -> None:
 
 def test_an_image_in_channels_last_does_not_lie_in_rows() -> None:
     value = filter_().contiguous(memory_format=CHANNELS_LAST)
-    constant = in_rows(step_with("w", (4, 8, 3, 3)), "w", Frame({"w": value}))
+    constant = in_rows(FILTER).of("w", Frame({"w": value}))
     constant.fill()
     assert constant.tensor.is_contiguous()
     assert torch.equal(constant.tensor, value)
@@ -160,7 +161,7 @@ def test_an_image_in_channels_last_does_not_lie_in_rows() -> None:
     ids=lambda value: f"{tuple(value.shape)} {value.dtype}",
 )
 def test_a_vector_is_float32_whatever_it_is_given(value: Tensor) -> None:
-    constant = floats("b", 6, Frame({"b": value}))
+    constant = floats(6).of("b", Frame({"b": value}))
     assert not constant.is_in_place()
     constant.fill()
     assert constant.tensor.dtype == torch.float32
@@ -209,7 +210,7 @@ PARAMETERS = {
 def test_a_kernel_reads_channel_values_as_the_parameter_has_them(name: str) -> None:
     value, in_place = PARAMETERS[name]
     step = step_with("b", tuple(value.shape))
-    constant = ChannelValues(step, "b", 6, Frame({"b": value}))
+    constant = channel_values(step.types["b"], 6).of("b", Frame({"b": value}))
     assert constant.is_in_place() == in_place
     if not in_place:
         constant.fill()
@@ -221,13 +222,14 @@ def test_a_kernel_reads_channel_values_as_the_parameter_has_them(name: str) -> N
 
 def test_values_of_one_channel_are_one_for_all() -> None:
     value = torch.randn(1).bfloat16()
-    constant = ChannelValues(step_with("b", (1,), "bfloat16"), "b", 1, Frame({"b": value}))
+    constant = channel_values(TensorType((1,), "bfloat16"), 1).of("b", Frame({"b": value}))
     assert torch.equal(read_by(constant.parameter(), 1, torch.bfloat16), value.float())
 
 
 def test_values_of_other_channels_are_not_read_in_place() -> None:
     step = step_with("b", (6,))
-    assert not ChannelValues(step, "b", 6, Frame({"b": torch.randn(4).half()})).is_in_place()
+    constant = channel_values(step.types["b"], 6).of("b", Frame({"b": torch.randn(4).half()}))
+    assert not constant.is_in_place()
 
 
 def test_a_copy_is_never_read_in_place() -> None:

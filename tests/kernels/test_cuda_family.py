@@ -11,7 +11,7 @@ from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
 from plantune.errors import BuildError
 from plantune.kernels.cuda_family import CudaFamily, why_not_fits
-from plantune.kernels.family import Candidate
+from plantune.kernels.family import Candidate, Parts
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -38,8 +38,8 @@ class Greedy(CudaFamily):
 
     name: ClassVar = "greedy"
 
-    def why_not_step(self, step):
-        return None
+    def read(self, step):
+        return Parts(step)
 
     def configs(self, space):
         return (Attrs(threads=128, dynamic=0, static=1024),)
@@ -47,16 +47,13 @@ class Greedy(CudaFamily):
     def admits(self, config, space):
         return True
 
-    def threads(self, step, config):
-        return config["threads"]
-
-    def shared_bytes(self, step, config):
+    def shared_bytes(self, parts, config, arch):
         return config["dynamic"]
 
-    def source(self, step, config, arch):
+    def source(self, parts, config, arch):
         return SOURCE.format(words=config["static"] // 4)
 
-    def bind(self, step, config, frame):
+    def bind(self, parts, config, frame):
         raise AssertionError("it must not be launched")
 
 
@@ -106,8 +103,8 @@ def test_a_config_with_too_much_shared_memory_is_not_even_compiled(monkeypatch, 
 )
 def test_what_the_binary_shows_rejects_the_build(step, changes):
     with pytest.raises(BuildError, match="sm90 has no more than"):
-        Greedy().build(step, config(**changes), SM90)
-    assert Greedy().build(step, config(), SM90).usage["run"].shared_bytes == 1024
+        Greedy().build(Greedy().parts(step), config(**changes), SM90)
+    assert Greedy().build(Greedy().parts(step), config(), SM90).usage["run"].shared_bytes == 1024
 
 
 def test_what_counts_is_the_kernel_that_is_launched():

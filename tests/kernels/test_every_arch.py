@@ -62,7 +62,12 @@ def configs(family: str, step: Step, space: SearchSpace) -> Iterator[Candidate]:
     first = min(legal, key=lambda c: estimate_us(step, c, space.arch))
     yield first
     if "conv" in family:
-        most = max(legal, key=lambda c: FAMILIES[family].block_bytes(step, c.config, space.arch))
+        most = max(
+            legal,
+            key=lambda c: FAMILIES[family].shared_bytes(
+                FAMILIES[family].parts(step), c.config, space.arch
+            ),
+        )
         if most != first:
             yield most
 
@@ -109,14 +114,16 @@ def test_its_numbers_are_right_on_a_later_gpu(family: str, arch_name: str) -> No
 
 def check_fit(family: CudaFamily, step: Step, candidate: Candidate, arch: Arch) -> None:
     """Reads what the kernels take off the binary."""
-    binary, cuda = family.build(step, candidate.config, arch), arch.cuda
+    binary, cuda = family.build(family.parts(step), candidate.config, arch), arch.cuda
     assert cuda is not None
     assert binary.image.startswith(b"\x7fELF")
     for name, used in binary.usage.items():
         assert 0 < used.registers <= cuda.registers_per_thread_max, (candidate, name)
         assert used.spill_bytes == 0, (candidate, name)
-    used, threads = binary.usage["run"], family.threads(step, candidate.config)
-    shared = block_shared_bytes(used, arch) + family.block_bytes(step, candidate.config, arch)
+    used, threads = binary.usage["run"], family.threads(family.parts(step), candidate.config)
+    shared = block_shared_bytes(used, arch) + family.shared_bytes(
+        family.parts(step), candidate.config, arch
+    )
     assert 32 <= threads <= cuda.threads_per_block_max
     assert threads * used.registers <= cuda.registers_per_sm
     assert shared <= cuda.shared_memory_per_block_bytes

@@ -35,13 +35,13 @@ def test_a_config_that_is_not_in_the_space_is_refused(chain, refusal):
 
 
 def test_images_are_made_in_the_layout_of_the_config(chain):
-    assert FAMILY.layouts(chain, NHWC) == {"x0": "nhwc", "sigmoid": "nhwc"}
-    assert FAMILY.layouts(chain, NCHW) == {"x0": "nchw", "sigmoid": "nchw"}
+    assert FAMILY.layouts(FAMILY.parts(chain), NHWC) == {"x0": "nhwc", "sigmoid": "nhwc"}
+    assert FAMILY.layouts(FAMILY.parts(chain), NCHW) == {"x0": "nchw", "sigmoid": "nchw"}
 
 
 def test_pointwise_ops_take_images_in_any_layout(step_of):
     step = step_of(lambda b: b("relu", b.x(2, 3, 4, 5)))
-    assert FAMILY.layouts(step, NHWC) == {"relu": "nhwc"}
+    assert FAMILY.layouts(FAMILY.parts(step), NHWC) == {"relu": "nhwc"}
 
 
 def test_weights_and_vectors_keep_their_layout(step_of):
@@ -51,9 +51,13 @@ def test_weights_and_vectors_keep_their_layout(step_of):
             "conv2d_wgrad", b.x(2, 4, 4, 4), b.x(2, 3, 6, 6), shape=(4, 3, 3, 3), **geometry
         )
     )
-    assert FAMILY.layouts(wgrad, NHWC) == {"x0": "nhwc", "x1": "nhwc", "conv2d_wgrad": "nchw"}
+    assert FAMILY.layouts(FAMILY.parts(wgrad), NHWC) == {
+        "x0": "nhwc",
+        "x1": "nhwc",
+        "conv2d_wgrad": "nchw",
+    }
     matrix = step_of(lambda b: b.linear(b.x(2, 3), b.w(4, 3)))
-    assert FAMILY.layouts(matrix, NHWC) == {"matmul": "nchw"}
+    assert FAMILY.layouts(FAMILY.parts(matrix), NHWC) == {"matmul": "nchw"}
 
 
 def test_batch_norm_takes_images_in_the_layout_in_which_it_makes_them(step_of):
@@ -63,14 +67,14 @@ def test_batch_norm_takes_images_in_the_layout_in_which_it_makes_them(step_of):
             "batch_norm", b.x(2, 3, 4, 4), b.w(3), b.w(3), b.x(3), b.x(3), eps=1e-5, momentum=0.1
         )
     )
-    assert FAMILY.layouts(step, NHWC)["x0"] == "nhwc"
-    assert FAMILY.layouts(step, NCHW)["x0"] == "nchw"
+    assert FAMILY.layouts(FAMILY.parts(step), NHWC)["x0"] == "nhwc"
+    assert FAMILY.layouts(FAMILY.parts(step), NCHW)["x0"] == "nchw"
 
 
 def test_what_torch_cannot_write_elsewhere_is_adopted(step_of):
     conv = step_of(lambda b: b.conv(b.x(2, 3, 6, 6), b.w(4, 3, 3, 3)))
-    assert FAMILY.adopts(conv, NCHW) == {"conv2d"}
-    assert FAMILY.adopts(step_of(lambda b: b("relu", b.x(2, 3))), NCHW) == set()
+    assert FAMILY.adopts(FAMILY.parts(conv), NCHW) == {"conv2d"}
+    assert FAMILY.adopts(FAMILY.parts(step_of(lambda b: b("relu", b.x(2, 3)))), NCHW) == set()
     assert not torch_ops.writes("conv2d")
     assert {op for op in OPS if not torch_ops.writes(op)} == {
         "conv2d", "conv2d_dgrad", "conv2d_wgrad", "batch_norm_grad",
@@ -78,12 +82,12 @@ def test_what_torch_cannot_write_elsewhere_is_adopted(step_of):
 
 
 def test_inner_values_lie_in_the_workspace_and_the_rest_is_dropped(chain, space):
-    assert FAMILY.workspace_bytes(chain, NCHW) == aligned(2 * 4 * 36 * 4)
-    assert FAMILY.adopts(chain, NCHW) == set()
+    assert FAMILY.workspace_bytes(FAMILY.parts(chain), NCHW) == aligned(2 * 4 * 36 * 4)
+    assert FAMILY.adopts(FAMILY.parts(chain), NCHW) == set()
     values = draw_inputs(chain, torch.Generator().manual_seed(0))
     values["sigmoid"] = torch.empty(2, 4, 6, 6)
-    workspace = torch.empty(FAMILY.workspace_bytes(chain, NCHW), dtype=torch.uint8)
-    binding = FAMILY.bind(chain, NCHW, Frame(values, workspace))
+    workspace = torch.empty(FAMILY.workspace_bytes(FAMILY.parts(chain), NCHW), dtype=torch.uint8)
+    binding = FAMILY.bind(FAMILY.parts(chain), NCHW, Frame(values, workspace))
     binding.launch(0)
     assert values["relu"].data_ptr() == workspace.data_ptr()
     assert "conv2d" not in values

@@ -16,7 +16,7 @@ REFUSED = {
     ),
     "an activation without a bias": (
         lambda b: b("relu", b.linear(b.x(2, 3), b.w(4, 3))),
-        "only a 1x1 convolution, or a matrix product with bias and activation",
+        "only a matrix product with bias and activation",
     ),
     "a bias per row": (
         lambda b: b("add_channel", b.linear(b.x(2, 3), b.w(4, 3)), b.w(2), axis=0),

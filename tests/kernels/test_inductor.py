@@ -43,7 +43,7 @@ def test_a_failure_to_compile_names_the_step(step_of, monkeypatch):
 
     monkeypatch.setattr(inductor, "_function", broken)
     with pytest.raises(BuildError, match="step 'add': the compiler crashed"):
-        FAMILY.build(step_of(chain), Attrs(CONFIG), load_arch("cpu"))
+        FAMILY.build(FAMILY.parts(step_of(chain)), Attrs(CONFIG), load_arch("cpu"))
 
 
 def test_a_compilers_log_is_in_a_file(step_of, monkeypatch):
@@ -56,6 +56,6 @@ def test_a_compilers_log_is_in_a_file(step_of, monkeypatch):
 
     monkeypatch.setattr(inductor, "_function", broken)
     with pytest.raises(BuildError, match="step 'add': no such thing; ") as caught:
-        FAMILY.build(step_of(chain), Attrs(CONFIG), load_arch("cpu"))
+        FAMILY.build(FAMILY.parts(step_of(chain)), Attrs(CONFIG), load_arch("cpu"))
     assert "g++" not in str(caught.value)
     assert caught.value.log == log

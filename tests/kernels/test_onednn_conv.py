@@ -62,7 +62,7 @@ def test_relu_keeps_nan(step_of):
     values["x0"] = values["x0"].contiguous(memory_format=torch.channels_last)
     values["x0"][0, 1, 3, 3] = torch.nan
     y = values["relu"] = torch.empty(2, 4, 4, 4).contiguous(memory_format=torch.channels_last)
-    binding = FAMILY.bind(step, Attrs(CONFIG), Frame(values))
+    binding = FAMILY.bind(FAMILY.parts(step), Attrs(CONFIG), Frame(values))
     binding.refresh()
     binding.launch(0)
     assert torch.equal(y.isnan(), step.evaluate(values)["relu"].isnan())

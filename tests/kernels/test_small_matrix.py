@@ -7,8 +7,10 @@ import itertools
 import pytest
 import torch
 
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Frame
 from plantune.kernels.patterns.squeeze_excite import Layer
-from plantune.kernels.small_matrix import TILE, SmallMatrix, why_not_mma
+from plantune.kernels.small_matrix import TILE, matrix, why_not_mma
 from plantune.space.arch import load_arch
 
 
@@ -28,33 +30,29 @@ def test_where_tensor_cores_multiply(dtype, images, arch, reason):
     assert got is None if reason is None else reason in got
 
 
-def test_rows_are_padded_to_whole_vectors():
-    weight = torch.randn(5, 12)
-    packed = SmallMatrix(5, 12, 8).packed(weight)
-    assert packed.shape == (5, 16)
-    assert torch.equal(packed[:, :12], weight)
-    assert not packed[:, 12:].any()
+FLOAT = TensorType((), "float32")
 
 
-def layer(*, by_rows):
-    return Layer("w", by_rows, None, 5)
+def layer(*, by_rows, depth):
+    return Layer("w", by_rows, None, 5, depth)
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
-def test_a_layer_is_packed_however_its_weight_stands(by_rows):
+def test_a_layer_is_padded_to_whole_vectors_however_its_weight_stands(by_rows):
     weight = torch.randn(5, 12)
-    matrix = SmallMatrix(5, 12, 16)
     values = {"w": weight if by_rows else weight.t()}
-    constant = matrix.constant(values, layer(by_rows=by_rows), torch.empty(0))
+    constant = matrix(layer(by_rows=by_rows, depth=12), FLOAT, 8).of("w", Frame(values))
     constant.fill()
-    assert torch.equal(constant.tensor, matrix.packed(weight))
+    assert constant.tensor.shape == (5, 16)
+    assert torch.equal(constant.tensor[:, :12], weight)
+    assert not constant.tensor[:, 12:].any()
     assert not constant.is_in_place()
 
 
 @pytest.mark.parametrize("unit", [8, 16])
 def test_whole_vectors_of_a_weight_are_read_in_place(unit):
-    matrix, values = SmallMatrix(5, 16, unit), {"w": torch.randn(5, 16)}
-    constant = matrix.constant(values, layer(by_rows=True), torch.empty(0))
+    values = {"w": torch.randn(5, 16)}
+    constant = matrix(layer(by_rows=True, depth=16), FLOAT, unit).of("w", Frame(values))
     assert constant.tensor.data_ptr() == values["w"].data_ptr()
     values["w"] = torch.randn(16, 5).t()
     constant.fill()
@@ -83,7 +81,7 @@ def test_lanes_that_read_vectors_at_once_share_no_bank(steps):
 @pytest.mark.parametrize(("rows", "columns"), [(16, 16), (20, 48), (5, 32)])
 def test_lanes_multiply_what_belongs_together(rows, columns):
     """m16n8k16 as the PTX ISA lists its fragments, with the lanes' columns of SmallMatrixMma."""
-    matrix, vectors = torch.randn(rows, columns).double(), torch.randn(columns, 8).double()
+    weight, vectors = torch.randn(rows, columns).double(), torch.randn(columns, 8).double()
     made = torch.zeros(-(-rows // 16) * 16, 8).double()
     for tile, step in itertools.product(range(made.shape[0] // 16), range(columns // 16)):
         left, right = torch.zeros(16, 16).double(), torch.zeros(16, 8).double()
@@ -94,8 +92,8 @@ def test_lanes_multiply_what_belongs_together(rows, columns):
             for term, column in zip(terms, columns_of_lane, strict=True):
                 for row in (g, g + 8):
                     if 16 * tile + row < rows:
-                        left[row, term] = matrix[16 * tile + row, column]
+                        left[row, term] = weight[16 * tile + row, column]
                 right[term, g] = vectors[column, g]
         made[16 * tile : 16 * tile + 16] += left @ right
-    torch.testing.assert_close(made[:rows], matrix @ vectors)
+    torch.testing.assert_close(made[:rows], weight @ vectors)
     assert not made[rows:].any()

@@ -68,9 +68,11 @@ def test_gates_at_the_ends_of_floats(step_of, space, value):
     (output,) = (name for name, _ in step.outputs)
     values = {**data, output: torch.full_like(data[image], float("nan"))}
     family = family_named("squeeze_excite")
-    size = family.workspace_bytes(step, CONFIG)
-    built = family.build(step, CONFIG, space.arch)
-    binding = family.bind(step, CONFIG, Frame(values, torch.empty(size, dtype=torch.uint8), built))
+    size = family.workspace_bytes(family.parts(step), CONFIG)
+    built = family.build(family.parts(step), CONFIG, space.arch)
+    binding = family.bind(
+        family.parts(step), CONFIG, Frame(values, torch.empty(size, dtype=torch.uint8), built)
+    )
     binding.refresh()
     binding.launch(0)
     torch.testing.assert_close(values[output], step.evaluate(data)[output], equal_nan=True)

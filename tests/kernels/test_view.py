@@ -23,10 +23,10 @@ def test_it_has_one_config(step_of, refusal):
 
 def test_it_is_a_view_of_whatever_its_input_is_in_each_launch(step_of):
     step = step_of(lambda b: b("reshape", b.x(2, 3, 1, 1), shape=(2, 3)))
-    assert FAMILY.aliases(step, Attrs()) == {"reshape": "x0"}
-    assert FAMILY.layouts(step, Attrs()) == {"x0": "nchw", "reshape": "nchw"}
+    assert FAMILY.aliases(FAMILY.parts(step), Attrs()) == {"reshape": "x0"}
+    assert FAMILY.layouts(FAMILY.parts(step), Attrs()) == {"x0": "nchw", "reshape": "nchw"}
     values = {}
-    binding = FAMILY.bind(step, Attrs(), Frame(values))
+    binding = FAMILY.bind(FAMILY.parts(step), Attrs(), Frame(values))
     for _ in range(2):
         values["x0"] = torch.randn(2, 3, 1, 1)
         binding.launch(0)

@@ -8,14 +8,14 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step, make_step
-from plantune.kernels.family import Binding, Candidate, Frame, KernelFamily
+from plantune.kernels.family import AnyFamily, Binding, Candidate, Frame, KernelFamily, Parts
 from plantune.measure.numerics import Numerics, check
 from plantune.space.search_space import SearchSpace, load_search_space
 
 Twist = Callable[[Step, Frame], None]
 
 
-class Fake(KernelFamily):
+class Fake(KernelFamily[Parts]):
     """Computes a step by its meaning, then lets `twist` spoil the launch."""
 
     name: ClassVar = "fake"
@@ -25,16 +25,18 @@ class Fake(KernelFamily):
         self.twist = twist
         self.workspace = workspace
 
-    def why_not_step(self, step: Step) -> str | None:
-        return None
+    def read(self, step: Step) -> Parts:
+        return Parts(step)
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         return (Attrs(),)
 
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+    def workspace_bytes(self, parts: Parts, config: Attrs) -> int:
         return self.workspace
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
+        step = parts.step
+
         def launch(stream: int) -> None:
             inputs = {name: frame.values[name] for name, _ in step.inputs}
             known = step.evaluate(inputs)
@@ -66,7 +68,7 @@ def step_of() -> Callable[..., Step]:
 def check_fake(monkeypatch: pytest.MonkeyPatch, space: SearchSpace) -> Callable[..., Numerics]:
     """Checks a step with a family that is registered for this test alone."""
 
-    def run(step: Step, family: KernelFamily, seed: int = 0) -> Numerics:
+    def run(step: Step, family: AnyFamily, seed: int = 0) -> Numerics:
         monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {family.name: family})
         monkeypatch.setattr("plantune.kernels.build._built", {})
         return check(step, Candidate(family.name, Attrs()), space, seed)

@@ -14,7 +14,8 @@ from plantune.canonical import Attrs
 from plantune.cuda.build import compile_cuda
 from plantune.cuda.kernel import Kernel
 from plantune.graph.step import Step
-from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
+from plantune.kernels.legality import refuse
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -46,31 +47,30 @@ OTHERS = ("memory", "workspace", "cluster", "shared_memory")
 THREADS = 256
 
 
-class FaultyGpu(KernelFamily):
+class FaultyGpu(KernelFamily[Parts]):
     """A ReLU of float16 values. Config: `fault`, what goes wrong."""
 
     name: ClassVar = "faulty_gpu"
     arch_kinds = frozenset(("cuda",))
+    image_layout = "nchw"
 
-    def why_not_step(self, step: Step) -> str | None:
+    def read(self, step: Step) -> Parts:
         half = step.outputs[0][1].dtype == "float16"
-        return None if step.ops == ("relu",) and half else "only a relu of float16"
+        refuse({"only a relu of float16": step.ops != ("relu",) or not half})
+        return Parts(step)
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         return tuple(Attrs(fault=fault) for fault in (*KERNELS, *OTHERS))
 
-    def layouts(self, step: Step, config: Attrs) -> dict[str, str]:
-        return images(step, "nchw")
-
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
+    def workspace_bytes(self, parts: Parts, config: Attrs) -> int:
         return 1 << 42 if config["fault"] == "workspace" else 256
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+    def build(self, parts: Parts, config: Attrs, arch: Arch) -> Any:
         return compile_cuda(SOURCE, arch)
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
         kernel, fault = Kernel(frame.built), config["fault"]
-        (source, type_), (result, _) = step.inputs[0], step.outputs[0]
+        (source, type_), (result, _) = parts.step.inputs[0], parts.step.outputs[0]
         number = KERNELS.index(fault) if fault in KERNELS else 0
         if fault == "memory":
             torch.empty(1 << 42, dtype=torch.uint8, device=frame.device)

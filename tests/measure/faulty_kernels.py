@@ -18,7 +18,7 @@ import torch
 from plantune.build_log import build_error
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
-from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -119,22 +119,22 @@ TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
 OTHERS = ("idle", "bug", "build_error", "build_endless", "build_memory")
 
 
-class Faulty(KernelFamily):
+class Faulty(KernelFamily[Parts]):
     """Config: `fault`, what goes wrong."""
 
     name: ClassVar = "faulty"
     arch_kinds = frozenset(("cpu",))
 
-    def why_not_step(self, step: Step) -> str | None:
-        return None
+    def read(self, step: Step) -> Parts:
+        return Parts(step)
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         return tuple(Attrs(fault=fault) for fault in (*TWISTS, *OTHERS))
 
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return step.outputs[0][1].size_bytes if config["fault"] == "stale" else 0
+    def workspace_bytes(self, parts: Parts, config: Attrs) -> int:
+        return parts.step.outputs[0][1].size_bytes if config["fault"] == "stale" else 0
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+    def build(self, parts: Parts, config: Attrs, arch: Arch) -> Any:
         if config["fault"] == "build_error":
             raise build_error("g++ did not compile it", "kernel.cpp:1: error: expected ';'")
         if config["fault"] == "build_endless":
@@ -144,7 +144,8 @@ class Faulty(KernelFamily):
             kept.append(bytearray(1 << 26))
         return None
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
+        step = parts.step
         if config["fault"] == "bug":
             raise KeyError("a mistake of whoever wrote this family")
         twist = TWISTS.get(config["fault"], TWISTS["none"])

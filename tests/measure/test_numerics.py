@@ -80,7 +80,9 @@ def test_what_an_output_held_before_does_not_count(step_of, fake, check_fake):
     """F8: not even for a kernel whose comparisons pass over NaN."""
 
     class Larger(fake):
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
+            step = parts.step
+
             def launch(stream):
                 ((name, _),) = step.outputs
                 y = frame.values[name]
@@ -231,11 +233,11 @@ def test_constants_are_read_at_each_refresh(biased, fake, check_fake):
 
 def test_a_refresh_may_not_read_what_comes_with_each_call(biased, fake, check_fake):
     class Early(fake):
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
             def refresh():
                 frame.values["x"].sum()
 
-            return Binding(super().bind(step, config, frame).launch, refresh)
+            return Binding(super().bind(parts, config, frame).launch, refresh)
 
     with pytest.raises(KeyError, match="x"):
         check_fake(biased, Early(lambda step, frame: None))
@@ -260,7 +262,7 @@ def adopting(fake, make):
         def adopts(self, step, config):
             return frozenset(("relu",))
 
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
             return Binding(lambda stream: frame.values.update(relu=make(frame.values["x"])))
 
     return Adopting(lambda step, frame: None)
@@ -307,7 +309,7 @@ def test_a_view_that_is_a_copy(step_of, fake, check_fake):
         def aliases(self, step, config):
             return {"reshape": "x"}
 
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
             def launch(stream):
                 frame.values["reshape"] = frame.values["x"].reshape(6, 35).clone()
 
@@ -323,7 +325,7 @@ def test_an_output_that_is_not_made(relu, fake, check_fake):
         def adopts(self, step, config):
             return frozenset(("relu",))
 
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
             return Binding(lambda stream: None)
 
     message = caught(check_fake, relu, Idle(lambda step, frame: None))

@@ -60,9 +60,9 @@ def output(step, frame):
 
 def test_refresh_and_launch_are_captured(graphs, biased, fake, check_fake):
     class Prepares(fake):
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
             kept = torch.empty(3)
-            launch = super().bind(step, config, frame).launch
+            launch = super().bind(parts, config, frame).launch
             return Binding(launch, lambda: kept.copy_(frame.values["bias"]))
 
     check_fake(biased, Prepares(lambda step, frame: None))
@@ -143,7 +143,7 @@ def packs(fake, space):
             super().__init__(twist)
             self.in_place, self.fills, self.lay = in_place, 0, []
 
-        def bind(self, step, config, frame):
+        def bind(self, parts, config, frame):
             room = Room((8, 3, 3, 4), torch.float32, torch.device("cpu"))
             weight = Constant(frame.values, "w", room, by_pixels, in_place=self.in_place)
             fill = weight.fill
@@ -156,8 +156,8 @@ def packs(fake, space):
                 w = frame.values["w"]
                 self.lay.append((w.stride(), w.data_ptr() % ALIGNMENT_BYTES == 0))
                 known = {**frame.values, "w": weight.tensor.permute(0, 3, 1, 2)}
-                output(step, frame).copy_(step.evaluate(known)["conv2d"])
-                self.twist(step, frame)
+                output(parts.step, frame).copy_(parts.step.evaluate(known)["conv2d"])
+                self.twist(parts.step, frame)
 
             weight.fill = counted
             return Binding(launch, constants=(weight,))

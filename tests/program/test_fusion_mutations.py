@@ -23,8 +23,8 @@ from plantune.graph.graph import Graph, Node
 from plantune.graph.partition import why_not_group
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
-from plantune.kernels import families
-from plantune.kernels.family import Binding, Candidate, KernelFamily
+from plantune.kernels import families, folded
+from plantune.kernels.family import Binding, Candidate, KernelFamily, Parts, _reading
 from plantune.kernels.patterns import epilogue as epilogue_module
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.registry import candidates
@@ -120,8 +120,8 @@ class Mutant(KernelFamily):
     def __init__(self, nodes: tuple[Node, ...], names: dict[str, str]) -> None:
         self.nodes, self.names = nodes, names
 
-    def why_not_step(self, step):
-        return None
+    def read(self, step):
+        return Parts(step)
 
     def configs(self, space):
         return (Attrs(),)
@@ -130,7 +130,9 @@ class Mutant(KernelFamily):
         known = replace(step, nodes=self.nodes).evaluate(values)
         return {name: known[self.names.get(name, name)] for name, _ in step.outputs}
 
-    def bind(self, step, config, frame):
+    def bind(self, parts, config, frame):
+        step = parts.step
+
         def launch(stream):
             inputs = {name: frame.values[name] for name, _ in step.inputs}
             for name, result in self.evaluate(step, inputs).items():
@@ -275,13 +277,15 @@ def everywhere(monkeypatch):
     """Replaces a function of the epilogue in every family that uses it."""
 
     def patch(name, function):
-        for module in pkgutil.iter_modules(families.__path__):
-            family = import_module(f"{families.__name__}.{module.name}")
-            if hasattr(family, name):
-                monkeypatch.setattr(family, name, function)
+        found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
+        for module in (epilogue_module, folded, *(import_module(each.name) for each in found)):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, function)
         monkeypatch.setattr("plantune.kernels.build._built", {})
+        _reading.cache_clear()
 
-    return patch
+    yield patch
+    _reading.cache_clear()
 
 
 def wrong_families(space, everything) -> set[str]:
@@ -311,7 +315,9 @@ def test_the_families_are_right_without_a_mutation(space, conv_steps):
 
 @pytest.mark.parametrize("name", MISREADINGS)
 def test_a_misread_epilogue_is_seen_by_the_check(space, conv_steps, everywhere, name):
-    everywhere("conv_epilogue", lambda step: MISREADINGS[name](original_reading(step)))
+    everywhere(
+        "conv_epilogue", lambda step, **how: MISREADINGS[name](original_reading(step, **how))
+    )
     assert wrong_families(space, conv_steps) >= set(CONV_FAMILIES)
 
 
@@ -345,7 +351,9 @@ def test_a_mutation_breaks_a_random_network(breaks, everywhere, name):
     if folding is not None:
         everywhere("folded_constants", folding)
     else:
-        everywhere("conv_epilogue", lambda step: MISREADINGS[name](original_reading(step)))
+        everywhere(
+            "conv_epilogue", lambda step, **how: MISREADINGS[name](original_reading(step, **how))
+        )
     assert any(map(breaks, range(60)))
 
 

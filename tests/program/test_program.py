@@ -282,7 +282,9 @@ def test_onednn_allocates_nothing_but_its_scratchpad(network, space, program_of)
     fusions = fusions_named("conv_epilogue", "linear")
     plan = compose(graph, space, network="test", fusions=fusions, preferences=WRITING)
     assert not any(
-        family_named(c.candidate.family).adopts(step, c.candidate.config)
+        family_named(c.candidate.family).adopts(
+            family_named(c.candidate.family).parts(step), c.candidate.config
+        )
         for c in plan.choices
         for step in [make_step(graph, c.nodes)]
     )
@@ -335,7 +337,8 @@ def test_buffers_stay_where_they_are(case_of, space):
             name
             for c in case.plan.choices
             for name in family_named(c.candidate.family).adopts(
-                make_step(case.graph, c.nodes), c.candidate.config
+                family_named(c.candidate.family).parts(make_step(case.graph, c.nodes)),
+                c.candidate.config,
             )
         }
         views = {n.name for n in case.graph.nodes if n.op == "reshape"}

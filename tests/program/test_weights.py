@@ -146,7 +146,7 @@ PLAIN = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 
 def as_vectors(step: Step, frame: Frame) -> Sequence[Constant]:
     return [
-        floats(name, step.types[name].numel, frame)
+        floats(step.types[name].numel).of(name, frame)
         for name in sorted(step.constants)
         if len(step.types[name].shape) == 1
     ]
@@ -165,7 +165,7 @@ def test_a_kernel_s_vectors_are_derived_in_each_pass():
 
 
 def as_it_lies(step: Step, frame: Frame) -> Sequence[Constant]:
-    return [in_rows(step, name, frame) for name in sorted(step.constants)]
+    return [in_rows(step.types[name]).of(name, frame) for name in sorted(step.constants)]
 
 
 def test_a_derived_value_that_a_kernel_would_read_in_place_is_filled():
@@ -204,7 +204,7 @@ def test_one_and_the_same_value_serves_both_ways():
     first, second = (b("conv2d", x, scaled, **PLAIN) for _ in range(2))
 
     def constants(step: Step, frame: Frame) -> Sequence[Constant]:
-        return [conv_weight(step, scaled, frame)] if step.name == second else []
+        return [conv_weight(step.types[scaled]).of(scaled, frame)] if step.name == second else []
 
     run = Run(b, [first, second], constants)
     (constant,) = run.all_constants
@@ -227,7 +227,7 @@ def test_what_is_no_expression_is_left_to_the_framework_in_order():
     y = b("conv2d", b.x(1, 4, 5, 5), filter_, **PLAIN)
 
     def constants(step: Step, frame: Frame) -> Sequence[Constant]:
-        return [conv_weight(step, filter_, frame)] if step.name == y else []
+        return [conv_weight(step.types[filter_]).of(filter_, frame)] if step.name == y else []
 
     run = Run(b, [y], constants)
     assert [launch.step.ops for launch in run.others] == [("mean",), ("sub",)]

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
-from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant
+from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.hopper.family import SM_CYCLES_PER_US, SMS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
-from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
-from plantune.kernels.vector_kernel import members
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
+from plantune.kernels.rendering import cxx_bools
 from plantune.space.arch import Arch
 
 WARPGROUP, TILE_O, UNIT_BYTES = 128, 64, 16
@@ -66,17 +66,6 @@ class Design:
     out: tuple[int, ...]
     rows: int
     groups: int
-
-    @staticmethod
-    def of(step: Step, config: Attrs) -> Design:
-        """Raises IllegalCandidate where the step is something else."""
-        epilogue, pool = _read(step)
-        types = step.types
-        x, weight = (types[name].shape for name in epilogue.conv.inputs)
-        conv, out = types[epilogue.conv.name].shape, types[step.nodes[-1].name].shape
-        return Design(
-            epilogue, pool, x, weight, conv, out, config["rows"], config["threads"] // WARPGROUP
-        )
 
     @property
     def stride(self) -> tuple[int, int]:
@@ -159,132 +148,136 @@ class Design:
             resident=self.resident,
             **sizes,
             **{key: getattr(self, key) for key in own},
-            **{key: str(flag).lower() for key, flag in flags.items()},
+            **cxx_bools(flags),
         )
 
 
-class FirstConv(WarpgroupFamily):
+@dataclass(frozen=True)
+class FirstParts(ConvParts):
+    """The convolution, and whether a pool follows it."""
+
+    pool: bool
+
+    def sizes(self, *names: str) -> tuple[tuple[int, ...], ...]:
+        return tuple(self.step.types[name].shape for name in names)
+
+
+class FirstConv(WarpgroupFamily[FirstParts]):
     """Config: the image's `layout`; the warpgroups of `threads` make `rows` rows each."""
 
     name: ClassVar = "first_conv"
 
-    def design(self, step: Step, config: Attrs) -> Design:
-        return Design.of(step, config)
+    def read(self, step: Step) -> FirstParts:
+        parts = _read(step)
+        attrs, dtype = parts.conv.attrs, step.types[parts.x].dtype
+        (n, c, h, w), (o, *_), result = parts.sizes(*parts.conv.inputs, parts.y)
+        width, columns = attrs["stride"][1], result[3]
+        refuse(
+            {
+                f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
+                "only convolutions without groups and dilation": attrs["groups"] != 1
+                or attrs["dilation"] != (1, 1),
+                f"pixels 16 bytes apart need a stride of 1, 2 or 4, got {width}": width
+                not in (1, 2, 4),
+                f"{width} pixels of {c} channels take more than 16 bytes": c * width > 8,
+                f"a thread writes two channels, {o} do not divide": o % 2 != 0,
+                "there is nothing to compute": min(n, c, o) == 0,
+                "elements of an image are counted in 31 bits": c * h * w >= 1 << 31,
+                "elements of a row of the result are counted in 31 bits": o * columns >= 1 << 31,
+            }
+        )
+        return parts
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            epilogue, _ = _read(step)
-        except IllegalCandidate as reason:
-            return str(reason)
-        return _why_not(step, epilogue)
+    def design(self, parts: FirstParts, config: Attrs) -> Design:
+        x, weight, conv, out = parts.sizes(*parts.conv.inputs, parts.conv.name, parts.y)
+        rows, groups = config["rows"], config["threads"] // WARPGROUP
+        return Design(parts.epilogue, parts.pool, x, weight, conv, out, rows, groups)
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
-        design = Design.of(step, config)
-        if config["rows"] >= 2 * max(design.out[2], ROWS_MIN):
-            return f"{config['rows']} rows are far more than the {design.out[2]} that there are"
-        return super().why_not_config(step, config, arch)
+    def why_not_config(self, parts: FirstParts, config: Attrs, arch: Arch) -> str | None:
+        rows = self.design(parts, config).out[2]
+        if config["rows"] >= 2 * max(rows, ROWS_MIN):
+            return f"{config['rows']} rows are far more than the {rows} that there are"
+        return super().why_not_config(parts, config, arch)
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return {**images(step, "nhwc"), step.nodes[0].inputs[0]: config["layout"]}
+    def layouts(self, parts: FirstParts, config: Attrs) -> Mapping[str, str]:
+        return {**images(parts.step, "nhwc"), parts.x: config["layout"]}
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        dtype = step.types[step.nodes[0].inputs[0]].dtype
-        return Design.of(step, config).source(dtype, config["layout"])
+    def source(self, parts: FirstParts, config: Attrs, arch: Arch) -> str:
+        return self.design(parts, config).source(parts.dtype, config["layout"])
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        design, values = Design.of(step, config), frame.values
-        x, y = step.nodes[0].inputs[0], step.nodes[-1].name
-        packed = Packed(design, values[y].dtype, frame)
+    def bind(self, parts: FirstParts, config: Attrs, frame: Frame) -> Binding:
+        design, values = self.design(parts, config), frame.values
+        constants = read_constants(parts, design, frame)
         kernel = Kernel(frame.built)
 
         def launch(stream: int) -> None:
+            x, y = values[parts.x].data_ptr(), values[parts.y].data_ptr()
             kernel.launch(
                 stream,
                 (design.blocks, 1, 1),
                 design.threads,
-                [members(values[x].data_ptr(), *packed.addresses(), values[y].data_ptr())],
+                [constants.into(_Arguments, x=x, y=y)],
                 shared_bytes=design.shared_bytes,
                 programmatic=True,
             )
 
-        return Binding(launch, constants=packed.constants)
+        return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, step: Step, config: Attrs) -> float:
+    def estimate_us(self, parts: FirstParts, config: Attrs) -> float:
         """Products of all warpgroups of a multiprocessor, or what is moved."""
-        design = Design.of(step, config)
+        design = self.design(parts, config)
         rows = design.rows * (2 if design.pool else 1) + (1 if design.pool else 0)
         products = rows * design.weight[2] * design.steps * (design.columns / COLUMNS_PER_CYCLE + 8)
         warpgroups = design.groups * design.resident
         waves = -(-design.blocks // (SMS * design.resident))
         busy = waves * (warpgroups * products / SM_CYCLES_PER_US + 3.0)
-        return self.launch_us + max(busy, self.traffic_bytes(step) / self.bytes_per_us)
+        return self.launch_us + max(busy, parts.step.traffic_bytes / self.bytes_per_us)
 
 
-class Packed:
+class _Arguments(ctypes.Structure):
+    """FirstConv::Arguments."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "bias", "y"))
+
+
+def read_constants(parts: FirstParts, design: Design, frame: Frame) -> Constants:
     """The weight as products read it, scale and bias in float32; all padded with zeros."""
+    (o, c, rows, s), tiles, steps = design.weight, design.tiles_o, design.steps
+    wide = (tiles * TILE_O, rows, steps * 16 // design.pixel, design.pixel)
 
-    def __init__(self, design: Design, dtype: torch.dtype, frame: Frame) -> None:
-        self._design = design
-        epilogue, o = design.epilogue, design.weight[0]
-        channels, steps, rows = design.tiles_o * TILE_O, design.steps, design.weight[2]
-        shape = (design.tiles_o, rows, steps, 2, 4, 2, 8, 8)
-        weight = torch.empty(shape, dtype=dtype, device=frame.device)
-        self._vectors = torch.zeros(2, channels, dtype=torch.float32, device=frame.device)
-        named = zip((epilogue.scale, epilogue.bias), self._vectors, strict=True)
-        self.constants = (
-            Constant(frame.values, epilogue.conv.inputs[1], weight, self.ordered, packs=True),
-            *(Constant(frame.values, name, row[:o]) for name, row in named if name is not None),
-        )
+    def ordered(weight: Tensor) -> Tensor:
+        padded = weight.new_zeros(wide)
+        padded[:o, :, :s, :c] = weight.permute(0, 2, 3, 1)
+        return padded.view(tiles, 4, 8, 2, rows, steps, 2, 8).permute(0, 4, 5, 6, 1, 3, 2, 7)
 
-    def ordered(self, weight: torch.Tensor) -> torch.Tensor:
-        (o, c, rows, s), design = self._design.weight, self._design
-        sizes = (design.tiles_o * TILE_O, rows, design.steps * 16 // design.pixel, design.pixel)
-        wide = weight.new_zeros(sizes)
-        wide[:o, :, :s, :c] = weight.permute(0, 2, 3, 1)
-        parts = wide.view(design.tiles_o, 4, 8, 2, rows, design.steps, 2, 8)
-        return parts.permute(0, 4, 5, 6, 1, 3, 2, 7)
-
-    def addresses(self) -> tuple[int, int, int]:
-        scale, bias = self._vectors
-        return self.constants[0].tensor.data_ptr(), scale.data_ptr(), bias.data_ptr()
+    dtype, vector = parts.step.types[parts.x].torch_dtype, floats(o, tiles * TILE_O)
+    weight = Form((tiles, rows, steps, 2, 4, 2, 8, 8), dtype, ordered, packs=True)
+    return Constants(
+        frame,
+        {
+            "weight": (parts.weight, weight),
+            "scale": (parts.epilogue.scale, vector),
+            "bias": (parts.epilogue.bias, vector),
+        },
+    )
 
 
-def _read(step: Step) -> tuple[ConvEpilogue, bool]:
+def _read(step: Step) -> FirstParts:
     """The convolution, and whether a pool follows it; raises IllegalCandidate."""
     *before, last = step.nodes
     pooled = bool(before) and last.op == "max_pool2d"
     epilogue = epilogue_of(step, before if pooled else step.nodes)
     if pooled:
-        _require_pool(last, before[-1])
-    extra = (epilogue.residual, epilogue.offset)
-    if any(part is not None for part in extra):
-        raise IllegalCandidate("only a scale, a bias and ReLU may follow the convolution")
-    return epilogue, pooled
-
-
-def _require_pool(pool: Node, before: Node) -> None:
-    if pool.inputs[0] != before.name:
-        raise IllegalCandidate("the pool does not read the convolution")
-    if {key: pool.attrs[key] for key in POOL} != POOL:
-        raise IllegalCandidate("only a pool of 3x3 with stride 2 and padding 1")
-
-
-def _why_not(step: Step, epilogue: ConvEpilogue) -> str | None:
-    attrs, dtype = epilogue.conv.attrs, step.types[epilogue.conv.inputs[0]].dtype
-    (n, c, h, w), (o, *_) = (step.types[name].shape for name in epilogue.conv.inputs)
-    width, columns = attrs["stride"][1], step.types[step.nodes[-1].name].shape[3]
-    reasons = {
-        f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
-        "only convolutions without groups and dilation": attrs["groups"] != 1
-        or attrs["dilation"] != (1, 1),
-        f"pixels 16 bytes apart need a stride of 1, 2 or 4, got {width}": width not in (1, 2, 4),
-        f"{width} pixels of {c} channels take more than 16 bytes": c * width > 8,
-        f"a thread writes two channels, {o} do not divide": o % 2 != 0,
-        "there is nothing to compute": min(n, c, o) == 0,
-        "elements of an image are counted in 31 bits": c * h * w >= 1 << 31,
-        "elements of a row of the result are counted in 31 bits": o * columns >= 1 << 31,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+        window = {key: last.attrs[key] for key in POOL}
+        refuse(
+            {
+                "the pool does not read the convolution": last.inputs[0] != before[-1].name,
+                "only a pool of 3x3 with stride 2 and padding 1": window != POOL,
+            }
+        )
+    more = epilogue.residual is not None or epilogue.offset is not None
+    refuse({"only a scale, a bias and ReLU may follow the convolution": more})
+    return FirstParts(step, epilogue, pooled)
 
 
 FAMILY = FirstConv()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
-from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.kernels.torch_ops import Call, maker_of, writes
 from plantune.layouts import aligned, in_layout, view_bytes
 from plantune.space.arch import Arch
@@ -35,16 +36,17 @@ BY_LAYOUT_OF_IMAGE = (
 GPU_LAUNCH_US, GPU_CONV_US, GPU_FLOPS_PER_US, GPU_BYTES_PER_US = 2.5, 6.0, 4e8, 2e6
 
 
-class Framework(KernelFamily):
+class Framework(KernelFamily[Parts]):
     """Config: `layout`, in which images are made."""
 
     name: ClassVar = "framework"
     arch_kinds = frozenset(("cpu", "cuda"))
 
-    def why_not_step(self, step: Step) -> str | None:
-        return None
+    def read(self, step: Step) -> Parts:
+        return Parts(step)
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+    def layouts(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
+        step = parts.step
         inputs = {
             name: config["layout"]
             for node in step.nodes
@@ -56,21 +58,18 @@ class Framework(KernelFamily):
         }
         return {**inputs, **{name: _made_in(step, name, config) for name, _ in step.outputs}}
 
-    def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
-        leaving = {name for name, _ in step.outputs}
-        return frozenset(
-            name
-            for node in step.nodes
-            if not writes(node.op)
-            for name in node.outputs
-            if name in leaving
-        )
+    def adopts(self, parts: Parts, config: Attrs) -> frozenset[str]:
+        made = (node.outputs for node in parts.step.nodes if not writes(node.op))
+        leaving = {name for name, _ in parts.step.outputs}
+        return frozenset(itertools.chain.from_iterable(made)) & leaving
 
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return sum(aligned(step.types[name].size_bytes) for name in _planned_inside(step))
+    def workspace_bytes(self, parts: Parts, config: Attrs) -> int:
+        types = parts.step.types
+        return sum(aligned(types[name].size_bytes) for name in _planned_inside(parts.step))
 
-    def estimate_us(self, step: Step, config: Attrs) -> float:
+    def estimate_us(self, parts: Parts, config: Attrs) -> float:
         """Each op is a launch, and moves its own inputs and outputs."""
+        step = parts.step
         moved = sum(
             step.types[value].size_bytes
             for node in step.nodes
@@ -79,13 +78,13 @@ class Framework(KernelFamily):
         arithmetic = step.flops / self.flops_per_us
         return self.launch_us * len(step.nodes) + arithmetic + moved / self.bytes_per_us
 
-    def estimate_us_on(self, step: Step, config: Attrs, arch: Arch) -> float:
+    def estimate_us_on(self, parts: Parts, config: Attrs, arch: Arch) -> float:
         if arch.cuda is None:
-            return self.estimate_us(step, config)
-        return sum(_gpu_us(step, node, arch) for node in step.nodes)
+            return self.estimate_us(parts, config)
+        return sum(_gpu_us(parts.step, node, arch) for node in parts.step.nodes)
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        values = frame.values
+    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
+        step, values = parts.step, frame.values
         start = 0
         for name in _planned_inside(step):
             type_ = step.types[name]
@@ -93,7 +92,7 @@ class Framework(KernelFamily):
             values[name] = view_bytes(frame.workspace, start, type_, _made_in(step, name, config))
             start += aligned(type_.size_bytes)
         calls = [maker_of(node.op)(node, values) for node in step.nodes]
-        calls += _settled(step, config, values, self.adopts(step, config))
+        calls += _settled(step, config, values, self.adopts(parts, config))
         dropped = [name for name in step.internal if name not in values]
 
         def launch(stream: int) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,7 +19,7 @@ from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant, conv_weight
+from plantune.kernels.constants import Constants, conv_weight, floats
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.cutlass.cost import Rates, estimate_us
 from plantune.kernels.cutlass.gemm import (
@@ -42,8 +43,9 @@ from plantune.kernels.cutlass.launch import (
     prepare,
 )
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
-from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -60,7 +62,17 @@ PLANTUNE_IMPLICIT_GEMM_CONV(Conv)
 """
 
 
-class ImplicitGemmConv(CudaFamily):
+@dataclass(frozen=True)
+class GemmParts(ConvParts):
+    """A convolution, and what it is as a product of matrices."""
+
+    gemm: Gemm
+
+    def loop(self, config: Attrs) -> MainLoop:
+        return MainLoop.of(config, self.gemm.dtype)
+
+
+class ImplicitGemmConv(CudaFamily[GemmParts]):
     """Config: the tile of a block and of its warps, `stages`, `math`; who computes which part.
 
     `split_k` blocks share a tile, each a part of the channels. With the `split_mode` serial the
@@ -70,23 +82,30 @@ class ImplicitGemmConv(CudaFamily):
 
     name: ClassVar = "implicit_gemm_conv"
     reads_channels_last: ClassVar = True
+    image_layout = "nhwc"
     build_s = 2.5
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         return _possible_configs(space)
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            epilogue = conv_epilogue(step)
-        except IllegalCandidate as reason:
-            return str(reason)
-        if epilogue.conv.attrs["groups"] != 1:
-            return "only convolutions without groups"
-        return _why_not_gemm(Gemm.of(step))
+    def read(self, step: Step) -> GemmParts:
+        parts = GemmParts(step, conv_epilogue(step), Gemm.of(step))
+        gemm, known = parts.gemm, ", ".join(ELEMENTS)
+        large = max(gemm.m, *gemm.image_elements) > INDEX_MAX
+        refuse(
+            {
+                "only convolutions without groups": parts.conv.attrs["groups"] != 1,
+                f"CUTLASS multiplies {known}, not {gemm.dtype}": gemm.dtype not in ELEMENTS,
+                "there is nothing to compute": 0 in (gemm.m, gemm.n, gemm.channels),
+                "its pixels, or the elements of an image, do not fit into 32 bits": large,
+            }
+        )
+        if gemm.dtype != "float32" and (reason := why_not_channels(gemm, 8)):
+            raise IllegalCandidate(reason)
+        return parts
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
-        gemm = Gemm.of(step)
-        loop = MainLoop.of(config, gemm.dtype)
+    def why_not_config(self, parts: GemmParts, config: Attrs, arch: Arch) -> str | None:
+        gemm, loop = parts.gemm, parts.loop(config)
         return (
             loop.why_not(arch)
             or _why_not_tf32(loop)
@@ -96,41 +115,36 @@ class ImplicitGemmConv(CudaFamily):
             or why_not_swizzle(gemm, config)
         )
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
+    def threads(self, parts: GemmParts, config: Attrs) -> int:
+        return parts.loop(config).threads
 
-    def threads(self, step: Step, config: Attrs) -> int:
-        return MainLoop.of(config, Gemm.of(step).dtype).threads
+    def shared_bytes(self, parts: GemmParts, config: Attrs, arch: Arch) -> int:
+        return parts.loop(config).shared_bytes(arch)
 
-    def block_bytes(self, step: Step, config: Attrs, arch: Arch) -> int:
-        return MainLoop.of(config, Gemm.of(step).dtype).shared_bytes(arch)
-
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        gemm = Gemm.of(step)
+    def workspace_bytes(self, parts: GemmParts, config: Attrs) -> int:
+        gemm = parts.gemm
         return partial_bytes(gemm, config) + counters_of(gemm, config) * COUNTER_BYTES
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        gemm = Gemm.of(step)
-        loop = MainLoop.of(config, gemm.dtype)
+    def source(self, parts: GemmParts, config: Attrs, arch: Arch) -> str:
+        loop = parts.loop(config)
         return SOURCE.format(
             arguments=loop.arguments(arch),
-            algorithm="kOptimized" if max(gemm.filter) <= FILTER_MAX else "kAnalytic",
+            algorithm="kOptimized" if max(parts.gemm.filter) <= FILTER_MAX else "kAnalytic",
             shared_bytes=loop.shared_bytes(arch),
             threads=loop.threads,
         )
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        epilogue = conv_epilogue(step)
-        constants = Constants(step, epilogue, frame)
+    def bind(self, parts: GemmParts, config: Attrs, frame: Frame) -> Binding:
+        constants = read_constants(parts, frame)
         with torch.cuda.device(frame.device):
-            launch = _launching(step, config, frame, constants)
+            launch = _launching(parts, config, frame, constants)
         return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, step: Step, config: Attrs) -> float:
-        return estimate_us(step, config)
+    def estimate_us(self, parts: GemmParts, config: Attrs) -> float:
+        return estimate_us(parts.step, config)
 
-    def estimate_us_on(self, step: Step, config: Attrs, arch: Arch) -> float:
-        return estimate_us(step, config, Rates.of(arch))
+    def estimate_us_on(self, parts: GemmParts, config: Attrs, arch: Arch) -> float:
+        return estimate_us(parts.step, config, Rates.of(arch))
 
 
 @cache
@@ -146,16 +160,6 @@ def _possible_configs(space: SearchSpace) -> tuple[Attrs, ...]:
     return tuple(filter(is_possible, space.configs(ImplicitGemmConv.name)))
 
 
-def _why_not_gemm(gemm: Gemm) -> str | None:
-    if gemm.dtype not in ELEMENTS:
-        return f"CUTLASS multiplies {', '.join(ELEMENTS)}, not {gemm.dtype}"
-    if 0 in (gemm.m, gemm.n, gemm.channels):
-        return "there is nothing to compute"
-    if max(gemm.m, *gemm.image_elements) > INDEX_MAX:
-        return "its pixels, or the elements of an image, do not fit into 32 bits"
-    return None if gemm.dtype == "float32" else why_not_channels(gemm, 8)
-
-
 def _why_not_tf32(loop: MainLoop) -> str | None:
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     if loop.math == "tf32" and precision != "tf32":
@@ -163,32 +167,23 @@ def _why_not_tf32(loop: MainLoop) -> str | None:
     return None
 
 
-class Constants:
-    """What the kernels read of weights: the filter as KRSC, float32 vectors, and the offset."""
-
-    def __init__(self, step: Step, epilogue: ConvEpilogue, frame: Frame) -> None:
-        name, values = epilogue.conv.inputs[1], frame.values
-        k = step.types[name].shape[0]
-        self.weight = conv_weight(step, name, frame)
-        like = torch.empty(0, dtype=torch.float32, device=frame.device)
-        self.scale, self.bias = like.new_ones(k), like.new_zeros(k)
-        self.offset = like.new_zeros(1) if epilogue.offset is not None else None
-        parts = (
-            (epilogue.scale, self.scale),
-            (epilogue.bias, self.bias),
-            (epilogue.offset, self.offset),
-        )
-        vectors = [
-            Constant(values, part, memory)
-            for part, memory in parts
-            if part is not None and memory is not None
-        ]
-        self.all = (self.weight, *vectors)
+def read_constants(parts: GemmParts, frame: Frame) -> Constants:
+    """The filter as KRSC, float32 vectors, and the offset."""
+    epilogue, k = parts.epilogue, parts.outputs
+    return Constants(
+        frame,
+        {
+            "w": (parts.weight, conv_weight(parts.step.types[parts.weight])),
+            "scale": (epilogue.scale, floats(k)),
+            "bias": (epilogue.bias, floats(k)),
+            "offset": (epilogue.offset, floats(1)),
+        },
+    )
 
 
-def _problem(step: Step, config: Attrs) -> ConvProblem:
-    conv = step.nodes[0]
-    x, w, y = (step.types[name].shape for name in (*conv.inputs, conv.name))
+def _problem(parts: GemmParts, config: Attrs) -> ConvProblem:
+    conv = parts.conv
+    x, w, y = (parts.step.types[name].shape for name in (*conv.inputs, conv.name))
     n, c, height, width = x
     attrs = conv.attrs
     return ConvProblem(
@@ -199,37 +194,30 @@ def _problem(step: Step, config: Attrs) -> ConvProblem:
     )
 
 
-def _operands(step: Step, config: Attrs, frame: Frame, constants: Constants) -> ConvOperands:
-    """What stays the same; images and weight are those of each launch."""
-    gemm, work = Gemm.of(step), address_of(frame.workspace)
-    split = config["split_k"] > 1
-    return ConvOperands(
-        scale=address_of(constants.scale),
-        bias=address_of(constants.bias),
-        offset=address_of(constants.offset),
-        partial=work if split else None,
-        counters=work + partial_bytes(gemm, config) if work and split else None,
-        relu=conv_epilogue(step).relu,
-    )
-
-
 def _launching(
-    step: Step, config: Attrs, frame: Frame, constants: Constants
+    parts: GemmParts, config: Attrs, frame: Frame, constants: Constants
 ) -> Callable[[int], None]:
     """A call that enqueues one convolution."""
-    epilogue, gemm, values = conv_epilogue(step), Gemm.of(step), frame.values
-    x, residual, y = epilogue.conv.inputs[0], epilogue.residual, step.nodes[-1].name
-    problem, operands = _problem(step, config), _operands(step, config, frame, constants)
-    access = MainLoop.of(config, gemm.dtype).vector * step.types[x].torch_dtype.itemsize
-    run_tiles = _launching_tiles(config, frame, problem, counters_of(gemm, config))
+    gemm, values, residual = parts.gemm, frame.values, parts.epilogue.residual
+    problem, counters = _problem(parts, config), counters_of(gemm, config)
+    access = parts.loop(config).vector * parts.step.types[parts.x].torch_dtype.itemsize
+    run_tiles = _launching_tiles(config, frame, problem, counters)
     unaligned = Kernel(frame.built, "run_unaligned")
     blocks = min(-(-gemm.m * gemm.n // UNALIGNED_THREADS), UNALIGNED_BLOCKS_MAX)
+    usual = {
+        word: torch.full((gemm.n,), number, device=frame.device)
+        for word, number in (("scale", 1.0), ("bias", 0.0))
+        if word not in constants
+    }
+    same: dict[str, Any] = {"relu": parts.epilogue.relu}
+    if config["split_k"] > 1 and (work := address_of(frame.workspace)):
+        same |= {"partial": work, "counters": work + partial_bytes(gemm, config)}
 
     def launch(stream: int) -> None:
-        operands.x = values[x].data_ptr()
-        operands.w = constants.weight.tensor.data_ptr()
-        operands.y = values[y].data_ptr()
-        operands.residual = None if residual is None else values[residual].data_ptr()
+        named = {"x": parts.x, "y": parts.y, "residual": residual}
+        given = usual | {word: values[name] for word, name in named.items() if name is not None}
+        addresses = {word: tensor.data_ptr() for word, tensor in given.items()}
+        operands = constants.into(ConvOperands, **addresses, **same)
         if (operands.x | (operands.residual or 0)) % access:
             unaligned.launch(stream, (blocks, 1, 1), UNALIGNED_THREADS, (problem, operands))
         else:

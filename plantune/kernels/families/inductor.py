@@ -14,7 +14,8 @@ from plantune.canonical import Attrs
 from plantune.device import first_line
 from plantune.graph.step import Step
 from plantune.host import NO_COMPILER, cxx_compiler
-from plantune.kernels.family import Binding, Frame, KernelFamily, images
+from plantune.kernels.family import Binding, Frame, KernelFamily, Parts, images
+from plantune.kernels.legality import refuse
 from plantune.layouts import in_layout, view_bytes
 from plantune.space.arch import Arch
 
@@ -23,7 +24,7 @@ MOVES = ("reshape", "permute", "broadcast_to", "space_to_depth", "depth_to_space
 Compiled = Callable[..., Sequence[Tensor]]
 
 
-class Inductor(KernelFamily):
+class Inductor(KernelFamily[Parts]):
     """Config: `layout` of images."""
 
     name: ClassVar = "inductor"
@@ -36,24 +37,27 @@ class Inductor(KernelFamily):
             return NO_COMPILER
         return super().why_not_arch(arch)
 
-    def why_not_step(self, step: Step) -> str | None:
-        if len(step.nodes) == 1:
-            return "one op alone is the framework's already"
-        if all(op in MOVES for op in step.ops):
-            return "the step computes nothing"
-        return None
+    def read(self, step: Step) -> Parts:
+        refuse(
+            {
+                "one op alone is the framework's already": len(step.nodes) == 1,
+                "the step computes nothing": all(op in MOVES for op in step.ops),
+            }
+        )
+        return Parts(step)
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
+    def layouts(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
+        step = parts.step
         # The compiled code takes the strides that it was traced with, those of weights too.
         weights = {name: "nchw" for name in step.constants if len(step.types[name].shape) == 4}
         return {**weights, **images(step, config["layout"])}
 
-    def adopts(self, step: Step, config: Attrs) -> frozenset[str]:
-        return frozenset(name for name, _ in step.outputs)
+    def adopts(self, parts: Parts, config: Attrs) -> frozenset[str]:
+        return frozenset(name for name, _ in parts.step.outputs)
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Any:
+    def build(self, parts: Parts, config: Attrs, arch: Arch) -> Any:
         """Traces the step on empty inputs and compiles it, some seconds each."""
-        layouts = self.layouts(step, config)
+        step, layouts = parts.step, self.layouts(parts, config)
         examples = [
             view_bytes(
                 torch.zeros(max(type_.size_bytes, 1), dtype=torch.uint8),
@@ -78,10 +82,10 @@ class Inductor(KernelFamily):
                 what += f": {first_line(error)}"
             raise build_error(what, str(error)) from error
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
         values, run = frame.values, frame.built
-        inputs = [name for name, _ in step.inputs]
-        outputs = [name for name, _ in step.outputs]
+        inputs = [name for name, _ in parts.step.inputs]
+        outputs = [name for name, _ in parts.step.outputs]
 
         def launch(stream: int) -> None:
             values.update(zip(outputs, run(*[values[name] for name in inputs]), strict=True))

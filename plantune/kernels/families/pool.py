@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from plantune.canonical import Attrs
+from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel, members
+from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.legality import refuse
+from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.vector_kernel import (
+    ELEMENTS,
+    ENTRIES,
+    VECTOR_BYTES,
+    VectorKernel,
+    members,
+    not_an_element,
+)
 from plantune.space.arch import Arch
 
 POOLS = ("avg_pool2d", "max_pool2d")
 # A row of so many channels of a pixel is worth a block of its own.
 SLICE_MIN = 64
-KERNELS = """
-extern "C" __global__ __launch_bounds__({threads}) void run(Kernel::Arguments arguments) {{
-  Kernel::run<true>(arguments);
-}}
-extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
-    Kernel::Arguments arguments) {{
-  Kernel::run<false>(arguments);
-}}
-"""
 POOL = (
     """#include "cuda/pool.h"
 struct Window {{
@@ -40,71 +41,82 @@ struct Window {{
   static constexpr int kRowPadding = {row_padding}, kColumnPadding = {column_padding};
 }};
 using Kernel = plantune::Pool<Window>;"""
-    + KERNELS
+    + ENTRIES
 )
 MEAN = (
     """#include "cuda/pool.h"
 using Kernel = plantune::PixelMean<{element}, {channels}, {slice}, {pixels}, {threads}>;"""
-    + KERNELS
+    + ENTRIES
 )
 
 
-class Pool(CudaFamily):
+@dataclass(frozen=True)
+class PoolParts(Parts):
+    """A pool, or the mean of an image's pixels, from x to y."""
+
+    node: Node
+    x: TensorType
+    y: TensorType
+
+    @property
+    def is_mean(self) -> bool:
+        return self.node.op == "mean"
+
+    @property
+    def vector(self) -> int:
+        """Elements of one vector."""
+        return VECTOR_BYTES // self.x.torch_dtype.itemsize
+
+
+class Pool(CudaFamily[PoolParts]):
     """Config: `layout` of images; `threads` of a block."""
 
     name: ClassVar = "pool"
 
-    def why_not_step(self, step: Step) -> str | None:
+    def read(self, step: Step) -> PoolParts:
         node = step.nodes[0]
-        x = step.types[node.inputs[0]]
-        if len(step.nodes) > 1 or node.op not in (*POOLS, "mean"):
-            return "only one pool, or the mean of an image's pixels"
-        if x.dtype not in ELEMENTS:
-            return f"the kernel is written for {', '.join(ELEMENTS)}, got {x.dtype}"
-        if x.numel == 0 or node.inputs[0] in step.constants:
-            return "there are no images"
-        if node.name not in dict(step.outputs):
-            return "only the places are read"
-        return _why_not_mean(x, node.attrs) if node.op == "mean" else None
+        known = len(step.nodes) == 1 and node.op in (*POOLS, "mean")
+        refuse({"only one pool, or the mean of an image's pixels": not known})
+        x, mean = step.types[node.inputs[0]], node.op == "mean"
+        pixels = len(x.shape) == 4 and node.attrs.get("dims") == (2, 3)
+        refuse(
+            {
+                **not_an_element(x.dtype),
+                "there are no images": x.numel == 0 or node.inputs[0] in step.constants,
+                "only the places are read": node.name not in dict(step.outputs),
+                "the mean is not that of an image's pixels": mean and not pixels,
+                f"channels are read by eights, got shape {x.shape}": pixels and x.shape[1] % 8,
+            }
+        )
+        return PoolParts(step, node, x, node.types[0])
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
-        node = step.nodes[0]
-        if node.op != "mean":
-            return super().why_not_config(step, config, arch)
-        if config["layout"] != "nhwc":
+    def why_not_config(self, parts: PoolParts, config: Attrs, arch: Arch) -> str | None:
+        if parts.is_mean and config["layout"] != "nhwc":
             return "the mean is taken along the pixels of nhwc images"
-        return super().why_not_config(step, config, arch)
+        return None
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, config["layout"])
-
-    def threads(self, step: Step, config: Attrs) -> int:
-        return int(config["threads"])
-
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        node = step.nodes[0]
-        type_ = step.types[node.inputs[0]]
-        _, channels, height, width = type_.shape
+    def source(self, parts: PoolParts, config: Attrs, arch: Arch) -> str:
+        _, channels, height, width = parts.x.shape
         shared = {
-            "element": ELEMENTS[type_.dtype],
+            "element": ELEMENTS[parts.x.dtype],
             "channels": channels,
             "threads": config["threads"],
         }
-        if node.op == "mean":
-            return MEAN.format(slice=_slice(step, config), pixels=height * width, **shared)
-        return POOL.format(height=height, width=width, **shared, **_window(step, config))
+        if parts.is_mean:
+            return MEAN.format(slice=_slice(parts, config), pixels=height * width, **shared)
+        return POOL.format(height=height, width=width, **shared, **_window(parts, config))
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        node, values = step.nodes[0], frame.values
+    def bind(self, parts: PoolParts, config: Attrs, frame: Frame) -> Binding:
+        node, values = parts.node, frame.values
         kernel = VectorKernel(frame.built, int(config["threads"]))
         x, y = node.inputs[0], node.name
-        if node.op == "mean":
-            n, channels = step.types[x].shape[:2]
-            rest, blocks = [], n * (channels // _slice(step, config))
+        if parts.is_mean:
+            n, channels = parts.x.shape[:2]
+            rest, blocks = [], n * (channels // _slice(parts, config))
         else:
-            count = step.types[node.name].numel // _vector(step, config)
+            count = parts.y.numel // _taken(parts, config)
             read = node.outputs[-1] if node.op == "max_pool2d" else ""
-            places = values[read].data_ptr() if read in dict(step.outputs) else 0
+            places = values[read].data_ptr() if read in dict(parts.step.outputs) else 0
             rest, blocks = [places, count], -(-count // int(config["threads"]))
 
         def launch(stream: int) -> None:
@@ -114,42 +126,30 @@ class Pool(CudaFamily):
         return Binding(launch)
 
 
-def _why_not_mean(x: TensorType, attrs: Attrs) -> str | None:
-    if len(x.shape) != 4 or attrs["dims"] != (2, 3):
-        return "the mean is not that of an image's pixels"
-    if x.shape[1] % 8:
-        return f"channels are read by eights, got shape {x.shape}"
-    return None
-
-
-def _vector(step: Step, config: Attrs) -> int:
+def _taken(parts: PoolParts, config: Attrs) -> int:
     """Channels that a thread of a pool takes: what divides all, no more than a vector has."""
-    type_ = step.types[step.nodes[0].inputs[0]]
-    whole = VECTOR_BYTES // type_.torch_dtype.itemsize
-    return math.gcd(whole, type_.shape[1]) if config["layout"] == "nhwc" else 1
+    return math.gcd(parts.vector, parts.x.shape[1]) if config["layout"] == "nhwc" else 1
 
 
-def _slice(step: Step, config: Attrs) -> int:
+def _slice(parts: PoolParts, config: Attrs) -> int:
     """Channels of one block of a mean, such that its threads have something to do; 0 for none."""
-    type_ = step.types[step.nodes[0].inputs[0]]
-    _, channels, height, width = type_.shape
-    vector, threads = VECTOR_BYTES // type_.torch_dtype.itemsize, int(config["threads"])
-    parts = [part for part in range(8, channels + 1, 8) if channels % part == 0]
-    fitting = [part for part in parts if part // vector <= threads]
+    _, channels, height, width = parts.x.shape
+    vector, threads = parts.vector, int(config["threads"])
+    slices = [size for size in range(8, channels + 1, 8) if channels % size == 0]
+    fitting = [size for size in slices if size // vector <= threads]
     filled = threads * vector // (height * width)
-    return next((part for part in fitting if part >= max(SLICE_MIN, filled)), max(fitting))
+    return next((size for size in fitting if size >= max(SLICE_MIN, filled)), max(fitting))
 
 
-def _window(step: Step, config: Attrs) -> dict[str, Any]:
+def _window(parts: PoolParts, config: Attrs) -> dict[str, Any]:
     """What the header's Window says of a pool."""
-    node = step.nodes[0]
-    x, y = step.types[node.inputs[0]], node.types[0]
+    node, x, y = parts.node, parts.x, parts.y
     values: dict[str, Any] = {
         "index": "unsigned" if max(x.numel, y.numel) < 1 << 31 else "unsigned long long",
-        "is_max": _word(node.op == "max_pool2d"),
-        "count_padding": _word(bool(node.attrs.get("count_padding"))),
-        "nhwc": _word(config["layout"] == "nhwc"),
-        "vector": _vector(step, config),
+        "is_max": cxx_bool(node.op == "max_pool2d"),
+        "count_padding": cxx_bool(node.attrs.get("count_padding")),
+        "nhwc": cxx_bool(config["layout"] == "nhwc"),
+        "vector": _taken(parts, config),
         "out_height": y.shape[2],
         "out_width": y.shape[3],
     }
@@ -157,10 +157,6 @@ def _window(step: Step, config: Attrs) -> dict[str, Any]:
         rows, columns = node.attrs[key]
         values |= {word.format("row"): rows, word.format("column"): columns}
     return values
-
-
-def _word(holds: bool) -> str:
-    return "true" if holds else "false"
 
 
 FAMILY = Pool()

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from plantune.canonical import Attrs
-from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Node
 from plantune.graph.step import Step
-from plantune.kernels.constants import ChannelValues, Parameter, in_rows
+from plantune.kernels.constants import Constants, Parameter, in_rows
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.patterns.epilogue import ConvEpilogue
-from plantune.kernels.patterns.pointwise_conv import pointwise_conv_behind
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.epilogue import ConvParts, channel_parts
+from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
+from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.vector_kernel import ELEMENTS
 from plantune.kernels.warp_mma import (
     CHANNELS,
+    ENTRY,
     ROWS,
     VALUES,
     TiledKernel,
+    not_countable,
     padded,
     why_not_elements,
+    why_not_tile_n,
 )
 from plantune.space.arch import Arch
 
@@ -29,7 +34,8 @@ VECTOR = 8
 # Above it, a thread gets fewer registers than the pooling of one vector keeps under way.
 THREADS_MAX = 512
 PLACES_MAX = 64
-SOURCE = """\
+SOURCE = (
+    """\
 #include "cuda/pool_conv.h"
 
 using T = {element};
@@ -38,94 +44,98 @@ using Pool = plantune::Pooling<plantune::Extent<{image}>, plantune::Extent<{kern
 using Kernel =
     plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>,
                        {bias}>;
-static_assert(Kernel::kSharedBytes == {shared_bytes}, "the launch asks for what the kernel uses");
-
-extern "C" __global__ void __launch_bounds__(Kernel::kThreads)
-run(const __grid_constant__ Kernel::Arguments arguments) {{
-  Kernel::run(arguments);
-}}
 """
+    + ENTRY
+)
 
 
-class PoolConv(CudaFamily):
-    """Config: output pixels `tile_m` and channels `tile_n` of a block."""
+@dataclass(frozen=True)
+class PoolConvParts(ConvParts):
+    """An average pool, and the 1x1 convolution after it."""
 
-    name: ClassVar = "pool_conv"
+    @property
+    def pool(self) -> Node:
+        return self.step.nodes[0]
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            epilogue = _read(step)
-        except IllegalCandidate as reason:
-            return str(reason)
-        channels, outputs = _channels(step)
-        if channels % VECTOR or outputs % VECTOR:
-            return f"channels move {VECTOR} at once, {channels} to {outputs} do not divide"
-        places = step.nodes[0].attrs["kernel"]
-        if places[0] * places[1] > PLACES_MAX:
-            return f"a window of {places[0]}x{places[1]} is too much code, at most {PLACES_MAX}"
-        if not 0 < _pixels(epilogue) < 1 << 30:
-            return f"pixels are counted in 30 bits, got {_pixels(epilogue)}"
-        return None
+    @property
+    def channels(self) -> int:
+        """Of the image."""
+        return self.pool.types[0].shape[1]
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
-        outputs = _channels(step)[1]
-        threads = self.threads(step, config)
-        if threads > THREADS_MAX:
-            return f"{threads} threads leave too few registers to each, at most {THREADS_MAX}"
-        if config["tile_n"] >= padded(outputs, CHANNELS) + CHANNELS:
-            return f"tile_n {config['tile_n']} has warps without any of the {outputs} channels"
-        reason = why_not_elements(step.types[step.nodes[-1].name].dtype, arch)
-        return reason or super().why_not_config(step, config, arch)
-
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
-
-    def threads(self, step: Step, config: Attrs) -> int:
-        return int(config["tile_m"]) // ROWS * int(config["tile_n"]) // CHANNELS * 32
-
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
+    def shared_bytes(self, config: Attrs) -> int:
         """The pooled pixels, each followed by a gap that spreads them over the banks."""
-        values = padded(_channels(step)[0], 2 * VALUES)
+        values = padded(self.channels, 2 * VALUES)
         pitch = values + (32 if values % 64 == 0 else 0)
         return int(config["tile_m"]) * pitch * 2
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        pool, type_ = step.nodes[0], step.types[step.nodes[-1].name]
-        channels, outputs = _channels(step)
-        extents = {name: _extent(pool.attrs[name]) for name in ("kernel", "stride", "padding")}
-        return SOURCE.format(
-            element=ELEMENTS[type_.dtype],
-            image=_extent(step.types[pool.inputs[0]].shape[2:]),
-            **extents,
-            count=str(pool.attrs["count_padding"]).lower(),
-            channels=channels,
-            outputs=outputs,
-            bias=str(_read(step).bias is not None).lower(),
-            **config,
-            shared_bytes=self.shared_bytes(step, config),
+
+class PoolConv(CudaFamily[PoolConvParts]):
+    """Config: output pixels `tile_m` and channels `tile_n` of a block."""
+
+    name: ClassVar = "pool_conv"
+    image_layout = "nhwc"
+
+    def read(self, step: Step) -> PoolConvParts:
+        parts = PoolConvParts(step, pointwise_conv_after(step, "avg_pool2d"))
+        epilogue, channels, outputs = parts.epilogue, parts.channels, parts.outputs
+        rows, columns = parts.pool.attrs["kernel"]
+        more = epilogue.relu or epilogue.offset is not None
+        odd = channels % VECTOR or outputs % VECTOR
+        window = f"a window of {rows}x{columns} is too much code, at most {PLACES_MAX}"
+        refuse(
+            {
+                "only a bias may follow the convolution": more,
+                f"channels move {VECTOR} at once, {channels} to {outputs} do not divide": odd,
+                window: rows * columns > PLACES_MAX,
+                **not_countable(parts.pixels),
+            }
+        )
+        return parts
+
+    def why_not_config(self, parts: PoolConvParts, config: Attrs, arch: Arch) -> str | None:
+        threads = self.threads(parts, config)
+        if threads > THREADS_MAX:
+            return f"{threads} threads leave too few registers to each, at most {THREADS_MAX}"
+        return (
+            why_not_tile_n(config["tile_n"], parts.outputs)
+            or why_not_elements(parts.dtype, arch)
+            or super().why_not_config(parts, config, arch)
         )
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        epilogue, values = _read(step), frame.values
-        x, y = step.nodes[0].inputs[0], step.nodes[-1].name
-        outputs, pixels = _channels(step)[1], _pixels(epilogue)
-        weight = in_rows(step, epilogue.conv.inputs[1], frame)
-        name = epilogue.bias
-        bias = None if name is None else ChannelValues(step, name, outputs, frame)
-        kernel = TiledKernel(frame.built, config, pixels, outputs)
-        threads, shared_bytes = self.threads(step, config), self.shared_bytes(step, config)
+    def threads(self, parts: PoolConvParts, config: Attrs) -> int:
+        return int(config["tile_m"]) // ROWS * int(config["tile_n"]) // CHANNELS * 32
+
+    def shared_bytes(self, parts: PoolConvParts, config: Attrs, arch: Arch) -> int:
+        return parts.shared_bytes(config)
+
+    def source(self, parts: PoolConvParts, config: Attrs, arch: Arch) -> str:
+        pool = parts.pool
+        extents = {name: _extent(pool.attrs[name]) for name in ("kernel", "stride", "padding")}
+        return SOURCE.format(
+            element=ELEMENTS[parts.dtype],
+            image=_extent(parts.step.types[parts.x].shape[2:]),
+            **extents,
+            count=cxx_bool(pool.attrs["count_padding"]),
+            channels=parts.channels,
+            outputs=parts.outputs,
+            bias=cxx_bool(parts.epilogue.bias),
+            **config,
+            shared_bytes=parts.shared_bytes(config),
+        )
+
+    def bind(self, parts: PoolConvParts, config: Attrs, frame: Frame) -> Binding:
+        values, types = frame.values, parts.step.types
+        weight = {"weight": (parts.weight, in_rows(types[parts.weight]))}
+        constants = Constants(frame, weight | channel_parts(parts.step, parts.epilogue))
+        kernel = TiledKernel(frame.built, config, parts.pixels, parts.outputs)
+        threads, shared_bytes = self.threads(parts, config), parts.shared_bytes(config)
 
         def launch(stream: int) -> None:
-            arguments = _Arguments(
-                x=values[x].data_ptr(),
-                weight=weight.tensor.data_ptr(),
-                bias=Parameter() if bias is None else bias.parameter(),
-                y=values[y].data_ptr(),
-                pixels=pixels,
-            )
+            x, y = values[parts.x].data_ptr(), values[parts.y].data_ptr()
+            arguments = constants.into(_Arguments, x=x, y=y, pixels=parts.pixels)
             kernel.launch(stream, threads, (arguments,), shared_bytes)
 
-        return Binding(launch, constants=(weight,) if bias is None else (weight, bias))
+        return Binding(launch, constants=constants.all)
 
 
 class _Arguments(ctypes.Structure):
@@ -138,24 +148,6 @@ class _Arguments(ctypes.Structure):
         ("y", ctypes.c_void_p),
         ("pixels", ctypes.c_int),
     )
-
-
-def _read(step: Step) -> ConvEpilogue:
-    """The convolution after an avg_pool2d; raises IllegalCandidate with the reason."""
-    epilogue = pointwise_conv_behind(step, "avg_pool2d")
-    if epilogue.relu or epilogue.offset is not None:
-        raise IllegalCandidate("only a bias may follow the convolution")
-    return epilogue
-
-
-def _channels(step: Step) -> tuple[int, int]:
-    """Of the image, and of the output."""
-    return step.nodes[0].types[0].shape[1], step.types[step.nodes[-1].name].shape[1]
-
-
-def _pixels(epilogue: ConvEpilogue) -> int:
-    images_, _, rows, columns = epilogue.conv.types[0].shape
-    return images_ * rows * columns
 
 
 def _extent(sizes: tuple[int, ...]) -> str:

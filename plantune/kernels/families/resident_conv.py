@@ -6,14 +6,13 @@ import ctypes
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
-from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constant, Room, by_pixels
+from plantune.kernels.constants import Constants, conv_weight, floats
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.family import (
@@ -21,13 +20,15 @@ from plantune.kernels.hopper.family import (
     SM_CYCLES_PER_US,
     SMS,
     WarpgroupFamily,
-    why_not_conv,
+    WarpgroupParts,
+    not_a_warpgroups,
 )
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
-from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape, conv_shape
-from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
-from plantune.kernels.vector_kernel import members
+from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
+from plantune.kernels.rendering import cxx_bools
 from plantune.space.arch import Arch
 
 WARPGROUP, TILE_O = 128, 64
@@ -71,12 +72,6 @@ class Design:
     stages: int
     groups: int
     reuse: ClassVar = True  # a box is copied with its margin
-
-    @staticmethod
-    def of(step: Step, config: Attrs) -> Design:
-        epilogue = conv_epilogue(step)
-        groups = config["threads"] // WARPGROUP
-        return Design(epilogue, conv_shape(step, epilogue), config["stages"], groups)
 
     @property
     def box(self) -> Box:
@@ -122,99 +117,99 @@ class Design:
             box_h=self.box.h,
             **vars(self.shape),
             **{key: getattr(self, key) for key in ("stages", "groups", "threads", "shared_bytes")},
-            **{key: str(flag).lower() for key, flag in flags.items()},
+            **cxx_bools(flags),
         )
 
 
-class ResidentConv(WarpgroupFamily):
+class ResidentConv(WarpgroupFamily[WarpgroupParts]):
     """Config: the warpgroups of `threads` take turns, with `stages` boxes of pixels each."""
 
     name: ClassVar = "resident_conv"
     reads_channels_last: ClassVar = True
 
-    def design(self, step: Step, config: Attrs) -> Design:
-        return Design.of(step, config)
+    def read(self, step: Step) -> WarpgroupParts:
+        parts = WarpgroupParts(step, conv_epilogue(step))
+        shape, offset = parts.shape, parts.epilogue.offset
+        alone = shape.stride != (1, 1) or shape.r * shape.s == 1
+        refuse(
+            {
+                "only scale, bias, residual and ReLU may follow the convolution": offset
+                is not None,
+                **not_a_warpgroups(step, parts.epilogue),
+                "only the taps of a larger kernel with stride 1 read the same pixels": alone,
+                "tiles are counted in 31 bits": shape.n * shape.p * shape.q >= 1 << 31,
+                "elements of a tile's rows are counted in 31 bits": ROWS_MAX * shape.q * shape.o
+                >= 1 << 31,
+            }
+        )
+        return parts
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            epilogue = conv_epilogue(step)
-        except IllegalCandidate as reason:
-            return str(reason)
-        if epilogue.offset is not None:
-            return "only scale, bias, residual and ReLU may follow the convolution"
-        return why_not_conv(step, epilogue) or _why_not_shape(conv_shape(step, epilogue))
+    def design(self, parts: WarpgroupParts, config: Attrs) -> Design:
+        return Design(parts.epilogue, parts.shape, config["stages"], config["threads"] // WARPGROUP)
 
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return placing_bytes(step, conv_epilogue(step))
+    def workspace_bytes(self, parts: WarpgroupParts, config: Attrs) -> int:
+        return placing_bytes(parts)
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        return Design.of(step, config).source(step.types[step.nodes[0].inputs[0]].dtype)
+    def source(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> str:
+        return self.design(parts, config).source(parts.dtype)
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        design, values = Design.of(step, config), frame.values
-        y = step.nodes[-1].name
-        read = Read(design, values[y].dtype, frame)
-        kernel, place = Kernel(frame.built), placing(step, design.epilogue, frame)
+    def bind(self, parts: WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
+        design, values = self.design(parts, config), frame.values
+        constants = read_constants(parts, design, frame)
+        kernel, place = Kernel(frame.built), placing(parts, frame)
 
         def launch(stream: int) -> None:
-            x, *residual, copied = place(stream)
-            added = residual[0].data_ptr() if residual else 0
+            x, *added, copied = place(stream)
+            residual = added[0].data_ptr() if added else None
+            y = values[parts.y].data_ptr()
+            arguments = constants.into(_Arguments, residual=residual, y=y)
             kernel.launch(
                 stream,
                 (design.blocks, 1, 1),
                 design.threads,
-                (
-                    Maps(x=image_map(x, design), w=_weight_map(read.weight.tensor)),
-                    members(*read.vectors(), added, values[y].data_ptr()),
-                ),
+                (Maps(x=image_map(x, design), w=_weight_map(constants.tensor("w"))), arguments),
                 shared_bytes=design.shared_bytes,
                 programmatic=not copied,
             )
 
-        return Binding(launch, constants=read.constants)
+        return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, step: Step, config: Attrs) -> float:
+    def estimate_us(self, parts: WarpgroupParts, config: Attrs) -> float:
         """Products of an SM's tiles, its last tile alone, and what the cache does not hold."""
-        design = Design.of(step, config)
+        design = self.design(parts, config)
         shape, box = design.shape, design.box
         tiles = -(-shape.tiles(box) * design.tiles_o // design.blocks)
         products = shape.chunks * shape.r * shape.s * 4 * (4 * box.h)
         busy = (tiles * products * 1.25 + 4000) / SM_CYCLES_PER_US + 0.5 / design.stages
-        moving = max(self.traffic_bytes(step) - CACHED_BYTES, 0) / MEMORY_BYTES_PER_US
+        moving = max(parts.step.traffic_bytes - CACHED_BYTES, 0) / MEMORY_BYTES_PER_US
         return self.launch_us + busy + moving
 
 
-class Read:
-    """What the kernel reads of weights: the filter as (O, R, S, C), float32 scales and biases.
+class _Arguments(ctypes.Structure):
+    """ResidentConv::Arguments."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "y"))
+
+
+def read_constants(parts: ConvParts, design: Design, frame: Frame) -> Constants:
+    """The filter as (O, R, S, C), and float32 scales and biases.
 
     A tile reads whole 16 channels: of a filter without them a copy is padded with zeros.
     """
-
-    def __init__(self, design: Design, dtype: torch.dtype, frame: Frame) -> None:
-        shape, epilogue, values = design.shape, design.epilogue, frame.values
-        channels = design.tiles_o * TILE_O
-
-        sizes, whole, name = (shape.r, shape.s, shape.c), shape.o % 16 == 0, epilogue.conv.inputs[1]
-        if whole:
-            room = Room((shape.o, *sizes), dtype, frame.device)
-            self.weight = Constant(values, name, room, by_pixels, in_place=True)
-        else:
-            padded = torch.zeros((channels, *sizes), dtype=dtype, device=frame.device)
-            self.weight = Constant(values, name, padded[: shape.o], by_pixels)
-        self._vectors = torch.zeros(2, channels, dtype=torch.float32, device=frame.device)
-        named = zip((epilogue.scale, epilogue.bias), self._vectors, strict=True)
-        vectors = [
-            Constant(values, part, row[: shape.o]) for part, row in named if part is not None
-        ]
-        self.constants = (self.weight, *vectors)
-
-    def vectors(self) -> tuple[int, int]:
-        """The addresses of scales and biases."""
-        scale, bias = self._vectors
-        return scale.data_ptr(), bias.data_ptr()
+    epilogue, o, rows = parts.epilogue, parts.outputs, design.tiles_o * TILE_O
+    whole = o % 16 == 0
+    weight = conv_weight(parts.step.types[parts.weight], 0 if whole else rows)
+    return Constants(
+        frame,
+        {
+            "w": (parts.weight, weight),
+            "scale": (epilogue.scale, floats(o, rows)),
+            "bias": (epilogue.bias, floats(o, rows)),
+        },
+    )
 
 
-def _weight_map(weight: torch.Tensor) -> TensorMap:
+def _weight_map(weight: Tensor) -> TensorMap:
     """Rows by sixteens, of these the even ones before the odd ones: the order of the products."""
     o, r, s, c = weight.shape
     row = c * r * s * weight.element_size()
@@ -225,16 +220,6 @@ def _weight_map(weight: torch.Tensor) -> TensorMap:
         (c * weight.element_size(), 2 * row, row, 16 * row),
         (64, 1, 8, 2, TILE_O // 16),
     )
-
-
-def _why_not_shape(shape: ConvShape) -> str | None:
-    if shape.stride != (1, 1) or shape.r * shape.s == 1:
-        return "only the taps of a larger kernel with stride 1 read the same pixels"
-    if shape.n * shape.p * shape.q >= 1 << 31:
-        return "tiles are counted in 31 bits"
-    if ROWS_MAX * shape.q * shape.o >= 1 << 31:
-        return "elements of a tile's rows are counted in 31 bits"
-    return None
 
 
 FAMILY = ResidentConv()

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.cxx import carried_library, function, load_unit, unit_source, why_not_loadable
-from plantune.kernels.family import Binding, Frame, KernelFamily, Values, images
-from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
+from plantune.kernels.family import Binding, Frame, KernelFamily, Values
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.layouts import view_bytes
 from plantune.space.arch import Arch
 
@@ -35,7 +35,7 @@ class Sizes(ctypes.Structure):
     ]
 
 
-class SqueezeExciteTail(KernelFamily):
+class SqueezeExciteTail(KernelFamily[TailParts]):
     """Config: `layout` of images."""
 
     name: ClassVar = "squeeze_excite"
@@ -45,39 +45,35 @@ class SqueezeExciteTail(KernelFamily):
     def why_not_arch(self, arch: Arch) -> str | None:
         return why_not_loadable(UNIT) or super().why_not_arch(arch)
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            read = squeeze_excite_of(step, step.nodes)
-        except IllegalCandidate as reason:
-            return str(reason)
-        types = [*step.types.values()]
-        if any(type_.dtype != "float32" for type_ in types):
-            return "it is written for float32"
-        if step.types[read.image].numel == 0:
-            return "there are no images"
-        return _why_not_ends(read)
+    def read(self, step: Step) -> TailParts:
+        parts = TailParts(step, squeeze_excite_of(step, step.nodes))
+        refuse(
+            {
+                "it is written for float32": {t.dtype for t in step.types.values()} != {"float32"},
+                "there are no images": parts.image.numel == 0,
+                **_leaving(parts.tail),
+            }
+        )
+        return parts
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, config["layout"])
+    def workspace_bytes(self, parts: TailParts, config: Attrs) -> int:
+        return _scratch_type(parts).size_bytes
 
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return _scratch_type(step, squeeze_excite_of(step, step.nodes)).size_bytes
-
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+    def source(self, parts: TailParts, config: Attrs, arch: Arch) -> str | None:
         return None if carried_library(UNIT) else unit_source(UNIT)
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Callable[..., None]:
+    def build(self, parts: TailParts, config: Attrs, arch: Arch) -> Callable[..., None]:
         address, value = ctypes.c_void_p, ctypes.c_float
         arguments = [ctypes.POINTER(Sizes), *[address] * 6, value, value, address, address]
         made: Callable[..., None] = function(load_unit(UNIT), UNIT, arguments)
         return made
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        read, values, run = squeeze_excite_of(step, step.nodes), frame.values, frame.built
+    def bind(self, parts: TailParts, config: Attrs, frame: Frame) -> Binding:
+        read, values, run = parts.tail, frame.values, frame.built
         assert frame.workspace is not None
         assert read.result is not None
-        scratch = view_bytes(frame.workspace, 0, _scratch_type(step, read), "nchw")
-        y, sizes = values[read.result], _sizes(step, read, config)
+        scratch = view_bytes(frame.workspace, 0, _scratch_type(parts), "nchw")
+        y, sizes = values[read.result], _sizes(parts, config)
         prepared: list[Any] = []
 
         def refresh() -> None:
@@ -93,24 +89,25 @@ class SqueezeExciteTail(KernelFamily):
         return Binding(launch, refresh)
 
 
-def _why_not_ends(read: SqueezeExcite) -> str | None:
+def _leaving(read: SqueezeExcite) -> dict[str, bool]:
     """Only the result leaves the kernel."""
-    if read.result is None:
-        return "the gates are the end of the step"
-    inner = [*read.means, read.hidden, *read.gates, read.unshifted]
-    outside = next((name for name in inner if name is not None), None)
-    return None if outside is None else f"{outside!r} stays inside, but is read outside"
+    inner = (*read.means, read.hidden, *read.gates, read.unshifted)
+    outside = (name for name in inner if name is not None)
+    return {
+        "the gates are the end of the step": read.result is None,
+        **{f"{name!r} stays inside, but is read outside": True for name in outside},
+    }
 
 
-def _sizes(step: Step, read: SqueezeExcite, config: Attrs) -> Sizes:
-    count, channels, height, width = step.types[read.image].shape
-    hidden, nhwc = read.squeeze.width, config["layout"] == "nhwc"
+def _sizes(parts: TailParts, config: Attrs) -> Sizes:
+    count, channels, height, width = parts.image.shape
+    hidden, nhwc = parts.tail.squeeze.width, config["layout"] == "nhwc"
     return Sizes(count, height * width, channels, hidden, nhwc)
 
 
-def _scratch_type(step: Step, read: SqueezeExcite) -> TensorType:
-    count, channels, *_ = step.types[read.image].shape
-    return TensorType((count, channels + read.squeeze.width))
+def _scratch_type(parts: TailParts) -> TensorType:
+    count, channels, *_ = parts.image.shape
+    return TensorType((count, channels + parts.tail.squeeze.width))
 
 
 def _prepared(read: SqueezeExcite, values: Values) -> list[Any]:
@@ -119,7 +116,7 @@ def _prepared(read: SqueezeExcite, values: Values) -> list[Any]:
     return [
         squeeze.rows(values[squeeze.weight]).contiguous(),
         None if squeeze.bias is None else values[squeeze.bias],
-        excite.columns(values[excite.weight]).contiguous(),
+        excite.rows(values[excite.weight]).t().contiguous(),
         None if excite.bias is None else values[excite.bias],
         0.0 if read.relu else -math.inf,
         0.0 if read.offset is None else values[read.offset].item(),

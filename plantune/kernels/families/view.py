@@ -9,30 +9,32 @@ from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
-from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
+from plantune.kernels.legality import refuse
 from plantune.space.arch import Arch
 
 
-class View(KernelFamily):
+class View(KernelFamily[Parts]):
     name: ClassVar = "view"
     arch_kinds = frozenset(("cpu", "cuda"))
 
-    def why_not_step(self, step: Step) -> str | None:
-        return None if step.ops == ("reshape",) else "only a reshape is a view"
+    def read(self, step: Step) -> Parts:
+        refuse({"only a reshape is a view": step.ops != ("reshape",)})
+        return Parts(step)
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        (source, _), (result, _) = step.inputs[0], step.outputs[0]
+    def layouts(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
+        (source, _), (result, _) = parts.step.inputs[0], parts.step.outputs[0]
         return {source: "nchw", result: "nchw"}
 
-    def aliases(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return {step.outputs[0][0]: step.inputs[0][0]}
+    def aliases(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
+        return {parts.step.outputs[0][0]: parts.step.inputs[0][0]}
 
-    def estimate_us_on(self, step: Step, config: Attrs, arch: Arch) -> float:
+    def estimate_us_on(self, parts: Parts, config: Attrs, arch: Arch) -> float:
         """A guess must be above zero: what was measured is divided by it."""
-        return self.estimate_us(step, config) if arch.cuda is None else 0.01
+        return self.estimate_us(parts, config) if arch.cuda is None else 0.01
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        values = frame.values
+    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
+        step, values = parts.step, frame.values
         (source, _), (result, type_) = step.inputs[0], step.outputs[0]
         shape = type_.shape
 

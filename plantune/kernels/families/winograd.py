@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import onednn
@@ -27,8 +26,10 @@ from plantune.kernels.cxx import (
     unit_source,
     why_not_loadable,
 )
-from plantune.kernels.family import Binding, Frame, KernelFamily, images
-from plantune.kernels.patterns.epilogue import conv_epilogue, folded_constants
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.folded import Folded
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.epilogue import ConvParts, conv_parts
 from plantune.layouts import aligned, view_bytes
 from plantune.space.arch import Arch
 
@@ -75,48 +76,47 @@ class Tiles:
         return TensorType((self.count, self.places, self.outputs))
 
 
-class WinogradConv(KernelFamily):
+@dataclass(frozen=True)
+class WinogradParts(ConvParts):
+    tiles: Tiles
+
+
+class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
     """Config: `layout`, which is nhwc: the transforms work on all channels of a pixel at once."""
 
     name: ClassVar = "winograd"
-    arch_kinds = frozenset(("cpu",))
     build_s = 2.0
     # Of the direct products it makes 4 of 9, or 9 of 36 on 2x2 images.
     flops_per_us = 4e5
 
     def why_not_arch(self, arch: Arch) -> str | None:
-        if not onednn.is_there():
-            return "it needs a torch with oneDNN"
         return why_not_loadable(UNIT) or super().why_not_arch(arch)
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            epilogue = conv_epilogue(step)
-        except IllegalCandidate as reason:
-            return str(reason)
-        x, w = (step.types[name] for name in epilogue.conv.inputs)
-        attrs = epilogue.conv.attrs
-        if x.dtype != "float32":
-            return f"the transforms are written for float32, got {x.dtype}"
+    def read(self, step: Step) -> WinogradParts:
+        parts = conv_parts(step)
+        attrs, (x, w) = parts.conv.attrs, (step.types[name] for name in parts.conv.inputs)
         unit = all(attrs[key] == (1, 1) for key in ("stride", "padding", "dilation"))
-        if w.shape[2:] != (3, 3) or not unit or attrs["groups"] != 1:
-            return "only 3x3 convolutions of stride 1 and padding 1 without groups"
-        if x.shape[2] % 2 or x.shape[3] % 2 or x.numel == 0:
-            return f"tiles of 2x2 do not cover an image of {x.shape[2]}x{x.shape[3]}"
-        return None
+        rows, columns = x.shape[2:]
+        plain = w.shape[2:] == (3, 3) and unit and attrs["groups"] == 1
+        odd = rows % 2 or columns % 2 or x.numel == 0
+        refuse(
+            {
+                f"the transforms are written for float32, got {x.dtype}": x.dtype != "float32",
+                "only 3x3 convolutions of stride 1 and padding 1 without groups": not plain,
+                f"tiles of 2x2 do not cover an image of {rows}x{columns}": odd,
+            }
+        )
+        return WinogradParts(step, parts.epilogue, _tiles(x.shape, w.shape))
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, config["layout"])
-
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        tiles = _tiles(step)
+    def workspace_bytes(self, parts: WinogradParts, config: Attrs) -> int:
+        tiles = parts.tiles
         return aligned(tiles.inputs_type.size_bytes) + tiles.products_type.size_bytes
 
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str | None:
+    def source(self, parts: WinogradParts, config: Attrs, arch: Arch) -> str | None:
         return None if carried_library(UNIT) else unit_source(UNIT)
 
-    def build(self, step: Step, config: Attrs, arch: Arch) -> Transforms:
-        library, algorithm = load_unit(UNIT), _tiles(step).algorithm.lower()
+    def build(self, parts: WinogradParts, config: Attrs, arch: Arch) -> Transforms:
+        library, algorithm = load_unit(UNIT), parts.tiles.algorithm.lower()
         address, images = ctypes.c_void_p, ctypes.POINTER(Images)
         after = [images, address, address, address, ctypes.c_float, address]
         return Transforms(
@@ -124,35 +124,29 @@ class WinogradConv(KernelFamily):
             function(library, f"{algorithm}_output", after),
         )
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        epilogue, tiles = conv_epilogue(step), _tiles(step)
-        values, transforms = frame.values, frame.built
-        x, residual, y = epilogue.conv.inputs[0], epilogue.residual, values[step.nodes[-1].name]
+    def bind(self, parts: WinogradParts, config: Attrs, frame: Frame) -> Binding:
+        tiles, values, transforms = parts.tiles, frame.values, frame.built
+        x, residual, y = parts.x, parts.epilogue.residual, values[parts.y]
         inputs, products = _workspace(tiles, frame)
         multiply = _multiplying(inputs, products, tiles)
-        count, _, height, width = step.types[x].shape
+        count, _, height, width = parts.step.types[x].shape
         before = Images(count, height, width, tiles.channels)
         after = Images(count, height, width, tiles.outputs)
-        prepared: list[Any] = [None, None, None]
-
-        def refresh() -> None:
-            weight, bias, least = folded_constants(epilogue, values)
-            prepared[:] = (_packed(weight, tiles), bias, -math.inf if least is None else least)
+        folded = Folded(parts.epilogue, values, lambda weight: _packed(weight, tiles))
 
         def launch(stream: int) -> None:
-            weight, bias, least = prepared
             transforms.input(before, values[x].data_ptr(), inputs.data_ptr())
-            multiply(weight)
+            multiply(folded.weight)
             transforms.output(
                 after,
                 products.data_ptr(),
-                None if bias is None else bias.data_ptr(),
+                None if folded.bias is None else folded.bias.data_ptr(),
                 None if residual is None else values[residual].data_ptr(),
-                least,
+                -math.inf if folded.least is None else folded.least,
                 y.data_ptr(),
             )
 
-        return Binding(launch, refresh)
+        return Binding(launch, folded.refresh)
 
 
 def _workspace(tiles: Tiles, frame: Frame) -> tuple[Tensor, Tensor]:
@@ -177,8 +171,7 @@ def _multiplying(inputs: Tensor, products: Tensor, tiles: Tiles) -> Callable[[Te
     return multiply
 
 
-def _tiles(step: Step) -> Tiles:
-    x, w = (step.types[name].shape for name in step.nodes[0].inputs)
+def _tiles(x: tuple[int, ...], w: tuple[int, ...]) -> Tiles:
     algorithm = "Karatsuba" if x[2:] == (2, 2) else "Winograd"
     places = len(WEIGHT_TRANSFORMS[algorithm]) ** 2
     return Tiles(algorithm, x[0] * x[2] * x[3] // 4, places, x[1], w[0])

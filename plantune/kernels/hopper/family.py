@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol, TypeVar
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
+from plantune.kernels.constants import Form, conv_weight
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import images
+from plantune.kernels.family import P
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
-from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
 from plantune.space.arch import Arch
 
 SMS, SM_BYTES_PER_US, SM_CYCLES_PER_US = 132, 80e3, 1800
@@ -32,11 +34,13 @@ class Sized(Protocol):
     def shared_bytes(self) -> int: ...
 
 
-class WarpgroupFamily(CudaFamily):
+class WarpgroupFamily(CudaFamily[P]):
     """A family whose kernels multiply by warpgroups, each after a design of its step and config."""
 
+    image_layout = "nhwc"
+
     @abstractmethod
-    def design(self, step: Step, config: Attrs) -> Sized:
+    def design(self, parts: P, config: Attrs) -> Sized:
         """The sizes of the kernel; raises IllegalCandidate where there are none."""
 
     def why_not_arch(self, arch: Arch) -> str | None:
@@ -44,41 +48,55 @@ class WarpgroupFamily(CudaFamily):
             return f"{arch.name} has no warpgroup products (wgmma)"
         return super().why_not_arch(arch)
 
-    def threads(self, step: Step, config: Attrs) -> int:
-        return self.design(step, config).threads
+    def threads(self, parts: P, config: Attrs) -> int:
+        return self.design(parts, config).threads
 
-    def shared_bytes(self, step: Step, config: Attrs) -> int:
-        return self.design(step, config).shared_bytes
-
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
+    def shared_bytes(self, parts: P, config: Attrs, arch: Arch) -> int:
+        return self.design(parts, config).shared_bytes
 
 
-class HopperFamily(WarpgroupFamily):
+@dataclass(frozen=True)
+class WarpgroupParts(ConvParts):
+    """A convolution that warpgroups can multiply."""
+
+    @cached_property
+    def shape(self) -> ConvShape:
+        return conv_shape(self.step, self.epilogue)
+
+
+def filter_and_scalars(
+    step: Step, epilogue: ConvEpilogue, w: str = "w", prefix: str = ""
+) -> dict[str, tuple[str, Form]]:
+    """What a convolution reads of weights, as `Launch` asks for it."""
+    weight = epilogue.conv.inputs[1]
+    scalars = channel_parts(step, epilogue, prefix)
+    return {w: (weight, conv_weight(step.types[weight])), **scalars}
+
+
+H = TypeVar("H", bound=WarpgroupParts)
+
+
+class HopperFamily(WarpgroupFamily[H]):
     """A family whose kernels are a convolution of some design, with more or less around it."""
 
     reads_channels_last: ClassVar = True
 
     @abstractmethod
-    def design(self, step: Step, config: Attrs) -> Design:
+    def design(self, parts: H, config: Attrs) -> Design:
         """The sizes of the kernel; raises IllegalCandidate where there are none."""
 
-    @abstractmethod
-    def whole(self, step: Step) -> ConvEpilogue:
-        """The convolution with what the step reads and writes."""
+    def why_not_config(self, parts: H, config: Attrs, arch: Arch) -> str | None:
+        return self.design(parts, config).why_not() or super().why_not_config(parts, config, arch)
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
-        return self.design(step, config).why_not() or super().why_not_config(step, config, arch)
-
-    def workspace_bytes(self, step: Step, config: Attrs) -> int:
-        return placing_bytes(step, self.whole(step))
+    def workspace_bytes(self, parts: H, config: Attrs) -> int:
+        return placing_bytes(parts)
 
 
-def why_not_conv(step: Step, epilogue: ConvEpilogue) -> str | None:
-    """Why no config computes this convolution, or None where some may."""
+def not_a_warpgroups(step: Step, epilogue: ConvEpilogue) -> dict[str, object]:
+    """The reasons that no config computes this convolution, and whether they hold."""
     attrs, dtype = epilogue.conv.attrs, step.types[epilogue.conv.inputs[0]].dtype
     shape = conv_shape(step, epilogue)
-    reasons = {
+    return {
         f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
         "only convolutions without groups and dilation": attrs["groups"] != 1
         or attrs["dilation"] != (1, 1),
@@ -88,7 +106,6 @@ def why_not_conv(step: Step, epilogue: ConvEpilogue) -> str | None:
         f"a tensor copy steps over at most 8 pixels, got stride {shape.stride}": max(shape.stride)
         > 8,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def why_not_reuse(shape: ConvShape, tile_m: int) -> str | None:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
-from plantune.graph.step import Step
-from plantune.kernels.family import Frame
+from plantune.kernels.constants import Constants, Parameter
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
-from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.layouts import aligned, view_bytes
 
 ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides
@@ -45,22 +45,29 @@ class BlockMaps(Maps):
     _fields_ = (("w2", TensorMap),)
 
 
+class Scalars(ctypes.Structure):
+    """plantune::ConvScalars."""
+
+    _fields_ = tuple((name, Parameter) for name in ("scale", "bias", "offset"))
+
+
 @dataclass(frozen=True)
 class Launch:
-    """A bound convolution: where to copy from and to. All of it is read at each launch."""
+    """A bound convolution: where to copy from and to. All of it is read at each launch.
 
-    step: Step
-    epilogue: ConvEpilogue
+    `constants` has the filter as `w`, that of a second convolution as `w2`, and what `scalars` has.
+    """
+
+    parts: ConvParts
     design: Design
     frame: Frame
-    weight: Callable[[], Tensor]
-    scalars: Callable[[], ctypes.Structure]
-    weight2: Callable[[], Tensor] | None = None  # of a second convolution
+    constants: Constants
+    scalars: type[ctypes.Structure] = Scalars
 
-    def bound(self) -> Callable[[int], None]:
+    def bound(self) -> Binding:
         kernel, design = Kernel(self.frame.built), self.design
-        place = placing(self.step, self.epilogue, self.frame)
-        kind: type[Maps] = Maps if self.weight2 is None else BlockMaps
+        place = placing(self.parts, self.frame)
+        kind = BlockMaps if "w2" in self.constants else Maps
 
         def launch(stream: int) -> None:
             x, *residual, copied = place(stream)
@@ -71,46 +78,50 @@ class Launch:
                 stream,
                 (design.blocks, 1, 1),
                 design.threads,
-                (maps, self.scalars()),
+                (maps, self.constants.into(self.scalars)),
                 shared_bytes=design.shared_bytes,
                 cluster=(design.split_k, 1, 1),
                 programmatic=not copied,
             )
 
-        return launch
+        return Binding(launch, constants=self.constants.all)
 
     def _others(self) -> dict[str, TensorMap]:
         """The maps of weights and outputs."""
-        maps = {"w": weight_map(self.weight(), self.design.tile_n)}
-        if self.weight2 is not None:
-            maps["w2"] = weight_map(self.weight2(), self.design.tile_n)
-        outputs = {"y": self.step.nodes[-1].name, "unshifted": self.epilogue.unshifted}
-        for part, name in outputs.items():
-            if name is not None:
-                maps[part] = _output_map(self.frame.values[name], self.design)
-        return maps
+        weights = [word for word in ("w", "w2") if word in self.constants]
+        outputs = {"y": self.parts.y, "unshifted": self.parts.epilogue.unshifted}
+        values, tile_n = self.frame.values, self.design.tile_n
+        return {
+            **{word: weight_map(self.constants.tensor(word), tile_n) for word in weights},
+            **{
+                word: _output_map(values[name], self.design)
+                for word, name in outputs.items()
+                if name is not None
+            },
+        }
 
 
-def images_read(epilogue: ConvEpilogue) -> tuple[str, ...]:
+def images_read(parts: ConvParts) -> tuple[str, ...]:
     """x, and the residual where there is one."""
-    residual = (epilogue.residual,) if epilogue.residual is not None else ()
-    return (epilogue.conv.inputs[0], *residual)
+    residual = parts.epilogue.residual
+    return (parts.x,) if residual is None else (parts.x, residual)
 
 
-def placing_bytes(step: Step, epilogue: ConvEpilogue) -> int:
+def placing_bytes(parts: ConvParts) -> int:
     """Room for images at addresses where no tensor map can begin."""
-    return sum(aligned(step.types[name].size_bytes) for name in images_read(epilogue))
+    return sum(aligned(parts.step.types[name].size_bytes) for name in images_read(parts))
 
 
-def placing(step: Step, epilogue: ConvEpilogue, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
+def placing(parts: ConvParts, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
     """A call that gives each image where a tensor map can begin: itself, or a copy of it; and last
     whether one was copied.
     """
     assert frame.workspace is not None
     rooms, start = {}, 0
-    for name in images_read(epilogue):
-        rooms[name] = view_bytes(frame.workspace, start, step.types[name], "nhwc")
-        start += aligned(step.types[name].size_bytes)
+    for name in images_read(parts):
+        type_ = parts.step.types[name]
+        rooms[name] = view_bytes(frame.workspace, start, type_, "nhwc")
+        start += aligned(type_.size_bytes)
 
     def place(stream: int) -> tuple[Any, ...]:
         found = {name: frame.values[name] for name in rooms}
@@ -121,7 +132,7 @@ def placing(step: Step, epilogue: ConvEpilogue, frame: Frame) -> Callable[[int],
                     found[name] = rooms[name].copy_(image)
                 copied = True
         # A convolution may be added to its own input.
-        return (*(found[name] for name in images_read(epilogue)), copied)
+        return (*(found[name] for name in images_read(parts)), copied)
 
     return place
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import ChannelValues, Constant, Parameter, Room
-from plantune.kernels.family import Frame
-from plantune.kernels.hopper.prepared import Prepared, Scalars
+from plantune.kernels.constants import Form, Parameter, channel_values
+from plantune.kernels.hopper.family import WarpgroupParts
+from plantune.kernels.hopper.launch import Scalars
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
-from plantune.kernels.patterns.squeeze_excite import Layer, SqueezeExcite, squeeze_excite_of
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
+from plantune.kernels.small_matrix import matrix
 
 HIDDEN = """  static constexpr int kHidden = {hidden}, kHiddenUsed = {used};
   static constexpr bool kBias1 = {bias1}, kBias2 = {bias2};
@@ -31,42 +32,22 @@ class SeScalars(Scalars):
     )
 
 
-class PreparedSe(Prepared):
-    """The layers beside the convolution's weight: both by rows, and their biases."""
+@dataclass(frozen=True)
+class SeParts(WarpgroupParts):
+    """A convolution, and the layers between it and the rest of its epilogue."""
 
-    def __init__(
-        self, step: Step, epilogue: ConvEpilogue, layers: SqueezeExcite, frame: Frame
-    ) -> None:
-        super().__init__(step, epilogue, frame)
-        self._layers = {"1": layers.squeeze, "2": layers.excite}
-        self._weights = {
-            f"weight{number}": _rows(step, layer, frame) for number, layer in self._layers.items()
-        }
-        self._biases = {
-            f"bias{number}": ChannelValues(step, layer.bias, layer.width, frame)
-            for number, layer in self._layers.items()
-            if layer.bias is not None
-        }
-
-    @property
-    def constants(self) -> tuple[Constant, ...]:
-        return (*super().constants, *self._weights.values(), *self._biases.values())
-
-    def named(self) -> dict[str, Any]:
-        weights = {part: weight.tensor.data_ptr() for part, weight in self._weights.items()}
-        biases = {part: bias.parameter() for part, bias in self._biases.items()}
-        return {**self.parameters(), **weights, **biases}
-
-    def scalars(self) -> SeScalars:
-        return SeScalars(**self.named())
+    layers: SqueezeExcite
 
 
-def _rows(step: Step, layer: Layer, frame: Frame) -> Constant:
-    """A layer's weight as (out, in)."""
-    type_ = step.types[layer.weight]
-    shape = type_.shape if layer.by_rows else type_.shape[::-1]
-    room = Room(tuple(shape), type_.torch_dtype, frame.device)
-    return Constant(frame.values, layer.weight, room, layer.rows, in_place=True)
+def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Form]]:
+    """Both layers by rows, and their biases, by the words of SeScalars."""
+    types = parts.step.types
+    found: dict[str, tuple[str | None, Form]] = {}
+    for number, layer in (("1", parts.layers.squeeze), ("2", parts.layers.excite)):
+        type_ = types[layer.weight]
+        found[f"weight{number}"] = (layer.weight, matrix(layer, type_))
+        found[f"bias{number}"] = (layer.bias, channel_values(type_, layer.width))
+    return found
 
 
 def hidden_constants(layers: SqueezeExcite) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,39 +75,24 @@ def _axis(shape: tuple[int, ...]) -> int:
     return axes[0] if len(axes) == 1 else 1 if not axes else -1
 
 
-class ChannelScales:
-    """Scale and shift of each channel in float32, side by side."""
+class ChannelScales(Constant):
+    """Scale and shift of each channel in float32, side by side. They follow from several values,
+    so torch computes them in each pass.
+    """
 
     def __init__(self, affine: ChannelAffine, channels: int, frame: Frame) -> None:
-        self._affine, self._values = affine, frame.values
-        self.tensor = torch.empty(channels, 2, dtype=torch.float32, device=frame.device)
         pairs = zip(affine.nodes, (affine.source, *(n.name for n in affine.nodes)), strict=False)
-        read = [name for node, last in pairs for name in _operands(node, last)]
-        self.constants = (_Composed(self, read),) if read else ()
-        if not read:
-            self.fill(frame.values)
+        self._read = tuple(name for node, last in pairs for name in _operands(node, last))
+        self._affine = affine
+        memory = torch.empty(channels, 2, dtype=torch.float32, device=frame.device)
+        super().__init__(frame.values, "".join(self._read[:1]), memory)
+        if not self._read:
+            self.fill()
 
-    def fill(self, values: Mapping[str, Tensor]) -> None:
-        """Composes what the nodes do, from the first on."""
-        both, shift = self.tensor, self.tensor[:, 1:]
-        self.tensor.fill_(1)
-        shift.zero_()
-        last = self._affine.source
-        for node in self._affine.nodes:
-            for operand in _operands(node, last):
-                _apply(node.op, both, shift, values[operand].view(-1, 1))
-            if node.op == "affine":
-                both.mul_(node.attrs["alpha"])
-                shift.add_(node.attrs["beta"])
-            last = node.name
-
-
-class _Composed(Constant):
-    """Scales that follow from several constants: torch computes them in each pass."""
-
-    def __init__(self, scales: ChannelScales, read: list[str]) -> None:
-        super().__init__(scales._values, read[0], scales.tensor)
-        self._scales, self._read = scales, tuple(read)
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Itself, if it follows from any value."""
+        return (self,) if self._read else ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -119,7 +103,18 @@ class _Composed(Constant):
         return True
 
     def fill(self) -> None:
-        self._scales.fill(self._values)
+        """Composes what the nodes do, from the first on."""
+        both, shift = self.memory, self.memory[:, 1:]
+        both.fill_(1)
+        shift.zero_()
+        last = self._affine.source
+        for node in self._affine.nodes:
+            for operand in _operands(node, last):
+                _apply(node.op, both, shift, self._values[operand].view(-1, 1))
+            if node.op == "affine":
+                both.mul_(node.attrs["alpha"])
+                shift.add_(node.attrs["beta"])
+            last = node.name
 
 
 def _apply(op: str, both: Tensor, shift: Tensor, operand: Tensor) -> None:

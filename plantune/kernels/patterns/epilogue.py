@@ -11,6 +11,8 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.ops.pointwise import along_axis
 from plantune.graph.step import Step
+from plantune.kernels.constants import Form, channel_values
+from plantune.kernels.family import Parts
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,51 @@ class ConvEpilogue:
     relu: bool = False
     offset: str | None = None
     unshifted: str | None = None
+
+
+@dataclass(frozen=True)
+class ConvParts(Parts):
+    """A step that is a convolution with an epilogue, and maybe something before or after it."""
+
+    epilogue: ConvEpilogue
+
+    @property
+    def conv(self) -> Node:
+        return self.epilogue.conv
+
+    @property
+    def x(self) -> str:
+        """The image that the step reads."""
+        return self.step.nodes[0].inputs[0]
+
+    @property
+    def weight(self) -> str:
+        return self.conv.inputs[1]
+
+    @property
+    def y(self) -> str:
+        """What the step makes."""
+        return self.step.nodes[-1].name
+
+    @property
+    def dtype(self) -> str:
+        return self.conv.types[0].dtype
+
+    @property
+    def outputs(self) -> int:
+        """Channels of the convolution."""
+        return self.conv.types[0].shape[1]
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the convolution, of all images."""
+        images, _, rows, columns = self.conv.types[0].shape
+        return images * rows * columns
+
+
+def conv_parts(step: Step, *, unshifted: bool = False) -> ConvParts:
+    """Reads a step as a convolution and its epilogue; see `conv_epilogue`."""
+    return ConvParts(step, conv_epilogue(step, unshifted=unshifted))
 
 
 def conv_epilogue(step: Step, *, unshifted: bool = False) -> ConvEpilogue:
@@ -62,6 +109,19 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
         raise IllegalCandidate("a value before the end of the step is read outside of it")
     relu = parts.pop("relu", None) is not None
     return ConvEpilogue(conv, relu=relu, unshifted=before if leaving else None, **parts)
+
+
+def channel_parts(
+    step: Step, epilogue: ConvEpilogue, prefix: str = ""
+) -> dict[str, tuple[str, Form]]:
+    """Scale, bias and offset where they are there, as kernels read numbers of each channel."""
+    channels = epilogue.conv.types[0].shape[1]
+    named = {part: getattr(epilogue, part) for part in ("scale", "bias", "offset")}
+    return {
+        prefix + part: (name, channel_values(step.types[name], 1 if part == "offset" else channels))
+        for part, name in named.items()
+        if name is not None
+    }
 
 
 # Each part may follow none of these.

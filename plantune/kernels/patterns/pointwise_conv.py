@@ -1,33 +1,38 @@
-"""A 1x1 convolution, with bias, ReLU and offset, that follows an op on pixels."""
+"""A 1x1 convolution, alone or after an op on pixels."""
 
 from __future__ import annotations
 
-from plantune.canonical import Attrs
-from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Node
 from plantune.graph.step import Step
+from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, epilogue_of
 
+POINTWISE = "a 1x1 convolution of stride 1 without padding and groups"
 PLAIN = {"stride": (1, 1), "padding": (0, 0), "groups": 1}
 
 
-def pointwise_conv_behind(
-    step: Step, op: str, *, skipped: int = 0, unshifted: bool = False
+def is_pointwise(step: Step, conv: Node) -> bool:
+    """Whether each pixel of a convolution's result follows from one of the image."""
+    plain = all(conv.attrs[name] == value for name, value in PLAIN.items())
+    return plain and step.types[conv.inputs[1]].shape[2:] == (1, 1)
+
+
+def pointwise_conv_after(
+    step: Step, op: str, *, skipped: int = 0, unshifted: bool = False, scaled: bool = False
 ) -> ConvEpilogue:
     """Reads a step as `op` and a 1x1 convolution; raises IllegalCandidate with the reason.
 
-    The first nodes, `skipped` of them, are read elsewhere.
+    The first nodes, `skipped` of them, are read elsewhere. `scaled` admits a scale.
     """
     first, *rest = step.nodes[skipped:] or step.nodes
-    if first.op != op or not rest or rest[0].inputs[0] != first.name:
-        raise IllegalCandidate(f"the step does not start with {op} and its convolution")
+    starts = first.op == op and rest and rest[0].inputs[0] == first.name
+    refuse({f"the step does not start with {op} and its convolution": not starts})
     epilogue = epilogue_of(step, rest, unshifted=unshifted)
-    kernel = step.types[epilogue.conv.inputs[1]].shape[2:]
-    if kernel != (1, 1) or not _is_plain(epilogue.conv.attrs):
-        raise IllegalCandidate("only a 1x1 convolution of stride 1 without padding and groups")
-    if epilogue.scale is not None or epilogue.residual is not None:
-        raise IllegalCandidate("only a bias, ReLU and offset may follow it")
+    others = epilogue.residual is not None or (epilogue.scale is not None and not scaled)
+    refuse(
+        {
+            f"only {POINTWISE}": not is_pointwise(step, epilogue.conv),
+            f"only a {'scale, ' * scaled}bias, ReLU and offset may follow it": others,
+        }
+    )
     return epilogue
-
-
-def _is_plain(attrs: Attrs) -> bool:
-    return all(attrs[name] == value for name, value in PLAIN.items())

@@ -10,24 +10,25 @@ from torch import Tensor
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels.family import Parts
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer: its constant weight, as (out, in) where `by_rows`, and its bias."""
+    """A linear layer from `depth` to `width` channels: its constant weight, as (width, depth)
+    where `by_rows`, and its bias.
+    """
 
     weight: str
     by_rows: bool
     bias: str | None
     width: int
+    depth: int
 
     def rows(self, weight: Tensor) -> Tensor:
-        """The weight as (out, in)."""
+        """The weight as (width, depth)."""
         return weight if self.by_rows else weight.t()
-
-    def columns(self, weight: Tensor) -> Tensor:
-        """The weight as (in, out)."""
-        return self.rows(weight).t()
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,18 @@ class SqueezeExcite:
     gates: tuple[str, ...]
     unshifted: str | None
     result: str | None
+
+
+@dataclass(frozen=True)
+class TailParts(Parts):
+    """A step that is squeeze-and-excite with what follows its gates."""
+
+    tail: SqueezeExcite
+
+    @property
+    def image(self) -> TensorType:
+        """The type of the image that it reads."""
+        return self.step.types[self.tail.image]
 
 
 def squeeze_excite_of(step: Step, nodes: Sequence[Node]) -> SqueezeExcite:
@@ -162,8 +175,8 @@ class _Chain:
             bias = self._constant(node.inputs[1])
             if node.inputs[0] != product.name or node.attrs["axis"] != 1:
                 raise IllegalCandidate(f"{node.name!r} is not one bias per column")
-        width = self.step.types[product.name].shape[1]
-        return Layer(weight, bool(product.attrs["transpose_b"]), bias, width)
+        width, depth = self.step.types[product.name].shape[1], self.step.types[x].shape[1]
+        return Layer(weight, bool(product.attrs["transpose_b"]), bias, width, depth)
 
     def gated(self, image: str) -> None:
         gate = self.last

@@ -34,7 +34,10 @@ def build_within_limits() -> Callable[..., Mapping[str, Usage]]:
     """Builds a config; its kernels spill nothing and fit into an SM. What they take is returned."""
 
     def build(family: CudaFamily, step: Step, config: Attrs, arch: Arch) -> Mapping[str, Usage]:
-        binary, threads = family.build(step, config, arch), family.threads(step, config)
+        binary, threads = (
+            family.build(family.parts(step), config, arch),
+            family.threads(family.parts(step), config),
+        )
         assert arch.cuda is not None
         for name, used in binary.usage.items():
             assert used.spill_bytes == used.stack_bytes == 0, name

@@ -230,11 +230,11 @@ STEPS = {
 
 def launched(step: Step, plan: str, offset: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the family makes of random inputs, and what is right."""
-    config, layouts = Attrs(plan=plan), FAMILY.layouts(step, Attrs(plan=plan))
+    config, layouts = Attrs(plan=plan), FAMILY.layouts(FAMILY.parts(step), Attrs(plan=plan))
     values = {name: empty(type_, layouts[name]) for name, type_ in step.outputs}
-    workspace = empty_bytes(FAMILY.workspace_bytes(step, config))
-    built = FAMILY.build(step, config, SPACE.arch)
-    binding = FAMILY.bind(step, config, Frame(values, workspace, built))
+    workspace = empty_bytes(FAMILY.workspace_bytes(FAMILY.parts(step), config))
+    built = FAMILY.build(FAMILY.parts(step), config, SPACE.arch)
+    binding = FAMILY.bind(FAMILY.parts(step), config, Frame(values, workspace, built))
     data = draw_inputs(step, torch.Generator().manual_seed(0))
     for name, type_ in step.inputs:
         values[name] = empty(type_, layouts.get(name, "nchw"), offset).copy_(data[name])
@@ -286,21 +286,24 @@ def test_candidates_are_the_plans_that_are_offered(library, step_of):
 
 def test_guesses_rise_in_the_order_of_the_offer(library, step_of):
     step = step_of(full)
-    guesses = [FAMILY.estimate_us(step, config) for config in FAMILY.configs_for(step, SPACE)]
+    guesses = [
+        FAMILY.estimate_us(FAMILY.parts(step), config)
+        for config in FAMILY.configs_for(FAMILY.parts(step), SPACE)
+    ]
     assert guesses == sorted(set(guesses))
-    assert FAMILY.estimate_us(step, Attrs(plan=NAME)) > guesses[-1]
+    assert FAMILY.estimate_us(FAMILY.parts(step), Attrs(plan=NAME)) > guesses[-1]
 
 
 def test_a_search_space_may_name_the_plans_to_try(library, step_of):
     axes = {**SPACE.families, FAMILY.name: {"plan": ("eng2", "eng3")}}
     narrow = SearchSpace(SPACE.arch, axes)
-    assert FAMILY.configs_for(step_of(full), narrow) == (Attrs(plan="eng2"),)
+    assert FAMILY.configs_for(FAMILY.parts(step_of(full)), narrow) == (Attrs(plan="eng2"),)
 
 
 def test_equal_problems_are_listed_once(library, step_of):
     for _ in range(2):
-        FAMILY.configs_for(step_of(full), SPACE)
-    FAMILY.configs_for(step_of(conv), SPACE)
+        FAMILY.configs_for(FAMILY.parts(step_of(full)), SPACE)
+    FAMILY.configs_for(FAMILY.parts(step_of(conv)), SPACE)
     assert len(library.graphs) == 2
 
 
@@ -309,13 +312,13 @@ def test_a_plan_that_is_not_offered_is_refused(library, step_of):
     candidate = Candidate(FAMILY.name, Attrs(plan=NAME))
     assert why_not(step, candidate, SPACE) == "cuDNN 9.0 does not offer this plan here"
     with pytest.raises(IllegalCandidate, match="does not offer"):
-        FAMILY.build(step, candidate.config, SPACE.arch)
+        FAMILY.build(FAMILY.parts(step), candidate.config, SPACE.arch)
 
 
 def test_a_step_without_plans_says_why(library, step_of, monkeypatch):
     monkeypatch.setattr(FakeGraph, "plans", ())
     step = step_of(conv)
-    assert FAMILY.configs_for(step, SPACE) == ()
+    assert FAMILY.configs_for(FAMILY.parts(step), SPACE) == ()
     reason = why_not(step, Candidate(FAMILY.name, Attrs(plan="eng2")), SPACE)
     assert reason == (
         "cuDNN 9.0 offers no plan for it: [cudnn_frontend] Error: no engine for such a graph"
@@ -324,7 +327,7 @@ def test_a_step_without_plans_says_why(library, step_of, monkeypatch):
 
 def test_a_plan_that_does_not_build(library, step_of):
     with pytest.raises(BuildError, match=r"did not build eng7_k1=1: it wants more shared memory"):
-        FAMILY.build(step_of(conv), Attrs(plan="eng7_k1=1"), SPACE.arch)
+        FAMILY.build(FAMILY.parts(step_of(conv)), Attrs(plan="eng7_k1=1"), SPACE.arch)
 
 
 def test_a_plan_that_was_deselected(library, step_of, monkeypatch):
@@ -333,13 +336,13 @@ def test_a_plan_that_was_deselected(library, step_of, monkeypatch):
 
     monkeypatch.setattr(FakeGraph, "build_plan_at_index", excluded)
     with pytest.raises(BuildError, match=r"did not build eng2: plan 1 is excluded"):
-        FAMILY.build(step_of(conv), Attrs(plan="eng2"), SPACE.arch)
+        FAMILY.build(FAMILY.parts(step_of(conv)), Attrs(plan="eng2"), SPACE.arch)
 
 
 def test_a_plan_is_built_once(library, step_of):
     step = step_of(conv)
-    first = FAMILY.build(step, Attrs(plan="eng2"), SPACE.arch)
-    assert FAMILY.build(step, Attrs(plan="eng2"), SPACE.arch) is first
+    first = FAMILY.build(FAMILY.parts(step), Attrs(plan="eng2"), SPACE.arch)
+    assert FAMILY.build(FAMILY.parts(step), Attrs(plan="eng2"), SPACE.arch) is first
     assert library.graphs[0].built == [1]
 
 
@@ -347,7 +350,7 @@ def test_a_plan_is_built_once(library, step_of):
 def kept(library, step_of, monkeypatch) -> Path:
     """Where a plan of an earlier process was kept."""
     monkeypatch.setattr(cudnn, "WORTH_KEEPING_S", -1.0)
-    FAMILY.build(step_of(conv), Attrs(plan="eng2"), SPACE.arch)
+    FAMILY.build(FAMILY.parts(step_of(conv)), Attrs(plan="eng2"), SPACE.arch)
     cudnn._conv_plans.cache_clear()
     (place,) = (cudnn.cache_folder() / "cudnn").iterdir()
     return place
@@ -381,7 +384,7 @@ def test_a_kept_plan_that_the_library_refuses_is_built_again(library, step_of, k
 
 def test_what_takes_no_time_is_not_kept(library, step_of, monkeypatch):
     monkeypatch.setattr(cudnn, "WORTH_KEEPING_S", 60.0)
-    FAMILY.build(step_of(conv), Attrs(plan="eng2"), SPACE.arch)
+    FAMILY.build(FAMILY.parts(step_of(conv)), Attrs(plan="eng2"), SPACE.arch)
     assert not (cudnn.cache_folder() / "cudnn").exists()
 
 
@@ -391,7 +394,7 @@ def test_what_takes_no_time_is_not_kept(library, step_of, monkeypatch):
 )
 def test_tf32_is_as_torch_says(library, step_of, monkeypatch, dtype, allowed, refused):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
-    FAMILY.configs_for(step_of(conv, dtype), SPACE)
+    FAMILY.configs_for(FAMILY.parts(step_of(conv, dtype)), SPACE)
     assert ("TENSOR_CORE" in library.graphs[0].notes) == refused
     assert "NONDETERMINISTIC" in library.graphs[0].notes
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plantune.canonical import Attrs
-from plantune.kernels.families.first_conv import FAMILY, Design, Packed
+from plantune.kernels.families.first_conv import FAMILY, read_constants
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
@@ -100,7 +100,8 @@ def test_other_archs_have_no_warpgroup_products():
 @pytest.mark.parametrize("parts", [(), ("pool",)])
 @pytest.mark.parametrize("width", [1, 7, 97, 224, 225, 256, 257, 511, 1000])
 def test_columns_cover_a_row(step_of, width, parts):
-    design = Design.of(step_of(replace(STEM, size=(32, width), parts=parts), "float16"), config())
+    step = step_of(replace(STEM, size=(32, width), parts=parts), "float16")
+    design = FAMILY.design(FAMILY.parts(step), config())
     move = design.columns - (2 if parts else 0)
     assert design.columns % 8 == 0
     assert design.columns <= 128
@@ -110,29 +111,30 @@ def test_columns_cover_a_row(step_of, width, parts):
 def packed_of(step):
     """What the kernel reads of random constants, and these."""
     values = {name: torch.randn(step.types[name].shape).half() for name in step.constants}
-    packed = Packed(Design.of(step, config()), torch.float16, Frame(values))
-    for constant in packed.constants:
+    parts = FAMILY.parts(step)
+    packed = read_constants(parts, FAMILY.design(parts, config()), Frame(values))
+    for constant in packed.all:
         constant.fill()
     return packed, values
 
 
 def test_a_packed_weight_has_each_value_once(step_of):
     packed, values = packed_of(step_of(replace(STEM, o=70), "float16"))
-    weight = packed.constants[0]
+    weight = packed.all[0]
     w = values[weight.name]
     tiles = weight.tensor.view(2, 7, 2, 2, 64, 8)
     # Channel 64 + 5 is row 2 of the upper half; tap 5 the second of the second step's first half.
     assert torch.equal(tiles[1, 3, 1, 0, 8 + 2, 4:7], w[69, :, 3, 5])
     assert tiles.count_nonzero() == w.count_nonzero()
-    assert packed.addresses()[0] == weight.memory.data_ptr()
+    assert weight.memory is packed.tensor("weight")
 
 
 def test_scales_and_biases_are_padded_with_zeros(step_of):
     parts = ("scale", "bias")
     packed, values = packed_of(step_of(replace(STEM, o=70, parts=parts), "float16"))
-    _, *vectors = packed.constants
-    for vector, address in zip(vectors, packed.addresses()[1:], strict=True):
-        assert vector.tensor.data_ptr() == address
+    _, *vectors = packed.all
+    assert len(vectors) == 2
+    for vector in vectors:
         assert torch.equal(vector.tensor, values[vector.name].float())
         whole = vector.tensor.as_strided((128,), (1,))
         assert not whole[70:].any()
@@ -144,7 +146,7 @@ def test_a_scalar_scales_every_channel(step_of):
         return b("mul", y, b.w(1))
 
     packed, values = packed_of(step_of(emit, "float16"))
-    scale = packed.constants[1]
+    scale = packed.all[1]
     assert torch.equal(scale.tensor, values[scale.name].float().expand(6))
 
 

@@ -99,9 +99,13 @@ def refusal(step, candidate_config):
 def test_each_layer_has_configs(step_of, index, dtype):
     step = step_of(layer(index, parts=PARTS), dtype)
     assert FAMILY.why_not_step(step) is None
-    legal = [c for c in FAMILY.configs(SPACE) if FAMILY.why_not_config(step, c, ARCH) is None]
+    legal = [
+        c
+        for c in FAMILY.configs(SPACE)
+        if FAMILY.why_not_config(FAMILY.parts(step), c, ARCH) is None
+    ]
     assert 10 <= len(legal) <= 400
-    times = [FAMILY.estimate_us(step, c) for c in legal]
+    times = [FAMILY.estimate_us(FAMILY.parts(step), c) for c in legal]
     assert all(2 < time < 1000 for time in times)
 
 
@@ -213,7 +217,7 @@ def test_an_sm_has_registers_for_all_blocks_that_are_planned(step_of, build_with
     assert refusal(step, chosen) is None
     used = build_within_limits(FAMILY, step, chosen, ARCH)["run"]
     of_warp = -(-used.registers * 32 // 256) * 256
-    warps = 3 * FAMILY.threads(step, chosen) // 32
+    warps = 3 * FAMILY.threads(FAMILY.parts(step), chosen) // 32
     assert of_warp * warps <= ARCH.cuda.registers_per_sm
 
 
@@ -222,14 +226,14 @@ def test_every_tile_is_compiled_as_planned(step_of):
     step = step_of(Conv(3, 200, (9, 9), 72, kernel=5, parts=PARTS), "float16")
     for chosen in (config(64, 64, 4, split_k=4, reuse=True), config(128, 128, 4, blocks_per_sm=1)):
         assert refusal(step, chosen) is None
-        assert FAMILY.build(step, chosen, ARCH).usage["run"].registers <= 168
+        assert FAMILY.build(FAMILY.parts(step), chosen, ARCH).usage["run"].registers <= 168
 
 
 def test_no_box_no_kernel(step_of):
     step = step_of(Conv(1, size=(8, 8), kernel=255, padding=127, parts=()), "float16")
     assert "can be copied at once" in refusal(step, config(128, 64, reuse=True))
     with pytest.raises(IllegalCandidate, match="can be copied at once"):
-        FAMILY.shared_bytes(step, config(128, 64, reuse=True))
+        FAMILY.shared_bytes(FAMILY.parts(step), config(128, 64, reuse=True), ARCH)
 
 
 RUN = {
@@ -255,19 +259,19 @@ def test_what_is_to_run_is_legal(step_of, name):
     assert refusal(step_of(emit, "float16"), chosen) is None
 
 
-@pytest.mark.parametrize("parts", [(), ("residual",), ("input",)])
-def test_every_image_that_is_read_is_placed(step_of, parts):
-    step = step_of(Conv(parts=parts), "float16")
-    epilogue = conv_epilogue(step)
+@pytest.mark.parametrize("ends", [(), ("residual",), ("input",)])
+def test_every_image_that_is_read_is_placed(step_of, ends):
+    step = step_of(Conv(parts=ends), "float16")
+    parts = FAMILY.parts(step)
     like = torch.empty(2, 64, 8, 8, dtype=torch.float16, memory_format=torch.channels_last)
     values = {name: torch.empty_like(like) for name, _ in step.inputs}
-    room = torch.empty(placing_bytes(step, epilogue), dtype=torch.uint8)
-    *found, copied = placing(step, epilogue, Frame(values, room, None, room.device))(0)
+    room = torch.empty(placing_bytes(parts), dtype=torch.uint8)
+    *found, copied = placing(parts, Frame(values, room, None, room.device))(0)
     assert not copied
     assert [image.data_ptr() for image in found] == [
-        values[name].data_ptr() for name in images_read(epilogue)
+        values[name].data_ptr() for name in images_read(parts)
     ]
-    assert len(found) == 1 + len(parts)
+    assert len(found) == 1 + len(ends)
 
 
 @pytest.mark.gpu

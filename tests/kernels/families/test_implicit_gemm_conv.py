@@ -130,7 +130,7 @@ def test_other_dtypes_are_refused(step_of):
 )  # fmt: skip
 def test_an_illegal_config_has_a_reason(step_of, conv, dtype, axes, arch, reason):
     step = step_of(conv, dtype)
-    assert reason in FAMILY.why_not_config(step, changed(**axes), load_arch(arch))
+    assert reason in FAMILY.why_not_config(FAMILY.parts(step), changed(**axes), load_arch(arch))
 
 
 @pytest.fixture
@@ -146,14 +146,17 @@ def precision():
 def test_tf32_is_offered_where_torch_allows_it(step_of, precision, allowed, legal):
     precision.fp32_precision = allowed
     step, config = step_of(Conv()), changed(math="tf32", stages=3)
-    reason = FAMILY.why_not_config(step, config, load_arch("sm80"))
+    reason = FAMILY.why_not_config(FAMILY.parts(step), config, load_arch("sm80"))
     assert (reason is None) == legal, reason
 
 
 def test_products_one_by_one_take_any_number_of_channels(step_of):
     step = step_of(Conv((2, 3, 16, 16), outputs=17))
     assert FAMILY.why_not_step(step) is None
-    assert FAMILY.why_not_config(step, changed(math="simt", tile_k=8), load_arch("sm70")) is None
+    assert (
+        FAMILY.why_not_config(FAMILY.parts(step), changed(math="simt", tile_k=8), load_arch("sm70"))
+        is None
+    )
 
 
 def test_each_arch_has_some_hundred_configs_for_a_step_at_most(step_of, cuda_arch):
@@ -175,7 +178,7 @@ def test_a_guess_prefers_blocks_that_fill_the_chip(step_of):
     split = changed(stages=3, split_k=4, split_mode="parallel")
 
     def us(conv, config):
-        return FAMILY.estimate_us(step_of(conv, "float16"), config)
+        return FAMILY.estimate_us(FAMILY.parts(step_of(conv, "float16")), config)
 
     assert us(few, split) < us(few, small) < us(few, large)
     assert us(many, large) < us(many, small) < us(many, split)
@@ -185,12 +188,18 @@ def test_a_guess_prefers_blocks_that_fill_the_chip(step_of):
 def test_a_guess_knows_the_price_of_the_arithmetic(step_of):
     step = step_of(Conv((256, 128, 16, 16)))
     tf32, simt = changed(math="tf32", stages=3), changed(math="simt", tile_k=8)
-    assert FAMILY.estimate_us(step, tf32) < FAMILY.estimate_us(step, simt) / 2
+    assert (
+        FAMILY.estimate_us(FAMILY.parts(step), tf32)
+        < FAMILY.estimate_us(FAMILY.parts(step), simt) / 2
+    )
 
 
 def test_a_guess_for_another_chip_goes_by_its_datasheet(step_of, cuda_arch):
     step = step_of(Conv((256, 128, 16, 16)), "float16")
-    here, there = FAMILY.estimate_us(step, SMALL), FAMILY.estimate_us_on(step, SMALL, cuda_arch)
+    here, there = (
+        FAMILY.estimate_us(FAMILY.parts(step), SMALL),
+        FAMILY.estimate_us_on(FAMILY.parts(step), SMALL, cuda_arch),
+    )
     assert there == here if cuda_arch.name == "sm90" else there >= here * 0.7
 
 
@@ -217,7 +226,7 @@ BUILDS = [
 @pytest.mark.parametrize(("arch_name", "dtype", "config"), BUILDS)
 def test_it_builds_within_the_limits(step_of, build_within_limits, arch_name, dtype, config):
     arch, step = load_arch(arch_name), step_of(Conv((2, 128, 16, 16)), dtype)
-    assert FAMILY.why_not_config(step, config, arch) is None
+    assert FAMILY.why_not_config(FAMILY.parts(step), config, arch) is None
     usage = build_within_limits(FAMILY, step, config, arch)
     assert set(usage) == {"run", "reduce", "run_unaligned", "make_params", "clear"}
     # All shared memory is the launch's.
@@ -226,18 +235,18 @@ def test_it_builds_within_the_limits(step_of, build_within_limits, arch_name, dt
 
 def test_sizes_splits_and_epilogues_share_a_binary(step_of):
     arch = load_arch("sm90")
-    plain = FAMILY.source(step_of(Conv(), "float16"), SMALL, arch)
+    plain = FAMILY.source(FAMILY.parts(step_of(Conv(), "float16")), SMALL, arch)
     other = step_of(Conv((9, 64, 7, 7), 256, (1, 1), parts=FIXUP), "float16")
     split = changed(split_k=2, split_mode="parallel", swizzle=4)
-    assert FAMILY.source(other, split, arch) == plain
-    assert FAMILY.source(other, changed(stages=3), arch) != plain
+    assert FAMILY.source(FAMILY.parts(other), split, arch) == plain
+    assert FAMILY.source(FAMILY.parts(other), changed(stages=3), arch) != plain
 
 
 def test_a_huge_filter_takes_the_other_iterators(step_of):
     step = step_of(Conv((1, 64, 40, 40), 64, (33, 33)), "float16")
-    source = FAMILY.source(step, SMALL, load_arch("sm80"))
+    source = FAMILY.source(FAMILY.parts(step), SMALL, load_arch("sm80"))
     assert "kAnalytic" in source
-    assert FAMILY.build(step, SMALL, load_arch("sm80")).usage["run"].spill_bytes == 0
+    assert FAMILY.build(FAMILY.parts(step), SMALL, load_arch("sm80")).usage["run"].spill_bytes == 0
 
 
 # What the host passes by value, and the kernel reads.

@@ -78,7 +78,10 @@ def test_other_dtypes_are_refused(step_of):
 
 def test_rows_fit_the_batch(step_of):
     step, arch = step_of(layer(3, 8, 8), "float16"), load_arch("sm90")
-    reasons = {r: FAMILY.why_not_config(step, Attrs(rows=r, tile_n=8), arch) for r in (1, 4, 8)}
+    reasons = {
+        r: FAMILY.why_not_config(FAMILY.parts(step), Attrs(rows=r, tile_n=8), arch)
+        for r in (1, 4, 8)
+    }
     assert reasons[1] is None
     assert reasons[4] is None
     assert reasons[8] == "half of 8 rows hold the 3 that are there"

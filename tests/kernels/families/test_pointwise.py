@@ -121,7 +121,7 @@ def test_axes_are_merged_where_every_operand_allows_it(step_of, name, layout, ge
 def test_the_batch_is_no_part_of_the_source(step_of):
     sources = [
         FAMILY.source(
-            step_of(lambda b, n=n: conv_tail(b, (n, 64, 4, 4)), "float16"),
+            FAMILY.parts(step_of(lambda b, n=n: conv_tail(b, (n, 64, 4, 4)), "float16")),
             CONFIG,
             load_arch("sm90"),
         )
@@ -132,7 +132,9 @@ def test_the_batch_is_no_part_of_the_source(step_of):
 
 def test_large_tensors_have_long_indices(step_of):
     step = step_of(lambda b: b("relu", b.x(1 << 17, 64, 16, 16)), "float16")
-    assert "using Index = unsigned long long;" in FAMILY.source(step, CONFIG, load_arch("sm90"))
+    assert "using Index = unsigned long long;" in FAMILY.source(
+        FAMILY.parts(step), CONFIG, load_arch("sm90")
+    )
 
 
 REFUSED = {
@@ -175,16 +177,18 @@ def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
 def test_only_images_have_a_layout(step_of):
     arch = load_arch("sm90")
     for name, reason in (("sigmoid", "not images"), ("mul_channel of a weight", "weights")):
-        assert reason in FAMILY.why_not_config(step_of(CHAINS[name], "float16"), CONFIG, arch)
+        assert reason in FAMILY.why_not_config(
+            FAMILY.parts(step_of(CHAINS[name], "float16")), CONFIG, arch
+        )
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_images_are_demanded_in_a_layout_and_weights_in_none(step_of, layout):
     step = step_of(CHAINS["a constant image"], "float16")
-    demanded = FAMILY.layouts(step, Attrs(layout=layout, threads=256, vectors=1))
+    demanded = FAMILY.layouts(FAMILY.parts(step), Attrs(layout=layout, threads=256, vectors=1))
     assert demanded == {"x0": layout, "add": layout}
     weight = step_of(CHAINS["mul_channel of a weight"], "float16")
-    demanded = FAMILY.layouts(weight, Attrs(layout="nchw", threads=256, vectors=1))
+    demanded = FAMILY.layouts(FAMILY.parts(weight), Attrs(layout="nchw", threads=256, vectors=1))
     assert demanded == {"mul_channel": "nchw"}
 
 
@@ -207,7 +211,7 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
         for name, type_ in (*step.inputs, *step.outputs)
     }
     config = Attrs(layout="nhwc", threads=256, vectors=1)
-    binding = FAMILY.bind(step, config, Frame(values))
+    binding = FAMILY.bind(FAMILY.parts(step), config, Frame(values))
     for constant in binding.constants:
         if not constant.is_in_place():
             constant.fill()

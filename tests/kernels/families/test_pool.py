@@ -53,7 +53,7 @@ STEPS = {
 def test_it_runs_every_step(step_of, name, dtype):
     step = step_of(STEPS[name], dtype)
     assert FAMILY.why_not_step(step) is None
-    assert FAMILY.why_not_config(step, CONFIG, load_arch("sm90")) is None
+    assert FAMILY.why_not_config(FAMILY.parts(step), CONFIG, load_arch("sm90")) is None
 
 
 REFUSED = {
@@ -80,7 +80,7 @@ def test_other_dtypes_are_refused(step_of):
 def test_the_mean_has_one_layout(step_of):
     config = Attrs(layout="nchw", threads=256)
     step = step_of(STEPS["mean"], "float16")
-    assert "nhwc" in FAMILY.why_not_config(step, config, load_arch("sm90"))
+    assert "nhwc" in FAMILY.why_not_config(FAMILY.parts(step), config, load_arch("sm90"))
 
 
 @pytest.mark.parametrize("name", ["average", "max and places", "mean"])

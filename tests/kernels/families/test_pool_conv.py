@@ -106,7 +106,9 @@ def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason)
 )
 def test_illegal_configs_have_reasons(step_of, pool, dtype, arch, config, reason):
     step = step_of(pool, dtype)
-    assert reason in FAMILY.why_not_config(step, Attrs(CONFIG, **config), load_arch(arch))
+    assert reason in FAMILY.why_not_config(
+        FAMILY.parts(step), Attrs(CONFIG, **config), load_arch(arch)
+    )
 
 
 def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
@@ -125,7 +127,8 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
 @pytest.mark.parametrize("channels", [8, 16, 24, 32, 48, 56, 64, 72, 128])
 def test_pooled_pixels_are_spread_over_the_banks(step_of, channels):
     """Two rows of 64 bytes, as a quarter of a warp reads them at once, touch all 32 banks."""
-    pitch_bytes = FAMILY.shared_bytes(step_of(Pool(channels=channels), "float16"), CONFIG) // 16
+    parts = FAMILY.parts(step_of(Pool(channels=channels), "float16"))
+    pitch_bytes = parts.shared_bytes(CONFIG) // 16
     assert pitch_bytes >= 2 * channels
     assert {row * pitch_bytes % 128 for row in range(2)} == {0, 64}
 

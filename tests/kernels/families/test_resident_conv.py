@@ -12,7 +12,7 @@ import torch
 from plantune.canonical import Attrs
 from plantune.default_plans import hand_plan
 from plantune.kernels.families import resident_conv
-from plantune.kernels.families.resident_conv import FAMILY, Design, Read
+from plantune.kernels.families.resident_conv import FAMILY, read_constants
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
 from plantune.problem import Problem
@@ -88,7 +88,8 @@ def test_other_archs_have_no_warpgroup_products():
 
 @pytest.mark.parametrize(("rows", "high"), [(56, 14), (28, 14), (16, 16), (17, 9), (7, 7), (1, 1)])
 def test_tiles_divide_the_rows_evenly(step_of, rows, high):
-    design = Design.of(step_of(Conv(size=(rows, 30)), "float16"), config())
+    parts = FAMILY.parts(step_of(Conv(size=(rows, 30)), "float16"))
+    design = FAMILY.design(parts, config())
     assert design.box == (8, high, 1)
 
 
@@ -118,26 +119,32 @@ def box_of(weight: torch.Tensor, copied: Copied, *starts: int) -> torch.Tensor:
     return torch.where(inside, whole[(offset + places) * inside], 0)
 
 
+def read_of(step, values):
+    """What the kernel reads of these constants."""
+    parts = FAMILY.parts(step)
+    return read_constants(parts, FAMILY.design(parts, config()), Frame(values))
+
+
 @pytest.mark.parametrize("o", [64, 80, 72, 40, 8, 200])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_rows_of_a_weight_arrive_in_the_order_of_products(step_of, monkeypatch, o, layout):
     """The map takes 64 rows at a time, of each 16 the even ones before the odd ones."""
     step = step_of(Conv(c=72, o=o, parts=()), "float16")
     w = torch.randn(o, 72, 3, 3).half().contiguous(memory_format=layout)
-    read = Read(Design.of(step, config()), torch.float16, Frame(dict.fromkeys(step.constants, w)))
-    if not read.weight.is_in_place():
-        read.weight.fill()
+    weight, *_ = read_of(step, dict.fromkeys(step.constants, w)).all
+    if not weight.is_in_place():
+        weight.fill()
     monkeypatch.setattr(
         resident_conv,
         "tensor_map",
         lambda dtype, address, sizes, strides, box: Copied(sizes, strides, box, address),
     )
-    copied = resident_conv._weight_map(read.weight.tensor)
+    copied = resident_conv._weight_map(weight.tensor)
     order = [16 * a + 2 * c + b for a in range(4) for b in range(2) for c in range(8)]
     expected = torch.zeros(-(-o // 64) * 64, 128, 3, 3).half()
     expected[:o, :72] = w
     for tile, chunk, tap in itertools.product(range(-(-o // 64)), range(2), range(9)):
-        box = box_of(read.weight.tensor, copied, 64 * chunk, tap, 0, 0, 4 * tile)
+        box = box_of(weight.tensor, copied, 64 * chunk, tap, 0, 0, 4 * tile)
         rows = expected[[64 * tile + channel for channel in order]]
         assert torch.equal(
             box.reshape(64, 64), rows[:, 64 * chunk : 64 * chunk + 64, tap // 3, tap % 3]
@@ -156,18 +163,17 @@ def test_rows_of_a_weight_arrive_in_the_order_of_products(step_of, monkeypatch, 
 def test_a_weight_of_whole_sixteens_is_read_in_place(step_of, o, layout, in_place):
     step = step_of(Conv(o=o, parts=()), "float16")
     w = torch.randn(o, 64, 3, 3).half().contiguous(memory_format=layout)
-    read = Read(Design.of(step, config()), torch.float16, Frame(dict.fromkeys(step.constants, w)))
-    assert (read.weight.tensor.data_ptr() == w.data_ptr()) == in_place
+    read = read_of(step, dict.fromkeys(step.constants, w))
+    assert (read.tensor("w").data_ptr() == w.data_ptr()) == in_place
 
 
 def test_scales_and_biases_are_padded_with_zeros(step_of):
     step = step_of(Conv(o=40, parts=("scale", "bias")), "float16")
     values = {name: torch.randn(step.types[name].shape).half() for name in step.constants}
-    read = Read(Design.of(step, config()), torch.float16, Frame(values))
-    _, *vectors = read.constants
-    for vector, address in zip(vectors, read.vectors(), strict=True):
+    _, *vectors = read_of(step, values).all
+    assert len(vectors) == 2
+    for vector in vectors:
         vector.fill()
-        assert vector.tensor.data_ptr() == address
         assert torch.equal(vector.tensor, values[vector.name].float())
         assert not vector.tensor.as_strided((64,), (1,))[40:].any()
 

@@ -92,10 +92,10 @@ def drawn(step: Step, layout: str, seed: int) -> dict[str, Tensor]:
 
 def bound(step: Step, candidate: Candidate, values: dict[str, Tensor]) -> Binding:
     family = family_named(candidate.family)
-    size = family.workspace_bytes(step, candidate.config)
+    size = family.workspace_bytes(family.parts(step), candidate.config)
     workspace = torch.empty(size + 256, dtype=torch.uint8)
     frame = Frame(values, workspace[-workspace.data_ptr() % 256 :], built=object())
-    return family.bind(step, candidate.config, frame)
+    return family.bind(family.parts(step), candidate.config, frame)
 
 
 def constants_of(family: str, layout: str) -> Iterator[tuple[Step, Binding, dict[str, Tensor]]]:
@@ -123,7 +123,7 @@ def test_the_kernel_fills_what_torch_fills(emulated, family, layout):
 def test_no_layout_of_a_weight_is_demanded(family):
     """A conversion is made once: a pass would read what a weight was."""
     for step, candidate in cases_of(family):
-        demanded = family_named(family).layouts(step, candidate.config)
+        demanded = family_named(family).layouts(family_named(family).parts(step), candidate.config)
         assert not step.constants & demanded.keys()
 
 

@@ -3,100 +3,136 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.graph.types import TensorType
-from plantune.kernels.constants import in_rows
+from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
-from plantune.kernels.small_matrix import TILE, SmallMatrix, shared_bytes_at_most, why_not_mma
-from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, VectorKernel
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
+from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
+from plantune.kernels.vector_kernel import (
+    ELEMENTS,
+    ENTRIES,
+    VECTOR_BYTES,
+    VectorKernel,
+    not_an_element,
+)
 from plantune.space.arch import Arch
 
-SOURCE = """#include "cuda/se_resnet9/se_tail.h"
+SOURCE = (
+    """#include "cuda/se_resnet9/se_tail.h"
 using Parts = plantune::SeTailParts<{parts}>;
-using Tail = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images}, {threads},
-                              plantune::{matrix}>;
-extern "C" __global__ __launch_bounds__({threads}) void run(Tail::Arguments arguments) {{
-  Tail::run<true>(arguments);
-}}
-extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(Tail::Arguments arguments) {{
-  Tail::run<false>(arguments);
-}}
-"""
+using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
+                                {threads}, plantune::{matrix}>;"""
+    + ENTRIES
+)
 HIDDEN_MAX = 256
 UNIT = 4  # columns of a row that a lane reads at least
 STATIC_SHARED_BYTES = 48 << 10
 
 
-class SeTail(CudaFamily):
+@dataclass(frozen=True)
+class SeTailParts(TailParts):
+    """A tail as threads divide it."""
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a pixel's channels."""
+        return self.image.shape[1] * self.image.torch_dtype.itemsize // VECTOR_BYTES
+
+    def shared_bytes_at_most(self, config: Attrs) -> int:
+        """What plantune::SeTail declares: the sums of each group of pixels, and for both layers."""
+        _, channels, height, width = self.image.shape
+        images, threads, hidden = config["images"], config["threads"], self.tail.squeeze.width
+        # Pixels of an image that its threads take at once.
+        groups = min(threads // images // self.vectors, height * width)
+        # Rows are padded so that threads that read several at once meet other banks.
+        sums = images * groups * (channels + 16) * 4
+        squeeze = shared_bytes_at_most(hidden, channels, images, threads)
+        return int(sums + squeeze + shared_bytes_at_most(channels, hidden, images, threads))
+
+
+class SeTail(CudaFamily[SeTailParts]):
     """Config: `images` and `threads` of a block, each image having its share of the threads; the
     `math` of the two layers, "simt" in float or "mma" on tensor cores.
     """
 
     name: ClassVar = "se_tail"
+    image_layout = "nhwc"
 
-    def why_not_step(self, step: Step) -> str | None:
-        try:
-            parts = squeeze_excite_of(step, step.nodes)
-        except IllegalCandidate as reason:
-            return str(reason)
-        type_ = step.types[parts.image]
-        if type_.dtype not in ELEMENTS:
-            return f"the kernel is written for {', '.join(ELEMENTS)}, got {type_.dtype}"
-        if type_.numel == 0 or type_.shape[1] % 8:
-            return f"channels are read by eights, got shape {type_.shape}"
-        if parts.squeeze.width > HIDDEN_MAX:
-            return f"it takes up to {HIDDEN_MAX} hidden channels, got {parts.squeeze.width}"
-        if len(parts.means) > 2 or len(parts.gates) > 2:
-            return "more than two shapes of the means or gates are read outside"
-        return None
+    def read(self, step: Step) -> SeTailParts:
+        tail = squeeze_excite_of(step, step.nodes)
+        type_, width = step.types[tail.image], tail.squeeze.width
+        by_eights = type_.numel and type_.shape[1] % 8 == 0
+        many = len(tail.means) > 2 or len(tail.gates) > 2
+        refuse(
+            {
+                **not_an_element(type_.dtype),
+                f"channels are read by eights, got shape {type_.shape}": not by_eights,
+                f"it takes up to {HIDDEN_MAX} hidden channels, got {width}": width > HIDDEN_MAX,
+                "more than two shapes of the means or gates are read outside": many,
+            }
+        )
+        return SeTailParts(step, tail)
 
-    def why_not_config(self, step: Step, config: Attrs, arch: Arch) -> str | None:
-        type_ = step.types[squeeze_excite_of(step, step.nodes).image]
-        if config["images"] > type_.shape[0]:
-            return f"a block of {config['images']} images is larger than the batch"
-        team, vectors = config["threads"] // config["images"], type_.shape[1] // _vector(type_)
+    def why_not_config(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str | None:
+        images, vectors = config["images"], parts.vectors
+        if images > parts.image.shape[0]:
+            return f"a block of {images} images is larger than the batch"
+        team = config["threads"] // images
         if team < vectors:
             return f"{team} threads of an image do not cover the {vectors} vectors of its channels"
-        if config["math"] == "mma" and (reason := why_not_mma(type_.dtype, config["images"], arch)):
+        if config["math"] == "mma" and (reason := why_not_mma(parts.image.dtype, images, arch)):
             return reason
-        shared = static_shared_bytes_at_most(step, config)
+        shared = parts.shared_bytes_at_most(config)
         if shared > STATIC_SHARED_BYTES:
             return f"it declares {shared} bytes of shared memory, {STATIC_SHARED_BYTES} may be"
         return None
 
-    def layouts(self, step: Step, config: Attrs) -> Mapping[str, str]:
-        return images(step, "nhwc")
-
-    def threads(self, step: Step, config: Attrs) -> int:
-        return int(config["threads"])
-
-    def source(self, step: Step, config: Attrs, arch: Arch) -> str:
-        parts = squeeze_excite_of(step, step.nodes)
-        type_ = step.types[parts.image]
-        _, channels, height, width = type_.shape
+    def source(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str:
+        _, channels, height, width = parts.image.shape
         return SOURCE.format(
-            element=ELEMENTS[type_.dtype],
+            element=ELEMENTS[parts.image.dtype],
             channels=channels,
-            hidden=parts.squeeze.width,
+            hidden=parts.tail.squeeze.width,
             pixels=height * width,
-            parts=_parts(parts),
+            parts=_flags(parts.tail),
             images=config["images"],
             threads=config["threads"],
             matrix="SmallMatrixMma" if config["math"] == "mma" else "SmallMatrix",
         )
 
-    def bind(self, step: Step, config: Attrs, frame: Frame) -> Binding:
-        bound = _Bound(step, config, frame)
-        return Binding(bound.launch, constants=bound.constants)
+    def bind(self, parts: SeTailParts, config: Attrs, frame: Frame) -> Binding:
+        tail, values, count = parts.tail, frame.values, parts.image.shape[0]
+        kernel = VectorKernel(frame.built, int(config["threads"]))
+        grid = (-(-count // int(config["images"])), 1, 1)
+        constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
+        images = {
+            "x": tail.image,
+            "residual": tail.residual,
+            "offset": None if tail.offset in parts.step.constants else tail.offset,
+            "y": tail.result,
+            "unshifted": tail.unshifted,
+            "hidden": tail.hidden,
+        }
+        lists = {"means": tail.means, "gates": tail.gates}
+
+        def launch(stream: int) -> None:
+            found = {word: values[name] for word, name in images.items() if name is not None}
+            pairs = {word: _pair(*(values[n] for n in names)) for word, names in lists.items()}
+            addresses = {word: tensor.data_ptr() for word, tensor in found.items()}
+            arguments = constants.into(_Arguments, **addresses, **pairs, images=count)
+            read = [found[word] for word in ("x", "residual") if word in found]
+            kernel.launch(stream, grid, [arguments], read)
+
+        return Binding(launch, constants=constants.all)
 
 
 class _Arguments(ctypes.Structure):
@@ -112,95 +148,39 @@ class _Arguments(ctypes.Structure):
     )
 
 
-class _Bound:
-    """The kernels, the packed weights, and what to give them."""
-
-    def __init__(self, step: Step, config: Attrs, frame: Frame) -> None:
-        self.parts = squeeze_excite_of(step, step.nodes)
-        self.values = frame.values
-        type_ = step.types[self.parts.image]
-        self.count, channels = type_.shape[:2]
-        self.kernel = VectorKernel(frame.built, int(config["threads"]))
-        self.grid = (-(-self.count // int(config["images"])), 1, 1)
-        like = torch.empty(0, dtype=type_.torch_dtype, device=frame.device)
-        hidden, unit = self.parts.squeeze.width, TILE if config["math"] == "mma" else UNIT
-        squeeze = SmallMatrix(hidden, channels, unit)
-        excite = SmallMatrix(channels, hidden, unit)
-        self.weight1 = squeeze.constant(frame.values, self.parts.squeeze, like)
-        self.weight2 = excite.constant(frame.values, self.parts.excite, like)
-        names = (self.parts.squeeze.bias, self.parts.excite.bias, self.parts.offset)
-        self._vectors = {
-            name: in_rows(step, name, frame) for name in names if name in step.constants
-        }
-        self.constants = (self.weight1, self.weight2, *self._vectors.values())
-
-    def launch(self, stream: int) -> None:
-        names = (self.parts.image, self.parts.residual)
-        read = [self.values[name] for name in names if name is not None]
-        self.kernel.launch(stream, self.grid, [self._arguments()], read)
-
-    def _arguments(self) -> _Arguments:
-        parts = self.parts
-        return _Arguments(
-            x=self._address(parts.image),
-            weight1=self.weight1.tensor.data_ptr(),
-            bias1=self._address(parts.squeeze.bias),
-            weight2=self.weight2.tensor.data_ptr(),
-            bias2=self._address(parts.excite.bias),
-            residual=self._address(parts.residual),
-            offset=self._address(parts.offset),
-            y=self._address(parts.result),
-            unshifted=self._address(parts.unshifted),
-            means=self._pair(parts.means),
-            hidden=self._address(parts.hidden),
-            gates=self._pair(parts.gates),
-            images=self.count,
-        )
-
-    def _address(self, name: str | None) -> int | None:
-        if name is None:
-            return None
-        found = self._vectors[name].tensor if name in self._vectors else self.values[name]
-        return found.data_ptr()
-
-    def _pair(self, names: tuple[str, ...]) -> ctypes.Array[ctypes.c_void_p]:
-        return (ctypes.c_void_p * 2)(*map(self._address, names))
+def _constants(parts: SeTailParts, unit: int, frame: Frame) -> Constants:
+    """Both matrices, and the vectors that no call brings, in rows."""
+    squeeze, excite = parts.tail.squeeze, parts.tail.excite
+    vectors = {"bias1": squeeze.bias, "bias2": excite.bias, "offset": parts.tail.offset}
+    step = parts.step
+    return Constants(
+        frame,
+        {
+            "weight1": (squeeze.weight, matrix(squeeze, parts.image, unit)),
+            "weight2": (excite.weight, matrix(excite, parts.image, unit)),
+            **{
+                word: (name, in_rows(step.types[name]))
+                for word, name in vectors.items()
+                if name in step.constants
+            },
+        },
+    )
 
 
-def _parts(parts: SqueezeExcite) -> str:
+def _pair(*tensors: Tensor) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * 2)(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _flags(tail: SqueezeExcite) -> str:
     """The flags of plantune::SeTailParts."""
     flags = (
-        parts.result is not None,
-        parts.residual is not None,
-        parts.relu,
-        parts.unshifted is not None,
-        bool(parts.means or parts.hidden or parts.gates),
+        tail.result,
+        tail.residual,
+        tail.relu,
+        tail.unshifted,
+        tail.means or tail.hidden or tail.gates,
     )
-    return ", ".join(str(flag).lower() for flag in flags)
-
-
-def _vector(type_: TensorType) -> int:
-    """Elements of one vector."""
-    return VECTOR_BYTES // type_.torch_dtype.itemsize
-
-
-def _groups(type_: TensorType, config: Attrs) -> int:
-    """Pixels of an image that its threads take at once."""
-    _, channels, height, width = type_.shape
-    team = int(config["threads"]) // int(config["images"])
-    return int(min(team // (channels // _vector(type_)), height * width))
-
-
-def static_shared_bytes_at_most(step: Step, config: Attrs) -> int:
-    """What plantune::SeTail declares: the sums of each group of pixels, and for both layers."""
-    parts = squeeze_excite_of(step, step.nodes)
-    type_ = step.types[parts.image]
-    channels, hidden = type_.shape[1], parts.squeeze.width
-    images, threads = int(config["images"]), int(config["threads"])
-    # Rows are padded so that threads that read several at once meet other banks.
-    sums = images * _groups(type_, config) * (channels + 16) * 4
-    squeeze = shared_bytes_at_most(hidden, channels, images, threads)
-    return sums + squeeze + shared_bytes_at_most(channels, hidden, images, threads)
+    return ", ".join(map(cxx_bool, flags))
 
 
 FAMILY = SeTail()

@@ -16,9 +16,12 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
+from plantune.kernels.constants import Constants
 from plantune.kernels.families.se_resnet9 import hopper_block, hopper_conv_se
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import launch as hopper_launch
+from plantune.kernels.hopper.family import filter_and_scalars
+from plantune.kernels.hopper.squeeze import SeScalars, layer_constants
 from plantune.kernels.registry import why_not
 from plantune.layouts import view_bytes
 from plantune.models.se_resnet9 import SEResNet9Fixup
@@ -96,7 +99,7 @@ def test_the_network_offers_steps(family, fusion):
     assert {step.types[step.nodes[0].name].shape[1] for step in fitting} == {64, 128}
     for step in fitting:
         assert any(
-            FAMILIES[family].why_not_config(step, c, ARCH) is None
+            FAMILIES[family].why_not_config(FAMILIES[family].parts(step), c, ARCH) is None
             for c in FAMILIES[family].configs(SPACE)
         )
 
@@ -159,7 +162,7 @@ def test_it_builds_without_spilling(step_of, build_within_limits, name, dtype):
     assert refusal(step, family, chosen) is None
     usage = build_within_limits(FAMILIES[family], step, chosen, ARCH)
     assert usage["run"].shared_bytes == 0
-    assert 2 < FAMILIES[family].estimate_us(step, chosen) < 100
+    assert 2 < FAMILIES[family].estimate_us(FAMILIES[family].parts(step), chosen) < 100
 
 
 @pytest.mark.gpu
@@ -191,15 +194,17 @@ def test_the_layers_are_those_of_the_network(step_of, hidden, turned):
     step = step_of(conv(n=1, hidden=hidden), "float16")
     random = torch.Generator().manual_seed(0)
     values = {name: torch.randn(t.shape, generator=random).half() for name, t in step.inputs}
-    epilogue, layers = hopper_conv_se.parts_of(step)
+    parts = hopper_conv_se.FAMILY.parts(step)
+    epilogue, layers = parts.epilogue, parts.layers
     if turned:
         for layer in (layers.squeeze, layers.excite):
             values[layer.weight] = values[layer.weight].t().contiguous().t()
-    prepared = hopper_conv_se.PreparedSe(step, epilogue, layers, Frame(values))
-    for constant in prepared.constants:
+    read = filter_and_scalars(step, epilogue) | layer_constants(parts)
+    constants = Constants(Frame(values), read)
+    for constant in constants.all:
         if not constant.is_in_place():
             constant.fill()
-    scalars = prepared.scalars()
+    scalars = constants.into(SeScalars)
     w1, b1, w2, b2 = (values[name] for name in (
         layers.squeeze.weight, layers.squeeze.bias, layers.excite.weight, layers.excite.bias
     ))  # fmt: skip
@@ -245,14 +250,16 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
         memory = torch.zeros(type_.size_bytes + 256, dtype=torch.uint8)
         start = -memory.data_ptr() % 256 + (shift if name == "x0" else 0)
         values[name] = view_bytes(memory, start, type_, layout)
-    workspace = torch.zeros(family.workspace_bytes(step, chosen) + 256, dtype=torch.uint8)
+    workspace = torch.zeros(
+        family.workspace_bytes(family.parts(step), chosen) + 256, dtype=torch.uint8
+    )
     aligned = workspace[-workspace.data_ptr() % 256 :]
-    binding = family.bind(step, chosen, Frame(values, aligned, built=object()))
+    binding = family.bind(family.parts(step), chosen, Frame(values, aligned, built=object()))
     binding.launch(0)
     (((maps, scalars), options),) = Recorder.launches
     assert (type(maps).__name__, type(scalars).__name__) == ("BlockMaps", "BlockScalars")
     assert options["grid"] == (3, 1, 1)
-    assert options["block"] == family.threads(step, chosen)
+    assert options["block"] == family.threads(family.parts(step), chosen)
     assert options["programmatic"] is (shift == 0)
     boxes = {sizes: (address, box) for address, sizes, box in encoded}
     x_address, x_box = boxes[64, 16, 16, 3]

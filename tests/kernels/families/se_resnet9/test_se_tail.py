@@ -11,7 +11,7 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.se_resnet9.se_tail import FAMILY, static_shared_bytes_at_most
+from plantune.kernels.families.se_resnet9.se_tail import FAMILY
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
@@ -177,7 +177,7 @@ def test_other_dtypes_are_refused(step_of):
 )
 def test_illegal_configs_have_reasons(step_of, tail, config, reason):
     step = step_of(tail, "float16")
-    assert reason in FAMILY.why_not_config(step, Attrs(config), load_arch("sm90"))
+    assert reason in FAMILY.why_not_config(FAMILY.parts(step), Attrs(config), load_arch("sm90"))
 
 
 @pytest.mark.parametrize(("channels", "size"), BLOCKS)
@@ -190,7 +190,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
     step = step_of(block(64, 16), "float16")
     usage = build_within_limits(FAMILY, step, CONFIG, cuda_arch)
     assert set(usage) == {"run", "run_unaligned"}
-    most = static_shared_bytes_at_most(step, CONFIG)
+    most = FAMILY.parts(step).shared_bytes_at_most(CONFIG)
     assert all(used.shared_bytes <= most for used in usage.values())
 
 
@@ -199,8 +199,8 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
 def test_shared_memory_is_known_before_the_build(step_of, dtype, name):
     step = step_of(VARIANTS[name], dtype)
     for config in (CONFIG, Attrs(images=2, threads=512, math="simt")):
-        usage = FAMILY.build(step, config, load_arch("sm80")).usage
-        assert usage["run"].shared_bytes <= static_shared_bytes_at_most(step, config)
+        usage = FAMILY.build(FAMILY.parts(step), config, load_arch("sm80")).usage
+        assert usage["run"].shared_bytes <= FAMILY.parts(step).shared_bytes_at_most(config)
 
 
 @pytest.mark.gpu

@@ -165,7 +165,9 @@ def test_moved_pixels_that_are_read_elsewhere(step_of):
 )
 def test_illegal_configs_have_reasons(step_of, stem, dtype, arch, config, reason):
     step = step_of(stem, dtype)
-    assert reason in FAMILY.why_not_config(step, Attrs(CONFIG, **config), load_arch(arch))
+    assert reason in FAMILY.why_not_config(
+        FAMILY.parts(step), Attrs(CONFIG, **config), load_arch(arch)
+    )
 
 
 def test_what_stands_in_front_of_the_image_is_read_elsewhere(step_of):
@@ -198,7 +200,7 @@ def test_the_images_of_a_wrapped_network_are_cast_and_scaled_in_the_stem():
     (whole,) = [s for s in steps if s.ops[0] == "cast" and s.ops[-1] == "add" and "relu" in s.ops]
     assert FAMILY.why_not_step(whole) is None
     assert whole.ops == ("cast", "affine", "sub", "space_to_depth", "conv2d", "relu", "add")
-    assert FAMILY.layouts(whole, CONFIG)["x"] == "nchw"
+    assert FAMILY.layouts(FAMILY.parts(whole), CONFIG)["x"] == "nchw"
 
 
 class Laid:
@@ -235,7 +237,7 @@ def test_copies_of_a_weight_are_where_products_read_them(step_of, channels):
         assert begin % 4 == 0
         assert torch.equal(made[begin : begin + 4], weight[output, dy, 4 * index : 4 * index + 4])
     step = step_of(Stem(1, channels, 4, 4), "float16")
-    assert FAMILY.shared_bytes(step, CONFIG) == 2 * made.numel()
+    assert FAMILY.parts(step).shared_bytes(CONFIG) == 2 * made.numel()
 
 
 @pytest.mark.parametrize("channels", range(1, 17))
@@ -299,7 +301,8 @@ def test_all_channels_at_once_leave_registers(step_of, build_within_limits, cuda
 
 def test_the_batch_is_no_part_of_the_source(step_of):
     sources = {
-        FAMILY.source(step_of(Stem(n=n), "float16"), CONFIG, load_arch("sm90")) for n in (1, 128)
+        FAMILY.source(FAMILY.parts(step_of(Stem(n=n), "float16")), CONFIG, load_arch("sm90"))
+        for n in (1, 128)
     }
     assert len(sources) == 1
 

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import pkgutil
+from typing import ClassVar
 
 import pytest
 
 from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.kernels import families
-from plantune.kernels.family import Candidate, KernelFamily
-from plantune.kernels.registry import all_families, candidates, family_named, why_not
+from plantune.kernels.family import Candidate, KernelFamily, Parts
+from plantune.kernels.legality import refuse
+from plantune.kernels.registry import all_families, candidates, estimate_us, family_named, why_not
 from plantune.space.search_space import load_search_space
 
 
 def test_every_file_is_a_family_of_its_own_name():
-    modules = {module.name for module in pkgutil.iter_modules(families.__path__)}
+    found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
+    modules = {item.name.rpartition(".")[2] for item in found if not item.ispkg}
     assert set(all_families()) == modules
     assert all(isinstance(family, KernelFamily) for family in all_families().values())
     assert {"framework", "view", "onednn_conv", "gemm", "inductor"} <= modules
@@ -31,6 +34,42 @@ def test_every_family_has_configs_in_the_space_of_its_arch(space):
 
 def test_every_table_of_the_cpu_space_is_a_family(space):
     assert set(space.families) <= set(all_families())
+
+
+class Reads(KernelFamily):
+    """Counts how often it reads a step."""
+
+    name: ClassVar = "reads"
+    arch_kinds = frozenset(("cpu",))
+
+    def __init__(self):
+        self.read_steps = []
+
+    def read(self, step):
+        self.read_steps.append(step)
+        refuse({"only a relu": step.ops != ("relu",)})
+        return Parts(step)
+
+    def configs(self, space):
+        return tuple(Attrs(threads=threads) for threads in (1, 2, 3))
+
+    def bind(self, parts, config, frame):
+        raise AssertionError("nothing is launched")
+
+
+def test_a_step_is_read_once_whatever_is_asked_of_it(step_of, space, monkeypatch):
+    family = Reads()
+    monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"reads": family})
+    relu, sigmoid = (step_of(lambda b, op=op: b(op, b.x(2, 3))) for op in ("relu", "sigmoid"))
+    found = candidates(relu, space)
+    assert len(found) == 3
+    assert all(estimate_us(relu, candidate, space.arch) > 0 for candidate in found)
+    assert all(why_not(relu, candidate, space) is None for candidate in found)
+    assert candidates(sigmoid, space) == ()
+    assert why_not(sigmoid, found[0], space) == family.why_not_step(sigmoid) == "only a relu"
+    with pytest.raises(IllegalCandidate, match="only a relu"):
+        family.parts(sigmoid)
+    assert family.read_steps == [relu, sigmoid]
 
 
 def test_an_unknown_family_is_named_with_the_known_ones(step_of, space):

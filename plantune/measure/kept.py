@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol, TypeVar, cast
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import is_dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,14 +17,7 @@ from plantune.device import Device
 PART_OF_MEMORY = 16
 
 
-class Holder(Protocol):
-    """What holds tensors."""
-
-    def tensors(self) -> Iterable[Tensor]:
-        """All of them; some may be the same."""
-
-
-Made = TypeVar("Made", bound=Holder)
+T = TypeVar("T")
 
 
 class Kept:
@@ -31,16 +25,16 @@ class Kept:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
-        self._held: OrderedDict[Hashable, tuple[Holder, int]] = OrderedDict()
+        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: Hashable, make: Callable[[], Made]) -> Made:
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value under a key, made where it is not there. One over the limit is not kept."""
         if key in self._held:
             self._held.move_to_end(key)
-            return cast(Made, self._held[key][0])
+            return cast(T, self._held[key][0])
         made = make()
-        size = sum({x.data_ptr(): x.nbytes for x in made.tensors()}.values())
+        size = sum({x.data_ptr(): x.nbytes for x in tensors_in(made)}.values())
         if size <= self._limit:
             self._held[key] = made, size
             self._bytes += size
@@ -52,6 +46,15 @@ class Kept:
     def forget(self) -> None:
         self._held.clear()
         self._bytes = 0
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those in the fields of a value, and in tuples there; some may be the same."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple) or is_dataclass(value):
+        for item in value if isinstance(value, tuple) else vars(value).values():
+            yield from tensors_in(item)
 
 
 def room_on(device: Device) -> int:

@@ -11,7 +11,8 @@ import torch
 
 from plantune.cuda.capture import no_collection
 from plantune.device import Device
-from plantune.measure.timing import Call, Timing, Watch
+from plantune.measure.gpu_watch import kernel_watch
+from plantune.measure.timing import HOST, Call, Timing, Watch
 
 # Single calls in a row before the next way has its turn.
 CALLS_A_TURN = 5
@@ -48,10 +49,7 @@ def host_us(call: Call, device: Device) -> float:
 
     def once() -> float:
         device.synchronize()
-        start = time.perf_counter_ns()
-        for _ in range(CALLS_QUEUED):
-            call()
-        return (time.perf_counter_ns() - start) / CALLS_QUEUED / 1e3
+        return HOST.batch_us(call, CALLS_QUEUED)
 
     times = [once() for _ in range(REPEATS)]
     device.synchronize()
@@ -60,18 +58,11 @@ def host_us(call: Call, device: Device) -> float:
 
 def gpu_us(call: Call, device: Device, host_us: float) -> float:
     """What a call takes of the GPU if the host is far ahead: calls are queued while it waits."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    wait_us = 2 * host_us * CALLS_QUEUED + LEAST_WAIT_US
+    watch, wait_us = kernel_watch(device), 2 * host_us * CALLS_QUEUED + LEAST_WAIT_US
 
     def once() -> float:
         device.synchronize()
         torch.cuda._sleep(int(wait_us * CYCLES_PER_US))
-        start.record()
-        for _ in range(CALLS_QUEUED):
-            call()
-        end.record()
-        end.synchronize()
-        time_ms: float = start.elapsed_time(end)
-        return time_ms * 1e3 / CALLS_QUEUED
+        return watch.batch_us(call, CALLS_QUEUED)
 
     return statistics.median(once() for _ in range(REPEATS))

@@ -24,10 +24,6 @@ class Measured:
     deterministic: bool
     cache: str = "warm"
 
-    @property
-    def spread_us(self) -> float:
-        return self.high_us - self.low_us
-
 
 @dataclass(frozen=True)
 class Rejected:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from plantune.device import Device
 from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.measure.gpu_watch import kernel_watch
-from plantune.measure.timing import Call, Timing
+from plantune.measure.timing import HOST, Call, Timing
 from plantune.measure.whole import draw_values, one_pass
 from plantune.plan import Plan, check_plan
 from plantune.runtime.captured import program_on
@@ -51,9 +50,7 @@ def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:
 
 def _host_us(call: Call, device: Device) -> float:
     device.synchronize()
-    start = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - start) / 1e3
+    return HOST.batch_us(call, 1)
 
 
 def launches(graph: Graph, plan: Plan, space: SearchSpace) -> int:

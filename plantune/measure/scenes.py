@@ -25,7 +25,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Values
 from plantune.layouts import MEMORY_FORMATS, in_layout
 from plantune.measure.inputs import domain_of, draw_inputs
-from plantune.measure.kept import Kept, Made, room_on
+from plantune.measure.kept import Kept, T, room_on
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.products import small_images_at_once
 
@@ -50,11 +50,6 @@ class Scene:
     exact: tuple[Exact, ...]
     own: tuple[tuple[float, ...], ...]
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.inputs
-        for exact in self.exact:
-            yield exact.value
-
 
 @dataclass(frozen=True)
 class Kin:
@@ -69,26 +64,11 @@ class Kin:
 
 
 @dataclass(frozen=True)
-class Dependence:
-    """Which elements of each output depend on one element of an input."""
-
-    on: Tensors
-
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.on
-
-
-@dataclass(frozen=True)
 class Poison:
     """Inputs of which one element is a poison. What is no float shows nothing and is None."""
 
     inputs: Tensors
     kin: tuple[Kin | None, ...]
-
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.inputs
-        for kin in filter(None, self.kin):
-            yield from (kin.as_nan, kin.as_any, kin.clean)
 
 
 class Scenes:
@@ -171,12 +151,13 @@ class Scenes:
         def evaluated(value: float) -> list[Tensor]:
             return _evaluated(self.step, changed(value), self._exact_dtype)
 
-        def probe() -> Dependence:
+        def probe() -> Tensors:
+            """Which elements of each output depend on that element."""
             low, high = map(evaluated, PROBES)
-            return Dependence(tuple(a != b for a, b in zip(low, high, strict=True)))
+            return tuple(a != b for a, b in zip(low, high, strict=True))
 
         def make() -> Poison:
-            depends = self._kept(("depends", place), probe).on
+            depends = self._kept(("depends", place), probe)
             found = zip(self.step.outputs, depends, evaluated(value), strict=True)
             kin = [
                 _kin(mask, exact) if type_.is_float else None for (_, type_), mask, exact in found
@@ -185,7 +166,7 @@ class Scenes:
 
         return self._kept((place, str(value)), make)
 
-    def _kept(self, name: object, make: Callable[[], Made]) -> Made:
+    def _kept(self, name: object, make: Callable[[], T]) -> T:
         with threads(threads_of_proof(self.step)):
             return _kept_on(self._device).get((self._key, name), make)
 

@@ -103,26 +103,23 @@ def _inductor(make: Make, *, frozen: bool = False, static: bool = False) -> Way:
     return Way(make, channels_last=True, frozen=frozen, static=static, compiles=True)
 
 
-EAGER = Way(_as_it_is)
+_ANYWHERE = {
+    "eager": Way(_as_it_is),
+    "eager-channels-last": Way(_as_it_is, channels_last=True),
+    "torchscript-traced": Way(_traced, trains=False),
+    "torchscript-traced-channels-last": Way(_traced, channels_last=True, trains=False),
+    "torchscript": Way(_torchscript, frozen=True),
+    "torchscript-channels-last": Way(_torchscript, channels_last=True, frozen=True),
+}
 # The strongest way of each kind that is known, by the kind of arch.
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "cpu": {
-        "eager": EAGER,
-        "eager-channels-last": Way(_as_it_is, channels_last=True),
-        "torchscript-traced": Way(_traced, trains=False),
-        "torchscript-traced-channels-last": Way(_traced, channels_last=True, trains=False),
-        "torchscript": Way(_torchscript, frozen=True),
-        "torchscript-channels-last": Way(_torchscript, channels_last=True, frozen=True),
+        **_ANYWHERE,
         "compile-default": Way(_compiled("default"), compiles=True),
         "compile-frozen": Way(_frozen, frozen=True, compiles=True, trains=False),
     },
     "cuda": {
-        "eager": EAGER,
-        "eager-channels-last": Way(_as_it_is, channels_last=True),
-        "torchscript-traced": Way(_traced, trains=False),
-        "torchscript-traced-channels-last": Way(_traced, channels_last=True, trains=False),
-        "torchscript": Way(_torchscript, frozen=True),
-        "torchscript-channels-last": Way(_torchscript, channels_last=True, frozen=True),
+        **_ANYWHERE,
         "cuda-graph": Way(_as_it_is, channels_last=True, captured=True),
         "compile-default": _inductor(_compiled("default")),
         "compile-reduce-overhead": _inductor(_compiled("reduce-overhead"), static=True),
@@ -137,8 +134,3 @@ def baselines_for(arch: str, mode: str = "infer") -> tuple[str, ...]:
     """The names of the framework's ways on an arch."""
     ways = WAYS[load_arch(arch).kind]
     return tuple(name for name, way in ways.items() if way.trains or mode == "infer")
-
-
-def promise_of(baseline: str, arch: str, mode: str = "infer") -> str:
-    """Whether a way notices that weights change: "live" or "frozen"."""
-    return WAYS[load_arch(arch).kind][baseline].promise(mode)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -32,3 +34,31 @@ def stream_for(owner: object, device: torch.device, use: str = "passes") -> torc
     # A collector may run this anywhere; append is atomic.
     weakref.finalize(owner, spare.append, stream).atexit = False
     return stream
+
+
+class Side:
+    """Work on a stream of its own beside that of the caller, ordered by events.
+
+    Captured, an event becomes an edge of the graph.
+    """
+
+    def __init__(self, device: torch.device, use: str = "passes") -> None:
+        self._device = device
+        self._stream = stream_for(self, device, use)
+        self._forked, self._done = torch.cuda.Event(), torch.cuda.Event()
+
+    def fork(self) -> None:
+        """What is done inside starts when the current stream gets here."""
+        self._forked.record(torch.cuda.current_stream(self._device))
+
+    @contextmanager
+    def inside(self) -> Iterator[int]:
+        """Inside, work goes to that stream, whose handle this gives."""
+        self._stream.wait_event(self._forked)
+        with torch.cuda.stream(self._stream):
+            yield self._stream.cuda_stream
+        self._done.record(self._stream)
+
+    def join(self) -> None:
+        """The current stream waits for what was done inside."""
+        torch.cuda.current_stream(self._device).wait_event(self._done)

@@ -14,14 +14,14 @@ from plantune.kernels.family import Values
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.preparation import Preparation
 from plantune.runtime.schedule import Launch, Schedule
-from plantune.runtime.streams import stream_for
+from plantune.runtime.streams import Side
 from plantune.space.arch import Arch
 
 Call = Callable[[], None]
 
 
-class Beside:
-    """A stream of its own for work that a pass needs after its first launch.
+class Beside(Side):
+    """Work that a pass needs after its first launch.
 
     A preparation takes as long as the first kernel of se_resnet9_fixup, 3 to 5 us (H200), and
     starts late if that kernel fills the chip: se_resnet9_fixup at batch 512 takes 172 us if the
@@ -29,20 +29,16 @@ class Beside:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = stream_for(self, device, "weights")
-        self._forked, self._done = torch.cuda.Event(), torch.cuda.Event()
+        super().__init__(device, "weights")
         self._runs = False
         self._waiting: set[int] = set()
 
     @contextmanager
     def forked(self) -> Iterator[int]:
         """Inside, work goes to that stream, whose handle this gives."""
-        self._forked.record(torch.cuda.current_stream(self._device))
-        self._stream.wait_event(self._forked)
-        with torch.cuda.stream(self._stream):
-            yield self._stream.cuda_stream
-            self._done.record(self._stream)
+        self.fork()
+        with self.inside() as handle:
+            yield handle
         self._runs = True
         self._waiting.clear()
 
@@ -53,10 +49,10 @@ class Beside:
 
     def join(self) -> None:
         """The current stream waits for this work; each branch has a stream of its own."""
-        stream = torch.cuda.current_stream(self._device)
-        if stream.cuda_stream not in self._waiting:
-            stream.wait_event(self._done)
-            self._waiting.add(stream.cuda_stream)
+        handle = torch.cuda.current_stream(self._device).cuda_stream
+        if handle not in self._waiting:
+            super().join()
+            self._waiting.add(handle)
 
     def end(self) -> None:
         """Ends the pass, which this work is part of."""

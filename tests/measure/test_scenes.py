@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure import scenes
-from plantune.measure.kept import Kept
+from plantune.measure.kept import Kept, tensors_in
 from plantune.measure.numerics import check
 from plantune.measure.scenes import Scenes
 
@@ -88,7 +90,7 @@ def test_a_scene_is_the_same_when_it_is_made_again(conv_named):
     for name in reversed(names):
         scenes.forget()
         again = getattr(Scenes(step, CPU, 0), name)()
-        for x, y in zip(before[name].tensors(), again.tensors(), strict=True):
+        for x, y in zip(*map(tensors_in, (before[name], again)), strict=True):
             assert torch.equal(x, y)
         assert again.own == before[name].own
 
@@ -134,19 +136,22 @@ def test_references_are_made_by_one_thread_and_kernels_run_by_all(
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True)
 class Block:
-    def __init__(self, size: int) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8)
+    memory: torch.Tensor
+    again: tuple[torch.Tensor, ...]  # counted once
 
-    def tensors(self):
-        yield from (self.memory, self.memory)  # counted once
+
+def block(size: int) -> Block:
+    memory = torch.empty(size, dtype=torch.uint8)
+    return Block(memory, (memory,))
 
 
 def test_what_is_unused_for_longest_goes_first():
     kept, made = Kept(100), []
 
     def get(key, size=40):
-        return kept.get(key, lambda: made.append(key) or Block(size))
+        return kept.get(key, lambda: made.append(key) or block(size))
 
     for key in "abacab":  # c pushes b out, which then pushes c out
         get(key)
@@ -156,10 +161,10 @@ def test_what_is_unused_for_longest_goes_first():
 def test_what_has_no_room_is_made_each_time():
     kept, made = Kept(100), []
     for _ in range(2):
-        kept.get("small", lambda: made.append("small") or Block(60))
-        kept.get("large", lambda: made.append("large") or Block(101))
+        kept.get("small", lambda: made.append("small") or block(60))
+        kept.get("large", lambda: made.append("large") or block(101))
     assert made == ["small", "large", "large"]
     kept.forget()
-    kept.get("small", lambda: made.append("small") or Block(60))
+    kept.get("small", lambda: made.append("small") or block(60))
     assert made[-1] == "small"
     assert len(made) == 4

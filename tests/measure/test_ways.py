@@ -10,7 +10,7 @@ from torch import nn
 
 from plantune.host import cxx_compiler
 from plantune.measure import ways
-from plantune.measure.ways import WAYS, baselines_for, promise_of
+from plantune.measure.ways import WAYS, baselines_for
 
 # What torch itself warns of when inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -116,6 +116,7 @@ def test_the_best_way_asks_for_what_this_torch_has_alone(monkeypatch, x):
 def test_ways_and_promises_of_an_arch():
     assert set(baselines_for("sm80")) == set(baselines_for("sm90")) == set(WAYS["cuda"])
     assert "compile-frozen" not in baselines_for("cpu", "train")
-    assert promise_of("torchscript", "cpu") == promise_of("compile-best", "sm90") == "frozen"
-    assert promise_of("torchscript", "cpu", "train") == "live"
-    assert promise_of("cuda-graph", "sm90") == "live"
+    torchscript = WAYS["cpu"]["torchscript"]
+    assert torchscript.promise("infer") == WAYS["cuda"]["compile-best"].promise("infer") == "frozen"
+    assert torchscript.promise("train") == "live"
+    assert WAYS["cuda"]["cuda-graph"].promise("infer") == "live"

@@ -147,20 +147,6 @@ class _Replay:
         self.graph.replay()
 
 
-@contextmanager
-def plain_float32() -> Iterator[None]:
-    """Inside, sums of float32 products are just that, without tf32."""
-    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
-
-
 def first_line(error: BaseException) -> str:
     """What an error says, without the advice that torch adds."""
     return str(error).strip().partition("\n")[0]

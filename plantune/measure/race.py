@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from plantune.cuda.flags import flags
 from plantune.device import Device, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, Entrant, Entrants
@@ -98,7 +99,7 @@ def race(
     entrants = Entrants(problem, seed, MOST_IMAGES if detailed else 1)
     with torch.set_grad_enabled(problem.mode == "train"):
         ours = _ours(entrants, plan, frozen=detailed and problem.mode == "infer")
-        with _benchmarking():
+        with flags(benchmark=True):
             theirs, failures = _baselines(entrants, baselines, effort, say, detailed)
             ready = {**ours, **theirs}
             say("time")
@@ -223,13 +224,3 @@ def _blaming(name: str) -> Iterator[None]:
         yield
     except GPU_FAULTS as error:
         raise WorkerDied(f"{name}: {first_line(error)}") from error
-
-
-@contextmanager
-def _benchmarking() -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

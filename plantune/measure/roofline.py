@@ -38,8 +38,8 @@ class Yardstick:
     calls: int = 1
 
 
-CPU = Yardstick(256, 1 << 18, "float32")
-GPU = Yardstick(4096, 32 << 20, "float16", calls=10)
+ON_CPU = Yardstick(256, 1 << 18, "float32")
+ON_GPU = Yardstick(4096, 32 << 20, "float16", calls=10)
 
 
 def least_us(step: Step, candidate: Candidate, device: Device) -> float:
@@ -90,7 +90,7 @@ def look_again() -> None:
 
 
 def _yardstick(device: Device) -> Yardstick:
-    return GPU if device.captures else CPU
+    return ON_GPU if device.captures else ON_CPU
 
 
 # By what is measured, where, and by how many threads; some are to be measured again.

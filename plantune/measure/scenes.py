@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from plantune.canonical import digest
-from plantune.device import Device, plain_float32
+from plantune.cuda.flags import flags, plain_float32
+from plantune.device import Device
 from plantune.distance import KINDS, Exact
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
@@ -230,13 +231,9 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     """References in fp32 are sums of products of fp32 values, without tf32, and without what cuDNN
     does with whole tiles: there a NaN reaches outputs that do not depend on it.
     """
-    with_cudnn = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = with_cudnn and dtype != torch.float32
-    try:
-        with plain_float32(), small_images_at_once():
-            yield
-    finally:
-        torch.backends.cudnn.enabled = with_cudnn
+    enabled = torch.backends.cudnn.enabled and dtype != torch.float32
+    with flags(enabled=enabled), plain_float32(), small_images_at_once():
+        yield
 
 
 def _stored(data: Values, layout: str) -> Values:

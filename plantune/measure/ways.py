@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.runtime.runners import RECIPES
 from plantune.space.arch import load_arch
 
 LIVE, FROZEN = "live", "frozen"
@@ -103,13 +104,15 @@ def _inductor(make: Make, *, frozen: bool = False, static: bool = False) -> Way:
     return Way(make, channels_last=True, frozen=frozen, static=static, compiles=True)
 
 
+# Those that can stand in for a plan. A trace for training is not frozen, so one of them is enough.
 _ANYWHERE = {
-    "eager": Way(_as_it_is),
-    "eager-channels-last": Way(_as_it_is, channels_last=True),
-    "torchscript-traced": Way(_traced, trains=False),
-    "torchscript-traced-channels-last": Way(_traced, channels_last=True, trains=False),
-    "torchscript": Way(_torchscript, frozen=True),
-    "torchscript-channels-last": Way(_torchscript, channels_last=True, frozen=True),
+    name: Way(
+        _torchscript if recipe.frozen else _traced if recipe.traced else _as_it_is,
+        channels_last=recipe.channels_last,
+        frozen=recipe.frozen,
+        trains=recipe.frozen or not recipe.traced,
+    )
+    for name, recipe in RECIPES.items()
 }
 # The strongest way of each kind that is known, by the kind of arch.
 WAYS: Mapping[str, Mapping[str, Way]] = {

@@ -34,7 +34,7 @@ from plantune.runtime.form import Form
 from plantune.runtime.framework import Framework, Options
 from plantune.runtime.inputs import PlannedInputs
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.planned import Planned, Trained, Way, threads_on
+from plantune.runtime.planned import Planned, StandIn, Trained, threads_on
 from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -187,7 +187,7 @@ class Calls:
         assert self._eager is not None
         return self.framework.by(self.reference, x, self._eager.call)
 
-    def _by_runner(self, kept: Planned, runner: Way, x: Tensor, began_s: float) -> Any:
+    def _by_runner(self, kept: Planned, runner: StandIn, x: Tensor, began_s: float) -> Any:
         if kept.is_eager:
             self._eager, self._unlooked = kept, UNLOOKED_CALLS
             return self._eagerly(x)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plantune.cuda.autotune import autotuned
+from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType

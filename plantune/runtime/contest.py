@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.runners import WAYS, Runner
+from plantune.runtime.runners import RECIPES, Runner
 
 # A module that is called less often stays with eager, and its first calls cost nothing more.
 EAGER_CALLS = 3
@@ -40,7 +40,7 @@ class PlansProgram:
         return self._run(x)
 
 
-Entrant = Runner | PlansProgram
+Contestant = Runner | PlansProgram
 
 
 class Contest:
@@ -58,8 +58,8 @@ class Contest:
         known = FROZEN_RUNNERS if frozen else LIVE_RUNNERS
         names = (name for name in known if name not in (PROGRAM, EAGER))
         filters = any(p.dim() == 4 for p in held.module.parameters())
-        self._left: list[Entrant] = [
-            Runner(name, held) for name in names if filters or not WAYS[name].channels_last
+        self._left: list[Contestant] = [
+            Runner(name, held) for name in names if filters or not RECIPES[name].channels_last
         ]
         if program is not None:
             self._left.insert(0, PlansProgram(program))
@@ -67,7 +67,7 @@ class Contest:
         self._times: dict[str, list[float]] = {}
         self._lock = threading.Lock()
         self._calls = 0
-        self.winner: Entrant | None = None
+        self.winner: Contestant | None = None
 
     @property
     def name(self) -> str:
@@ -87,17 +87,17 @@ class Contest:
             self._note(runner, time.perf_counter() - began_s)
         return result
 
-    def _next(self) -> Entrant:
+    def _next(self) -> Contestant:
         if torch.are_deterministic_algorithms_enabled():
             return self._eager
         with self._lock:
             self._calls += 1
             if self._calls <= EAGER_CALLS:
                 return self._eager
-            turns: list[Entrant] = [self._eager, *self._left]
+            turns: list[Contestant] = [self._eager, *self._left]
             return turns[self._calls % len(turns)]
 
-    def _note(self, runner: Entrant, seconds: float) -> None:
+    def _note(self, runner: Contestant, seconds: float) -> None:
         with self._lock:
             times = self._times.setdefault(runner.name, [])
             times.append(seconds)
@@ -107,7 +107,7 @@ class Contest:
             if all(len(self._timed(r)) >= TIMED for r in self._left):
                 self._decide()
 
-    def _timed(self, runner: Entrant) -> list[float]:
+    def _timed(self, runner: Contestant) -> list[float]:
         return self._times.get(runner.name, [])[UNTIMED:]
 
     def _drop_losers(self) -> None:

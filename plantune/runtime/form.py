@@ -41,7 +41,7 @@ class Form:
         # What runs the module in this form, by what gets a gradient.
         self.kept: dict[Any, Any] = {}
         self._moves = tensors.moves
-        values = _Values()
+        values = _Frozen()
         self.key = (*_structure(modules, values), _types(modules))
         self._containers = values.containers
         self._contents = [*chain.from_iterable(self._containers)]
@@ -102,7 +102,7 @@ def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:
     return None
 
 
-def _structure(modules: tuple[nn.Module, ...], values: _Values) -> Iterator[object]:
+def _structure(modules: tuple[nn.Module, ...], values: _Frozen) -> Iterator[object]:
     """Class, submodules and attributes of each module."""
     places = {id(module): index for index, module in enumerate(modules)}
     for module in modules:
@@ -119,7 +119,7 @@ def _types(modules: tuple[nn.Module, ...]) -> tuple[object, ...]:
     return tuple((key, t.shape, t.dtype, order.setdefault(id(t), len(order))) for key, t in named)
 
 
-class _Values:
+class _Frozen:
     """Attributes as hashable values, and the mutable containers that were found among them."""
 
     def __init__(self) -> None:

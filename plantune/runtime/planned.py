@@ -17,8 +17,8 @@ from plantune.runtime.torch_internals import asks_for_determinism
 
 # Of each parameter, and of the input, whether it gets a gradient; None in inference.
 Trained = tuple[bool, ...] | None
-# Of the framework's.
-Way = Runner | Contest
+# What stands in for a program, or is tried beside it.
+StandIn = Runner | Contest
 
 
 def threads_on(device: torch.device) -> int:
@@ -70,7 +70,7 @@ class Planned:
             return LastCall(how, "the plan says that it was faster")
         return LastCall(how, "the plan is of another machine, and was not faster here by now")
 
-    def _runner(self) -> Way | None:
+    def _runner(self) -> StandIn | None:
         """What runs in place of the plan's program, or beside it until one is known to be faster.
 
         On a GPU a plan serves all of its arch; CPUs differ more.

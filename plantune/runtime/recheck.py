@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.device import plain_float32
+from plantune.cuda.flags import flags, plain_float32
 from plantune.distance import Distance
 from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.graph import Graph
@@ -125,20 +125,10 @@ def _plainly(device: torch.device) -> Iterator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
-        _on_gpu(device) if device.type == "cuda" else nullcontext(),
+        torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
+        flags(benchmark=False),
     ):
         yield
-
-
-@contextmanager
-def _on_gpu(device: torch.device) -> Iterator[None]:
-    searches = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        with torch.cuda.device(device):
-            yield
-    finally:
-        torch.backends.cudnn.benchmark = searches
 
 
 def _judgeable(network: nn.Module, graph: Graph, random: torch.Generator) -> _Case:

@@ -24,21 +24,21 @@ LARGEST_CONSTANT = 1
 
 
 @dataclass(frozen=True)
-class Way:
-    """What is made of the module."""
+class Recipe:
+    """What is made of the module to run it in one of the framework's ways."""
 
     channels_last: bool = False
     traced: bool = False
     frozen: bool = False
 
 
-WAYS: Mapping[str, Way] = {
-    EAGER: Way(),
-    "eager-channels-last": Way(channels_last=True),
-    "torchscript-traced": Way(traced=True),
-    "torchscript-traced-channels-last": Way(channels_last=True, traced=True),
-    "torchscript": Way(traced=True, frozen=True),
-    "torchscript-channels-last": Way(channels_last=True, traced=True, frozen=True),
+RECIPES: Mapping[str, Recipe] = {
+    EAGER: Recipe(),
+    "eager-channels-last": Recipe(channels_last=True),
+    "torchscript-traced": Recipe(traced=True),
+    "torchscript-traced-channels-last": Recipe(channels_last=True, traced=True),
+    "torchscript": Recipe(traced=True, frozen=True),
+    "torchscript-channels-last": Recipe(channels_last=True, traced=True, frozen=True),
 }
 
 
@@ -54,7 +54,7 @@ class Runner:
     def __init__(self, name: str, held: HeldTensors, *, trains: bool = False) -> None:
         self.name = name
         self.why_not: str | None = None
-        self._way = WAYS[name]
+        self._recipe = RECIPES[name]
         self._held = held
         self._trains = trains
         self._lock = threading.Lock()
@@ -68,26 +68,26 @@ class Runner:
 
     def __call__(self, x: Tensor, began_s: float = 0.0) -> Any:
         """The module's result. Gradients are recorded if they are switched on."""
-        if self._way == WAYS[EAGER] or self.why_not is not None:
+        if self._recipe == RECIPES[EAGER] or self.why_not is not None:
             return self._held.module(x)
         with self._lock:
             if self._is_due():
                 # What is kept must serve inside and outside of inference mode.
                 with torch.inference_mode(False), torch.set_grad_enabled(self._trains):
                     self._renew(x)
-        if not self._way.channels_last:
+        if not self._recipe.channels_last:
             return self._call(x)
         return _contiguous(self._call(_channels_last(x)), like=x)
 
     def _now(self) -> tuple[int, int]:
-        return self._held.moves, self._held.writes if self._way.frozen else 0
+        return self._held.moves, self._held.writes if self._recipe.frozen else 0
 
     def _is_due(self) -> bool:
         return self._now() != self._made or (self._state is not None and self._state.changed())
 
     def _renew(self, x: Tensor) -> None:
         now = self._now()
-        if self._way.frozen or not self._holds_them():
+        if self._recipe.frozen or not self._holds_them():
             self._make(x)
         self._copy()
         self._made = now
@@ -105,9 +105,9 @@ class Runner:
         module = self._module()
         self._tensors = [*self._held.present]
         self._call = module
-        if not self._way.traced:
+        if not self._recipe.traced:
             return
-        x = _channels_last(x) if self._way.channels_last else x
+        x = _channels_last(x) if self._recipe.channels_last else x
         try:
             self._call = self._traced(module, x)
         except Exception as error:  # It may fail in any way that torch knows.
@@ -117,10 +117,10 @@ class Runner:
     def _module(self) -> nn.Module:
         """The module itself, or one with its tensors, but for filters in channels_last."""
         module = self._held.module
-        filters = self._filters() if self._way.channels_last else {}
+        filters = self._filters() if self._recipe.channels_last else {}
         self._copies, self._state = {}, None
         if not filters:
-            return copied(module) if self._way.frozen else module
+            return copied(module) if self._recipe.frozen else module
         memo: dict[int, Any] = {id(tensor): tensor for tensor in self._held.present}
         for name, tensor in filters.items():
             own = nn.Parameter(tensor.detach().clone(memory_format=NHWC), requires_grad=False)
@@ -156,7 +156,7 @@ class Runner:
                 warnings.simplefilter("ignore")  # torch.jit says that it is deprecated
                 traced = torch.jit.trace(module, x.detach(), check_trace=False)
                 _require_no_weight_inside(traced)
-                if self._way.frozen:
+                if self._recipe.frozen:
                     traced = torch.jit.freeze(traced)
                 _require_same_structure(module(x), traced(x))
         finally:

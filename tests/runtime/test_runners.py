@@ -12,7 +12,7 @@ from torch import nn
 from plantune import TunedModule, optimize
 from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.runners import WAYS, Runner
+from plantune.runtime.runners import RECIPES, Runner
 
 RUNNERS = tuple(name for name in LIVE_RUNNERS if name != PROGRAM)
 FROZEN = "torchscript"
@@ -64,7 +64,7 @@ def alike(got, wanted):
 
 
 def test_each_runner_of_a_plan_is_a_way_here():
-    assert set(WAYS) == set(FROZEN_RUNNERS) - {PROGRAM}
+    assert set(RECIPES) == set(FROZEN_RUNNERS) - {PROGRAM}
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.cuda.autotune import autotuned
+from plantune.cuda.flags import autotuned, plain_float32
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +35,11 @@ def test_an_error_leaves_nothing_switched():
     with pytest.raises(ValueError, match="inside"), autotuned(deterministic=False):
         raise ValueError("inside")
     assert now() == (False, False)
+
+
+def test_a_reference_in_float32_has_no_tf32():
+    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
+    with plain_float32():
+        assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
+    assert [place.fp32_precision for place in places] == before

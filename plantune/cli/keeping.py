@@ -10,7 +10,7 @@ from plantune.cli.lookup import lies_in_file
 from plantune.errors import DatabaseUnavailable
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.measure.outcome import Outcome
+from plantune.outcome import Outcome
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import Found, ProblemKey, StoredPlan

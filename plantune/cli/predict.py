@@ -22,7 +22,7 @@ from plantune.graph.step import Step
 from plantune.kernels.cuda_family import why_not_portable
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, predicted_environment
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 from plantune.search.predict import Check, PredictedStep, Prediction, Predictor
 from plantune.space.arch import Arch, load_arch

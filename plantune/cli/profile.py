@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from plantune.kernels.family import Candidate
     from plantune.machine import Environment
     from plantune.measure.client import Worker
-    from plantune.measure.outcome import Outcome
+    from plantune.outcome import Outcome
     from plantune.plan import Plan
     from plantune.plan_db.database import PlanDatabase
     from plantune.report.layers import LayerTime, StepTime, Timed
@@ -128,8 +128,8 @@ def _outcome(
     candidate: Candidate,
     here: Environment,
 ) -> Outcome:
-    from plantune.measure.outcome import Measured
     from plantune.measure.timing import Effort
+    from plantune.outcome import Measured
 
     known = stored.trials(step.signature, here) if stored is not None else {}
     outcome = known.get(candidate)

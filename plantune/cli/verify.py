@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from plantune.graph.step import Step
     from plantune.kernels.family import Candidate
     from plantune.measure.client import Worker
-    from plantune.measure.outcome import Outcome
     from plantune.measure.race import Race
+    from plantune.outcome import Outcome
 
 ID = click.IntRange(min=1)
 RIGHT, WRONG, UNCHECKED = "right", "wrong", "not checked"
@@ -154,7 +154,7 @@ def _outcome(worker: Worker, step: Step, candidate: Candidate, arch: str) -> Out
 
 
 def _row(step: Step, candidate: Candidate, outcome: Outcome) -> dict[str, Any]:
-    from plantune.measure.outcome import Measured
+    from plantune.outcome import Measured
     from plantune.report.reasons import TIMING_STAGES, rejected_text
 
     row: dict[str, Any] = {

@@ -25,7 +25,6 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure import work
 from plantune.measure.child import Child
-from plantune.measure.outcome import Outcome, Rejected
 from plantune.measure.passes import PassCost
 from plantune.measure.race import Race, race
 from plantune.measure.reserve import Reserve, warmed_up
@@ -33,6 +32,7 @@ from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
 from plantune.measure.whole import time_programs
 from plantune.measure.work import Request, request
+from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.space.arch import load_arch

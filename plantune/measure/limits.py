@@ -15,7 +15,7 @@ import torch
 
 from plantune.device import Device, first_line
 from plantune.errors import BuildError, CaptureError, CudaError, PlantuneError, WrongResult
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 
 T = TypeVar("T")
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h

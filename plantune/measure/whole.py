@@ -16,8 +16,8 @@ from plantune.layouts import in_layout
 from plantune.measure.gpu_watch import call_watch
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.limits import attempted
-from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Call, Effort, Timing, time_interleaved
+from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.runtime.captured import CapturedProgram, program_on
 from plantune.runtime.program import Program

@@ -25,13 +25,13 @@ from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.numerics import check
-from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.passes import PassCost
 from plantune.measure.race import race
 from plantune.measure.scenes import Scenes
 from plantune.measure.timed_step import TimedStep
 from plantune.measure.timing import Effort, Timing, Watch, time_call
 from plantune.measure.whole import Say, time_programs
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.space.arch import load_arch
 from plantune.space.search_space import SearchSpace, load_search_space

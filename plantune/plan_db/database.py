@@ -13,7 +13,7 @@ from sqlite_utils import Database
 from plantune.errors import NoPlan, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.measure.outcome import Outcome
+from plantune.outcome import Outcome
 from plantune.paths import database_path
 from plantune.plan import Plan
 from plantune.plan_db.leases import Lease, wait_for_lease

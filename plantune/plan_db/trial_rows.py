@@ -9,7 +9,7 @@ from typing import Any
 from plantune.canonical import canonical
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan_db.rows import INTEGER, REAL, TRIALS, Row, sealed
 
 _MEASURED = ("median_us", "low_us", "high_us", "samples", "error", "bound", "deterministic")

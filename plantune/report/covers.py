@@ -9,7 +9,7 @@ from typing import Any
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 
 Trials = Mapping[Candidate, Outcome]
 # A part of the plan's step; the step with whole neighbours; one that also splits a neighbour.

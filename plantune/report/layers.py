@@ -8,7 +8,7 @@ from typing import Any
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.report.reasons import rejected_text
 from plantune.report.tables import config_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 
 # By the stage at which it was.
 WHAT = {

@@ -11,7 +11,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
-from plantune.measure.outcome import Measured, Rejected
+from plantune.outcome import Measured, Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.report.covers import OtherCover, Trials, measured_of, rejected_of, trials_json
 from plantune.space.arch import load_arch

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.report.covers import (
     ACROSS,
     PART,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome
+from plantune.outcome import Measured, Outcome
 from plantune.search.candidates import Cluster, Key, StepCandidate
 from plantune.search.costs import Costs
 from plantune.search.queue import Queue

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome
+from plantune.outcome import Measured, Outcome
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
 
 

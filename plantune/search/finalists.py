@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Timing
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.runtime.branches import branches_of
 from plantune.runtime.schedule import make_schedule

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from plantune.measure.machine_state import SLOW, Machine, State
-from plantune.measure.outcome import Measured, Outcome
+from plantune.outcome import Measured, Outcome
 from plantune.search.budget import Budget
 
 # How old a reading of the machine's speed may be, and how long to wait for a better one.

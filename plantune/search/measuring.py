@@ -10,8 +10,8 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import Machine
-from plantune.measure.outcome import Measured, Outcome
 from plantune.measure.timing import Effort
+from plantune.outcome import Measured, Outcome
 from plantune.plan_db.database import PlanDatabase
 from plantune.search.budget import Budget
 from plantune.search.machine_log import SlowPhases

@@ -16,10 +16,10 @@ from plantune.errors import (
 )
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import State
-from plantune.measure.outcome import Rejected
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
+from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.search.budget import Budget

@@ -25,7 +25,7 @@ from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.problem import Problem
 from plantune.search.candidates import Key, StepCandidate, step_candidates

@@ -12,8 +12,8 @@ from plantune.graph.partition import partition_into
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
-from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Timing, ratio_interval
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.problem import Problem
 from plantune.search.candidates import FRAMEWORK, VIEW, Key

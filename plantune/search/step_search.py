@@ -12,7 +12,7 @@ from plantune.errors import OutOfTime
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds

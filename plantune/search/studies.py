@@ -17,7 +17,7 @@ import sqlalchemy
 from plantune.canonical import Attrs, canonical, digest
 from plantune.kernels.family import Candidate
 from plantune.measure.jsonable import from_json, to_json
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
 
 Axes = dict[str, optuna.distributions.BaseDistribution]

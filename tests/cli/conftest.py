@@ -21,9 +21,9 @@ from plantune.default_plans import default_plan, hand_plan
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment
-from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Timing, ratio_interval
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem

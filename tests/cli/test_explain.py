@@ -13,7 +13,7 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import Found

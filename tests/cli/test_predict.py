@@ -17,7 +17,7 @@ from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment, predicted_environment
 from plantune.measure.client import Worker
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans, import_plans

@@ -9,9 +9,9 @@ import pytest
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
-from plantune.measure.outcome import Outcome, Rejected
 from plantune.measure.passes import PassCost
 from plantune.measure.timing import Timing
+from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem

@@ -11,7 +11,7 @@ from plantune.errors import WrongResult
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
-from plantune.measure.outcome import Outcome, Rejected
+from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 

@@ -23,8 +23,8 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Limits, Worker
-from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Effort
+from plantune.outcome import Measured, Outcome, Rejected
 
 HERE = Path(__file__).parent
 # On a busy machine, what ends by itself may take any time; only what never ends is cut short.

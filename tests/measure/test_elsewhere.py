@@ -17,7 +17,7 @@ from plantune.kernels.registry import all_families
 from plantune.measure import work
 from plantune.measure.client import Limits, Worker
 from plantune.measure.numerics import check
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.space.search_space import SearchSpace
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))

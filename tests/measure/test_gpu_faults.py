@@ -17,8 +17,8 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Limits, Worker
 from plantune.measure.numerics import check
-from plantune.measure.outcome import Measured, Outcome, Rejected
 from plantune.measure.timing import Effort
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.space.search_space import load_search_space
 
 pytestmark = [

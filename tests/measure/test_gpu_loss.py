@@ -13,7 +13,7 @@ from plantune.kernels.family import Candidate
 from plantune.measure import client
 from plantune.measure.client import Worker
 from plantune.measure.jsonable import to_json
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 

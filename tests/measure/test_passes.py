@@ -5,8 +5,8 @@ from __future__ import annotations
 from plantune.default_plans import default_plan
 from plantune.measure import passes, work
 from plantune.measure.client import Worker
-from plantune.measure.outcome import Rejected
 from plantune.measure.passes import PassCost, pass_cost
+from plantune.outcome import Rejected
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 

@@ -12,10 +12,10 @@ from plantune.errors import WorkerDied
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Limits, Worker
-from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.reserve import Reserve
 from plantune.measure.timing import Effort
 from plantune.measure.work import request, warm_up
+from plantune.outcome import Measured, Rejected
 
 FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(Path(__file__).parent)}
 EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)

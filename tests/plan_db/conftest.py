@@ -30,7 +30,7 @@ from dataclasses import replace
 from pathlib import Path
 from plantune.machine import Environment
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Rejected
+from plantune.outcome import Measured, Rejected
 from plantune.plan import Choice, Plan
 from plantune.plan_db import PlanDatabase, export_plans
 from plantune.canonical import Attrs

@@ -23,7 +23,7 @@ from plantune.errors import (
 )
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.measure.outcome import Measured
+from plantune.outcome import Measured
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import PLANS, TRIALS, ProblemKey

@@ -17,7 +17,7 @@ from plantune.canonical import Attrs
 from plantune.errors import NoPlan, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.measure.outcome import STAGES, Measured, Outcome, Rejected
+from plantune.outcome import STAGES, Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import ProblemKey

@@ -21,7 +21,7 @@ from plantune.errors import (
 )
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.measure.outcome import Measured
+from plantune.outcome import Measured
 from plantune.plan import Plan
 from plantune.plan_db import migrations, mounts, opening
 from plantune.plan_db.database import PlanDatabase

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plantune.machine import Environment
-from plantune.measure.outcome import Measured
+from plantune.outcome import Measured
 from plantune.plan_db.database import PlanDatabase
 
 Start = Callable[..., "subprocess.Popen[str]"]

@@ -7,7 +7,7 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Rejected
+from plantune.outcome import Measured, Rejected
 from plantune.problem import Problem
 from plantune.report.covers import (
     ACROSS,

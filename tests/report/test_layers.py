@@ -5,7 +5,7 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.graph.partition import one_by_one
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Measured, Rejected
+from plantune.outcome import Measured, Rejected
 from plantune.problem import Problem
 from plantune.report.layers import (
     StepTime,

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from plantune.default_plans import hand_plan
-from plantune.measure.outcome import Rejected
 from plantune.measure.passes import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
+from plantune.outcome import Rejected
 from plantune.plan import check_plan
 from plantune.problem import Problem
 from plantune.report.levels import level_row, levels, levels_table

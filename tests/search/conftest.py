@@ -15,7 +15,7 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.machine_state import Machine, State
-from plantune.measure.outcome import Measured, Outcome, Rejected
+from plantune.outcome import Measured, Outcome, Rejected
 from plantune.space.search_space import SearchSpace, load_search_space
 
 

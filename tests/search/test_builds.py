@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from plantune.errors import BuildError
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.search import builds as builds_module
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for

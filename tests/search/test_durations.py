@@ -11,7 +11,7 @@ from plantune.default_plans import default_plan, hand_plan
 from plantune.errors import OutOfTime
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.search.budget import CACHED, Budget, Durations
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent

@@ -10,8 +10,8 @@ from torch import nn
 from plantune.default_plans import default_plan
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
+from plantune.outcome import Measured, Rejected
 from plantune.plan import check_plan
 from plantune.search.candidates import StepCandidate, step_candidates
 from plantune.search.finalists import NEAR, branched, improved, swaps

@@ -9,9 +9,9 @@ import pytest
 from plantune.default_plans import hand_plan
 from plantune.errors import WorkerDied
 from plantune.machine import cpu_environment
-from plantune.measure.outcome import Measured
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
+from plantune.outcome import Measured
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.search import known, phases, search

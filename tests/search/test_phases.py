@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from plantune.errors import WorkerDied
-from plantune.measure.outcome import Rejected
 from plantune.measure.timing import Effort, Timing
+from plantune.outcome import Rejected
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.phases import Run, _race, race_first, time_plans

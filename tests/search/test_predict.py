@@ -14,7 +14,7 @@ from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
-from plantune.measure.outcome import Rejected
+from plantune.outcome import Rejected
 from plantune.plan import check_plan
 from plantune.search import predict
 from plantune.search.predict import FAILURES_MAX, Prediction, Predictor, conversion_on

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from plantune.default_plans import default_plan
-from plantune.measure.outcome import Measured, Rejected
 from plantune.measure.timing import Timing
+from plantune.outcome import Measured, Rejected
 from plantune.search.candidates import step_candidates
 from plantune.search.ranking import is_deterministic, is_tie
 

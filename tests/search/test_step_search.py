@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from plantune.measure.outcome import Measured, Rejected
+from plantune.outcome import Measured, Rejected
 from plantune.search.budget import Budget
 from plantune.search.clusters import MOST_FAULTS
 from plantune.search.costs import Costs

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plantune.machine import Environment
-from plantune.measure.outcome import Measured, Rejected
+from plantune.outcome import Measured, Rejected
 from plantune.plan_db.database import PlanDatabase
 from plantune.search.candidates import step_candidates
 from plantune.search.measuring import StoredTrials

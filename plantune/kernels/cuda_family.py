@@ -20,9 +20,6 @@ class CudaFamily(KernelFamily[P]):
     arch_kinds = frozenset(("cuda",))
     launches_kernels: ClassVar[bool] = True
     build_s: ClassVar[float] = 0.5
-    launch_us: ClassVar[float] = 1.5
-    flops_per_us: ClassVar[float] = 2e8
-    bytes_per_us: ClassVar[float] = 3e6
 
     def threads(self, parts: P, config: Attrs) -> int:
         """Threads of one block."""

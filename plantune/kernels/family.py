@@ -100,10 +100,6 @@ class KernelFamily(ABC, Generic[P]):
     reads_channels_last: ClassVar[bool] = False
     # Seconds that one build takes, roughly. A tie goes to a family that builds nothing.
     build_s: ClassVar[float] = 0.0
-    # What a guess at its time rests on: see `estimate_us`.
-    launch_us: ClassVar[float] = 5.0
-    flops_per_us: ClassVar[float] = 1.5e5
-    bytes_per_us: ClassVar[float] = 2e4
 
     def why_not_arch(self, arch: Arch) -> str | None:
         """Why nothing of this family runs on `arch`, or None where it does."""
@@ -187,25 +183,21 @@ class KernelFamily(ABC, Generic[P]):
     def bind(self, parts: P, config: Attrs, frame: Frame) -> Binding:
         """The kernel tied to its memory."""
 
-    def estimate_us(self, parts: P, config: Attrs) -> float:
-        """A guess at one launch's time, by which a search orders what it measures.
+    def estimate_us(self, parts: P, config: Attrs, arch: Arch) -> float:
+        """A guess at one launch's time on the chip of an arch, by which a search orders what it
+        measures, and on which plans for chips that are not here rest.
 
-        Only the order within a network matters: measured times replace guesses as they come.
+        Only the order within a network matters: measured times replace guesses as they come. Its
+        constants are the `costs` of the arch's file.
         """
-        arithmetic = parts.step.flops / self.flops_per_us
-        return self.launch_us + arithmetic + parts.step.traffic_bytes / self.bytes_per_us
+        cost, step = arch.cost(self.name), parts.step
+        work = step.flops / cost["flops_per_us"] + step.traffic_bytes / cost["bytes_per_us"]
+        return cost["launch_us"] + work * self.slowdown(parts, arch)
 
-    def estimate_us_on(self, parts: P, config: Attrs, arch: Arch) -> float:
-        """The same guess for the chip of an arch, by its datasheet and that of the measured chip.
-
-        Plans for chips that are not here rest on it.
-        """
-        guess, step = self.estimate_us(parts, config), parts.step
-        if arch.chip is None:
-            return guess
-        work = max(guess - self.launch_us, 0.0)
-        dtypes = (type_.dtype for _, type_ in step.outputs)
-        return guess - work + work * slowdown(step.flops, step.traffic_bytes, dtypes, arch)
+    def slowdown(self, parts: P, arch: Arch) -> float:
+        """How many times as long as on the chip that was measured."""
+        dtypes = (type_.dtype for _, type_ in parts.step.outputs)
+        return slowdown(parts.step.flops, parts.step.traffic_bytes, dtypes, arch)
 
 
 AnyFamily = KernelFamily[Any]

@@ -14,6 +14,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.host import NO_COMPILER
 from plantune.kernels import families
+from plantune.kernels.chips import measured_arch
 from plantune.kernels.family import AnyFamily, Candidate
 from plantune.settings import extra_families
 from plantune.space.arch import Arch
@@ -81,9 +82,7 @@ def candidates(
 
 
 def estimate_us(step: Step, candidate: Candidate, arch: Arch | None = None) -> float:
-    """A guess at the time of one launch, on the chip of `arch` if one is given."""
+    """A guess at the time of one launch, on the chip of `arch`, else on the measured one."""
     family = family_named(candidate.family)
-    parts = family.parts(step)
-    if arch is None:
-        return family.estimate_us(parts, candidate.config)
-    return family.estimate_us_on(parts, candidate.config, arch)
+    measured = arch or measured_arch(min(family.arch_kinds))
+    return family.estimate_us(family.parts(step), candidate.config, measured)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from plantune.paths import data_folder
 from plantune.space.rules import (
+    TABLE,
     Rule,
     invalid,
     one_of,
@@ -23,6 +24,9 @@ from plantune.space.space_file import SpaceFile, parse_space_file, read_space_fi
 
 ARCH_NAMES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 FEATURES = ("bf16", "clusters", "cp_async", "fp8", "ldmatrix", "tcgen05", "tf32", "tma", "wgmma")
+
+# The table of costs that holds for every family.
+ANY = "any"
 
 Version = tuple[int, int]
 
@@ -96,10 +100,16 @@ class Arch:
     name: str
     cuda: CudaFacts | None = None
     chip: Chip | None = None
+    # Of each kernel family what guesses of its times are made of, as measured; see `cost`.
+    costs: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
 
     @property
     def kind(self) -> Literal["cpu", "cuda"]:
         return "cpu" if self.cuda is None else "cuda"
+
+    def cost(self, family: str) -> Mapping[str, float]:
+        """The costs of a family; what it has none of its own for is that of any."""
+        return {**self.costs.get(ANY, {}), **self.costs.get(family, {})}
 
 
 def load_arch(name: str) -> Arch:
@@ -121,14 +131,23 @@ def parse_arch(file: SpaceFile) -> Arch:
     if name == "cpu":
         require_keys(place, file.facts, required=("kind",))
         require(f"{place} kind", file.facts["kind"], one_of("cpu"))
-        return Arch(name)
+        return Arch(name, costs=_costs(file))
     required = ("kind", *_FACT_RULES, *_LIST_RULES)
     require_keys(place, file.facts, required, optional=("nvrtc_below",))
     require(f"{place} kind", file.facts["kind"], one_of("cuda"))
     facts = {key: value for key, value in file.facts.items() if key != "kind"}
     cuda = CudaFacts(**{key: _fact(f"{place} {key}", key, facts[key]) for key in facts})
     _require_agreement(place, name, cuda)
-    return Arch(name, cuda, _chip(f"{file.path}: [chip]", file.chip))
+    return Arch(name, cuda, _chip(f"{file.path}: [chip]", file.chip), _costs(file))
+
+
+def _costs(file: SpaceFile) -> Mapping[str, Mapping[str, float]]:
+    for family, table in file.costs.items():
+        place = f"{file.path}: [costs.{family}]"
+        require(place, table, TABLE)
+        for word, value in table.items():
+            require(f"{place} {word}", value, quantity(1e-9, 1e12))
+    return file.costs
 
 
 def _chip(place: str, table: Mapping[str, Any] | None) -> Chip | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ class SpaceFile:
     facts: Mapping[str, Any]
     families: Mapping[str, Any]
     chip: Mapping[str, Any] | None = None
+    costs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_space_file(path: Path) -> str:
@@ -43,30 +44,31 @@ def parse_space_file(text: str, path: Path) -> SpaceFile:
     """Check the syntax and the outer form of a search-space file's text; add what it includes."""
     document = _parsed(text, path)
     source = "include" if "include" in document else "families"
-    required, optional = ("arch", "facts", source), ("chip", "families")
+    required, optional = ("arch", "facts", source), ("chip", "families", "costs")
     require_keys(f"{path}: top level", document, required, optional)
     require(f"{path}: arch", document["arch"], one_of(path.stem))
-    for name in ("facts", "families", "chip"):
+    for name in ("facts", "families", "chip", "costs"):
         require(f"{path}: [{name}]", document.get(name, {}), TABLE)
-    families = document.get("families", {})
-    if "include" in document:
-        families = _over(_included(path, document["include"]), families)
-    return SpaceFile(path, document["facts"], families, document.get("chip"))
+    common = _included(path, document["include"]) if "include" in document else {}
+    families, costs = (
+        _over(common.get(name, {}), document.get(name, {})) for name in ("families", "costs")
+    )
+    return SpaceFile(path, document["facts"], families, document.get("chip"), costs)
 
 
 def _included(path: Path, name: Any) -> Mapping[str, Any]:
-    """The families of the file that an arch's file includes, from the same folder."""
+    """The families and costs of the file that an arch's file includes, from the same folder."""
     require(f"{path}: include", name, pattern(r"[a-z][a-z0-9_]*", "cuda"))
     beside = path.with_name(f"{name}.toml")
     document = _parsed(read_space_file(beside), beside)
-    require_keys(f"{beside}: top level", document, ("families",))
-    require(f"{beside}: [families]", document["families"], TABLE)
-    families: Mapping[str, Any] = document["families"]
-    return families
+    require_keys(f"{beside}: top level", document, ("families",), ("costs",))
+    for table in document:
+        require(f"{beside}: [{table}]", document[table], TABLE)
+    return document
 
 
 def _over(included: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The included families, with the arch's own axes in place of theirs; then its own families.
+    """The included tables, with the arch's own values in place of theirs; then its own tables.
 
     A family that is not a table is kept, to be refused with all other wrong values.
     """

@@ -59,7 +59,7 @@ def test_slowdown_follows_what_limits_a_kernel():
 def test_a_guess_for_the_measured_chip_is_the_guess(step_of):
     step, space = step_of(block, "float16"), load_search_space("sm90")
     for candidate in candidates(step, space):
-        if candidate.family != "framework":  # its constants are those of the CPU
+        if candidate.family not in ("framework", "view"):  # they run on CPUs, too
             there = estimate_us(step, candidate, space.arch)
             assert there == pytest.approx(estimate_us(step, candidate)), candidate
 

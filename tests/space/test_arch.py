@@ -21,7 +21,7 @@ from plantune.space.arch import (
     load_space_file,
     parse_arch,
 )
-from plantune.space.space_file import parse_space_file
+from plantune.space.space_file import SpaceFile, parse_space_file
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 
@@ -262,11 +262,16 @@ def test_an_incomplete_installation_is_said_to_be_one(package_folder: Path) -> N
         load_space_file("sm90")
 
 
-def include(folder: Path, common: str, own: str) -> Mapping[str, Any]:
-    """The families of a file for CPUs that includes another."""
+def including(folder: Path, common: str, own: str) -> SpaceFile:
+    """A file for CPUs that includes another."""
     (folder / "common.toml").write_text(common)
     text = f'arch = "cpu"\ninclude = "common"\n{own}[facts]\nkind = "cpu"\n'
-    return parse_space_file(text, folder / "cpu.toml").families
+    return parse_space_file(text, folder / "cpu.toml")
+
+
+def include(folder: Path, common: str, own: str) -> Mapping[str, Any]:
+    """The families of such a file."""
+    return including(folder, common, own).families
 
 
 def test_an_included_family_may_get_other_values_and_company(tmp_path: Path) -> None:
@@ -274,6 +279,36 @@ def test_an_included_family_may_get_other_values_and_company(tmp_path: Path) -> 
     families = include(tmp_path, common, "[families.conv]\nstages = [2]\n[families.own]\n")
     assert families == {"conv": {"stages": [2], "tile_m": [64]}, "view": {}, "own": {}}
     assert list(families["conv"]) == ["stages", "tile_m"]
+
+
+def test_costs_are_those_of_the_family_of_the_arch_and_of_any(tmp_path: Path) -> None:
+    common = "[families]\n[costs.any]\nlaunch_us = 1.5\n[costs.conv]\nflops_per_us = 2e8\n"
+    own = "[costs.conv]\nlaunch_us = 2\n[costs.any]\nbytes_per_us = 3e6\n"
+    arch = parse_arch(including(tmp_path, common, own))
+    assert arch.cost("conv") == {"launch_us": 2, "flops_per_us": 2e8, "bytes_per_us": 3e6}
+    assert arch.cost("gemm") == {"launch_us": 1.5, "bytes_per_us": 3e6}
+    assert hash(arch) == hash(load_arch("cpu"))
+
+
+@pytest.mark.parametrize("name", ARCH_NAMES)
+def test_every_arch_has_what_any_guess_needs(name: str) -> None:
+    cost = load_arch(name).cost("of a user's own")
+    assert {"launch_us", "flops_per_us", "bytes_per_us"} <= cost.keys()
+    assert all(value > 0 for value in cost.values())
+
+
+@pytest.mark.parametrize(
+    ("costs", "words"),
+    [
+        ("costs = 1", r"\[costs\]: got 1; give a table"),
+        ("[costs]\nconv = 1", r"\[costs.conv\]: got 1; give a table"),
+        ("[costs.conv]\nlaunch_us = true", r"\[costs.conv\] launch_us: got True; give a number"),
+        ("[costs.conv]\nlaunch_us = 0", r"\[costs.conv\] launch_us: got 0; give a number"),
+    ],
+)
+def test_a_broken_cost_is_named(tmp_path: Path, costs: str, words: str) -> None:
+    with pytest.raises(InvalidSearchSpace, match=words):
+        parse_arch(including(tmp_path, "[families]", f"{costs}\n"))
 
 
 @pytest.mark.parametrize(

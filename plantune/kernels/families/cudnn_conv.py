@@ -24,10 +24,6 @@ from plantune.layouts import aligned, view_bytes
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
-# What a place further down in cuDNN's own order adds to a guess, as a part of it.
-RANK_COST = 0.05
-BYTES_PER_US = 4e6
-
 
 @dataclass(frozen=True)
 class CudnnParts(ConvParts):
@@ -86,8 +82,6 @@ class CudnnConv(KernelFamily[CudnnParts]):
     reads_channels_last: ClassVar = True
     image_layout = "nhwc"
     arch_kinds = frozenset(("cuda",))
-    launch_us = 2.0
-    flops_per_us = 4e8
 
     def why_not_arch(self, arch: Arch) -> str | None:
         reason = super().why_not_arch(arch) or cudnn.why_not_here()
@@ -128,16 +122,15 @@ class CudnnConv(KernelFamily[CudnnParts]):
             aligned(parts.step.types[name].size_bytes) for name in set(parts.images.values())
         )
 
-    def estimate_us(self, parts: CudnnParts, config: Attrs) -> float:
+    def estimate_us(self, parts: CudnnParts, config: Attrs, arch: Arch) -> float:
         """Ever more in the order of cuDNN's own guesses.
 
         The fastest was among its first five for 11 of SE-ResNet9's convolutions (128 images, H200,
         2026-11-20), and up to 93 are offered.
         """
         names, plan = cudnn.conv_plans(parts.problem).names, config["plan"]
-        rank, step = names.index(plan) if plan in names else len(names), parts.step
-        work_us = step.flops / self.flops_per_us + step.traffic_bytes / BYTES_PER_US
-        return (self.launch_us + work_us) * (1 + RANK_COST * rank)
+        rank = names.index(plan) if plan in names else len(names)
+        return super().estimate_us(parts, config, arch) * (1 + arch.cost(self.name)["rank"] * rank)
 
     def build(self, parts: CudnnParts, config: Attrs, arch: Arch) -> cudnn.ConvPlan:
         return cudnn.conv_plans(parts.problem).built(config["plan"])

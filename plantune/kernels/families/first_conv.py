@@ -14,7 +14,7 @@ from plantune.cuda.kernel import Kernel
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.hopper.family import SM_CYCLES_PER_US, SMS, WarpgroupFamily
+from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
@@ -223,15 +223,17 @@ class FirstConv(WarpgroupFamily[FirstParts]):
 
         return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, parts: FirstParts, config: Attrs) -> float:
+    def estimate_us(self, parts: FirstParts, config: Attrs, arch: Arch) -> float:
         """Products of all warpgroups of a multiprocessor, or what is moved."""
         design = self.design(parts, config)
         rows = design.rows * (2 if design.pool else 1) + (1 if design.pool else 0)
         products = rows * design.weight[2] * design.steps * (design.columns / COLUMNS_PER_CYCLE + 8)
         warpgroups = design.groups * design.resident
-        waves = -(-design.blocks // (SMS * design.resident))
-        busy = waves * (warpgroups * products / SM_CYCLES_PER_US + 3.0)
-        return self.launch_us + max(busy, parts.step.traffic_bytes / self.bytes_per_us)
+        assert arch.chip is not None
+        waves = -(-design.blocks // (arch.chip.multiprocessors * design.resident))
+        cost, cycles = arch.cost(self.name), arch.cost(COSTS)["sm_cycles_per_us"]
+        busy = waves * (warpgroups * products / cycles + 3.0)
+        return cost["launch_us"] + max(busy, parts.step.traffic_bytes / cost["bytes_per_us"])
 
 
 class _Arguments(ctypes.Structure):

@@ -31,9 +31,6 @@ BY_LAYOUT_OF_IMAGE = (
     "max_pool2d",
     "max_pool2d_grad",
 )
-# Its convolutions of SE-ResNet9 in a captured graph took 8 to 14 us with 128 images and 29 to 92 us
-# with 2048 (H200, 2026-11-20); this is near to both.
-GPU_LAUNCH_US, GPU_CONV_US, GPU_FLOPS_PER_US, GPU_BYTES_PER_US = 2.5, 6.0, 4e8, 2e6
 
 
 class Framework(KernelFamily[Parts]):
@@ -67,21 +64,10 @@ class Framework(KernelFamily[Parts]):
         types = parts.step.types
         return sum(aligned(types[name].size_bytes) for name in _planned_inside(parts.step))
 
-    def estimate_us(self, parts: Parts, config: Attrs) -> float:
+    def estimate_us(self, parts: Parts, config: Attrs, arch: Arch) -> float:
         """Each op is a launch, and moves its own inputs and outputs."""
-        step = parts.step
-        moved = sum(
-            step.types[value].size_bytes
-            for node in step.nodes
-            for value in (*node.inputs, *node.outputs)
-        )
-        arithmetic = step.flops / self.flops_per_us
-        return self.launch_us * len(step.nodes) + arithmetic + moved / self.bytes_per_us
-
-    def estimate_us_on(self, parts: Parts, config: Attrs, arch: Arch) -> float:
-        if arch.cuda is None:
-            return self.estimate_us(parts, config)
-        return sum(_gpu_us(parts.step, node, arch) for node in parts.step.nodes)
+        cost = arch.cost(self.name)
+        return sum(_node_us(parts.step, node, cost, arch) for node in parts.step.nodes)
 
     def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
         step, values = parts.step, frame.values
@@ -104,13 +90,14 @@ class Framework(KernelFamily[Parts]):
         return Binding(launch)
 
 
-def _gpu_us(step: Step, node: Node, arch: Arch) -> float:
+def _node_us(step: Step, node: Node, cost: Mapping[str, float], arch: Arch) -> float:
     """An op alone on the chip of an arch."""
     inputs = [step.types[value] for value in node.inputs]
     flops = op_named(node.op).flops(inputs, node.types, node.attrs)
     moved = sum(type_.size_bytes for type_ in (*inputs, *node.types))
-    work = flops / GPU_FLOPS_PER_US + moved / GPU_BYTES_PER_US
-    launch_us = GPU_CONV_US if node.op.startswith("conv2d") else GPU_LAUNCH_US
+    work = flops / cost["flops_per_us"] + moved / cost["bytes_per_us"]
+    conv = node.op.startswith("conv2d") and "conv_launch_us" in cost
+    launch_us = cost["conv_launch_us" if conv else "launch_us"]
     return launch_us + work * slowdown(flops, moved, (t.dtype for t in node.types), arch)
 
 

@@ -64,8 +64,8 @@ class HopperConv(HopperFamily[WarpgroupParts]):
         constants = Constants(frame, filter_and_scalars(parts.step, parts.epilogue))
         return Launch(parts, self.design(parts, config), frame, constants).bound()
 
-    def estimate_us(self, parts: WarpgroupParts, config: Attrs) -> float:
-        return estimate_us(self.design(parts, config), parts.step.traffic_bytes)
+    def estimate_us(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> float:
+        return estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
 
 
 FAMILY = HopperConv()

@@ -21,7 +21,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, conv_weight, floats
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.cutlass.cost import Rates, estimate_us
+from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
     Gemm,
@@ -140,11 +140,8 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
             launch = _launching(parts, config, frame, constants)
         return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, parts: GemmParts, config: Attrs) -> float:
-        return estimate_us(parts.step, config)
-
-    def estimate_us_on(self, parts: GemmParts, config: Attrs, arch: Arch) -> float:
-        return estimate_us(parts.step, config, Rates.of(arch))
+    def estimate_us(self, parts: GemmParts, config: Attrs, arch: Arch) -> float:
+        return estimate_us(parts.step, parts.gemm, config, arch, self.name)
 
 
 @cache

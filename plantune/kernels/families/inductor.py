@@ -30,7 +30,6 @@ class Inductor(KernelFamily[Parts]):
     name: ClassVar = "inductor"
     arch_kinds = frozenset(("cpu",))
     build_s = 4.0
-    launch_us = 8.0
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if cxx_compiler() is None:

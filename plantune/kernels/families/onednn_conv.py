@@ -18,7 +18,6 @@ class OneDnnConv(onednn.OneDnnFamily[ConvParts]):
     """Config: `layout` of images; `prepack`, whether weights are kept in oneDNN's own layout."""
 
     name: ClassVar = "onednn_conv"
-    flops_per_us = 2.3e5
 
     def read(self, step: Step) -> ConvParts:
         return conv_parts(step)

@@ -12,13 +12,12 @@ from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.graph.step import Step
+from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, conv_weight, floats
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.family import (
-    MEMORY_BYTES_PER_US,
-    SM_CYCLES_PER_US,
-    SMS,
+    COSTS,
     WarpgroupFamily,
     WarpgroupParts,
     not_a_warpgroups,
@@ -34,8 +33,6 @@ from plantune.space.arch import Arch
 WARPGROUP, TILE_O = 128, 64
 # Sums of more pixels, and what is added to them, leave no registers.
 ROWS_MAX = 16
-# Of what is read and written, so much moves beside the products (H200, 2026-11-20).
-CACHED_BYTES = 50e6
 SOURCE = """#include "cuda/resident_conv.h"
 {product}struct Conv {{
   using T = {element};
@@ -91,7 +88,10 @@ class Design:
     @property
     def blocks(self) -> int:
         """One for each multiprocessor; those of one tile of channels share its tiles of pixels."""
-        return max(min(SMS // self.tiles_o, self.shape.tiles(self.box)), 1) * self.tiles_o
+        return (
+            max(min(measured_chip().multiprocessors // self.tiles_o, self.shape.tiles(self.box)), 1)
+            * self.tiles_o
+        )
 
     @property
     def shared_bytes(self) -> int:
@@ -174,15 +174,15 @@ class ResidentConv(WarpgroupFamily[WarpgroupParts]):
 
         return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, parts: WarpgroupParts, config: Attrs) -> float:
+    def estimate_us(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> float:
         """Products of an SM's tiles, its last tile alone, and what the cache does not hold."""
-        design = self.design(parts, config)
+        design, cost = self.design(parts, config), arch.cost(COSTS)
         shape, box = design.shape, design.box
         tiles = -(-shape.tiles(box) * design.tiles_o // design.blocks)
         products = shape.chunks * shape.r * shape.s * 4 * (4 * box.h)
-        busy = (tiles * products * 1.25 + 4000) / SM_CYCLES_PER_US + 0.5 / design.stages
-        moving = max(parts.step.traffic_bytes - CACHED_BYTES, 0) / MEMORY_BYTES_PER_US
-        return self.launch_us + busy + moving
+        busy = (tiles * products * 1.25 + 4000) / cost["sm_cycles_per_us"] + 0.5 / design.stages
+        moving = max(parts.step.traffic_bytes - cost["resident_cached_bytes"], 0)
+        return cost["launch_us"] + busy + moving / cost["bytes_per_us"]
 
 
 class _Arguments(ctypes.Structure):

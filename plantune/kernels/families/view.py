@@ -29,9 +29,9 @@ class View(KernelFamily[Parts]):
     def aliases(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
         return {parts.step.outputs[0][0]: parts.step.inputs[0][0]}
 
-    def estimate_us_on(self, parts: Parts, config: Attrs, arch: Arch) -> float:
+    def estimate_us(self, parts: Parts, config: Attrs, arch: Arch) -> float:
         """A guess must be above zero: what was measured is divided by it."""
-        return self.estimate_us(parts, config) if arch.cuda is None else 0.01
+        return super().estimate_us(parts, config, arch) if arch.cuda is None else 0.01
 
     def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
         step, values = parts.step, frame.values

@@ -86,8 +86,6 @@ class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
 
     name: ClassVar = "winograd"
     build_s = 2.0
-    # Of the direct products it makes 4 of 9, or 9 of 36 on 2x2 images.
-    flops_per_us = 4e5
 
     def why_not_arch(self, arch: Arch) -> str | None:
         return why_not_loadable(UNIT) or super().why_not_arch(arch)

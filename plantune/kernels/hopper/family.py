@@ -19,9 +19,8 @@ from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shap
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
 from plantune.space.arch import Arch
 
-SMS, SM_BYTES_PER_US, SM_CYCLES_PER_US = 132, 80e3, 1800
-# Of what a convolution reads and writes, so much is in the second-level cache still.
-CACHED_BYTES, MEMORY_BYTES_PER_US = 20e6, 4.5e6
+# The table of an arch's costs that all families of warpgroups read.
+COSTS = "warpgroups"
 
 
 class Sized(Protocol):
@@ -117,25 +116,27 @@ def why_not_reuse(shape: ConvShape, tile_m: int) -> str | None:
     return None
 
 
-def estimate_us(design: Design, traffic_bytes: float) -> float:
+def estimate_us(design: Design, traffic_bytes: float, arch: Arch) -> float:
     """Rounds of blocks over the chip, each step bound by products or by what it loads.
 
     What does not fit the cache moves meanwhile where other blocks of an SM go on, else on top.
     Fitted to 196 times of convolutions of three networks, deviation 14 % (H200, 2026-11-20).
     """
+    assert arch.chip is not None
+    cost, sms = arch.cost(COSTS), arch.chip.multiprocessors
     share = 1 / design.shape.taps(design.box)[0] if design.reuse else 1.0
     loaded = design.image_bytes * share + design.tile_n * ROW_BYTES
     # Products of 64 columns read shared memory as fast as it goes, beside the copies.
     slower = 1.35 if design.tile_n == 64 else 1.1
-    products = design.tile_m / CHUNK * design.tile_n * 2 * slower / SM_CYCLES_PER_US
-    step_us = max(loaded / SM_BYTES_PER_US, products)
+    products = design.tile_m / CHUNK * design.tile_n * 2 * slower / cost["sm_cycles_per_us"]
+    step_us = max(loaded / cost["sm_bytes_per_us"], products)
     ends_us = 1.8 + design.tile_m * design.own * 2e-5 + 0.5 / design.stages
     if design.split_k > 1:
         ends_us += 0.35 * design.split_k
-    # Clusters of more than two do not fill the chip: 30 of four, 15 of eight (H200, 2026-11-20).
-    waves = -(-design.blocks // (SMS if design.split_k <= 2 else 120))
+    filled = sms if design.split_k <= 2 else int(cost["sms_by_large_clusters"])
+    waves = -(-design.blocks // filled)
     busy_us = waves * design.steps_of_block * step_us + -(-waves // design.resident) * ends_us
-    moving_us = max(traffic_bytes - CACHED_BYTES, 0) / MEMORY_BYTES_PER_US
+    moving_us = max(traffic_bytes - cost["cached_bytes"], 0) / cost["bytes_per_us"]
     if design.resident == 1 or waves == 1:
         return busy_us + moving_us
     return max(busy_us, moving_us)

@@ -18,7 +18,6 @@ from plantune.kernels.small_matrix import matrix
 HIDDEN = """  static constexpr int kHidden = {hidden}, kHiddenUsed = {used};
   static constexpr bool kBias1 = {bias1}, kBias2 = {bias2};
 """
-LAYERS_US = 2.2  # more than the convolution alone, in its first version (H200, 2026-11-20)
 HIDDEN_MAX = 32  # rows of both layers in shared memory
 TILE_NS = (64, 128)  # of 256 channels the sums leave no registers for the layers
 

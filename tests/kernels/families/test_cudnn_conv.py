@@ -286,12 +286,10 @@ def test_candidates_are_the_plans_that_are_offered(library, step_of):
 
 def test_guesses_rise_in_the_order_of_the_offer(library, step_of):
     step = step_of(full)
-    guesses = [
-        FAMILY.estimate_us(FAMILY.parts(step), config)
-        for config in FAMILY.configs_for(FAMILY.parts(step), SPACE)
-    ]
+    parts = FAMILY.parts(step)
+    configs = [*FAMILY.configs_for(parts, SPACE), Attrs(plan=NAME)]
+    guesses = [FAMILY.estimate_us(parts, config, SPACE.arch) for config in configs]
     assert guesses == sorted(set(guesses))
-    assert FAMILY.estimate_us(FAMILY.parts(step), Attrs(plan=NAME)) > guesses[-1]
 
 
 def test_a_search_space_may_name_the_plans_to_try(library, step_of):

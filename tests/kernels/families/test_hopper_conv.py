@@ -105,7 +105,7 @@ def test_each_layer_has_configs(step_of, index, dtype):
         if FAMILY.why_not_config(FAMILY.parts(step), c, ARCH) is None
     ]
     assert 10 <= len(legal) <= 400
-    times = [FAMILY.estimate_us(FAMILY.parts(step), c) for c in legal]
+    times = [FAMILY.estimate_us(FAMILY.parts(step), c, ARCH) for c in legal]
     assert all(2 < time < 1000 for time in times)
 
 

@@ -14,7 +14,8 @@ from plantune.errors import WrongResult
 from plantune.kernels.cutlass.launch import ConvOperands, ConvProblem, Report
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.families.implicit_gemm_conv import FAMILY
-from plantune.kernels.registry import candidates
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import candidates, estimate_us
 from plantune.measure.numerics import check
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -178,7 +179,7 @@ def test_a_guess_prefers_blocks_that_fill_the_chip(step_of):
     split = changed(stages=3, split_k=4, split_mode="parallel")
 
     def us(conv, config):
-        return FAMILY.estimate_us(FAMILY.parts(step_of(conv, "float16")), config)
+        return estimate_us(step_of(conv, "float16"), Candidate(FAMILY.name, config))
 
     assert us(few, split) < us(few, small) < us(few, large)
     assert us(many, large) < us(many, small) < us(many, split)
@@ -188,18 +189,14 @@ def test_a_guess_prefers_blocks_that_fill_the_chip(step_of):
 def test_a_guess_knows_the_price_of_the_arithmetic(step_of):
     step = step_of(Conv((256, 128, 16, 16)))
     tf32, simt = changed(math="tf32", stages=3), changed(math="simt", tile_k=8)
-    assert (
-        FAMILY.estimate_us(FAMILY.parts(step), tf32)
-        < FAMILY.estimate_us(FAMILY.parts(step), simt) / 2
-    )
+    products, singles = (estimate_us(step, Candidate(FAMILY.name, c)) for c in (tf32, simt))
+    assert products < singles / 2
 
 
 def test_a_guess_for_another_chip_goes_by_its_datasheet(step_of, cuda_arch):
     step = step_of(Conv((256, 128, 16, 16)), "float16")
-    here, there = (
-        FAMILY.estimate_us(FAMILY.parts(step), SMALL),
-        FAMILY.estimate_us_on(FAMILY.parts(step), SMALL, cuda_arch),
-    )
+    candidate = Candidate(FAMILY.name, SMALL)
+    here, there = estimate_us(step, candidate), estimate_us(step, candidate, cuda_arch)
     assert there == here if cuda_arch.name == "sm90" else there >= here * 0.7
 
 

@@ -12,6 +12,7 @@ from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
 from plantune.kernels.hopper.family import (
+    COSTS,
     HopperFamily,
     estimate_us,
     filter_and_scalars,
@@ -21,7 +22,6 @@ from plantune.kernels.hopper.family import (
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.squeeze import (
     HIDDEN_MAX,
-    LAYERS_US,
     TILE_NS,
     SeParts,
     SeScalars,
@@ -132,12 +132,12 @@ class HopperBlock(HopperFamily[BlockParts]):
         constants = Constants(frame, read)
         return Launch(parts, self.design(parts, config), frame, constants, BlockScalars).bound()
 
-    def estimate_us(self, parts: BlockParts, config: Attrs) -> float:
+    def estimate_us(self, parts: BlockParts, config: Attrs, arch: Arch) -> float:
         design = self.design(parts, config)
+        first_us = estimate_us(design, parts.step.traffic_bytes, arch)
+        second_us = estimate_us(replace(design, shape=parts.second_shape), 0.0, arch)
         # One launch, one wait for the kernel in front.
-        first_us = estimate_us(design, parts.step.traffic_bytes)
-        both_us = first_us + estimate_us(replace(design, shape=parts.second_shape), 0.0) - 1.8
-        return both_us + LAYERS_US
+        return first_us + second_us - 1.8 + arch.cost(COSTS)["layers_us"]
 
 
 def _block(step: Step) -> BlockParts:

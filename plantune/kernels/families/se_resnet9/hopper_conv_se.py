@@ -10,6 +10,7 @@ from plantune.kernels.constants import Constants
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.family import (
+    COSTS,
     HopperFamily,
     estimate_us,
     filter_and_scalars,
@@ -19,7 +20,6 @@ from plantune.kernels.hopper.family import (
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.squeeze import (
     HIDDEN_MAX,
-    LAYERS_US,
     TILE_NS,
     SeParts,
     SeScalars,
@@ -90,8 +90,9 @@ class HopperConvSe(HopperFamily[SeParts]):
         constants = Constants(frame, read)
         return Launch(parts, self.design(parts, config), frame, constants, SeScalars).bound()
 
-    def estimate_us(self, parts: SeParts, config: Attrs) -> float:
-        return estimate_us(self.design(parts, config), parts.step.traffic_bytes) + LAYERS_US
+    def estimate_us(self, parts: SeParts, config: Attrs, arch: Arch) -> float:
+        conv_us = estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
+        return conv_us + arch.cost(COSTS)["layers_us"]
 
 
 FAMILY = HopperConvSe()

@@ -23,7 +23,6 @@ class PatchConv(onednn.OneDnnFamily[ConvParts]):
     """Config: `layout` of images."""
 
     name: ClassVar = "patch_conv"
-    flops_per_us = 2e5
 
     def read(self, step: Step) -> ConvParts:
         return ConvParts(step, pointwise_conv_after(step, "space_to_depth", scaled=True))

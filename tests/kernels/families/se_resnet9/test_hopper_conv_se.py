@@ -22,7 +22,7 @@ from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.hopper import launch as hopper_launch
 from plantune.kernels.hopper.family import filter_and_scalars
 from plantune.kernels.hopper.squeeze import SeScalars, layer_constants
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import estimate_us, why_not
 from plantune.layouts import view_bytes
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
@@ -162,7 +162,7 @@ def test_it_builds_without_spilling(step_of, build_within_limits, name, dtype):
     assert refusal(step, family, chosen) is None
     usage = build_within_limits(FAMILIES[family], step, chosen, ARCH)
     assert usage["run"].shared_bytes == 0
-    assert 2 < FAMILIES[family].estimate_us(FAMILIES[family].parts(step), chosen) < 100
+    assert 2 < estimate_us(step, Candidate(family, chosen)) < 100
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plantune.graph.spelling.reader import Reader, Value
+from plantune.graph.spelling.reader import Reader, Value, by_attributes
 from plantune.graph.spelling.shapes import reshape
 from plantune.layers import SpaceToDepth
 
@@ -112,19 +112,6 @@ def _avg_pool2d(
     return g.emit("avg_pool2d", x, **window, count_padding=count_include_pad)
 
 
-def _avg_pool2d_module(g: Reader, m: nn.AvgPool2d, x: Value) -> Value:
-    return _avg_pool2d(
-        g,
-        x,
-        m.kernel_size,
-        m.stride,
-        m.padding,
-        m.ceil_mode,
-        m.count_include_pad,
-        m.divisor_override,
-    )
-
-
 def _max_pool2d(
     g: Reader,
     x: Value,
@@ -138,12 +125,6 @@ def _max_pool2d(
     if ceil_mode or return_indices or _pair(dilation) != (1, 1):
         raise g.unsupported("a max pool with ceil_mode, return_indices or dilation")
     return g.emit("max_pool2d", x, **_window(kernel_size, stride, padding))
-
-
-def _max_pool2d_module(g: Reader, m: nn.MaxPool2d, x: Value) -> Value:
-    return _max_pool2d(
-        g, x, m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    )
 
 
 def _adaptive_avg_pool2d(g: Reader, x: Value, output_size: Any) -> Value:
@@ -160,10 +141,6 @@ def _dropout(
     return x
 
 
-def _dropout_module(g: Reader, m: nn.Dropout, x: Value) -> Value:
-    return _dropout(g, x, m.p, m.training)
-
-
 def _space_to_depth(g: Reader, m: SpaceToDepth, x: Value) -> Value:
     return g.emit("space_to_depth", x, block=m.block)
 
@@ -172,10 +149,10 @@ MODULES: dict[type[nn.Module], Callable[..., Value]] = {
     nn.Conv2d: _conv2d_module,
     nn.Linear: _linear_module,
     nn.BatchNorm2d: _batch_norm_module,
-    nn.AvgPool2d: _avg_pool2d_module,
-    nn.MaxPool2d: _max_pool2d_module,
-    nn.AdaptiveAvgPool2d: lambda g, m, x: _adaptive_avg_pool2d(g, x, m.output_size),
-    nn.Dropout: _dropout_module,
+    nn.AvgPool2d: by_attributes(_avg_pool2d),
+    nn.MaxPool2d: by_attributes(_max_pool2d),
+    nn.AdaptiveAvgPool2d: by_attributes(_adaptive_avg_pool2d),
+    nn.Dropout: by_attributes(_dropout),
     SpaceToDepth: _space_to_depth,
 }
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {

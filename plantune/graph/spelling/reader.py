@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.types import TensorType
@@ -47,3 +50,15 @@ class Reader(ABC):
 
     def shape(self, value: Value) -> tuple[int, ...]:
         return self.type_of(value).shape
+
+
+def by_attributes(read: Callable[..., Value]) -> Callable[..., Value]:
+    """The reader of a module that does what a function does with the module's attributes: torch
+    calls them as the function's parameters.
+    """
+    names = list(inspect.signature(read).parameters)[2:]
+
+    def read_module(g: Reader, module: nn.Module, x: Value) -> Value:
+        return read(g, x, **{name: getattr(module, name) for name in names})
+
+    return read_module

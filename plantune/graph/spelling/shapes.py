@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from plantune.graph.spelling.reader import Reader, Value
+from plantune.graph.spelling.reader import Reader, Value, by_attributes
 
 
 def _identity(g: Reader, x: Value, *_: Any, **__: Any) -> Value:
@@ -28,10 +28,6 @@ def _flatten(g: Reader, x: Value, start_dim: int = 0, end_dim: int = -1) -> Valu
     shape = g.shape(x)
     start, end = start_dim % len(shape), end_dim % len(shape)
     return reshape(g, x, *shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :])
-
-
-def _flatten_module(g: Reader, m: nn.Flatten, x: Value) -> Value:
-    return _flatten(g, x, m.start_dim, m.end_dim)
 
 
 def _unsqueeze(g: Reader, x: Value, dim: int) -> Value:
@@ -64,7 +60,7 @@ def _attribute(g: Reader, x: Value, name: str) -> Any:
 
 
 MODULES: dict[type[nn.Module], Callable[..., Value]] = {
-    nn.Flatten: _flatten_module,
+    nn.Flatten: by_attributes(_flatten),
     nn.Identity: lambda g, m, x: x,
 }
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from plantune.errors import CudaError
@@ -55,6 +55,25 @@ def _call(name: str, *arguments: Any) -> None:
     _check(name, function(*arguments), library)
 
 
+def _prepared(name: str) -> Callable[..., None]:
+    """A call that is looked up once, for what every pass does."""
+    library = _cuda()
+    function = getattr(library, name)
+
+    def call(*arguments: Any) -> None:
+        code = function(*arguments)
+        if code:
+            _check(name, code, library)
+
+    return call
+
+
+def _made(name: str, result: Any, *arguments: Any) -> Any:
+    """What a call writes to `result`, its first argument."""
+    _call(name, byref(result), *arguments)
+    return result.value
+
+
 def _check(name: str, code: int, library: Any) -> None:
     if code:
         text = ctypes.c_char_p()
@@ -64,28 +83,21 @@ def _check(name: str, code: int, library: Any) -> None:
 
 def driver_version() -> tuple[int, int]:
     """The CUDA release that the driver knows."""
-    number = c_int()
-    _call("cuDriverGetVersion", byref(number))
-    return number.value // 1000, number.value % 1000 // 10
+    number: int = _made("cuDriverGetVersion", c_int())
+    return number // 1000, number % 1000 // 10
 
 
 def load_module(image: bytes) -> c_void_p:
     """The kernels of a binary, on the current device."""
-    module = c_void_p()
-    _call("cuModuleLoadData", byref(module), image)
-    return module
+    return c_void_p(_made("cuModuleLoadData", c_void_p(), image))
 
 
 def function_of(module: c_void_p, name: str) -> c_void_p:
-    function = c_void_p()
-    _call("cuModuleGetFunction", byref(function), module, name.encode())
-    return function
+    return c_void_p(_made("cuModuleGetFunction", c_void_p(), module, name.encode()))
 
 
 def attribute(function: c_void_p, which: int) -> int:
-    value = c_int()
-    _call("cuFuncGetAttribute", byref(value), which, function)
-    return value.value
+    return int(_made("cuFuncGetAttribute", c_int(), which, function))
 
 
 def set_attribute(function: c_void_p, which: int, value: int) -> None:
@@ -96,9 +108,7 @@ def make_stream() -> int:
     """A stream of the current device that nobody else has: torch deals out the same 32 in turns,
     and what another thread sends to a stream that is being captured becomes a part of that graph.
     """
-    stream = c_void_p()
-    _call("cuStreamCreate", byref(stream), NON_BLOCKING)
-    return stream.value or 0
+    return _made("cuStreamCreate", c_void_p(), NON_BLOCKING) or 0
 
 
 @dataclass(frozen=True)
@@ -168,25 +178,16 @@ class NodeParams(ctypes.Structure):
 
 
 def node_updater(executable: int, node: int, params: NodeParams) -> Callable[[], None]:
-    """What gives a kernel of an instantiated graph these parameters, from its next launch on."""
-    library = _cuda()
-    change = library.cuGraphExecKernelNodeSetParams_v2
+    """Gives a kernel of an instantiated graph these parameters, from its next launch on."""
     arguments = c_void_p(executable), c_void_p(node), byref(params)
-
-    def update() -> None:
-        code = change(*arguments)
-        if code:
-            _check("cuGraphExecKernelNodeSetParams", code, library)
-
-    return update
+    return partial(_prepared("cuGraphExecKernelNodeSetParams_v2"), *arguments)
 
 
 def instantiate(graph: int, stream: int) -> int:
     """Another executable graph of a captured one, made ready on a stream."""
-    executable = c_void_p()
-    _call("cuGraphInstantiateWithFlags", byref(executable), c_void_p(graph), c_uint64(0))
-    _call("cuGraphUpload", executable, c_void_p(stream))
-    return executable.value or 0
+    made = _made("cuGraphInstantiateWithFlags", c_void_p(), c_void_p(graph), c_uint64(0))
+    _call("cuGraphUpload", c_void_p(made), c_void_p(stream))
+    return made or 0
 
 
 def destroy_executable(executable: int) -> None:
@@ -195,13 +196,5 @@ def destroy_executable(executable: int) -> None:
 
 
 def graph_launcher(executable: int) -> Callable[[c_void_p], None]:
-    """What launches an instantiated graph on a stream."""
-    library = _cuda()
-    launch, handle = library.cuGraphLaunch, c_void_p(executable)
-
-    def launch_on(stream: c_void_p) -> None:
-        code = launch(handle, stream)
-        if code:
-            _check("cuGraphLaunch", code, library)
-
-    return launch_on
+    """Launches an instantiated graph on a stream."""
+    return partial(_prepared("cuGraphLaunch"), c_void_p(executable))

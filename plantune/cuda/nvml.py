@@ -1,4 +1,4 @@
-"""The few calls of NVIDIA's management library, by ctypes. It comes with most drivers, not all."""
+"""The few calls of NVIDIA's management library, by ctypes. Not every driver comes with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAT_OR_POWER_SUPPLY = 0x08 | 0x20 | 0x40 | 0x80
 
 
 def driver_release() -> str | None:
-    """The driver's own version, such as 580.95.05; None where the library cannot tell."""
+    """The driver's own version, such as 580.95.05; None if the library cannot tell."""
     library = _library()
     text = ctypes.create_string_buffer(RELEASE_BYTES)
     if library is None or library.nvmlSystemGetDriverVersion(text, RELEASE_BYTES):
@@ -24,33 +24,33 @@ def driver_release() -> str | None:
 
 
 def is_slowed(index: int) -> bool:
-    """Whether hardware or software slow torch's GPU of that number down now, for its heat or its
-    power supply; False where the library cannot tell.
+    """Whether heat or power supply slow torch's GPU of that number down now;
+    False if the library cannot tell.
 
-    A power cap that software set is how large work runs on many GPUs all the time: no disturbance.
+    A power cap set by software does not count: many GPUs run large work at their cap all the time.
     """
-    handle = _handle(index)
-    if handle is None:
-        return False
-    reasons = ctypes.c_ulonglong()
-    failed = _library().nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(reasons))
-    return not failed and bool(reasons.value & HEAT_OR_POWER_SUPPLY)
+    name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+    reasons = _read(index, name, ctypes.c_ulonglong())
+    return bool((reasons or 0) & HEAT_OR_POWER_SUPPLY)
 
 
 def sm_clock_mhz(index: int) -> int | None:
-    """The clock of the multiprocessors of torch's GPU of that number now; None where unknown."""
+    """The clock of the multiprocessors of torch's GPU of that number now; None if unknown."""
+    return _read(index, "nvmlDeviceGetClockInfo", ctypes.c_uint(), SM_CLOCK)
+
+
+def _read(index: int, name: str, result: Any, *arguments: Any) -> int | None:
+    """What a call says of a GPU; None if the library is missing or the call fails."""
     handle = _handle(index)
-    if handle is None:
+    if handle is None or getattr(_library(), name)(handle, *arguments, ctypes.byref(result)):
         return None
-    clock = ctypes.c_uint()
-    failed = _library().nvmlDeviceGetClockInfo(handle, SM_CLOCK, ctypes.byref(clock))
-    return None if failed else clock.value
+    return int(result.value)
 
 
 def users(index: int) -> int:
-    """How many other processes compute on torch's GPU of that number; 0 where nothing tells."""
+    """How many other processes compute on torch's GPU of that number; 0 if unknown."""
     handle, count = _handle(index), ctypes.c_uint(0)
-    # Without room for the rows only their number comes back; this process is among them by its pid.
+    # Without room for rows only their number comes back. This process is one of them.
     if handle is None or _running(handle, count, None) not in (0, INSUFFICIENT_SIZE):
         return 0
     rows = (_Process * (count.value + 1))()

@@ -1,14 +1,17 @@
 """Finds the kernel families: every module below `plantune.kernels.families` defines one.
 
-So does every module that PLANTUNE_FAMILIES names: a user's own kernels, searched like the others.
+A user's own kernels are searched like these: PLANTUNE_FAMILIES names modules that define a FAMILY,
+and an installed package names such objects as entry points of the group `plantune.families`.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.metadata import entry_points
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
@@ -20,14 +23,37 @@ from plantune.settings import extra_families
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
+ENTRY_POINTS = "plantune.families"
+
 
 @cache
 def all_families() -> Mapping[str, AnyFamily]:
-    """Every family by its name, in the order of their files."""
+    """plantune's families by name, in the order of their files, then those of PLANTUNE_FAMILIES."""
     found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
     own = sorted((item.name for item in found if not item.ispkg), key=_file)
     modules = map(importlib.import_module, (*own, *extra_families()))
     return {module.FAMILY.name: module.FAMILY for module in modules}
+
+
+@cache
+def installed_families() -> Mapping[str, AnyFamily]:
+    """The families of other installed packages. To look for them takes 20 ms, so that is left to
+    searches, and to plans that have one.
+    """
+    found = {}
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            family = entry.load()
+        except (ImportError, AttributeError) as error:
+            package = entry.dist.name if entry.dist else "a package"
+            warnings.warn(
+                f"{package}: its kernel family {entry.value!r} cannot be imported and is left out: "
+                f"{error}",
+                stacklevel=2,
+            )
+        else:
+            found[family.name] = family
+    return found
 
 
 def _file(module: str) -> str:
@@ -38,6 +64,8 @@ def _file(module: str) -> str:
 def family_named(name: str) -> AnyFamily:
     """The family of that name; raises IllegalCandidate naming the known ones."""
     known = all_families()
+    if name not in known:
+        known = {**known, **installed_families()}
     if name not in known:
         raise IllegalCandidate(f"no kernel family is called {name!r}; known: {', '.join(known)}")
     return known[name]
@@ -70,7 +98,8 @@ def candidates(
     """Every legal candidate of a step, in the order of families and search space; of the named
     families alone if any are named.
     """
-    asked = all_families().values() if names is None else map(family_named, names)
+    every = {**installed_families(), **all_families()} if names is None else {}
+    asked = every.values() if names is None else map(family_named, names)
     return tuple(
         Candidate(family.name, config)
         for family in asked

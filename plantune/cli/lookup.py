@@ -184,4 +184,5 @@ def worker_for(problem: Problem, build_s: float | None = None) -> Worker:
     usual = Limits()
     memory_bytes = max(usual.memory_bytes, 2 * require_room(problem))
     limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
-    return Worker(limits=limits, reserve=None if problem.arch == "cpu" else problem.arch)
+    reserve = None if problem.arch == "cpu" else problem.arch
+    return Worker(limits=limits, reserve=reserve, at_once=False)

@@ -157,10 +157,7 @@ def _require_measurable(key: Key, how: How) -> None:
 
 def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     from plantune.cli.keeping import KeepingDatabase
-    from plantune.cli.quiet import wait_for_quiet
     from plantune.cli.search_report import is_lost, show_result
-    from plantune.measure.gpu_watch import gpu_watcher
-    from plantune.measure.machine_state import Machine
     from plantune.plan_db.proofs import remember_proof
 
     start = time.monotonic()
@@ -170,7 +167,6 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
         note(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
         if (hint := no_compiler_line(key.arch)) is not None:
             note(hint)
-        wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(key.arch)))
         with _lease(opened, key, how) as lease:
             result = _run(keeping, environment, key, how, _Watch(stop, lease))
     if result.race is not None:  # which compared its outputs with the framework's
@@ -225,12 +221,16 @@ def _run(
     keeping: KeepingDatabase, environment: Environment, key: Key, how: How, watch: _Watch
 ) -> Result:
     """The search's result, or what it has when it is interrupted."""
+    from plantune.cli.quiet import wait_for_quiet
+    from plantune.measure.gpu_watch import gpu_watcher
+    from plantune.measure.machine_state import Machine
     from plantune.search.search import Search
 
     settings = _settings(keeping, how)
     problem = key.problem()
-    worker = worker_for(problem)  # before anything begins, whether it has room
-    search = Search(problem, settings, keeping, environment, watch)
+    search = Search(problem, settings, keeping, environment, watch)  # whose budget begins here
+    wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(key.arch)))
+    worker = worker_for(problem)  # raises if there is no room for it
     try:
         with worker:
             return search.run(worker)

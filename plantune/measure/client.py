@@ -69,7 +69,8 @@ class Worker:
     A candidate that hangs or crashes costs its own process alone; the next request gets a fresh
     one. One request runs at a time: threads wait for each other. `environment` is added to what the
     child inherits from this process's. With `reserve`, the name of an arch, another process waits
-    ready for it: on a GPU many faults end one, and a new one takes 3 s.
+    ready for it: on a GPU many faults end one, and a new one takes 3 s. Without one, a process is
+    started on entering, or with the first request, which may cut it off, if not `at_once`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Worker:
         limits: Limits | None = None,
         environment: Mapping[str, str] | None = None,
         reserve: str | None = None,
+        at_once: bool = True,
     ) -> None:
         self.threads = threads or torch.get_num_threads()
         self.limits = limits or Limits()
@@ -87,13 +89,14 @@ class Worker:
         self.on_stage: Callable[[str], object] = lambda stage: None
         self._lock = threading.Lock()
         self._child: Child | None = None
+        self._at_once = at_once
         self._reserve = None if reserve is None else Reserve(self._new_child, reserve)
 
     def __enter__(self) -> Worker:
-        if self._reserve is None:
-            self.start()
-        else:
+        if self._reserve is not None:
             self._reserve.fill()  # the first request takes it; until then both have time
+        elif self._at_once:
+            self.start()
         return self
 
     def __exit__(

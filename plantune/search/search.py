@@ -38,7 +38,9 @@ BEGINNING, BEGINNING_S = 0.1, 8.0
 
 
 class Search:
-    """One search. `run` may be interrupted; `partial` returns what was found until then."""
+    """One search, whose budget begins when it is made. `run` may be interrupted; `partial` returns
+    what was found until then.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,6 @@ class Search:
 
     def run(self, worker: Worker) -> Result:
         """Searches to the end and keeps the plan; raises NoViableCandidate if nothing ran."""
-        self._budget = Budget(self.settings.budget_s)
         try:
             with builds_for(self.space.arch, worker) as builds:
                 run = self._started(worker, builds)

@@ -131,7 +131,7 @@ class FakeWorker:
     outcomes: Callable[[Step, Candidate], Outcome]
     failure: BaseException | None = None
 
-    def __call__(self, *, limits: object = None, reserve: str | None = None) -> FakeWorker:
+    def __call__(self, **options: object) -> FakeWorker:
         return self
 
     def __enter__(self) -> FakeWorker:

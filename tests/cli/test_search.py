@@ -61,6 +61,21 @@ def fake(monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker) -> typ
     return FakeSearch
 
 
+def test_waiting_for_a_quiet_machine_is_part_of_the_budget(
+    run: Run, fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which begins when the search is made."""
+    made: list[bool] = []
+
+    def wait(budget_s: float, machine: object) -> None:
+        made.append(fake.settings is not None)
+
+    monkeypatch.setattr(fake, "settings", None)
+    monkeypatch.setattr("plantune.cli.quiet.wait_for_quiet", wait)
+    assert run("search", "--batch", 1).exit_code == 0
+    assert made == [True]
+
+
 def test_the_plan_is_kept_and_told(run: Run, cache: Path) -> None:
     result = run("search", "--batch", 1, "--json")
     assert result.exit_code == 0

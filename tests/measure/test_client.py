@@ -78,7 +78,7 @@ def test_a_good_kernel_is_measured(worker, relu, ask):
     outcome = worker.check_and_time(relu, FRAMEWORK, "cpu", EFFORT)
     assert is_good(outcome)
     assert outcome.deterministic
-    assert outcome.cache == "warm"
+    assert outcome.cache == "cold"
 
 
 FAULTS = {
@@ -321,3 +321,12 @@ def test_a_program_that_takes_too_long_is_raised(relu):
         with pytest.raises(MeasureTimeout, match=r"start took over 0\.2 s; the worker was killed"):
             worker.time_programs(graph, [], EFFORT)
         assert worker.pid is None
+
+
+def test_a_worker_that_is_not_needed_at_once_starts_with_its_first_request() -> None:
+    with Worker(threads=1, at_once=False) as worker:
+        assert worker.pid is None
+        with pytest.raises(OutOfTime):
+            worker.start(cut_at=time.monotonic())
+        worker.start()
+        assert worker.pid is not None

@@ -16,6 +16,13 @@ from plantune.search.results import Settings
 from plantune.search.search import Search
 
 
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
 class HastyWorker:
     """Is cut off in these requests."""
 
@@ -27,6 +34,7 @@ class HastyWorker:
         self.plans = []
 
     def start(self, cut_at=None):
+        self.cut_at = cut_at
         if "start" in self.cut_off:
             raise OutOfTime("the time was over before the measuring worker started")
 
@@ -57,6 +65,18 @@ def hasty(tmp_path, monkeypatch):
     monkeypatch.setattr("plantune.plan_db.stored.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         yield Search(Problem("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment())
+
+
+def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
+    """Waiting for a quiet machine and the worker's first process count."""
+    clock = Clock()
+    monkeypatch.setattr("plantune.search.search.Budget", lambda seconds: Budget(seconds, clock))
+    search = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    clock.now += 12
+    worker = HastyWorker("start")
+    result = search.run(worker)
+    assert result.spent_s == 12
+    assert worker.cut_at == pytest.approx(100 + 60 * 1.12)
 
 
 @pytest.mark.parametrize("phase", ["start", "race"])

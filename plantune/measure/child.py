@@ -80,7 +80,7 @@ class Child:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            _kill_group(process)
+            _signal_group(process, signal.SIGKILL)
             process.wait()
             self._reaped = True
         reader.join(JOIN_S)
@@ -147,15 +147,16 @@ class Child:
 
     def stop(self, stopped: bool) -> None:
         """Stops the process and all that it started, or lets them go on."""
-        with self._lock:
-            if not self._reaped and self._process is not None:
-                _signal_group(self._process, signal.SIGSTOP if stopped else signal.SIGCONT)
+        self._signal(signal.SIGSTOP if stopped else signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kills the process and all that it started; whoever asks it gets WorkerDied."""
+        """Kills the process and the compilers that it started; whoever asks it gets WorkerDied."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         with self._lock:
             if not self._reaped and self._process is not None:
-                _kill_group(self._process)
+                _signal_group(self._process, number)
 
     def end(self) -> None:
         """Kills it, as it has nothing to save. Nobody may be asking it."""
@@ -177,11 +178,6 @@ class Child:
     def _said(self) -> str:
         text = bytes(self._printed).decode(errors="replace").strip()
         return f"; it printed:\n{text}" if text else ""
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process and the compilers that it started."""
-    _signal_group(process, signal.SIGKILL)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
@@ -20,7 +19,7 @@ from plantune.gpus import device_for
 from plantune.graph.types import DTYPES, TensorType
 from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.timing import Call
-from plantune.measure.ways import FROZEN, LIVE, WAYS, Run, Way
+from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.problem import Problem
@@ -84,9 +83,7 @@ class Entrants:
     def plan(self, plan: Plan, *, frozen: bool = False) -> Entrant:
         """The plan as a user runs it; raises WrongResult where its output is not the network's."""
         start = time.perf_counter()
-        module = copy.deepcopy(self._module)
-        if self.device.captures:  # as load_model builds it
-            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        module, _ = self._laid_out(channels_last=self.device.captures)  # as load_model builds it
         tuned = TunedModule(
             module,
             TensorType(self.shape, self.problem.dtype),
@@ -113,7 +110,7 @@ class Entrants:
         if way.compiles and cxx_compiler() is None:
             raise BuildError(NO_COMPILER)
         start, hits = time.perf_counter(), _cache_hits()
-        module, images = self._laid_out(way)
+        module, images = self._laid_out(way.channels_last)
         run = way.make(module, images[0])
         call_of = self._calls_of(run, module)
         entrant = self._ready(name, run, images, call_of, way.promise(self.problem.mode), start)
@@ -129,33 +126,28 @@ class Entrants:
         way = self._ways[name]
         if self._train or not (way.static and self.device.captures):
             return entrant
-        module, images = self._laid_out(way)
+        module, images = self._laid_out(way.channels_last)
         image = images[0].clone(memory_format=torch.preserve_format)
         torch._dynamo.mark_static_address(image, guard=False)
         run = way.make(module, image)
-        for other, exact in self._proofs(images):
-            image.copy_(other)
-            if not exact.errors(self._output(run, image))[0] <= self._bound:
-                return entrant
-        same = self._calls_of(run, module)([image])
-        for _ in range(FIRST_CALLS):
-            same()
+        if not self._error(run, images, image) <= self._bound:
+            return entrant
+        same = _warmed_up(self._calls_of(run, module)([image]))
         return replace(entrant, same=same, static=True)
 
-    @contextmanager
-    def memory_of(self, name: str) -> Iterator[list[Entrant]]:
-        """Notes the memory of the entrant that is made inside and put into the list."""
-        made: list[Entrant] = []
+    def weighed(self, name: str, make: Callable[[], Entrant]) -> Entrant:
+        """An entrant as it is made; notes how much memory it takes."""
         held = self.device.held_bytes()
-        yield made
-        peak = self.device.peak_bytes(made[0].same)
+        made = make()
+        peak = self.device.peak_bytes(made.same)
         # What a way gives back of others', such as cuBLAS's workspace, may be more than it takes.
         if held is not None and peak is not None and peak >= held:
             self.peaks_mib[name] = (peak - held) / 2**20
+        return made
 
-    def _laid_out(self, way: Way) -> tuple[nn.Module, Sequence[Tensor]]:
+    def _laid_out(self, channels_last: bool) -> tuple[nn.Module, Sequence[Tensor]]:
         module = copy.deepcopy(self._module)
-        if not way.channels_last:
+        if not channels_last:
             return module, self._images
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module, self._images_last
@@ -173,15 +165,12 @@ class Entrants:
         promise: str,
         start: float,
     ) -> Entrant:
-        """Proves the outputs for two images: what takes an image for a constant is found out."""
-        for x, exact in self._proofs(images):
-            error = exact.errors(self._output(run, x))[0]
-            if not error <= self._bound:
-                text = f"{name} gives another output for {self.problem}: relative error {error:.3g}"
-                raise WrongResult(f"{text}, allowed {self._bound:.3g}", error, self._bound)
-        same = call_of(images[:1])
-        for _ in range(FIRST_CALLS):
-            same()  # What is compiled or captured in the first passes counts as building.
+        """Proves the outputs first. The first calls count as building."""
+        error = self._error(run, images)
+        if not error <= self._bound:
+            text = f"{name} gives another output for {self.problem}: relative error {error:.3g}"
+            raise WrongResult(f"{text}, allowed {self._bound:.3g}", error, self._bound)
+        same = _warmed_up(call_of(images[:1]))
         self.device.synchronize()
         return Entrant(same, call_of(images), promise, time.perf_counter() - start)
 
@@ -223,16 +212,27 @@ class Entrants:
 
         return call_of
 
-    def _proofs(self, images: Sequence[Tensor]) -> list[tuple[Tensor, Exact]]:
-        """Images and exact outputs, twice: graphs are recorded in the second call, and replayed in
-        later ones.
+    def _error(self, run: Run, images: Sequence[Tensor], into: Tensor | None = None) -> float:
+        """The largest one for two images: what takes an image for a constant is found out. Each is
+        run twice: graphs are recorded in the second call, and replayed in later ones.
         """
-        return 2 * list(zip(images, self._exact, strict=False))
+        errors = []
+        for image, exact in 2 * list(zip(images, self._exact, strict=False)):
+            x = image if into is None else into.copy_(image)
+            errors.append(exact.errors(self._output(run, x))[0])
+        return max(errors)
 
     def _output(self, run: Run, x: Tensor) -> Tensor:
         with torch.set_grad_enabled(self._train):
             output: Tensor = run(x)
         return output.detach()
+
+
+def _warmed_up(call: Call) -> Call:
+    """A call of which torch has compiled and captured all by now."""
+    for _ in range(FIRST_CALLS):
+        call()
+    return call
 
 
 def images_that_fit(image_bytes: int, most: int) -> int:

@@ -12,13 +12,12 @@ from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.timing import HOST, Call, Timing
-from plantune.measure.whole import draw_values, one_pass
+from plantune.measure.whole import draw_values, pass_that_runs
 from plantune.plan import Plan, check_plan
-from plantune.runtime.captured import program_on
 from plantune.runtime.schedule import make_schedule
 from plantune.space.search_space import SearchSpace, load_search_space
 
-WARM_UP_CALLS = 3
+WARM_UP_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:
     """The cost of one pass of a plan on random data, in so many runs one by one."""
     space = load_search_space(plan.arch)
     device = device_for(space.arch)
-    values = draw_values(graph, seed, device)
-    call = one_pass(program_on(device.place, graph, plan, space), values)
+    call = pass_that_runs(graph, plan, draw_values(graph, seed, device), device)
     for _ in range(WARM_UP_CALLS):
         call()
     cpu = Timing(tuple(_host_us(call, device) for _ in range(runs)))

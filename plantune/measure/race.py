@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,11 +124,16 @@ def _ours(entrants: Entrants, plan: Plan | None, *, frozen: bool) -> dict[str, E
     if plan is None:
         return ready
     for name in OURS[: 1 + frozen]:
-        with _blaming(name), entrants.memory_of(name) as made:
-            made.append(entrants.plan(plan, frozen=name == PLANTUNE_FROZEN))
-            entrants.device.give_back_memory()  # as eager's algorithms do when they are compared
-        ready[name] = made[0]
+        with _blaming(name):
+            make = partial(_planned, entrants, plan, frozen=name == PLANTUNE_FROZEN)
+            ready[name] = entrants.weighed(name, make)
     return ready
+
+
+def _planned(entrants: Entrants, plan: Plan, *, frozen: bool) -> Entrant:
+    made = entrants.plan(plan, frozen=frozen)
+    entrants.device.give_back_memory()  # as eager's algorithms do when they are compared
+    return made
 
 
 def _baselines(
@@ -142,11 +148,9 @@ def _baselines(
             continue
         say("build")
         try:
-            with entrants.memory_of(name) as made:
-                made.append(entrants.baseline(name))
-            ready[name] = made[0]
+            ready[name] = entrants.weighed(name, partial(entrants.baseline, name))
             if detailed:
-                ready[name] = entrants.told_of_static(name, made[0])
+                ready[name] = entrants.told_of_static(name, ready[name])
         except Exception as error:  # It may fail in any way that torch knows.
             if not entrants.device.works():
                 raise WorkerDied(f"{name}: {first_line(error)}") from error

@@ -13,7 +13,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.preparation import Preparation
 from plantune.layouts import view_bytes
 from plantune.machine import arch_of
-from plantune.runtime.binding import bound, made_for
+from plantune.runtime.binding import bind, made_for
 from plantune.runtime.schedule import Launch
 from plantune.space.arch import Arch, load_arch
 
@@ -43,7 +43,7 @@ class StepAlone(ABC):
         else:
             built = build(step, candidate, arch)
         # A captured graph reads what the kernel prepared, so the binding stays.
-        self._binding = bound(launch, self.values, built, device.place)
+        self._binding = bind(launch, self.values, built, device.place)
         own = load_arch(arch_of(device.place)) if device.captures else arch
         self._preparation = Preparation(self._binding.constants, self.values, {}, own, device.place)
 

@@ -46,7 +46,7 @@ def time_programs(
             prepared.append(Rejected("timeout", NO_TIME))
             continue
         say("build")
-        prepared.append(attempted(partial(_ready, graph, plan, values, device), device))
+        prepared.append(attempted(partial(pass_that_runs, graph, plan, values, device), device))
     device.give_back_memory()  # as other work in a process may at any time
     say("time")
     calls = [call for call in prepared if not isinstance(call, Rejected)]
@@ -54,7 +54,7 @@ def time_programs(
     return [item if isinstance(item, Rejected) else next(timings) for item in prepared]
 
 
-def _ready(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
+def pass_that_runs(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
     """A pass that has run once: what does not run at all is not timed."""
     call = one_pass(program_on(device.place, graph, plan, load_search_space(plan.arch)), values)
     call()

@@ -33,7 +33,7 @@ def made_for(launch: Launch, take: Take) -> Values:
     return values
 
 
-def bound(launch: Launch, values: Values, built: Any, device: torch.device) -> Binding:
+def bind(launch: Launch, values: Values, built: Any, device: torch.device) -> Binding:
     """The kernel of a launch, tied to the memory in `values`."""
     frame = Frame(values, values.get(launch.workspace), built, device)
     return launch.family.bind(launch.parts, launch.candidate.config, frame)

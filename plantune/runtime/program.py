@@ -16,7 +16,7 @@ from plantune.kernels.constants import Constant
 from plantune.kernels.family import CPU, Values
 from plantune.layouts import in_layout
 from plantune.plan import Plan, check_plan
-from plantune.runtime.binding import bound, made_for
+from plantune.runtime.binding import bind, made_for
 from plantune.runtime.branches import branches_of
 from plantune.runtime.lanes import Call, Lanes
 from plantune.runtime.liveness import liveness, passes
@@ -91,7 +91,7 @@ class Program:
     def _calls(self, launch: Launch, space: SearchSpace, drops: Sequence[str] = ()) -> list[Call]:
         """What a launch does in each pass; its refresh joins the preparation."""
         built = build(launch.step, launch.candidate, space.arch)
-        binding = bound(launch, self.values, built, self.device)
+        binding = bind(launch, self.values, built, self.device)
         if binding.refresh is not None:
             self._prepare.append(binding.refresh)
         self._constants[launch.step.name] = binding.constants

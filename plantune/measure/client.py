@@ -25,12 +25,11 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure import work
 from plantune.measure.child import Child
-from plantune.measure.passes import PassCost
+from plantune.measure.programs import PassCost, time_programs
 from plantune.measure.race import Race, race
 from plantune.measure.reserve import Reserve, warmed_up
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
-from plantune.measure.whole import time_programs
 from plantune.measure.work import Request, request
 from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan

@@ -17,6 +17,7 @@ from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, En
 from plantune.measure.gpu_watch import call_watch
 from plantune.measure.latency import gpu_us, host_us, time_latencies
 from plantune.measure.limits import GPU_FAULTS
+from plantune.measure.programs import NO_TIME, Say
 from plantune.measure.timing import (
     Effort,
     Interval,
@@ -25,7 +26,6 @@ from plantune.measure.timing import (
     ratio_interval,
     time_interleaved,
 )
-from plantune.measure.whole import NO_TIME, Say
 from plantune.plan import Plan
 from plantune.problem import Problem
 

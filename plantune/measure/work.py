@@ -20,17 +20,16 @@ from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named, why_not
-from plantune.measure import passes, roofline, scenes
+from plantune.measure import programs, roofline, scenes
 from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.numerics import check
-from plantune.measure.passes import PassCost
+from plantune.measure.programs import PassCost, Say, time_programs
 from plantune.measure.race import race
 from plantune.measure.scenes import Scenes
-from plantune.measure.timed_step import TimedStep
+from plantune.measure.step_alone import TimedStep
 from plantune.measure.timing import Effort, Timing, Watch, time_call
-from plantune.measure.whole import Say, time_programs
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.space.arch import load_arch
@@ -89,10 +88,10 @@ def check_elsewhere(
 
 
 def pass_cost(say: Say, graph: Graph, plan: Plan, runs: int, seed: int) -> PassCost | Rejected:
-    """See `passes.pass_cost`."""
+    """See `programs.pass_cost`."""
     say("build")
     device = device_for(load_arch(plan.arch))
-    return attempted(lambda: passes.pass_cost(graph, plan, runs, seed), device)
+    return attempted(lambda: programs.pass_cost(graph, plan, runs, seed), device)
 
 
 def warm_up(say: Say, arch: str) -> None:

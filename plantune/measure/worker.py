@@ -21,8 +21,8 @@ from plantune.measure.limits import (
     leave_no_core,
     memory_limit,
 )
+from plantune.measure.programs import Say
 from plantune.measure.protocol import Channel, Message
-from plantune.measure.whole import Say
 from plantune.measure.work import perform
 
 

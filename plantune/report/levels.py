@@ -11,7 +11,7 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import Fusion, parse_item
 from plantune.graph.graph import Graph
 from plantune.graph.types import DTYPES, TensorType
-from plantune.measure.passes import PassCost
+from plantune.measure.programs import PassCost
 from plantune.models.registry import network
 from plantune.outcome import Rejected
 from plantune.plan import Plan

@@ -1,4 +1,4 @@
-"""Places buffers in one arena so that those which live at the same time do not overlap."""
+"""When each value of a schedule is needed, and its place in an arena that it shares with others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from plantune.layouts import aligned
 from plantune.runtime.binding import Take, fresh
+from plantune.runtime.branches import Branch
+from plantune.runtime.schedule import Launch, Schedule
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,99 @@ def taker(plan: MemoryPlan, apart: Container[str], device: torch.device) -> Take
         return fresh(size_bytes, device), 0
 
     return take
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """`buffers` are to be placed in the arena. `held` are adopted values and views; `drops` names,
+    per launch of forward and backward, those of them that nothing reads afterwards.
+    """
+
+    buffers: tuple[Lifetime, ...]
+    drops: tuple[tuple[str, ...], ...]
+    held: tuple[str, ...]
+
+
+def passes(schedule: Schedule) -> tuple[Launch, ...]:
+    """The launches of the forward and the backward pass, in order."""
+    return (*schedule.phase("forward"), *schedule.phase("backward"))
+
+
+def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
+    """Follows every value from its making to its last use. A view is a use of what it views.
+
+    What the backward pass reads stays until its end, so that it can run twice. Results stay until
+    the end of their pass, when the caller takes them. A branch holds what it touches as long as it
+    may run.
+    """
+    uses = _Uses()
+    launches = passes(schedule)
+    beside = {branch.launch: branch.beside for branch in branches}
+    for when, launch in enumerate(launches):
+        uses.launch(beside.get(when, range(when, when + 1)), launch, schedule)
+    graph = schedule.graph
+    turn, end = len(schedule.phase("forward")) - 1, len(launches)
+    for name in (*graph.outputs, *(value for _, value in graph.updates)):
+        uses.use(name, turn)
+    for _, name in graph.gradients:
+        uses.use(name, end)
+    uses.keep_for_backward(turn, end)
+    results = graph.results
+    drops: list[list[str]] = [[] for _ in launches]
+    for name in uses.held:
+        when = uses.last[uses.root(name)]
+        if when < len(launches) and name not in results:
+            drops[when].append(name)
+    buffers = [
+        Lifetime(name, size, uses.first[name], uses.last[name]) for name, size in uses.sizes.items()
+    ]
+    return Liveness(tuple(buffers), tuple(map(tuple, drops)), tuple(uses.held))
+
+
+class _Uses:
+    """First and last use per value, where views count for the value they view."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        self.roots: dict[str, str] = {}
+        self.held: list[str] = []
+
+    def root(self, name: str) -> str:
+        return self.roots.get(name, name)
+
+    def use(self, name: str, when: int) -> None:
+        root = self.root(name)
+        self.last[root] = max(self.last.get(root, when), when)
+
+    def make(self, name: str, size_bytes: int, when: range) -> None:
+        self.first[name], self.sizes[name] = when[0], size_bytes
+        self.use(name, when[-1])
+
+    def launch(self, when: range, launch: Launch, schedule: Schedule) -> None:
+        """`when` are the launches while which it may run."""
+        for conversion in launch.conversions:
+            self.use(conversion.source, when[-1])
+            self.make(conversion.result, schedule.graph.types[conversion.source].size_bytes, when)
+        for name, _ in launch.step.inputs:
+            self.use(name, when[-1])
+        aliases, adopts = launch.aliases, launch.adopts
+        for name, type_ in launch.step.outputs:
+            if name in aliases:
+                self.roots[name] = self.root(aliases[name])
+            if name in aliases or name in adopts:
+                self.first[name] = when[0]
+                self.held.append(name)
+                self.use(name, when[-1])
+            else:
+                self.make(name, type_.size_bytes, when)
+        if launch.workspace_bytes:
+            self.make(launch.workspace, launch.workspace_bytes, when)
+
+    def keep_for_backward(self, turn: int, end: int) -> None:
+        """Whatever crosses from forward to backward stays to the end of the backward pass."""
+        for name, made in self.first.items():
+            root = self.root(name)
+            if made <= turn < self.last[root]:
+                self.last[root] = end

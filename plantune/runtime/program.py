@@ -17,10 +17,8 @@ from plantune.kernels.family import CPU, Values
 from plantune.layouts import in_layout
 from plantune.plan import Plan, check_plan
 from plantune.runtime.binding import bind, made_for
-from plantune.runtime.branches import branches_of
-from plantune.runtime.lanes import Call, Lanes
-from plantune.runtime.liveness import liveness, passes
-from plantune.runtime.memory_plan import plan_memory, taker
+from plantune.runtime.branches import Call, Lanes, branches_of
+from plantune.runtime.memory_plan import liveness, passes, plan_memory, taker
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
 from plantune.runtime.weights import Weights
 from plantune.space.search_space import SearchSpace

@@ -9,7 +9,7 @@ import pytest
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
-from plantune.measure.passes import PassCost
+from plantune.measure.programs import PassCost
 from plantune.measure.timing import Timing
 from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plantune.measure.jsonable import from_json, to_json
-from plantune.measure.passes import PassCost
+from plantune.measure.programs import PassCost
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Effort, Interval, Timing
 from plantune.measure.work import check_and_time, request

@@ -12,7 +12,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.constants import ALIGNMENT_BYTES, Constant, Room, by_pixels
 from plantune.kernels.family import Binding, Candidate
 from plantune.measure.numerics import check
-from plantune.measure.timed_step import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, TimedStep
+from plantune.measure.step_alone import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, TimedStep
 
 IMAGE = TensorType((2, 3, 5, 7))
 
@@ -34,7 +34,7 @@ class Graphs(Device):
 @pytest.fixture
 def graphs(monkeypatch):
     device = Graphs()
-    for module in ("trial", "numerics", "timed_step"):
+    for module in ("trial", "numerics", "step_alone"):
         monkeypatch.setattr(f"plantune.measure.{module}.device_for", lambda arch: device)
     return device
 
@@ -197,7 +197,7 @@ def test_what_is_packed_counts_where_it_is_more_than_the_launch(
     graphs, convolution, packs, space, monkeypatch, small_bytes, counted
 ):
     family = packs(lambda step, frame: None, in_place=False)
-    monkeypatch.setattr("plantune.measure.timed_step.SMALL_BYTES", small_bytes)
+    monkeypatch.setattr("plantune.measure.step_alone.SMALL_BYTES", small_bytes)
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
     monkeypatch.setattr("plantune.kernels.build._built", {})
     timed = TimedStep(convolution, Candidate("fake", Attrs()), space.arch)
@@ -212,7 +212,7 @@ def test_a_weight_in_channels_last_costs_a_candidate_nothing(
 ):
     """As load_model makes it, and as a plan is searched for."""
     family = packs(lambda step, frame: None)
-    monkeypatch.setattr("plantune.measure.timed_step.SMALL_BYTES", 0)
+    monkeypatch.setattr("plantune.measure.step_alone.SMALL_BYTES", 0)
     monkeypatch.setattr("plantune.kernels.registry.all_families", lambda: {"fake": family})
     monkeypatch.setattr("plantune.kernels.build._built", {})
     TimedStep(convolution, Candidate("fake", Attrs()), space.arch).launch()

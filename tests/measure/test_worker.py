@@ -32,11 +32,11 @@ from plantune.measure import roofline
 from plantune.measure.client import Limits, Worker
 from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import rejection
+from plantune.measure.programs import draw_values
 from plantune.measure.race import Race
-from plantune.measure.timed_step import TimedStep
+from plantune.measure.step_alone import TimedStep
 from plantune.measure.timing import Effort
 from plantune.measure.ways import baselines_for
-from plantune.measure.whole import draw_values
 from plantune.models.registry import network
 from plantune.outcome import Rejected
 from plantune.plan import Plan, check_plan

@@ -25,11 +25,10 @@ from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import candidates, family_named
 from plantune.layers import SpaceToDepth
 from plantune.plan import Choice, Plan
-from plantune.runtime import liveness as liveness_module
+from plantune.runtime import memory_plan as memory_module
 from plantune.runtime import program as program_module
-from plantune.runtime.branches import Branch
-from plantune.runtime.lanes import Call
-from plantune.runtime.liveness import Liveness
+from plantune.runtime.branches import Branch, Call
+from plantune.runtime.memory_plan import Liveness
 from plantune.runtime.program import Program
 from plantune.runtime.schedule import Launch, Schedule
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -405,7 +404,7 @@ class PoisonedProgram(Program):
             super().__init__(graph, plan, space)
 
     def _recorded(self, schedule: Schedule, branches: Iterable[Branch]) -> Liveness:
-        self._live = liveness_module.liveness(schedule, branches)
+        self._live = memory_module.liveness(schedule, branches)
         return self._live
 
     def _calls(

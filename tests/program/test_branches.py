@@ -10,8 +10,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
 from plantune.runtime.branches import REACH, Branch, branches_of
-from plantune.runtime.liveness import liveness, passes
-from plantune.runtime.memory_plan import Lifetime
+from plantune.runtime.memory_plan import Lifetime, liveness, passes
 from plantune.runtime.schedule import make_schedule
 
 IMAGE = TensorType((2, 3, 4, 4))

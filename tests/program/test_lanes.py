@@ -15,9 +15,8 @@ from plantune.graph.types import TensorType
 from plantune.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan import check_plan
-from plantune.runtime import lanes as module
-from plantune.runtime.branches import Branch, branches_of
-from plantune.runtime.lanes import Lanes
+from plantune.runtime import branches as module
+from plantune.runtime.branches import Branch, Lanes, branches_of
 from plantune.runtime.program import Program
 from plantune.runtime.schedule import make_schedule
 from plantune.space.search_space import load_search_space

@@ -16,9 +16,8 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.layouts import aligned
 from plantune.plan import Choice, check_plan
-from plantune.runtime import liveness as module
-from plantune.runtime.liveness import _Uses, liveness
-from plantune.runtime.memory_plan import Lifetime
+from plantune.runtime import memory_plan as module
+from plantune.runtime.memory_plan import Lifetime, _Uses, liveness
 from plantune.runtime.schedule import make_schedule
 
 IMAGE = TensorType((2, 3, 4, 4))

@@ -11,8 +11,7 @@ from plantune.graph.types import TensorType
 from plantune.layouts import ALIGNMENT_BYTES, aligned
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plan import check_plan
-from plantune.runtime.liveness import liveness
-from plantune.runtime.memory_plan import Lifetime, plan_memory
+from plantune.runtime.memory_plan import Lifetime, liveness, plan_memory
 from plantune.runtime.schedule import make_schedule
 
 

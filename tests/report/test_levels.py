@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from plantune.default_plans import hand_plan
-from plantune.measure.passes import PassCost, launches, pass_cost
+from plantune.measure.programs import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
 from plantune.outcome import Rejected
 from plantune.plan import check_plan
@@ -75,7 +75,6 @@ def test_the_cost_of_a_pass_is_measured(found):
     assert cost.cpu.median_us > 1000
     assert cost.gpu is None
     assert cost.kernels == launches(found["plan"].graph, found["plan"].plan, SPACE)
-    assert PassCost.from_json(cost.to_json()) == cost
 
 
 @pytest.mark.gpu

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plantune.default_plans import default_plan
-from plantune.measure import passes, work
+from plantune.measure import programs, work
 from plantune.measure.client import Worker
-from plantune.measure.passes import PassCost, pass_cost
+from plantune.measure.programs import PassCost, pass_cost
 from plantune.outcome import Rejected
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
@@ -26,6 +26,6 @@ def test_a_plan_that_has_no_room_is_rejected(monkeypatch):
     def full(*arguments):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(passes, "pass_cost", full)
+    monkeypatch.setattr(programs, "pass_cost", full)
     found = work.pass_cost(lambda stage: None, PROBLEM.graph, PLAN, 1, 0)
     assert found == Rejected("memory", "no room")

@@ -1,16 +1,19 @@
 """How the framework runs each op: writing into given memory where it has a way to.
 
-An entry takes a node and the values, and returns what to call at each launch. Outputs are read
-when an entry is made, inputs when the call is made: they may be other tensors each time.
+An entry takes a node and the memory of its outputs, and returns what to call at each launch with
+the inputs: they may be other tensors each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.cuda.workspaces import kept_workspaces
 from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
@@ -20,91 +23,45 @@ from plantune.graph.ops.pointwise import along_axis
 aten = torch.ops.aten
 Values = dict[str, Tensor]
 Call = Callable[[], object]
-Maker = Callable[[Node, Values], Call]
+Run = Callable[..., object]
+Writer = Callable[..., Run]
 
 
-def _binary(function: Callable[..., Tensor]) -> Maker:
-    def make(node: Node, values: Values) -> Call:
-        (a, b), y = node.inputs, values[node.name]
-        return lambda: function(values[a], values[b], out=y)
-
-    return make
+def _out(function: Run) -> Writer:
+    return lambda node, y: partial(function, out=y)
 
 
-def _channel(function: Callable[..., Tensor]) -> Maker:
-    def make(node: Node, values: Values) -> Call:
-        (a, b), y = node.inputs, values[node.name]
+def _channel(function: Run) -> Writer:
+    def write(node: Node, y: Tensor) -> Run:
         rank, axis = y.dim(), node.attrs["axis"]
-        return lambda: function(values[a], along_axis(values[b], rank, axis), out=y)
+        return lambda a, b: function(a, along_axis(b, rank, axis), out=y)
 
-    return make
+    return write
 
 
-def _affine(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
+def _affine(node: Node, y: Tensor) -> Run:
     number = float if y.is_floating_point() else int
     alpha, beta = number(node.attrs["alpha"]), number(node.attrs["beta"])
     if alpha == 1:
-        return lambda: torch.add(values[a], beta, out=y)
+        return lambda x: torch.add(x, beta, out=y)
     if beta == 0:
-        return lambda: torch.mul(values[a], alpha, out=y)
-
-    def call() -> None:
-        torch.mul(values[a], alpha, out=y)
-        y.add_(beta)
-
-    return call
+        return lambda x: torch.mul(x, alpha, out=y)
+    return lambda x: torch.mul(x, alpha, out=y).add_(beta)
 
 
-def _cast(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
-    return lambda: y.copy_(values[a])
+def _rsqrt(node: Node, y: Tensor) -> Run:
+    return lambda x: torch.add(x, node.attrs["eps"], out=y).rsqrt_()
 
 
-def _relu(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
-    return lambda: torch.clamp_min(values[a], 0, out=y)
+def _reduce(function: Run) -> Writer:
+    def write(node: Node, y: Tensor) -> Run:
+        return partial(function, dim=node.attrs["dims"], keepdim=node.attrs["keepdim"], out=y)
+
+    return write
 
 
-def _relu_grad(node: Node, values: Values) -> Call:
-    (a, b), y = node.inputs, values[node.name]
-    return lambda: aten.threshold_backward(values[a], values[b], 0, grad_input=y)
-
-
-def _sigmoid(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
-    return lambda: torch.sigmoid(values[a], out=y)
-
-
-def _sigmoid_grad(node: Node, values: Values) -> Call:
-    (a, b), y = node.inputs, values[node.name]
-    return lambda: aten.sigmoid_backward(values[a], values[b], grad_input=y)
-
-
-def _rsqrt(node: Node, values: Values) -> Call:
-    (a,), y, eps = node.inputs, values[node.name], node.attrs["eps"]
-
-    def call() -> None:
-        torch.add(values[a], eps, out=y)
-        y.rsqrt_()
-
-    return call
-
-
-def _reduce(function: Callable[..., Tensor]) -> Maker:
-    def make(node: Node, values: Values) -> Call:
-        (a,), y = node.inputs, values[node.name]
-        dims, keepdim = node.attrs["dims"], node.attrs["keepdim"]
-        return lambda: function(values[a], dims, keepdim=keepdim, out=y)
-
-    return make
-
-
-def _sum_to(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
-
-    def call() -> None:
-        x = values[a]
+def _sum_to(node: Node, y: Tensor) -> Run:
+    def run(x: Tensor) -> None:
         kept = (1,) * (x.dim() - y.dim()) + tuple(y.shape)
         dims = [axis for axis, size in enumerate(kept) if size != x.shape[axis]]
         if dims:
@@ -112,159 +69,124 @@ def _sum_to(node: Node, values: Values) -> Call:
         else:
             y.view(kept).copy_(x)
 
-    return call
+    return run
 
 
-def _broadcast_to(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
-    return lambda: y.copy_(values[a].expand(y.shape))
+def _matmul(node: Node, y: Tensor) -> Run:
+    def run(*factors: Tensor) -> None:
+        torch.mm(*operands(factors, node.attrs), out=y)
+
+    return kept_workspaces()(run) if y.is_cuda else run
 
 
-def _matmul(node: Node, values: Values) -> Call:
-    (a, b), y, attrs = node.inputs, values[node.name], node.attrs
-
-    def call() -> None:
-        left, right = operands((values[a], values[b]), attrs)
-        torch.mm(left, right, out=y)
-
-    return kept_workspaces()(call) if y.is_cuda else call
+def _average(at: Attrs) -> tuple[Any, ...]:
+    return at["kernel"], at["stride"], at["padding"], False, at["count_padding"]
 
 
-def _avg_pool2d(node: Node, values: Values) -> Call:
-    (a,), y, at = node.inputs, values[node.name], node.attrs
-    window = (at["kernel"], at["stride"], at["padding"], False, at["count_padding"])
-    return lambda: aten.avg_pool2d(values[a], *window, out=y)
+def _most(at: Attrs) -> tuple[Any, ...]:
+    return at["kernel"], at["stride"], at["padding"], (1, 1), False
 
 
-def _avg_pool2d_grad(node: Node, values: Values) -> Call:
-    (a,), dx, at = node.inputs, values[node.name], node.attrs
-    window = (at["kernel"], at["stride"], at["padding"], False, at["count_padding"], None)
+def _avg_pool2d(node: Node, y: Tensor) -> Run:
+    return lambda x: aten.avg_pool2d(x, *_average(node.attrs), out=y)
+
+
+def _avg_pool2d_grad(node: Node, dx: Tensor) -> Run:
+    window = (*_average(node.attrs), None)
     # Only the shape of the pool's input is read.
-    return lambda: aten.avg_pool2d_backward(values[a], dx, *window, grad_input=dx)
+    return lambda dy: aten.avg_pool2d_backward(dy, dx, *window, grad_input=dx)
 
 
-def _max_pool2d(node: Node, values: Values) -> Call:
-    (a,), at = node.inputs, node.attrs
-    y, places = (values[name] for name in node.outputs)
-    window = (at["kernel"], at["stride"], at["padding"], (1, 1), False)
-    return lambda: aten.max_pool2d_with_indices(values[a], *window, out=y, indices=places)
+def _max_pool2d(node: Node, y: Tensor, places: Tensor) -> Run:
+    window = _most(node.attrs)
+    return lambda x: aten.max_pool2d_with_indices(x, *window, out=y, indices=places)
 
 
-def _max_pool2d_grad(node: Node, values: Values) -> Call:
-    (a, b), dx, at = node.inputs, values[node.name], node.attrs
-    window = (at["kernel"], at["stride"], at["padding"], (1, 1), False)
-
-    def call() -> None:
-        aten.max_pool2d_with_indices_backward(values[a], dx, *window, values[b], grad_input=dx)
-
-    return call
+def _max_pool2d_grad(node: Node, dx: Tensor) -> Run:
+    backward, window = aten.max_pool2d_with_indices_backward, _most(node.attrs)
+    return lambda dy, places: backward(dy, dx, *window, places, grad_input=dx)
 
 
-def _reshape(node: Node, values: Values) -> Call:
-    (a,), y = node.inputs, values[node.name]
-
-    def call() -> None:
-        x = values[a]
-        y.view(x.shape).copy_(x)
-
-    return call
+def _space_to_depth(node: Node, y: Tensor) -> Run:
+    b, (n, c, h, w) = node.attrs["block"], node.types[0].shape
+    pixels, split = y.view(n, b, b, c // (b * b), h, w), (n, c // (b * b), h, b, w, b)
+    return lambda x: pixels.copy_(x.view(split).permute(0, 3, 5, 1, 2, 4))
 
 
-def _permute(node: Node, values: Values) -> Call:
-    (a,), y, dims = node.inputs, values[node.name], node.attrs["dims"]
-    return lambda: y.copy_(values[a].permute(dims))
+def _depth_to_space(node: Node, y: Tensor) -> Run:
+    b, (n, c, h, w) = node.attrs["block"], node.types[0].shape
+    pixels, split = y.view(n, c, h // b, b, w // b, b), (n, b, b, c, h // b, w // b)
+    return lambda x: pixels.copy_(x.view(split).permute(0, 3, 4, 1, 5, 2))
 
 
-def _space_to_depth(node: Node, values: Values) -> Call:
-    (a,), y, b = node.inputs, values[node.name], node.attrs["block"]
-    n, c, h, w = node.types[0].shape
-    pixels = y.view(n, b, b, c // (b * b), h, w)
-
-    def call() -> None:
-        split = values[a].view(n, c // (b * b), h, b, w, b)
-        pixels.copy_(split.permute(0, 3, 5, 1, 2, 4))
-
-    return call
-
-
-def _depth_to_space(node: Node, values: Values) -> Call:
-    (a,), y, b = node.inputs, values[node.name], node.attrs["block"]
-    n, c, h, w = node.types[0].shape
-    pixels = y.view(n, c, h // b, b, w // b, b)
-
-    def call() -> None:
-        split = values[a].view(n, b, b, c, h // b, w // b)
-        pixels.copy_(split.permute(0, 3, 4, 1, 5, 2))
-
-    return call
-
-
-def _batch_norm(node: Node, values: Values) -> Call:
-    x, weight, bias, mean, var = node.inputs
-    y, batch_mean, batch_invstd, new_mean, new_var = (values[name] for name in node.outputs)
+def _batch_norm(node: Node, y: Tensor, *others: Tensor) -> Run:
+    batch_mean, batch_invstd, new_mean, new_var = others
     momentum, eps = node.attrs["momentum"], node.attrs["eps"]
     written = {"out": y, "save_mean": batch_mean, "save_invstd": batch_invstd}
 
-    def call() -> None:
-        new_mean.copy_(values[mean])
-        new_var.copy_(values[var])
-        affine = (values[weight], values[bias], new_mean, new_var)
-        if y.is_cuda or batch_mean.dtype == values[weight].dtype:
-            aten.native_batch_norm(values[x], *affine, True, momentum, eps, **written)
+    def run(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> None:
+        new_mean.copy_(mean)
+        new_var.copy_(var)
+        affine = (weight, bias, new_mean, new_var)
+        if y.is_cuda or batch_mean.dtype == weight.dtype:
+            aten.native_batch_norm(x, *affine, True, momentum, eps, **written)
             return
-        made = aten.native_batch_norm(values[x], *affine, True, momentum, eps)
+        made = aten.native_batch_norm(x, *affine, True, momentum, eps)
         for value, result in zip(written.values(), made, strict=True):
             value.copy_(result)
 
-    return call
+    return run
 
 
-def _evaluated(node: Node, values: Values) -> Call:
-    """For ops that the framework cannot write elsewhere: the result replaces the value."""
-    op = op_named(node.op)
-
-    def call() -> None:
-        results = op.evaluate([values[name] for name in node.inputs], node.attrs)
-        values.update(zip(node.outputs, results, strict=True))
-
-    return call
-
-
-MAKERS: dict[str, Maker] = {
-    "cast": _cast,
-    "add": _binary(torch.add),
-    "sub": _binary(torch.sub),
-    "mul": _binary(torch.mul),
-    "div": _binary(torch.div),
+WRITERS: dict[str, Writer] = {
+    "cast": lambda node, y: y.copy_,
+    "add": _out(torch.add),
+    "sub": _out(torch.sub),
+    "mul": _out(torch.mul),
+    "div": _out(torch.div),
     "add_channel": _channel(torch.add),
     "mul_channel": _channel(torch.mul),
     "affine": _affine,
-    "relu": _relu,
-    "relu_grad": _relu_grad,
-    "sigmoid": _sigmoid,
-    "sigmoid_grad": _sigmoid_grad,
+    "relu": lambda node, y: partial(torch.clamp_min, min=0, out=y),
+    "relu_grad": lambda node, dx: partial(aten.threshold_backward, threshold=0, grad_input=dx),
+    "sigmoid": _out(torch.sigmoid),
+    "sigmoid_grad": lambda node, dx: partial(aten.sigmoid_backward, grad_input=dx),
     "rsqrt": _rsqrt,
     "sum": _reduce(torch.sum),
     "mean": _reduce(torch.mean),
     "sum_to": _sum_to,
-    "broadcast_to": _broadcast_to,
+    "broadcast_to": lambda node, y: lambda x: y.copy_(x.expand(y.shape)),
     "matmul": _matmul,
     "avg_pool2d": _avg_pool2d,
     "avg_pool2d_grad": _avg_pool2d_grad,
     "max_pool2d": _max_pool2d,
     "max_pool2d_grad": _max_pool2d_grad,
-    "reshape": _reshape,
-    "permute": _permute,
+    "reshape": lambda node, y: lambda x: y.view(x.shape).copy_(x),
+    "permute": lambda node, y: lambda x: y.copy_(x.permute(node.attrs["dims"])),
     "space_to_depth": _space_to_depth,
     "depth_to_space": _depth_to_space,
     "batch_norm": _batch_norm,
 }
 
 
-def maker_of(op: str) -> Maker:
-    return MAKERS.get(op, _evaluated)
+def call_of(node: Node, values: Values) -> Call:
+    """What runs a node in each launch, on the inputs that are then among the values.
+
+    Of ops that the framework cannot write elsewhere, the result replaces the value.
+    """
+    inputs, outputs = node.inputs, node.outputs
+    if writes(node.op):
+        run = WRITERS[node.op](node, *(values[name] for name in outputs))
+        return lambda: run(*(values[name] for name in inputs))
+    op = op_named(node.op)
+
+    def call() -> None:
+        results = op.evaluate([values[name] for name in inputs], node.attrs)
+        values.update(zip(outputs, results, strict=True))
+
+    return call
 
 
 def writes(op: str) -> bool:
     """Whether the framework can write the op's result into given memory."""
-    return op in MAKERS
+    return op in WRITERS

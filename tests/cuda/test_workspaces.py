@@ -20,7 +20,7 @@ from plantune.cuda import workspaces
 from plantune.cuda.workspaces import kept_workspaces
 from plantune.graph.graph import Node
 from plantune.graph.types import TensorType
-from plantune.kernels.torch_ops import maker_of
+from plantune.kernels.torch_ops import call_of
 
 
 class Allocator:
@@ -120,6 +120,6 @@ def test_the_frameworks_product_keeps_its_workspace(
     a, b, y = torch.randn(3, 4), torch.randn(4, 5), SimpleNamespace(is_cuda=True)
     plain = Attrs(transpose_a=False, transpose_b=False)
     node = Node("y", "matmul", ("a", "b"), (TensorType((3, 5)),), plain)
-    maker_of("matmul")(node, {"a": a, "b": b, "y": cast(Tensor, y)})()
+    call_of(node, {"a": a, "b": b, "y": cast(Tensor, y)})()
     assert len(allocator.used) == 1
     assert torch.equal(y.product, a @ b)

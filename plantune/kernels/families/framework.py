@@ -14,7 +14,7 @@ from plantune.graph.ops import op_named
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
-from plantune.kernels.torch_ops import Call, maker_of, writes
+from plantune.kernels.torch_ops import Call, call_of, writes
 from plantune.layouts import aligned, in_layout, view_bytes
 from plantune.space.arch import Arch
 
@@ -77,7 +77,7 @@ class Framework(KernelFamily[Parts]):
             assert frame.workspace is not None
             values[name] = view_bytes(frame.workspace, start, type_, _made_in(step, name, config))
             start += aligned(type_.size_bytes)
-        calls = [maker_of(node.op)(node, values) for node in step.nodes]
+        calls = [call_of(node, values) for node in step.nodes]
         calls += _settled(step, config, values, self.adopts(parts, config))
         dropped = [name for name in step.internal if name not in values]
 

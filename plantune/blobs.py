@@ -1,7 +1,7 @@
 """Bytes kept in the cache: what is read is what this user wrote under that name, or nothing.
 
-Files in the cache are loaded as code, so a file counts only if nobody else can have made it: a
-regular file in a folder, both owned by this user and writable by nobody else, whose checksum covers
+Files in the cache are loaded as code, so a file counts only if no other user can have made it: a
+regular file in a folder, both owned by this user and writable by no other, whose checksum covers
 its name and its contents.
 """
 
@@ -82,12 +82,12 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _checksum(place: Path, content: bytes) -> bytes:
-    """Of the name, too: a valid file under the name of another is refused."""
+    """Of the name too: a valid file under the name of another is refused."""
     return hashlib.sha256(place.name.encode() + b"\0" + content).digest()
 
 
 def _close_to_others(folder: Path) -> None:
-    """Makes a folder of this user writable by nobody else; raises OSError for another's."""
+    """Makes a folder that only this user can write; raises OSError for another's."""
     reason = why_not_trusted(folder)
     if reason is not None:
         _warn_once(reason)

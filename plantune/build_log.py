@@ -48,7 +48,7 @@ def keep_log(text: str) -> Path | None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Other processes may drop them, too."""
+    """Other processes may drop them too."""
     with suppress(FileNotFoundError):
         kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in kept[:-KEPT_LOGS]:

@@ -111,7 +111,7 @@ def problem_of(graph: Graph, space: SearchSpace, *, network: str) -> ProblemKey:
 
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     """The framework's kernels, op by op, in the layout that callers bring; in inference on a GPU
-    images are channels_last, as its tensor cores want them, if there is a convolution.
+    images are channels_last, which suits tensor cores, if there is a convolution.
 
     In nchw a captured wide_resnet50_2 took 1.27 of eager's time (32 images, fp16, 2026-11-21). In
     training channels_last is for a search to find: with it some 16-bit gradients of single values

@@ -50,7 +50,7 @@ class Device:
         return True
 
     def held_bytes(self) -> int | None:
-        """What torch takes of the GPU's memory for what lives; None on a CPU, which nobody asks."""
+        """What torch takes of the GPU's memory for live tensors; None on the CPU (not tracked)."""
         return None
 
     def peak_bytes(self, call: Call) -> int | None:
@@ -58,7 +58,7 @@ class Device:
         return None
 
     def give_back_memory(self) -> None:
-        """Unmaps what nobody holds: whoever uses it all the same fails, and reads nothing."""
+        """Unmaps free memory: a use of it fails instead of reading stale data."""
 
     def captured(self, call: Call) -> Call:
         """The work of one call, to be repeated; raises CaptureError. Needs `own_stream`."""
@@ -108,7 +108,7 @@ class Gpu(Device):
         return torch.cuda.max_memory_allocated(self.place) + self._idle_in_graphs()
 
     def _idle_in_graphs(self) -> int:
-        """What counts as free between two replays of a graph, and serves nobody else."""
+        """What counts as free between two replays of a graph, and serves nothing else."""
         return sum(
             segment["total_size"] - segment["allocated_size"]
             for segment in torch.cuda.memory_snapshot()

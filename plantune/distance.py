@@ -52,7 +52,7 @@ class Exact:
 
     @cached_property
     def not_finite(self) -> Tensor | None:
-        """Where the value is NaN or infinite, None where it is finite everywhere."""
+        """Where the value is NaN or infinite, None if it is finite everywhere."""
         mask = ~self.value.isfinite()
         return mask if mask.any() else None
 
@@ -61,7 +61,7 @@ class Exact:
         return tuple(map(part, self.off(result), self.sizes))
 
     def off(self, result: Tensor) -> tuple[float, ...]:
-        """The norms of the difference; infinite for what is no number, or of another shape."""
+        """The norms of the difference; infinite if values are not numbers or shapes differ."""
         if result.shape != self.value.shape:
             return (math.inf,) * len(KINDS)
         difference = self._difference(result)

@@ -107,7 +107,7 @@ def arch_of(device: torch.device) -> str:
 
 
 def why_no_plans(device: torch.device) -> str | None:
-    """Why no plan can run on a GPU of this machine, None where one can."""
+    """Why no plan can run on a GPU of this machine, None if one can."""
     try:
         arch_of(device)
     except UnknownArch as error:
@@ -211,7 +211,7 @@ def _gpu_environment(index: int) -> Environment:
 def _own_version() -> str:
     try:
         return version("plantune")
-    except PackageNotFoundError:  # run from a checkout that nobody installed
+    except PackageNotFoundError:  # run from a checkout without an installation
         project = Path(__file__).parents[1] / "pyproject.toml"
         with suppress(OSError, LookupError, ValueError):
             return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])

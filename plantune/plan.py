@@ -216,7 +216,7 @@ def _attrs(data: dict[str, Any], where: str) -> Attrs:
 
 
 def check_plan(plan: Plan, graph: Graph, space: SearchSpace) -> Partition:
-    """The plan's steps in running order; raises InvalidPlan where it does not fit graph or arch."""
+    """The plan's steps in running order; raises InvalidPlan if it does not fit graph or arch."""
     if plan.arch != space.arch.name:
         raise InvalidPlan(f"the plan is for {plan.arch}, this is {space.arch.name}; search here")
     if plan.graph != graph.digest:

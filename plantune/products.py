@@ -48,7 +48,7 @@ class Products(TorchFunctionMode):
         dilation: Pair = 1,
         groups: int = 1,
     ) -> Tensor | None:
-        """A convolution over images, None where it is of another kind or does not suit."""
+        """A convolution over images, None if it is of another kind or does not suit."""
         if input.dim() != 4 or groups != 1 or isinstance(padding, str) or not input.numel():
             return None
         (down, right), (top, left), (rows_apart, apart) = map(_pair, (stride, padding, dilation))

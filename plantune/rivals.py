@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 KEY = "rivals"
-# The way of torch.compile's that was faster beyond doubt, and by how much.
+# The way of torch.compile that was clearly faster, and by how much.
 LOST_TO, LOSS = "lost_to", "loss"
 COMPILED = "compile-"
 NO_COMPILED = "never raced against torch.compile"
@@ -54,7 +54,7 @@ def has_compiled(names: Iterable[str]) -> bool:
 
 
 def ratio_text(evidence: Mapping[str, Any]) -> str | None:
-    """A plan's ratio in words that name its rivals; None of a plan that met nobody."""
+    """A plan's ratio in words that name its rivals; None for a plan without rivals."""
     ratio, baseline = evidence.get("ratio"), evidence.get("baseline")
     if not isinstance(ratio, (int, float)):
         return None
@@ -63,7 +63,7 @@ def ratio_text(evidence: Mapping[str, Any]) -> str | None:
 
 
 def runner_text(runner: str) -> str | None:
-    """Who runs a network instead of its plan; None where the plan does."""
+    """Who runs a network instead of its plan; None if the plan does."""
     if runner == "program":  # the plan's name for itself, without the imports of plans
         return None
     return f"{runner} was faster than these steps as a whole, so it runs the network"

@@ -37,7 +37,7 @@ ORDER = (
     "in another order"
 )
 WINOGRAD = (
-    "Winograd and Karatsuba tiles lose up to three bits beside PyTorch's sums, and are no mistake; "
+    "Winograd and Karatsuba tiles may lose three bits more than PyTorch's sums; "
     "an error of a float16 or tf32 rounding is 500 times as much"
 )
 ONCE_MORE = (

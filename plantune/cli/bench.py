@@ -85,7 +85,7 @@ class Wanted:
     help="Of weights and images.",
 )
 @click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
-@click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE, too.")
+@click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE too.")
 @bundled(Wanted, "wanted")
 def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted) -> None:
     """Times a stored plan against the framework's best ways.

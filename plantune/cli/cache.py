@@ -27,7 +27,7 @@ def cache_command() -> None:
 @cache_command.command("show", epilog=example("plantune cache show --json"))
 @common_options()
 def show_command(console: Console, place: Path | None) -> None:
-    """Shows what lies in the cache folder: kernels by arch, and the plan database."""
+    """Shows what is in the cache folder: kernels by arch, and the plan database."""
     folder, database = cache_folder(), place or database_path()
     found = {place: _kernels(folder, place) for place in PLACES}
     kernels = {arch: files for arch, files in found.items() if files}

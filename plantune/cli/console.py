@@ -66,7 +66,7 @@ def width_of(stream: TextIO) -> int | None:
 
 
 def note(text: str) -> None:
-    """Progress and warnings, on stderr; if nobody reads it any more, the command goes on."""
+    """Progress and warnings, on stderr; if the stream is closed, the command goes on."""
     with suppress(OSError, ValueError):
         click.echo(text, err=True, color=None if wants_color() else False)
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class KeepingDatabase(PlanDatabase):
     """What a search uses of a plan database. It closes nothing: the file is its opener's.
 
-    `plan_id` is the id under which the last plan lies in the file, None where it does not.
+    `plan_id` is the id of the last plan in the file, None if it is not there.
     """
 
     def __init__(self, file: PlanDatabase, warn: Callable[[str], None]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plantune.plan_db.rows import StoredPlan
     from plantune.problem import Problem
 
-# What an image has where nobody says it: colours, with depth in bins, grey, alpha, stacked frames.
+# Channels of an image that are tried: colours, with depth in bins, grey, alpha, stacked frames.
 LIKELY_CHANNELS = (3, 11, 14, 1, 4, 2, 6, 8, 9, 12, 16, 32)
 
 
@@ -76,7 +76,7 @@ def is_passing(folder: Path) -> bool:
 
 
 def require_match(chosen: Chosen) -> None:
-    """Raises ForeignPlan where a plan is for another chip than this machine's."""
+    """Raises ForeignPlan if a plan is for another chip than this machine's."""
     if chosen.match == "foreign":
         here = environment_here(chosen.plan.arch)
         expected = f"{here.arch} ({here.device})"
@@ -87,16 +87,16 @@ def require_match(chosen: Chosen) -> None:
 
 def chosen_plan(place: Path | None, key: Key, id: int | None = None) -> Chosen:
     """The stored plan with this id, else the best one for the key. One that was made for another
-    chip of the key's arch is found, too: see `require_match`.
+    chip of the key's arch is found too: see `require_match`.
 
-    Raises NoPlan where there is none, and ForeignPlan where all are for other archs.
+    Raises NoPlan if there is none, and ForeignPlan if all are for other archs.
     """
     with database(place) as opened:
         return _by_id(opened, key, id) if id is not None else _by_key(opened, key)
 
 
 def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
-    """Raises NoPlan where no plan has this id."""
+    """Raises NoPlan if no plan has this id."""
     for stored in opened.plans():
         if stored.id == id:
             return stored
@@ -131,7 +131,7 @@ def _by_key(opened: PlanDatabase, key: Key) -> Chosen:
 def problem_of(plan: Plan, in_channels: int) -> Problem:
     """What a plan solves; how many channels an image has is known by trying.
 
-    Raises InvalidPlan where no try gives the plan's graph.
+    Raises InvalidPlan if no try gives the plan's graph.
     """
     from plantune.problem import Problem
 
@@ -159,7 +159,7 @@ def environment_here(arch: str) -> Environment:
 
 
 def require_device(arch: str, what: str) -> None:
-    """Raises NoUsableDevice where no processor of `arch` is here."""
+    """Raises NoUsableDevice if no processor of `arch` is here."""
     from plantune.gpus import best_arch, device_for
     from plantune.space.arch import load_arch
 
@@ -176,7 +176,7 @@ def worker_for(problem: Problem, build_s: float | None = None) -> Worker:
     """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
     worker that waits in reserve.
 
-    Raises NotEnoughMemory where there is no room for the problem.
+    Raises NotEnoughMemory if there is no room for the problem.
     """
     from plantune.measure.client import Limits, Worker
     from plantune.measure.room import require_room

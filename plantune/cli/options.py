@@ -123,7 +123,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             seconds = math.nan
         if not 0 < seconds <= WEEK_S:
-            self.fail(f"{value!r} is no number of seconds from above 0 to {WEEK_S}", param, ctx)
+            self.fail(f"{value!r} must be a number of seconds in (0, {WEEK_S}]", param, ctx)
         return seconds
 
 

@@ -34,7 +34,7 @@ def plans_command() -> None:
 @plans_command.command("list", epilog=example("plantune plans list --model resnet18"))
 @common_options()
 @click.option("--model", type=ModelName(), help="Only plans of this network.")
-@click.option("--all", "every", is_flag=True, help="Partial plans and earlier ones, too.")
+@click.option("--all", "every", is_flag=True, help="Partial plans and earlier ones too.")
 def list_command(console: Console, place: Path | None, model: str | None, every: bool) -> None:
     """Lists the newest complete plan of each problem and environment."""
     with database(place) as opened:
@@ -187,7 +187,7 @@ def rm_command(console: Console, place: Path | None, ids: tuple[int, ...]) -> No
     """Removes the plans with these ids. What was measured for them stays."""
     wanted = tuple(dict.fromkeys(ids))
     with database(place, read_only=False) as opened:
-        for id in wanted:  # all of them are there, or none is removed
+        for id in wanted:  # all of them exist, or none is removed
             stored_plan(opened, id)
         for id in wanted:
             opened.remove_plan(id)

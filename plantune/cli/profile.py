@@ -54,7 +54,7 @@ def profile_command(
 
     The framework's ops and the plan's steps are timed one by one, in the same way; what a search
     measured here already is not measured again. With --levels whole passes are timed: nothing
-    fused, convolutions with ever more behind them, and the plan.
+    fused, convolutions fused with more and more of what follows, and the plan.
     """
     require_device(key.arch, "measure")
     chosen = chosen_plan(place, key, id)

@@ -123,7 +123,7 @@ class How:
     "--shipped/--no-shipped",
     default=True,
     show_default=True,
-    help="Begin from plans that plantune ships and from those of other machines, too.",
+    help="Begin from plans that plantune ships and from those of other machines too.",
 )
 @bundled(How, "how")
 def search_command(console: Console, place: Path | None, key: Key, how: How) -> None:
@@ -195,12 +195,12 @@ class _Watch:
             try:
                 self._lease.beat()
             except DatabaseUnavailable:
-                self._lease = None  # the search goes on in memory; nobody is kept out any more
+                self._lease = None  # the search goes on in memory; others may search
 
 
 @contextmanager
 def _lease(opened: PlanDatabase, key: Key, how: How) -> Iterator[Lease | None]:
-    """One search for a key at a time; raises Busy. None where the database cannot be written."""
+    """One search for a key at a time; raises Busy. None if the database cannot be written."""
     name = str(key)
     try:
         try:

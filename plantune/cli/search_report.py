@@ -1,4 +1,4 @@
-"""What a search says at its end: the verdict, the steps, where the plan lies, what to do next."""
+"""What a search says at its end: the verdict, the steps, where the plan is, what to do next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plantune.rivals import loss_text, runner_text
 if TYPE_CHECKING:
     from plantune.search.results import Result
 
-IN_MEMORY = "there is no plan database that can be written"
+IN_MEMORY = "there is no writable plan database"
 
 
 def show_result(

@@ -18,10 +18,10 @@ OPTUNAS = {"studies", "trials", "version_info"}
 
 
 def storage_for(named: str | None, database: Path | None, seed: int) -> str | None:
-    """The URL of a storage that opens, None where trials are kept in memory.
+    """The URL of a storage that opens, None if trials are kept in memory.
 
     Raises BadParameter if the named one does not open, and InvalidDatabase if it is a file of
-    another program. The file beside the plan database is set aside if it is damaged and lies in
+    another program. The file beside the plan database is set aside if it is damaged and in
     plantune's cache folder: the database has every outcome, so nothing is lost for a search.
     """
     from plantune.search.studies import storage_url

@@ -95,7 +95,7 @@ def _key(source: str, nvrtc: Nvrtc, options: tuple[str, ...]) -> str:
 
 
 def _read(place: Path, key: str) -> Binary | None:
-    """The cached binary, None where there is none or its bytes are not those that were written."""
+    """The cached binary, None if there is none or its bytes are not those that were written."""
     content = read_blob(place)
     if content is None:
         return None

@@ -29,7 +29,7 @@ def capture(
     """Puts what `run` does on the stream `side` into a graph; returns the launches of our own
     kernels in it.
 
-    Raises what that raises. Then, too, torch is as it was before.
+    Raises what that raises. Then too, torch is as it was before.
     """
     current = torch.cuda.current_stream(device)
     with torch.cuda.device(device):

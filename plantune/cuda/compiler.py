@@ -39,7 +39,7 @@ def options_for(arch: Arch, kind: Kind) -> tuple[str, ...]:
 
 
 def run_nvrtc(nvrtc: Nvrtc, source: str, options: tuple[str, ...], kind: Kind) -> Compiled:
-    """Compiles a source; raises BuildError where the compiler dies or takes too long."""
+    """Compiles a source; raises BuildError if the compiler dies or takes too long."""
     includes = [f"-I{folder}" for folder in include_folders(nvrtc)]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "kernel"

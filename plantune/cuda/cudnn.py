@@ -45,7 +45,7 @@ class ConvProblem:
     """y = relu(conv(x, weight) * scale + bias + residual) + offset on images in NHWC.
 
     `scale` and `bias` are how many values they have: none, one, or one per channel. With
-    `unshifted` the value before the offset is an output, too. Scale, bias and offset are float32,
+    `unshifted` the value before the offset is an output too. Scale, bias and offset are float32,
     all else is of `dtype`, the weight in KRSC.
     """
 
@@ -122,8 +122,8 @@ class ConvPlans:
         return tuple(self._indices)
 
     def built(self, name: str) -> ConvPlan:
-        """The plan of that name, built once. Raises IllegalCandidate where cuDNN does not offer it
-        and BuildError where it does not build.
+        """The plan of that name, built once. Raises IllegalCandidate if cuDNN does not offer it
+        and BuildError if it does not build.
         """
         if name not in self._indices:
             raise IllegalCandidate(self.why_none or f"cuDNN {version()} does not offer {name!r}")
@@ -184,11 +184,11 @@ def _conv_plans(problem: ConvProblem, device: int, tf32: bool) -> ConvPlans:
 
 @cache
 def why_not_here() -> str | None:
-    """Why cuDNN's plans cannot be listed in this process, or None where they can."""
+    """Why cuDNN's plans cannot be listed in this process, or None if they can."""
     if importlib.util.find_spec("cudnn") is None:
         return "nvidia-cudnn-frontend is not installed: pip install 'plantune[cudnn]'"
     if not torch.cuda.is_available():
-        return "cuDNN lists its plans on the GPU itself, and none is here"
+        return "cuDNN lists its plans on the GPU itself, and there is none here"
     try:
         version()
     except (ImportError, RuntimeError) as error:
@@ -220,7 +220,7 @@ def _handle(device: int) -> Any:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What the library raises where it does not do something."""
+    """What the library raises if it refuses something."""
     # From 1.27 on a plan that was deselected is a ValueError.
     return (_library().cudnnGraphNotSupportedError, RuntimeError, ValueError)
 

@@ -105,7 +105,7 @@ def set_attribute(function: c_void_p, which: int, value: int) -> None:
 
 
 def make_stream() -> int:
-    """A stream of the current device that nobody else has: torch deals out the same 32 in turns,
+    """A stream of the current device for plantune alone: torch deals out the same 32 in turns,
     and what another thread sends to a stream that is being captured becomes a part of that graph.
     """
     return _made("cuStreamCreate", c_void_p(), NON_BLOCKING) or 0
@@ -191,7 +191,7 @@ def instantiate(graph: int, stream: int) -> int:
 
 
 def destroy_executable(executable: int) -> None:
-    """Once what it does has ended. No error matters: the process may be about to end, too."""
+    """Once what it does has ended. No error matters: the process may be about to end too."""
     _cuda().cuGraphExecDestroy(c_void_p(executable))
 
 

@@ -1,7 +1,7 @@
 """Compiles one CUDA source in a process of its own: `python nvrtc.py`, a request on its stdin.
 
 It imports the standard library alone, so it starts in some 30 ms, and it may be killed: a source
-that makes the compiler hang or eat memory harms nobody.
+that makes the compiler hang or eat memory does no harm.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Patch:
 
 
 class Executable:
-    """A graph that was made of a capture, with the kernels that were recorded meanwhile."""
+    """A graph that was made of a capture, with the kernels recorded during it."""
 
     def __init__(self, handle: int, captured: Recording) -> None:
         self.launch = driver.graph_launcher(handle)
@@ -75,7 +75,7 @@ class Executable:
         self, elsewhere: Recording, places: Places, labels: Sequence[str]
     ) -> list[Patch] | None:
         """What moves a tensor that only the launches under these labels touch, which were recorded
-        `elsewhere`, too. None where some arguments differ otherwise, a node is not known, or a
+        `elsewhere` too. None if some arguments differ otherwise, a node is not known, or a
         label shows no pointer: its kernels were given the address at another time.
         """
         found = []
@@ -89,7 +89,7 @@ class Executable:
     def _patches_of(
         self, here: Sequence[Launched], there: Sequence[Launched], places: Places
     ) -> list[Patch]:
-        """Those of one label; none where something speaks against them."""
+        """Those of one label; none if something speaks against them."""
         if len(here) != len(there):
             return []
         found = []
@@ -112,7 +112,7 @@ class Executable:
 def _slots(
     one: Launched, other: Launched, places: Places, encoders: dict[bytes, Encodes]
 ) -> list[Slot] | None:
-    """Where two launches differ by the place of a tensor; None where they differ otherwise."""
+    """Where two launches differ by the place of a tensor; None if they differ otherwise."""
     same = one.extent == other.extent and one.function.value == other.function.value
     if not same or [*map(len, one.arguments)] != [*map(len, other.arguments)]:
         return None
@@ -152,7 +152,7 @@ def _slot(
 
 def _is_address_alone(encoder: Encodes, encoded: bytes, at: int, place: int) -> bool:
     """Whether all that a tensor map says of the tensor's place is its address, in one word: then
-    that is written, which costs less than to encode it anew.
+    that is written, which costs less than encoding it again.
     """
     for address in (place ^ (1 << bit) for bit in PROBED_BITS):
         word = address.to_bytes(WORD_BYTES, "little")

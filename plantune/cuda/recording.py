@@ -31,7 +31,7 @@ class Launched:
 
 @dataclass
 class Recording:
-    """The launches of a thread in order; with `only` nothing is launched in truth."""
+    """The launches of a thread in order; with `only` nothing is really launched."""
 
     only: bool
     label: str = ""

@@ -50,7 +50,7 @@ class Nvrtc:
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Makes a value at the first call; threads that come meanwhile wait for it.
+    """Makes a value at the first call; threads that ask in the meantime wait for it.
 
     Kernels are built by many threads, each of which would read some thousand files.
     """
@@ -117,7 +117,7 @@ def release_digest(nvrtc: Nvrtc) -> str:
 
 @once
 def cutlass_include() -> Path | None:
-    """The folder of the CUTLASS headers, None where there is none."""
+    """The folder of the CUTLASS headers, None if there is none."""
     spec = importlib.util.find_spec("cutlass_library")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "source" / "include"

@@ -184,7 +184,7 @@ class Graph:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Graph:
-        """The graph of `to_json`; raises InvalidGraph where the data is not one."""
+        """The graph of `to_json`; raises InvalidGraph if the data is not one."""
 
         def named(key: str) -> Named:
             return tuple((name, TensorType.from_json(type_)) for name, type_ in data[key])

@@ -75,7 +75,7 @@ def alternatives(graph: Graph, fusions: Sequence[Fusion]) -> tuple[Step, ...]:
 
 
 def why_not_group(graph: Graph, group: Collection[str], others: Iterable[Group] = ()) -> str | None:
-    """Why these nodes cannot be one step beside the `others`, or None where they can."""
+    """Why these nodes cannot be one step beside the `others`, or None if they can."""
     nodes = [node for node in graph.nodes if node.name in set(group)]
     phases = {phase_of(graph, node) for node in nodes}
     if len(phases) > 1:
@@ -89,7 +89,7 @@ def why_not_group(graph: Graph, group: Collection[str], others: Iterable[Group] 
 
 
 def _runnable_order(graph: Graph, groups: Sequence[Collection[str]]) -> list[int] | None:
-    """Indices of the groups in topological order, None where they form a cycle.
+    """Indices of the groups in topological order, None if they form a cycle.
 
     Phases run one after the other; within a phase ties go to the group that starts first.
     """

@@ -38,7 +38,7 @@ def fold_scales(graph: Graph) -> Graph:
     conv(x, w) * s becomes conv(x, w * s), and (conv(x, w) + b) * s becomes conv(x, w * s) + b * s:
     what is scaled then is constant, so it is computed when a weight changes and not in every call.
     """
-    return _scales_in_weights(_biases_behind_scales(graph))
+    return _scales_in_weights(_biases_after_scales(graph))
 
 
 def round_constants_once(graph: Graph) -> Graph:
@@ -110,7 +110,7 @@ def _place(node: Node) -> str:
     return node.name.rpartition("/")[0]
 
 
-def _biases_behind_scales(graph: Graph) -> Graph:
+def _biases_after_scales(graph: Graph) -> Graph:
     """(y + b) * s as y * s + b * s, where y is a convolution and b and s are constant."""
     swapped = {
         scale.name: node
@@ -119,7 +119,7 @@ def _biases_behind_scales(graph: Graph) -> Graph:
         and node.attrs["axis"] == 1
         and node.inputs[1] in graph.constants
         and _is_conv(graph, node.inputs[0])
-        and (scale := _scale_behind(graph, node)) is not None
+        and (scale := _scale_after(graph, node)) is not None
     }
 
     def rule(
@@ -150,7 +150,7 @@ def _scales_in_weights(graph: Graph) -> Graph:
         for node in graph.nodes
         if node.op == "conv2d"
         and node.inputs[1] in graph.constants
-        and (scale := _scale_behind(graph, node)) is not None
+        and (scale := _scale_after(graph, node)) is not None
     }
 
     def rule(
@@ -168,7 +168,7 @@ def _scales_in_weights(graph: Graph) -> Graph:
     return _rebuilt(graph, rule)
 
 
-def _scale_behind(graph: Graph, node: Node) -> Node | None:
+def _scale_after(graph: Graph, node: Node) -> Node | None:
     """The constant channel scale that alone reads the value of this node."""
     readers = graph.consumers[node.name]
     if len(readers) != 1 or node.name in graph.results:

@@ -125,7 +125,7 @@ class Step:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Step:
-        """The step of `to_json`; raises InvalidGraph where the data is not one."""
+        """The step of `to_json`; raises InvalidGraph if the data is not one."""
 
         def named(key: str) -> Named:
             return tuple((name, TensorType.from_json(type_)) for name, type_ in data[key])
@@ -160,7 +160,7 @@ def _check_step(step: Step) -> None:
 
 
 def make_step(graph: Graph, names: Collection[str]) -> Step:
-    """The step that covers the named nodes; raises InvalidGraph where they are not of one phase."""
+    """The step that covers the named nodes; raises InvalidGraph if they are not of one phase."""
     wanted = set(names)
     nodes = tuple(node for node in graph.nodes if node.name in wanted)
     if not nodes or len(nodes) != len(wanted):

@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def build(step: Step, candidate: Candidate, arch: Arch) -> Any:
-    """The compiled kernel of a candidate, None where its family compiles nothing."""
+    """The compiled kernel of a candidate, None if its family compiles nothing."""
     key = (step.signature, candidate, arch.name)
     with _lock:
         own = _building.setdefault(key, threading.Lock())

@@ -26,7 +26,7 @@ def measured_chip() -> Chip:
 def slowdown(flops: float, moved_bytes: float, dtypes: Iterable[str], arch: Arch) -> float:
     """How many times as long an arch's chip takes, if arithmetic and memory take turns.
 
-    1 where nothing is known of the chip.
+    1 if nothing is known of the chip.
     """
     if arch.chip is None:
         return 1.0

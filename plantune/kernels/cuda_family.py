@@ -59,7 +59,7 @@ class CudaFamily(KernelFamily[P]):
 
 
 def why_not_portable(arch: Arch) -> str | None:
-    """Why no later chip runs what is compiled for an arch, or None where later ones do."""
+    """Why no later chip runs what is compiled for an arch, or None if later ones do."""
     assert arch.cuda is not None
     if arch.cuda.nvrtc_arch[-1].isdigit():
         return None

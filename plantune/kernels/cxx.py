@@ -97,7 +97,7 @@ def function(library: ctypes.CDLL, name: str, arguments: Sequence[Any]) -> Any:
 
 
 def _loaded(content: bytes) -> ctypes.CDLL:
-    """Loads these very bytes, which no file can change meanwhile.
+    """Loads these very bytes, which no change of the file can alter.
 
     Their descriptor stays open: the loader takes equal paths for the same library, so the next one
     must not get its number.

@@ -92,7 +92,7 @@ class KernelFamily(ABC, Generic[P]):
 
     name: ClassVar[str]
     arch_kinds: ClassVar[frozenset[str]]
-    # The layout of images where the config names none; None where any will do.
+    # The layout of images where the config names none; None if any will do.
     image_layout: ClassVar[str | None] = None
     # Whether all that it does in a pass are launches by `plantune.cuda.kernel`.
     launches_kernels: ClassVar[bool] = False
@@ -102,7 +102,7 @@ class KernelFamily(ABC, Generic[P]):
     build_s: ClassVar[float] = 0.0
 
     def why_not_arch(self, arch: Arch) -> str | None:
-        """Why nothing of this family runs on `arch`, or None where it does."""
+        """Why nothing of this family runs on `arch`, or None if it does."""
         if arch.kind in self.arch_kinds:
             return None
         return f"{self.name} runs on {' and '.join(sorted(self.arch_kinds))}, not on {arch.kind}"
@@ -121,7 +121,7 @@ class KernelFamily(ABC, Generic[P]):
         return found
 
     def why_not_step(self, step: Step) -> str | None:
-        """Why the family cannot run this step with any config, or None where it can."""
+        """Why the family cannot run this step with any config, or None if it can."""
         found = _reading(self, step)
         return found if isinstance(found, str) else None
 
@@ -141,7 +141,7 @@ class KernelFamily(ABC, Generic[P]):
         return config in self.configs(space)
 
     def why_not_config(self, parts: P, config: Attrs, arch: Arch) -> str | None:
-        """Why this config cannot run the step, or None where it can."""
+        """Why this config cannot run the step, or None if it can."""
         return None
 
     def layouts(self, parts: P, config: Attrs) -> Mapping[str, str]:
@@ -168,7 +168,7 @@ class KernelFamily(ABC, Generic[P]):
         return 0
 
     def source(self, parts: P, config: Attrs, arch: Arch) -> str | None:
-        """The source to compile, None where the family compiles nothing."""
+        """The source to compile, None if the family compiles nothing."""
         return None
 
     def build(self, parts: P, config: Attrs, arch: Arch) -> Any:
@@ -176,7 +176,7 @@ class KernelFamily(ABC, Generic[P]):
         return None
 
     def build_portable(self, parts: P, config: Attrs, arch: Arch) -> Any:
-        """The kernel for `arch` such that later chips run it, too, to check its numbers there."""
+        """The kernel for `arch` such that later chips run it too, to check its numbers there."""
         return self.build(parts, config, arch)
 
     @abstractmethod

@@ -72,7 +72,7 @@ def table_of(jobs: Sequence[Job], size: int) -> Table:
 
 
 def job_of(memory: Tensor, inputs: Sequence[Tensor]) -> Job | None:
-    """Fills memory from tensors that are broadcast to it; None where the kernel cannot."""
+    """Fills memory from tensors that are broadcast to it; None if the kernel cannot."""
     if len(inputs) > INPUTS:
         return None
     wide = [tensor.expand(memory.shape) for tensor in inputs]

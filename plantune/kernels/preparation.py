@@ -53,9 +53,9 @@ CASE = """
 
 
 class Preparation:
-    """Fills constants from where the weights lie now, in stream order.
+    """Fills constants from where the weights are now, in stream order.
 
-    `place` comes before the first launch, and whenever a tensor lies elsewhere; it may not be
+    `place` comes before the first launch, and whenever a tensor was moved; it may not be
     captured. Constants that are read in place cost nothing. What the kernel cannot do, torch does
     after it.
     """
@@ -85,7 +85,7 @@ class Preparation:
         return self._device.type == "cuda"
 
     def place(self) -> None:
-        """Looks where all tensors lie."""
+        """Reads the addresses of all tensors."""
         jobs: list[Job] = []
         self._others, self._kept, self._moved_bytes = [], [], 0
         for constant in self._constants:
@@ -116,7 +116,7 @@ class Preparation:
         return len(self._tables) + len(self._others)
 
     def launch(self, stream: int, *, orders: bool = False) -> None:
-        """Enqueues it. With `orders` there is work in any case: kernels behind it may read weights
+        """Enqueues it. With `orders` there is work in any case: kernels after it may read weights
         before they wait for what is in front of them.
         """
         if orders and not self.launches:
@@ -150,7 +150,7 @@ class Preparation:
         return partial(_fill_derived, constant, derived, self._sources)
 
     def _job(self, constant: Constant) -> Job | None:
-        """The job of a constant, None where the kernel cannot do it."""
+        """The job of a constant, None if the kernel cannot do it."""
         if constant.by_torch or constant.memory.dtype not in TYPES:
             return None
         derived = self._derived.get(constant.name)

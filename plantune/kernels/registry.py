@@ -78,7 +78,7 @@ def need_a_compiler(arch: Arch) -> tuple[str, ...]:
 
 
 def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
-    """Why a candidate cannot run a step on the search space's arch, or None where it can."""
+    """Why a candidate cannot run a step on the search space's arch, or None if it can."""
     try:
         family = family_named(candidate.family)
     except IllegalCandidate as error:

@@ -1,4 +1,4 @@
-"""How `csrc/cuda/small_matrix.h` wants its matrices."""
+"""How `csrc/cuda/small_matrix.h` takes its matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TILE = 16
 
 
 def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:
-    """Why tensor cores do not multiply here (SmallMatrixMma), or None where they do."""
+    """Why tensor cores do not multiply here (SmallMatrixMma), or None if they do."""
     assert arch.cuda is not None
     if dtype == "float32" or arch.cuda.compute_capability < MMA_FROM:
         return f"these products need 16-bit values and sm80 or later, got {dtype} on {arch.name}"

@@ -25,7 +25,7 @@ run(const __grid_constant__ Kernel::Arguments arguments) {{
 
 
 def why_not_elements(dtype: str, arch: Arch) -> str | None:
-    """Why the tensor cores of an arch do not take this dtype here, or None where they do."""
+    """Why the tensor cores of an arch do not take this dtype here, or None if they do."""
     assert arch.cuda is not None
     if dtype not in DTYPES:
         return f"tensor cores take {' and '.join(DTYPES)} here, not {dtype}"
@@ -35,7 +35,7 @@ def why_not_elements(dtype: str, arch: Arch) -> str | None:
 
 
 def why_not_tile_n(tile_n: int, outputs: int) -> str | None:
-    """Why not so many channels a block, or None where each warp has some."""
+    """Why not so many channels a block, or None if each warp has some."""
     if tile_n >= padded(outputs, CHANNELS) + CHANNELS:
         return f"tile_n {tile_n} has warps without any of the {outputs} channels"
     return None

@@ -1,4 +1,4 @@
-"""A process that builds for the measuring one, and stands still while that one times."""
+"""A process that builds for the measuring one, and is paused while that one times."""
 
 from __future__ import annotations
 

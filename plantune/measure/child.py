@@ -34,7 +34,7 @@ JOIN_S = 2.0
 
 
 class Child:
-    """A fresh process, ready for its first request; raises WorkerDied where it does not start.
+    """A fresh process, ready for its first request; raises WorkerDied if it does not start.
 
     It is spawned, never forked: a copy of this process could not use the libraries that run here.
     """

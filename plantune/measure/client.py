@@ -58,7 +58,7 @@ class Limits:
     memory_bytes: int = 4 << 30
 
     def memory_on(self, arch: str) -> int | None:
-        """What work for an arch may allocate; None where that is not limited."""
+        """What work for an arch may allocate; None if that is not limited."""
         return self.memory_bytes if load_arch(arch).kind == "cpu" else None
 
 
@@ -107,7 +107,7 @@ class Worker:
         self.close()
 
     def start(self, cut_at: float | None = None) -> None:
-        """Makes sure that a process waits; raises WorkerDied where it does not start, OutOfTime
+        """Makes sure that a process waits; raises WorkerDied if it does not start, OutOfTime
         where it has not done so by `cut_at`.
         """
         with self._lock:
@@ -122,7 +122,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process that waits or runs, None where there is none."""
+        """The process that waits or runs, None if there is none."""
         child = self._child
         return child.pid if child is not None and child.alive else None
 
@@ -136,9 +136,9 @@ class Worker:
     ) -> Outcome:
         """Builds a candidate, checks it with each seed, then times it.
 
-        Raises IllegalCandidate where it cannot run the step, WorkerFailed for what is no fault of a
-        candidate, WorkerDied where no worker can be started, UnsupportedDevice where the GPU was
-        lost, and OutOfTime at the effort's `cut_at`, as `time_programs` and `race` do.
+        Raises IllegalCandidate if it cannot run the step, WorkerFailed for faults that are not the
+        candidate's, WorkerDied if no worker can be started, UnsupportedDevice if the GPU was lost,
+        and OutOfTime at the effort's `cut_at`, as `time_programs` and `race` do.
         """
         effort = effort or Effort()
         asked = request(work.check_and_time, step, candidate, arch, effort, seeds)
@@ -152,7 +152,7 @@ class Worker:
         self, step: Step, candidate: Candidate, arch: str, seeds: tuple[int, ...] = (0, 1)
     ) -> Rejected | None:
         """Checks the numbers of a candidate for an arch that is not here on a later GPU, through
-        PTX; None where they are right.
+        PTX; None if they are right.
         """
         asked = request(work.check_elsewhere, step, candidate, arch, seeds)
         with self._lock:
@@ -230,7 +230,7 @@ class Worker:
         return self._child
 
     def _started(self, cut_at: float | None) -> Child:
-        """A new child; raises OutOfTime where `cut_at` comes before it is ready."""
+        """A new child; raises OutOfTime if `cut_at` comes before it is ready."""
         left_s = math.inf if cut_at is None else max(cut_at - time.monotonic(), 0.0)
         try:
             return self._new_child(left_s)
@@ -263,7 +263,7 @@ class Worker:
         return asked.result(answer)
 
     def _ask_for_all(self, asked: Request[T], arch: str, effort: Effort, ways: int) -> T:
-        """The answer for several ways at once, one of which may take the others along."""
+        """The answer for several ways at once, one of which may crash the worker of all."""
         child = self._ready(effort)
         try:
             return self._ask(child, asked, arch, effort, ways)
@@ -275,7 +275,7 @@ class Worker:
     def _prove(self, arch: str) -> None:
         """Shows by a fresh process that what took the last one along left the GPU intact.
 
-        Raises UnsupportedDevice where it did not: then candidates are not to blame.
+        Raises UnsupportedDevice if it did not: then candidates are not to blame.
         """
         if load_arch(arch).kind == "cpu":
             return

@@ -81,7 +81,7 @@ class Entrants:
         return len(self._images)
 
     def plan(self, plan: Plan, *, frozen: bool = False) -> Entrant:
-        """The plan as a user runs it; raises WrongResult where its output is not the network's."""
+        """The plan as a user runs it; raises WrongResult if its output is not the network's."""
         start = time.perf_counter()
         module, _ = self._laid_out(channels_last=self.device.captures)  # as load_model builds it
         tuned = TunedModule(

@@ -1,4 +1,4 @@
-"""The clocks for work on a GPU, and whether it was throttled meanwhile."""
+"""The clocks for work on a GPU, and whether it was throttled during the work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CallWatch(Watch):
 
 
 class KernelWatch(CallWatch):
-    """The GPU's own clock, for replays of graphs: what the host does meanwhile matters little."""
+    """The GPU's own clock, for replays of graphs: the host matters little there."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)

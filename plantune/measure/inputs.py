@@ -12,7 +12,7 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Values
 
-# Integers that are no index: every value of a pixel, and counters.
+# Integers that are not indices: every value of a pixel, and counters.
 BELOW = {"uint8": 256, "int64": 100}
 # Numbers that are scaled are drawn such that their sums fit every dtype.
 LARGEST = 256.0
@@ -21,7 +21,7 @@ LARGEST = 256.0
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
     """Random numbers for each input of a step, in the domain that its readers name.
 
-    They lie where `random` draws them.
+    They are stored where `random` draws them.
     """
     drawn = {
         name: _drawn(type_, domain_of(step, name), name in step.constants, random)

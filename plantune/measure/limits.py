@@ -68,7 +68,7 @@ def _data_bytes() -> int:
 
 
 def rejection(error: Exception) -> Rejected | None:
-    """What an error says of a candidate; None where the candidate is not to blame for it."""
+    """What an error says of a candidate; None if the candidate is not to blame for it."""
     if isinstance(error, BuildError):
         return Rejected("build", error.what[:REASON_LENGTH])
     if isinstance(error, WrongResult):

@@ -23,7 +23,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 @dataclass(frozen=True)
 class State:
     """What disturbed a stretch of time: `others` and `stolen` count cores, `slowdown` is the time
-    of a fixed loop as a multiple of its best; 1 where nothing tells.
+    of a fixed loop as a multiple of its best; 1 if nothing tells.
     """
 
     cores: int
@@ -64,7 +64,7 @@ class _Ticks:
 
 
 class Machine:
-    """Looks at the machine now and again; each look tells of the time since the one before."""
+    """Reads the machine now and again; each reading covers the time since the one before."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Machine:
         self._ticks = self._read()
 
     def look(self) -> State:
-        """The state since the last look."""
+        """The state since the last reading."""
         before, self._ticks = self._ticks, self._read()
         now, slowdown, gpu = self._ticks, self.slowdown(), self._gpu()
         if before is None or now is None or now.at <= before.at:

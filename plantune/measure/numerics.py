@@ -47,7 +47,7 @@ def check(
     """Runs a candidate on random data in every way in which a program may run it, on a GPU of a
     later arch if that is the `device`.
 
-    Raises IllegalCandidate where it cannot run the step, BuildError, and WrongResult where an error
+    Raises IllegalCandidate if it cannot run the step, BuildError, and WrongResult where an error
     is over its bound, the kernel touches memory that is not its own, or a NaN or infinity is lost
     or reaches another image.
     """
@@ -95,7 +95,7 @@ def _checked(trial: Trial, scenes: Scenes) -> Numerics:
 
 def _replayed(trial: Trial, scenes: Scenes) -> Iterator[Distance]:
     """The runs of a captured graph, each on other data and other weights."""
-    trial.put_constants(scenes.named(scenes.first().inputs))  # as they lie when it is deployed
+    trial.put_constants(scenes.named(scenes.first().inputs))  # stored as in a deployed program
     trial.capture()
     for number, (what, pattern) in enumerate((("first replay", NUMBERS), ("second replay", NANS))):
         scene = scenes.replayed(number)
@@ -106,7 +106,7 @@ def _replayed(trial: Trial, scenes: Scenes) -> Iterator[Distance]:
 
 
 def _judged(trial: Trial, results: Values, scene: Scene, *, slack: float = 1.0) -> Distance:
-    """The distance nearest to its bound; raises WrongResult where one is over `slack` times it."""
+    """The distance nearest to its bound; raises WrongResult if one is over `slack` times it."""
     worst = Distance(0.0, 0.0, 0.0)
     for (name, _), exact, own in zip(trial.step.outputs, scene.exact, scene.own, strict=True):
         distance = max(_distances(results[name], exact, own), key=lambda found: found.share)
@@ -119,7 +119,7 @@ def _judged(trial: Trial, results: Values, scene: Scene, *, slack: float = 1.0) 
 
 
 def _distances(result: Tensor, exact: Exact, own: Sequence[float]) -> Iterator[Distance]:
-    """Of each kind; what is no float is exact."""
+    """Of each kind; integers are exact."""
     tolerated = tolerance("step", result.dtype, result.numel())
     for error, theirs in zip(exact.errors(result), own, strict=True):
         yield Distance(error, theirs if result.is_floating_point() else 0.0, tolerated)
@@ -130,7 +130,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_poisons(trial: Trial, scenes: Scenes) -> None:
-    """NaN, then infinity, in one element of each input that is no constant."""
+    """NaN, then infinity, in one element of each input that is not constant."""
     for name, value, poison in scenes.poisons():
         trial.put_data(scenes.named(poison.inputs))
         results = trial.run(f"run with {value} in one element of {name!r}", NUMBERS)
@@ -160,7 +160,7 @@ def _check_poisoned_weight(trial: Trial, scenes: Scenes, data: Values) -> None:
 
 
 def _check_large(trial: Trial, scenes: Scenes) -> None:
-    """The largest float16 in one element of each input that is no constant: where PyTorch's sums
+    """The largest float16 in one element of each input that is not constant: where PyTorch's sums
     hold it, a kernel's do.
     """
     scene = scenes.large()

@@ -130,7 +130,7 @@ def _host_us(call: Call, device: Device) -> float:
 
 
 def launches(graph: Graph, plan: Plan, space: SearchSpace) -> int:
-    """What a pass starts: steps that are no mere views, and conversions of layouts."""
+    """What a pass starts: steps other than views, and conversions of layouts."""
     schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
     passes = [launch for launch in schedule.launches if launch.step.phase != "refresh"]
     return sum(
@@ -140,7 +140,7 @@ def launches(graph: Graph, plan: Plan, space: SearchSpace) -> int:
 
 
 def _kernels(call: Call, device: Device) -> int:
-    """What the GPU ran in one call, as torch's profiler saw it; 0 where it may not look."""
+    """What the GPU ran in one call, as torch's profiler saw it; 0 if it may not look."""
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         call()
         device.synchronize()

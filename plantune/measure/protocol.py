@@ -1,6 +1,6 @@
 """Messages between a measuring worker and its parent: framed JSON over descriptors of their own.
 
-Whatever a library prints goes elsewhere, and what is no message is seen as such. JSON alone, so
+Whatever a library prints goes elsewhere, and what is not a message is recognised. JSON alone, so
 that nothing which comes over a pipe is ever run.
 """
 
@@ -41,7 +41,7 @@ class Channel:
         os.set_blocking(outgoing, False)
 
     def send(self, message: Message, deadline: float = math.inf) -> None:
-        """Raises BrokenPipeError where the other side is gone."""
+        """Raises BrokenPipeError if the other side is gone."""
         left = memoryview(encode(message))
         while left:
             _wait(self._outgoing, select.POLLOUT, deadline)
@@ -50,7 +50,7 @@ class Channel:
     def receive(self, deadline: float = math.inf) -> Message:
         """The next message.
 
-        Raises EOFError where the other side is gone, ProtocolError where it sent something else.
+        Raises EOFError if the other side is gone, ProtocolError where it sent something else.
         """
         mark, length, checksum = HEADER.unpack(self._read(HEADER.size, deadline))
         if mark != MARK or length > LIMIT_BYTES:
@@ -76,7 +76,7 @@ class Channel:
 
 
 def encode(message: Message) -> bytes:
-    """A message with its header; raises ProtocolError where it is too large."""
+    """A message with its header; raises ProtocolError if it is too large."""
     body = canonical(message).encode()
     if len(body) > LIMIT_BYTES:
         raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {LIMIT_BYTES}")
@@ -84,11 +84,11 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The message of a body; raises ProtocolError where it is not a JSON object."""
+    """The message of a body; raises ProtocolError if it is not a JSON object."""
     try:
         message = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a message is no JSON: {error}") from error
+        raise ProtocolError(f"a message is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise ProtocolError(f"a message is an object, got {type(message).__name__}")
     return message

@@ -57,7 +57,7 @@ class Detail:
 class Race:
     """Who ran, how fast, and why others did not.
 
-    `ratio` is the plan's median by that of the best baseline; None where one of the two is missing.
+    `ratio` is the plan's median by that of the best baseline; None if one of the two is missing.
     `timings` are of queued calls on those images, the same or fresh ones, on which that ratio is
     the worse: `images` says which. `peaks_mib` is what each way on a GPU takes of its memory in a
     call, its weights included.
@@ -94,7 +94,7 @@ def race(
     one whose turn comes after the effort's `until`.
 
     If it is `detailed`, also on fresh images, call by call, and frozen. cuDNN times its algorithms
-    for all baselines. Raises WrongResult where the plan's output is not the network's.
+    for all baselines. Raises WrongResult if the plan's output is not the network's.
     """
     say("build")
     entrants = Entrants(problem, seed, MOST_IMAGES if detailed else 1)

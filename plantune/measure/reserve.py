@@ -33,7 +33,7 @@ class Reserve:
             self._thread.start()
 
     def take(self) -> Child | None:
-        """The child, once it is ready; None where there is none or it did not start."""
+        """The child, once it is ready; None if there is none or it did not start."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()

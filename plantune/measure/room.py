@@ -47,7 +47,7 @@ def _most_alive(graph: Graph) -> tuple[int, int]:
 
 
 def free_bytes(device: Device) -> int | None:
-    """What can be allocated now; None where nothing tells."""
+    """What can be allocated now; None if nothing tells."""
     if device.captures:
         return int(torch.cuda.mem_get_info(device.place)[0])
     known = [*_free_in_system(Path("/proc/meminfo")), *_free_in_group(Path("/"))]
@@ -55,7 +55,7 @@ def free_bytes(device: Device) -> int | None:
 
 
 def require_room(problem: Problem) -> int:
-    """The bytes that measuring a problem takes; raises NotEnoughMemory where they are not free."""
+    """The bytes that measuring a problem takes; raises NotEnoughMemory if they are not free."""
     needed = needed_bytes(problem.graph)
     free = free_bytes(device_for(load_arch(problem.arch)))
     if free is not None and needed > free:

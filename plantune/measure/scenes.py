@@ -66,7 +66,7 @@ class Kin:
 
 @dataclass(frozen=True)
 class Poison:
-    """Inputs of which one element is a poison. What is no float shows nothing and is None."""
+    """Inputs of which one element is a poison. Integers show nothing and are None."""
 
     inputs: Tensors
     kin: tuple[Kin | None, ...]
@@ -103,7 +103,7 @@ class Scenes:
         return self._scene(f"replay {number}", lambda random: draw_inputs(self.step, random))
 
     def large(self) -> Scene:
-        """The largest float16 in one element of each input that is no constant, with the last
+        """The largest float16 in one element of each input that is not constant, with the last
         weights.
         """
 
@@ -116,7 +116,7 @@ class Scenes:
         return self._scene("large", draw)
 
     def poisons(self) -> Iterator[tuple[str, float, Poison]]:
-        """NaN, then infinity, in one element of each input that is no constant; the last data."""
+        """NaN, then infinity, in one element of each input that is not constant; the last data."""
         for name in poisoned(self.step, self.named(self.other_weights().inputs)):
             for value in (math.nan, math.inf):
                 yield name, value, self._poison(name, value)

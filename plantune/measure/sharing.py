@@ -1,4 +1,4 @@
-"""Whether this process had to wait for a core: then its times are those of the others, too."""
+"""Whether this process had to wait for a core: then its times are those of the others too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TASKS = "/proc/self/task"
 def waited_ns() -> int:
     """How long the threads of this process have waited for a core so far, as Linux counts it.
 
-    0 where the kernel does not count it.
+    0 if the kernel does not count it.
     """
     total = 0
     try:

@@ -112,7 +112,7 @@ class TimedStep(StepAlone):
     def repeated(self, time_us: Callable[[Call], float]) -> tuple[Call, int]:
         """A call for the clock and how many launches it makes; `time_us` times a call.
 
-        Where the device has graphs it replays one with launches behind each other.
+        If the device has graphs, it replays one with several launches in a row.
         """
         if not self.device.captures:
             return self.launch, 1

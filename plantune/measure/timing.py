@@ -93,7 +93,7 @@ class Timing:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """Where the median lies with a confidence of 95 %, by the ranks of the samples."""
+        """The range of the median with a confidence of 95 %, by the ranks of the samples."""
         ordered, count = sorted(self.samples_us), self.samples
         aside = math.ceil(0.98 * math.sqrt(count))  # half of 1.96 standard deviations
         low = max((count - 1) // 2 - aside, 0)
@@ -176,7 +176,7 @@ HOST = Watch()
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio of two medians, and where it lies with the stated confidence."""
+    """A ratio of two medians, and its range with the stated confidence."""
 
     ratio: float
     low: float
@@ -232,7 +232,7 @@ def _is_done(timing: Timing, effort: Effort) -> bool:
 
 
 def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
-    """One Timing for each callable, of the rounds in which nobody waited for a core.
+    """One Timing for each callable, of the rounds in which no thread waited for a core.
 
     Where they are too few, those with the least waiting count too.
     """

@@ -56,8 +56,8 @@ class Buffer:
         self.memory[self.end :] = pattern
 
     def is_surrounded(self, pattern: int) -> bool:
-        before, behind = self.memory[: self.start], self.memory[self.end :]
-        return bool((before == pattern).all() & (behind == pattern).all())
+        before, after = self.memory[: self.start], self.memory[self.end :]
+        return bool((before == pattern).all() & (after == pattern).all())
 
 
 class Trial(StepAlone):
@@ -104,7 +104,7 @@ class Trial(StepAlone):
     def put_data(self, data: Values, *, awkward: bool = False) -> None:
         """Places all other inputs.
 
-        Where it is `awkward` they lie off the alignment, as a user's may, and images channels-last
+        If it is `awkward`, they are not aligned, as a user's may, and images channels-last
         unless the family demands a layout.
         """
         for name, _ in self.step.inputs:
@@ -142,7 +142,7 @@ class Trial(StepAlone):
         """The outputs of one launch; `pattern` surrounds all buffers. Outputs hold NaN before, or
         zeros where NaN surrounds them: a kernel that takes the larger of the two shows with these.
 
-        Raises WrongResult where the kernel touched what is not its own, CudaError where the GPU
+        Raises WrongResult if the kernel touched what is not its own, CudaError where the GPU
         refused to go on.
         """
         self._doing = what
@@ -183,7 +183,7 @@ class Trial(StepAlone):
         return self._inputs | self._written
 
     def _check_outputs(self) -> None:
-        """What the kernel made itself lies where it said: views in their source, the rest in new
+        """What the kernel made itself is where it said: views in their source, the rest in new
         memory, all in the layout that other steps rely on.
         """
         taken = {_address(tensor) for tensor in self._kept}
@@ -198,7 +198,7 @@ class Trial(StepAlone):
                 raise self.wrong(f"output {name!r} is not {layout}: strides {value.stride()}")
             if name in self._aliases:
                 if _address(value) != _address(self.values[self._aliases[name]]):
-                    raise self.wrong(f"output {name!r} is no view of {self._aliases[name]!r}")
+                    raise self.wrong(f"output {name!r} is not a view of {self._aliases[name]!r}")
             elif name in self._adopts:
                 if _address(value) in taken:
                     raise self.wrong(f"output {name!r} is not in new memory of its own")

@@ -90,7 +90,7 @@ def _frozen(module: nn.Module, x: Tensor, options: dict[str, Any] | None = None)
 
 def _own_code(module: nn.Module) -> Run:
     """Calls the module from code of its own: what was compiled for one way is found by the code
-    object and would serve the others, too, frozen or not.
+    object and would serve the others too, frozen or not.
     """
 
     def call(x: Tensor) -> Any:

@@ -1,6 +1,6 @@
 """What a worker process can be asked for: its client names one of these, with the arguments.
 
-An expected failure of a candidate is its outcome; anything else is raised, in the client, too.
+An expected failure of a candidate is its outcome; anything else is raised, in the client too.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def _conv1x1(in_planes: int, planes: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _downsample(in_planes: int, planes: int, stride: int) -> nn.Sequential | None:
-    """The projection of a block's identity, or None where the shapes agree."""
+    """The projection of a block's identity, or None if the shapes agree."""
     if stride == 1 and in_planes == planes:
         return None
     return nn.Sequential(_conv1x1(in_planes, planes, stride), nn.BatchNorm2d(planes))

@@ -37,7 +37,7 @@ from plantune.plan_db.trial_rows import parse_trial, trial_row
 class PlanDatabase:
     """Trials, plans and leases. Every method is one transaction.
 
-    Reading warns of DamagedRow and never uses one. Any method raises DatabaseUnavailable where the
+    Reading warns of DamagedRow and never uses one. Any method raises DatabaseUnavailable if the
     file fails it: a search then goes on with `in_memory`. An object serves one thread.
     """
 
@@ -118,14 +118,14 @@ class PlanDatabase:
             return tuple(read_plans(self._db.conn, {}))
 
     def remove_plan(self, id: int) -> None:
-        """Raises NoPlan where no plan has this id."""
+        """Raises NoPlan if no plan has this id."""
         with self._writing() as db:
             removed = db.execute("DELETE FROM plans WHERE id = ?", [id]).rowcount
         if not removed:
             raise NoPlan(f"{self._place}: no plan has the id {id}")
 
     def acquire_lease(self, key: str) -> Lease:
-        """The right to search for `key`; raises Busy where a living process has it."""
+        """The right to search for `key`; raises Busy if a living process has it."""
         lease = Lease(key, self._writing)
         lease.acquire()
         return lease

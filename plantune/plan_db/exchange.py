@@ -51,7 +51,7 @@ def export_plans(
     """Writes the newest complete plan of each problem and environment, and returns the plans.
 
     The same plans give the same bytes. An earlier export at `path` is replaced, in one step;
-    raises NoPlan where there is nothing to write.
+    raises NoPlan if there is nothing to write.
     """
     stored = _newest(database, arch, network)
     if not stored:

@@ -36,7 +36,7 @@ class Lease:
         self._token = secrets.token_hex(8)
 
     def acquire(self, silent: str | None = None) -> None:
-        """Raises Busy where a living owner has it; `silent` is a heartbeat that stood still."""
+        """Raises Busy if a living owner has it; `silent` is a heartbeat that stood still."""
         with self._writing() as db:
             owner = _owner(db, self.key)
             if owner is not None and _is_alive(owner, silent):
@@ -44,7 +44,7 @@ class Lease:
             db.table("leases").insert(self._row(), replace=True)
 
     def beat(self) -> None:
-        """Raises Busy where another search has taken the lease over."""
+        """Raises Busy if another search has taken the lease over."""
         with self._writing() as db:
             owner = _owner(db, self.key)
             if owner is not None and owner["token"] != self._token:
@@ -104,7 +104,7 @@ def _busy(key: str, owner: dict[str, Any]) -> Busy:
 
 
 def _is_alive(owner: dict[str, Any], silent: str | None) -> bool:
-    """Whether the owner still runs; a row without sense belongs to nobody."""
+    """Whether the owner still runs; a malformed row belongs to no owner."""
     if not str(owner["pid"]).isdecimal():
         return False
     if owner["host"] != _host():

@@ -82,7 +82,7 @@ def read_plan_file(path: Path) -> Plan | PlanFile:
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidPlan(f"{path}: is no text; give {EXPECTED}") from error
+        raise InvalidPlan(f"{path}: is not text; give {EXPECTED}") from error
     if not text.lstrip().startswith("{"):
         raise InvalidPlan(f"{path}: holds no plan; give {EXPECTED}")
     try:

@@ -187,7 +187,7 @@ def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection.close()
         # WAL needs a file beside the database. Where it cannot be made and no other process has
-        # made one, nobody writes, and the file can be read as it is.
+        # made one, there is no writer, and the file can be read as it is.
         unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
         if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):
             raise
@@ -245,7 +245,7 @@ def read(
     values, faults = [], []
     for row in select(connection, table, where):
         try:
-            # An index that was damaged leads to rows that nobody asked for.
+            # An index that was damaged returns rows that were not asked for.
             _require(all(row[name] == value for name, value in where.items()), "its key differs")
             _require(row[CHECKSUM] == checksum(table, row), "its checksum does not match")
             values.append(parse(row))

@@ -50,7 +50,7 @@ def find_stored_plan(
 
 
 def stored_plans_in(path: Path) -> list[StoredPlan]:
-    """All plans of a database, the newest first; none where it is missing or cannot be read."""
+    """All plans of a database, the newest first; none if it is missing or cannot be read."""
     with suppress(sqlite3.Error, OSError, LookupError, ValueError):
         if path.is_file():
             with closing(connect_read_only(path, WAIT_S)) as connection:

@@ -35,7 +35,7 @@ def primary_code(error: sqlite3.Error) -> int:
 
 @contextmanager
 def translated(place: object) -> Iterator[None]:
-    """Raises DatabaseUnavailable for what befalls files; a wrong statement stays as it is."""
+    """Raises DatabaseUnavailable for I/O errors; SQL errors propagate."""
     try:
         yield
     except UnicodeDecodeError as error:  # of a message or a name, which Python decodes by itself

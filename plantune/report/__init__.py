@@ -1,1 +1,1 @@
-"""What people look at: tables, plots, the progress line, and the data behind them."""
+"""What people see: tables, plots, the progress line, and the data for them."""

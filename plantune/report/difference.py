@@ -80,7 +80,7 @@ def _candidate(choice: Choice) -> str:
 
 
 def difference_text(found: Difference, width: int | None = None) -> str:
-    """Nothing but "no difference" where there is none."""
+    """Just "no difference" if there is none."""
     parts = []
     for title, pairs in (
         ("plan", found.header),

@@ -61,7 +61,7 @@ def _unfolded(problem: Problem) -> Graph:
 
 
 def level_row(level: Level, cost: PassCost | Rejected) -> dict[str, Any]:
-    """A level's row for --json; times are None where it could not run."""
+    """A level's row for --json; times are None if it could not run."""
     row: dict[str, Any] = {"level": level.name, "cpu_us": None, "gpu_us": None, "kernels": None}
     if isinstance(cost, Rejected):
         return {**row, "runs": 0, "reason": cost.reason}
@@ -85,6 +85,6 @@ def levels_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) ->
 
 
 def _time_us(row: Mapping[str, Any]) -> float | None:
-    """The GPU's time where there is one."""
+    """The GPU's time if there is one."""
     found: float | None = row["gpu_us"] if row["gpu_us"] is not None else row["cpu_us"]
     return found

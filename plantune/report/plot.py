@@ -96,7 +96,7 @@ def _longest(row: Mapping[str, Any], document: Mapping[str, Any]) -> float:
 
 
 def require_replaceable_plot(path: Path) -> None:
-    """Raises ForeignFile if something else than an earlier plot lies there."""
+    """Raises ForeignFile if there is something else than an earlier plot."""
     require_replaceable(path, "a plot", lambda content: MAKER.encode() in content)
 
 

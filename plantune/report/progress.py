@@ -82,7 +82,7 @@ class StatusLine:
         self._width = len(text)
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # nobody reads it; the work matters more
+        with suppress(OSError, ValueError):  # a closed stream must not stop the work
             self._stream.write(text)
             self._stream.flush()
 

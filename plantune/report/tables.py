@@ -26,7 +26,7 @@ def table(
 
 
 def _fitted(columns: Sequence[Sequence[str]], align: str, width: int | None) -> list[int]:
-    """The widths: first columns are wrapped between words, then words are broken, too."""
+    """The widths: first columns are wrapped between words, then words are broken too."""
     widths = [max(map(len, column)) for column in columns]
     if width is None:
         return widths

@@ -81,7 +81,7 @@ class Calls:
             self._why_no_plans = why_no_plans(self._device)
         self._lock = threading.Lock()
         self._held = HeldTensors(reference, device)
-        # What eager runs, and for how many calls nobody looks whether it still must.
+        # What eager runs, and for how many calls that is not checked again.
         self._eager: Planned | None = None
         self._unlooked = 0
         # By the form's key; and those from before a refresh.
@@ -139,7 +139,7 @@ class Calls:
         return [instance.program for pool in pools.values() for instance in pool.instances()]
 
     def refresh(self, weights_only: bool) -> None:
-        """Has the module read anew: its weights, else also its attributes and its forward."""
+        """Has the module read again: its weights, else also its attributes and its forward."""
         with self._lock:
             if weights_only:
                 self._held.writes += 1
@@ -183,7 +183,7 @@ class Calls:
         return self.framework.eagerly(str(reason), x)
 
     def _eagerly(self, x: Tensor) -> Any:
-        """Without a look at the module: eager sees every change itself."""
+        """Without checking the module: eager sees every change itself."""
         assert self._eager is not None
         return self.framework.by(self.reference, x, self._eager.call)
 
@@ -233,7 +233,7 @@ class Calls:
         return form
 
     def _planned(self, form: Form, trained: Trained) -> Planned | None:
-        """What runs such a call; None where only the framework can, and the form says why."""
+        """What runs such a call; None if only the framework can, and the form says why."""
         with self._lock:
             kind = self._kind_of(trained)
             if kind not in form.kept:
@@ -259,7 +259,7 @@ class Calls:
 
     def _extracted(self, wanted: tuple[str, ...] | None) -> tuple[Graph, Outputs]:
         """The layer graph, with the gradients of these parameters and "x", if any."""
-        # On a GPU weights are read where they lie, so nothing is folded into them.
+        # On a GPU weights are read in place, so nothing is folded into them.
         folds = wanted is None and self._on_cpu
         graph, outputs = extract_with_outputs(self.reference, self.input_type, fold=folds)
         if wanted is not None:

@@ -39,8 +39,8 @@ class CapturedProgram:
 
     A pass computes all that it needs from the weights' own memory, in stream order, so that nothing
     can be out of date; with `frozen` that is done once, in `refresh`. Graphs hold the weights'
-    addresses: after a weight moved, passes are captured anew. Inputs are read, and outputs written,
-    in the caller's memory where only kernels of ours touch them (see Ends); else they are copied.
+    addresses: after a weight moved, passes are captured again. Inputs are read and outputs written
+    in the caller's memory if only kernels of ours touch them (see Ends); else they are copied.
     It may be called on any stream, from one thread at a time.
     """
 
@@ -91,7 +91,7 @@ class CapturedProgram:
     @on_its_gpu
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers by name, wherever they lie now."""
+        """Takes parameters and buffers by name, wherever they are in memory now."""
         names = [name for name, _ in (*self.graph.parameters, *self.graph.buffers)]
         given = [state[name].detach() for name in names]
         places = [(tensor.data_ptr(), tensor.stride()) for tensor in given]
@@ -118,7 +118,7 @@ class CapturedProgram:
         return self.replay(inputs)
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`forward`, where this program's GPU is the current one and nobody captures."""
+        """`forward`, if this program's GPU is the current one and no capture is under way."""
         if raw_stream(self._index) != self._raw_stream:
             self._enter()
         made = self._passes.get("forward") or self._capture_forward()
@@ -152,7 +152,7 @@ class CapturedProgram:
         """Nothing: the graphs keep their memory from pass to pass."""
 
     def _enter(self) -> None:
-        """Orders this call behind the last one, which may have been on another stream.
+        """Orders this call after the last one, which may have been on another stream.
 
         A capture of the caller's cannot wait for work outside of it; ordering is the caller's then.
         """
@@ -172,7 +172,7 @@ class CapturedProgram:
 
     @torch.no_grad()
     def _capture_forward(self) -> Pass:
-        """In training the backward pass, too: where that is not possible, the framework can still
+        """In training the backward pass too: if that is not possible, the framework can still
         run both.
         """
         if self.graph.backward_from is None:
@@ -183,7 +183,7 @@ class CapturedProgram:
         moved = self._moving()
         try:
             made = self._captured("forward", self._forward_pass)
-            # Some kernels go astray on values that no forward pass has left, such as indices.
+            # Some kernels need plausible inputs, e.g. valid indices.
             made.graph.launch(self._stream_handle)
             self._ends.serve(made.graph)
             self._passes["forward"] = made
@@ -249,6 +249,6 @@ def _current(device: torch.device) -> Iterator[None]:
         yield
         return
     with torch.cuda.device(device):
-        # The driver wants a context, which a thread gets with its first work by the runtime.
+        # The driver needs a context, which a thread gets with its first work by the runtime.
         torch.zeros(1, device=device)
         yield

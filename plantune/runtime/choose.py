@@ -133,7 +133,7 @@ def _pool_of_stored(
     here: Environment,
     options: Options,
 ) -> Pool | None:
-    """The pool of a stored plan with one instance made, None where it cannot run here."""
+    """The pool of a stored plan with one instance made, None if it cannot run here."""
     why_not: str | None = None
     try:
         check_plan(found.plan, graph, space)

@@ -45,7 +45,7 @@ Contestant = Runner | PlansProgram
 
 class Contest:
     """Runs each call in one of the ways, all of which give the same, and times it; then in the one
-    that is faster beyond doubt, else in eager. `program` is what the plan of another machine gives.
+    that is clearly faster, else in eager. `program` is what the plan of another machine gives.
     """
 
     def __init__(

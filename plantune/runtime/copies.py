@@ -25,7 +25,7 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
 
 
 def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
-    """Has functions among the attributes of a deep copy, made with `memo`, hold copies, too."""
+    """Has functions among the attributes of a deep copy, made with `memo`, hold copies too."""
     for child in module.modules():
         for name, value in vars(child).items():
             if isinstance(value, FunctionType):

@@ -38,7 +38,7 @@ class End:
         self._wide = [axis for axis, size in enumerate(own.shape) if size > 1]
 
     def lies_as(self, tensor: Tensor) -> bool:
-        """Whether the tensor's elements lie as the kernels expect them."""
+        """Whether the tensor's elements are stored as the kernels expect."""
         strides = tensor.stride()
         if strides == self._strides:
             return True
@@ -70,7 +70,7 @@ class Variant:
 
     def move(self, places: Places) -> None:
         """The next launch finds the ends there."""
-        before, self._places = self._places, ()  # nobody knows where, should a patch fail
+        before, self._places = self._places, ()  # unknown if a patch fails
         for patches, old, new in zip_longest(self._patches, before, places):
             for patch in patches or () if old != new else ():
                 patch.move(new)
@@ -88,7 +88,7 @@ class Ends:
         # A backward pass reads what the forward pass left in the program's memory.
         alone = graph.backward_from is None
         once = [name for name in graph.outputs if graph.outputs.count(name) == 1]
-        # What is copied after the steps must lie where that copy reads it.
+        # What is copied after the steps must be where that copy reads it.
         copied = {value for _, value in graph.updates} | {*names} & {*graph.outputs}
         self._direct = [
             name

@@ -83,7 +83,7 @@ class Form:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """The dict of a module's attributes, as one that can be watched: Python 3.13 keeps the values
-    in the object itself at first, and tells nobody of changes there.
+    in the object itself at first, and reports no changes there.
     """
     if not get_referents(vars(module)):
         object.__setattr__(module, "__dict__", dict(vars(module)))

@@ -45,7 +45,7 @@ class PlannedInputs:
         return home and form.first.device == self._device
 
     def why_not(self, x: Any, form: Form) -> str | None:
-        """Why a call with `x` cannot run from a plan, None where it can. Raises InputMismatch."""
+        """Why a call with `x` cannot run from a plan, None if it can. Raises InputMismatch."""
         if not isinstance(x, Tensor):
             kind = type(x).__name__
             raise InputMismatch(f"{self._name}: the input must be a tensor, got {kind}")

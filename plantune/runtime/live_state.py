@@ -86,7 +86,7 @@ class HeldTensors:
         self.module = module
         # Where it runs if there is none.
         self.otherwise = otherwise
-        # Another number after each look that found another tensor, or memory that lies elsewhere.
+        # Another number after each look that found another tensor, or other memory.
         self.moves = 0
         # Counts what the user told of writes that leave no trace.
         self.writes = 0
@@ -105,11 +105,11 @@ class HeldTensors:
             now = _Snapshot(self.module)
             if not now.equals(self._snapshot):
                 self.moves += 1
-            # Last: who finds this one current must find that number, too.
+            # Last: who finds this one current must find that number too.
             self._snapshot = now
 
     def forget(self) -> None:
-        """Has everything read anew that was derived from the tensors."""
+        """Has everything read again that was derived from the tensors."""
         self.writes += 1
         self.moves += 1
 

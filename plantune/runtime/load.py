@@ -46,7 +46,7 @@ def load_model(
 ) -> TunedModule:
     """A known network as an nn.Module that runs from a plan for this batch.
 
-    `device` is the GPU where there is one, else the CPU; `dtype` float16 on the first, float32 on
+    `device` is the GPU if there is one, else the CPU; `dtype` float16 on the first, float32 on
     the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
     one: JSON of `plantune plans export`, or a database of `plantune export`, in which the plan for
     this call is looked for. Without it the plan that a search stored is used, or one that plantune
@@ -55,7 +55,7 @@ def load_model(
     the first such call.
 
     Weights may change at any time. `frozen` promises that they stay until `refresh()` is called, so
-    that what kernels want of them is computed once. On a GPU the network is built in channels_last.
+    that what kernels need of them is computed once. On a GPU the network is built in channels_last.
     """
     if type(batch) is not int or batch < 1:
         raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
@@ -98,7 +98,7 @@ def optimize(
     The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
     training or eval mode that it has; `mode` says only whether gradients are planned. Parameters
     keep their strides: on a GPU, filters in channels_last are read as they are, others are packed
-    in each pass. For `frozen` see load_model. Raises UnsupportedModule where it holds an op that
+    in each pass. For `frozen` see load_model. Raises UnsupportedModule if it holds an op that
     plantune does not know.
     """
     tuned = TunedModule(
@@ -123,7 +123,7 @@ def optimize(
 
 
 def _usable(device: torch.device) -> torch.device:
-    """The device with its number; raises UnsupportedDevice for what is no CPU and no usable GPU."""
+    """The device with its number; raises UnsupportedDevice unless it is a CPU or a usable GPU."""
     why_no_plans(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -89,7 +89,7 @@ class TunedModule(nn.Module):
         return self._calls.stats()
 
     def refresh(self, *, weights_only: bool = False) -> None:
-        """Has the next call read anew what nothing reports when it changes: globals, closures and
+        """Has the next call read again what changes without a trace: globals, closures and
         foreign objects that a forward reads; weights written through `.data` or a collective on a
         CPU; weights whose strides, shape or dtype changed in the same memory.
 
@@ -173,7 +173,7 @@ class TunedModule(nn.Module):
         return True
 
     def _replicate_for_data_parallel(self) -> Any:
-        """A replica on another GPU, whose weights are no parameters: the framework runs it."""
+        """A replica on another GPU, whose weights are not parameters: the framework runs it."""
         return self.reference._replicate_for_data_parallel()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TunedModule:

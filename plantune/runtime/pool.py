@@ -58,7 +58,7 @@ class Instance:
         return outputs
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """`forward`, where nobody captures and this program's GPU is the current one."""
+        """`forward`, if no capture is under way and this program's GPU is the current one."""
         if self.is_due():
             self._refresh()
         outputs = self.program.replay(inputs)
@@ -76,7 +76,7 @@ class Instance:
         """Whether the program must be given its tensors again: some were replaced or moved, or it
         keeps what follows from them and one was written.
         """
-        # Looks in any case: what is seen now is no change the next time.
+        # Always: what is seen now is not a change the next time.
         written = self._keeps_copies and self.weights.changed()
         moves, writes = self._given
         if moves != self._held.moves:
@@ -85,7 +85,7 @@ class Instance:
 
 
 def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
-    """Where the module lives; all of it does, or the framework would refuse it, too.
+    """Where the module lives; all of it does, or the framework would refuse it too.
 
     One without a tensor of its own runs where its input is, which `otherwise` says.
     """
@@ -101,7 +101,7 @@ def capture_on(device: torch.device) -> Capture:
 
 
 class Lease:
-    """An instance in use. It goes back to its pool on `release`, or when nobody holds the lease."""
+    """An instance in use. It goes back to its pool on `release`, or when the lease is garbage."""
 
     def __init__(self, pool: Pool, instance: Instance, capture: Capture | None = None) -> None:
         self.pool = pool
@@ -142,7 +142,7 @@ class Lease:
 
 
 class Pool:
-    """Makes an instance where none is idle; most programs need one.
+    """Makes an instance if none is idle; most programs need one.
 
     What a caller's capture uses belongs to that capture, which may be replayed at any time: nobody
     else gets it, and it lives as long as the process.

@@ -108,7 +108,7 @@ class Program:
         return calls
 
     def place(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers by name, wherever they lie now."""
+        """Takes parameters and buffers by name, wherever they are in memory now."""
         if self._weights is not None:
             self._weights.place(state)
             return
@@ -153,7 +153,7 @@ class Program:
 
     def touching(self, value: str) -> tuple[str, ...]:
         """The steps of the forward pass that read or write a value, if nothing but kernels of ours
-        does; none where the framework takes part.
+        does; none if the framework takes part.
         """
         found = [
             launch
@@ -203,7 +203,7 @@ class Program:
             self.values.pop(name, None)
 
     def _handed_over(self, name: str) -> Tensor:
-        """A result as the caller may keep and change it: a copy, unless nobody else holds it."""
+        """A result that the caller may keep and change: a copy, unless nothing else holds it."""
         if name in self._owned:
             return in_layout(self.values.pop(name), "nchw")
         return self.values[name].clone(memory_format=torch.contiguous_format)

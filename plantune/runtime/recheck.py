@@ -47,7 +47,7 @@ DRAWS = 3
 # The gradient of a scalar is one number, whose errors say little on few draws: of two ways that are
 # equally good, one has twice the other's pooled error on 8 draws in 3 of 100 cases, on 24 in none.
 MOST_DRAWS = 24
-# More than that many times the bound is no luck.
+# An error of more than that many times the bound is not bad luck.
 HOPELESS = 8.0
 # A framework's gradient that is further off is chaotic itself, and excuses no other one. Jumps of
 # up to 6e-4 were seen (se_resnet9_fixup, batch 64, float32).
@@ -72,7 +72,7 @@ def recheck(
     module: nn.Module,
     otherwise: torch.device = CPU,
 ) -> None:
-    """Raises WrongResult where the plan's outputs or gradients are not the network's, CannotJudge
+    """Raises WrongResult if the plan's outputs or gradients are not the network's, CannotJudge
     where the framework's own are of no use; `otherwise` is where a module without a tensor runs.
 
     A copy of the module runs, with the same training flags. Nothing of the user's changes.

@@ -70,7 +70,7 @@ class Recorder:
     def graph(self, run: Callable[[], None], first: bool) -> Recorded:
         """What `run` does, after some runs to warm up; `first` if there is no other graph by now.
 
-        Raises what that raises. Then, too, torch is as it was before.
+        Raises what that raises. Then too, torch is as it was before.
         """
         current = torch.cuda.current_stream(self._device)
         if first:

@@ -45,9 +45,9 @@ RECIPES: Mapping[str, Recipe] = {
 class Runner:
     """Runs a module in one of the framework's ways, with the weights that it has now.
 
-    What is traced reads the parameters where they are, and is traced anew after one was replaced.
+    What is traced reads the parameters where they are, and is traced again after one was replaced.
     Filters keep the caller's strides: on a CPU channels_last ways compute with copies of them,
-    which are written anew after a weight changed, as plans do; on a GPU, where the host
+    which are written again after a weight changed, as plans do; on a GPU, where the host
     cannot know of changes, with the filters as they are. Where a way cannot run, eager does.
     """
 
@@ -167,7 +167,7 @@ class Runner:
 
 
 def _require_same_structure(wanted: Any, got: Any) -> None:
-    """Raises ValueError where a trace returns a tuple for what was a list, and the like."""
+    """Raises ValueError if a trace returns a tuple for what was a list, and the like."""
     if tree_structure(wanted) != tree_structure(got):
         raise ValueError("its results come in another structure")
 
@@ -178,7 +178,7 @@ def _require_no_weight_inside(traced: Any) -> None:
     for node in graph.findAllNodes("prim::Constant"):
         value = node.output().toIValue()
         if isinstance(value, Tensor) and value.numel() > LARGEST_CONSTANT:
-            raise ValueError("a tensor that is no parameter and no buffer takes part")
+            raise ValueError("a tensor that is neither parameter nor buffer takes part")
 
 
 def _channels_last(x: Tensor) -> Tensor:

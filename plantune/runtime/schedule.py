@@ -24,7 +24,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Launch:
-    """A step with its inputs renamed to where they lie in the layout that it demands."""
+    """A step with its inputs renamed to where they are stored in the layout that it demands."""
 
     step: Step
     candidate: Candidate
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def writes(self) -> frozenset[str]:
-        """The values that are there behind it."""
+        """The values that exist after it."""
         made = {conversion.result for conversion in self.conversions}
         return frozenset(made | {name for name, _ in self.step.outputs})
 
@@ -90,7 +90,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All launches in order, and the layout in which each value lies."""
+    """All launches in order, and the layout of each value."""
 
     graph: Graph
     launches: tuple[Launch, ...]

@@ -1,4 +1,4 @@
-"""Streams of plantune alone: nobody sends work there, or shares what libraries keep for them."""
+"""Streams that only plantune uses: no other work goes there, and libraries' state is not shared."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Weights:
         self._beside: Beside | None = None
 
     def others(self, schedule: Schedule) -> tuple[Launch, ...]:
-        """The launches of what is no expression over weights.
+        """The launches of what is not an expression over weights.
 
         What they make on the way is theirs. Other derived values are there only if `bind` finds
         that somebody reads them as they are.
@@ -116,7 +116,7 @@ class Weights:
 
     def go_beside(self, launch: Launch, constants: Sequence[Constant]) -> None:
         """From now on what the kernels need is made beside the first launch of a pass, which reads
-        these constants, if it finds all of them where they lie. `join_for` precedes each of the
+        these constants, if it can read all of them in place. `join_for` precedes each of the
         other launches, and `end` follows the last.
         """
         if not launch.reads & self._derived.keys():
@@ -144,7 +144,7 @@ class Weights:
         return Constant(self._values, name, self._values[name], as_it_is)
 
     def place(self, state: Mapping[str, Tensor]) -> None:
-        """Takes parameters and buffers by name, wherever they lie; may not be captured."""
+        """Takes parameters and buffers by name, wherever they are; may not be captured."""
         for name, _ in (*self._graph.parameters, *self._graph.buffers):
             self._sources[name] = self._values[name] = state[name].detach()
         self._early.place()

@@ -104,7 +104,7 @@ class Studies:
     ) -> list[Candidate]:
         """Some of the configs that are left, all different; fewer if draws repeat themselves.
 
-        Draws are made in a study of their own: nobody runs most of them. Each call starts from the
+        Draws are made in a study of their own: most of them never run. Each call starts from the
         same seed.
         """
         axes = _axes([*tried, *left])

@@ -317,7 +317,7 @@ def test_a_view_that_is_a_copy(step_of, fake, check_fake):
 
     step = step_of(lambda b: b.emit("reshape", b.input("x", IMAGE), shape=(6, 35)))
     message = caught(check_fake, step, Copying(lambda step, frame: None))
-    assert "output 'reshape' is no view of 'x'" in message
+    assert "output 'reshape' is not a view of 'x'" in message
 
 
 def test_an_output_that_is_not_made(relu, fake, check_fake):

@@ -89,7 +89,7 @@ def test_partial_plans_are_none(tmp_path: Path) -> None:
     ("content", "fault"),
     [
         (b"", "holds no plan"),
-        (b"\xff\xfe\x00", "is no text"),
+        (b"\xff\xfe\x00", "is not text"),
         (b"dear all", "holds no plan"),
         (b"SQLite format 3\0" + b"\1" * 4096, "cannot be read"),
     ],

@@ -54,14 +54,14 @@ class Op(ABC):
 
     @abstractmethod
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
-        """Types of the outputs; raises InvalidGraph where the inputs do not fit."""
+        """Types of the outputs; raises InvalidGraph if the inputs do not fit."""
 
     @abstractmethod
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         """The op's meaning in torch, in the dtype of its inputs: the reference in float64."""
 
     def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        """Emits the backward nodes; one gradient per input, None where none is needed or exists."""
+        """Emits the backward nodes; one gradient per input, None if none is needed or exists."""
         raise NotImplementedError(f"op {self.name} has no backward rule")
 
     def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:

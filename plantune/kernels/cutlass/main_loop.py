@@ -51,7 +51,7 @@ class MainLoop:
         return 1 if self.math == "simt" else 16 // BYTES[self.dtype]
 
     def why_not(self, arch: Arch) -> str | None:
-        """Why CUTLASS has no such main loop on an arch, or None where it has."""
+        """Why CUTLASS has no such main loop on an arch, or None if it has."""
         return (
             self._why_not_math(arch)
             or self._why_not_warps()

@@ -92,7 +92,7 @@ class Design:
         return self._columns(self.tiles_w)
 
     def _columns(self, tiles: int) -> int:
-        """A pool reads a pair of the tile before, too."""
+        """A pool reads a pair of the tile before too."""
         pixels = self.conv[3] + (2 * (tiles - 1) if self.pool else 0)
         return -(-pixels // (8 * tiles)) * 8
 

@@ -128,7 +128,7 @@ class Design:
         return self.shape.tiles(self.box) * -(-self.shape.o // self.tile_n) * self.split_k
 
     def why_not(self) -> str | None:
-        """Why no block of this design can do its work, or None where it can."""
+        """Why no block of this design can do its work, or None if it can."""
         crowded = self.blocks_per_sm > max(self._room(self.used_bytes), 1)
         large = self.tile_m * self.tile_n > 128 * 256
         outside = self.tile_n >= 2 * max(self.shape.o, CHUNK)

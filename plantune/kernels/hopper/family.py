@@ -40,7 +40,7 @@ class WarpgroupFamily(CudaFamily[P]):
 
     @abstractmethod
     def design(self, parts: P, config: Attrs) -> Sized:
-        """The sizes of the kernel; raises IllegalCandidate where there are none."""
+        """The sizes of the kernel; raises IllegalCandidate if there are none."""
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if arch.cuda is not None and "wgmma" not in arch.cuda.features:
@@ -82,7 +82,7 @@ class HopperFamily(WarpgroupFamily[H]):
 
     @abstractmethod
     def design(self, parts: H, config: Attrs) -> Design:
-        """The sizes of the kernel; raises IllegalCandidate where there are none."""
+        """The sizes of the kernel; raises IllegalCandidate if there are none."""
 
     def why_not_config(self, parts: H, config: Attrs, arch: Arch) -> str | None:
         return self.design(parts, config).why_not() or super().why_not_config(parts, config, arch)
@@ -108,7 +108,7 @@ def not_a_warpgroups(step: Step, epilogue: ConvEpilogue) -> dict[str, object]:
 
 
 def why_not_reuse(shape: ConvShape, tile_m: int) -> str | None:
-    """Why taps cannot share what was loaded, or None where they can."""
+    """Why taps cannot share what was loaded, or None if they can."""
     if shape.r * shape.s == 1 or shape.stride != (1, 1):
         return "only the taps of a larger kernel with stride 1 read the same pixels"
     if reused_box(shape, tile_m) is None:

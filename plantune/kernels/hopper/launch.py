@@ -102,7 +102,7 @@ class Launch:
 
 
 def images_read(parts: ConvParts) -> tuple[str, ...]:
-    """x, and the residual where there is one."""
+    """x, and the residual if there is one."""
     residual = parts.epilogue.residual
     return (parts.x,) if residual is None else (parts.x, residual)
 

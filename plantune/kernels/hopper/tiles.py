@@ -82,7 +82,7 @@ def dense_box(shape: ConvShape, tile_m: int) -> Box:
 
 @cache
 def reused_box(shape: ConvShape, tile_m: int) -> Box | None:
-    """The box of 8x8 pixels whose margins weigh least, None where no such box can be copied."""
+    """The box of 8x8 pixels whose margins weigh least, None if no such box can be copied."""
     atoms = tile_m // 64
     boxes = (
         Box(8 * w, 8 * h, atoms // (w * h))

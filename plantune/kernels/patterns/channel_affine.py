@@ -21,7 +21,7 @@ COMMUTE = ("add", "mul")
 class ChannelAffine:
     """y = x * scale + shift, both constant and one of each channel, in another dtype than x's.
 
-    `source` is x and `result` y; they are one where there are no nodes.
+    `source` is x and `result` y; they are equal if there are no nodes.
     """
 
     source: str

@@ -62,7 +62,7 @@ def derived_values(graph: Graph) -> dict[str, Derived]:
 
 
 def _derived(graph: Graph, name: str, makers: Mapping[str, Node]) -> Derived:
-    """Raises IllegalCandidate where the value is something else."""
+    """Raises IllegalCandidate if the value is something else."""
     needed: dict[str, Node] = {}
     leaves: dict[str, None] = {}
     open_ = [name]

@@ -20,7 +20,7 @@ class ConvEpilogue:
     """y = relu(conv(x, w) * scale + bias + residual) + offset, each part optional.
 
     `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
-    `unshifted` is the value before the offset where that leaves the step, too.
+    `unshifted` is the value before the offset if that leaves the step too.
     """
 
     conv: Node
@@ -165,7 +165,7 @@ def _kind(step: Step, node: Node, others: list[str], parts: dict[str, str]) -> s
 def folded_constants(
     epilogue: ConvEpilogue, values: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor | None, float | None]:
-    """The scaled weight, the bias per channel, and the least value where there is a ReLU.
+    """The scaled weight, the bias per channel, and the least value if there is a ReLU.
 
     relu(v) + offset is max(v + offset, offset), so the offset goes into the bias too.
     """

@@ -37,7 +37,7 @@ class SqueezeExcite:
 
     What follows the sigmoid is optional, and so are the biases. `offset` is one value. Values
     by which the step is left: `means`, `hidden` and `gates` (a value and its reshape may both
-    leave), `unshifted` before the offset, and `result`, None where the gates are the end.
+    leave), `unshifted` before the offset, and `result`, None if the gates are the end.
     """
 
     image: str

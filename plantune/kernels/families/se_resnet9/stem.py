@@ -78,7 +78,7 @@ class Stem(CudaFamily[StemParts]):
     """Config: output pixels `tile_m` and channels `tile_n` of a block, pixels `warp_m` of a warp.
 
     The image is read as it comes, in nchw and of any dtype that a cast takes; what leaves is nhwc.
-    The value before the offset may leave, too.
+    The value before the offset may leave too.
     """
 
     name: ClassVar = "stem"

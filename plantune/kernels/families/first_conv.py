@@ -228,11 +228,14 @@ class FirstConv(WarpgroupFamily[FirstParts]):
         design = self.design(parts, config)
         rows = design.rows * (2 if design.pool else 1) + (1 if design.pool else 0)
         products = rows * design.weight[2] * design.steps * (design.columns / COLUMNS_PER_CYCLE + 8)
-        warpgroups = design.groups * design.resident
         assert arch.chip is not None
-        waves = -(-design.blocks // (arch.chip.multiprocessors * design.resident))
-        cost, cycles = arch.cost(self.name), arch.cost(COSTS)["sm_cycles_per_us"]
-        busy = waves * (warpgroups * products / cycles + 3.0)
+        sms = arch.chip.multiprocessors
+        cost, common = arch.cost(self.name), arch.cost(COSTS)
+        # A few blocks more than multiprocessors, and one of these has as many as it can hold.
+        resident = 1 if design.blocks <= sms else design.resident
+        warpgroups = max(design.groups * resident, cost["alone"])
+        waves = -(-design.blocks // (sms * resident))
+        busy = waves * (warpgroups * products / common["sm_cycles_per_us"] + 3.0)
         return cost["launch_us"] + max(busy, parts.step.traffic_bytes / cost["bytes_per_us"])
 
 

@@ -150,8 +150,33 @@ def test_a_scalar_scales_every_channel(step_of):
     assert torch.equal(scale.tensor, values[scale.name].float().expand(6))
 
 
-BUILT = [(STEM, config(rows=7)), (CIFAR, config("nhwc", rows=8)), (STEM, config(threads=128))]
 SCALED = ("scale", "bias", "relu", "pool")
+# Threads and rows, and what replayed launches took on an H200, in us (2026-11-22).
+MEASURED = {
+    16: {
+        128: {4: 19.0, 5: 17.5, 7: 14.5, 8: 15.7, 10: 18.7, 14: 24.5, 28: 45.2},
+        384: {4: 21.8, 5: 26.1, 7: 34.7, 8: 38.9, 10: 47.3, 14: 64.6, 28: 124.0},
+    },
+    64: {
+        128: {4: 57.1, 5: 49.9, 7: 54.5, 8: 55.7, 10: 45.0, 14: 55.6, 28: 60.1},
+        384: {4: 70.3, 5: 57.1, 7: 69.4, 8: 76.4, 10: 49.6, 14: 65.5, 28: 120.3},
+    },
+}
+
+
+@pytest.mark.parametrize("batch", MEASURED)
+def test_the_guess_finds_the_fastest_config(step_of, batch):
+    step = step_of(replace(STEM, n=batch, parts=SCALED), "float16")
+    guesses = {
+        us: FAMILY.estimate_us(FAMILY.parts(step), config(rows=rows, threads=threads), ARCH)
+        for threads, measured in MEASURED[batch].items()
+        for rows, us in measured.items()
+    }
+    assert min(guesses, key=guesses.__getitem__) == min(guesses)
+    assert all(0.6 < guess / us < 1.4 for us, guess in guesses.items())
+
+
+BUILT = [(STEM, config(rows=7)), (CIFAR, config("nhwc", rows=8)), (STEM, config(threads=128))]
 BUILT += [
     (replace(STEM, parts=SCALED), config(rows=7)),
     (replace(CIFAR, parts=("scale", "bias", "relu")), config("nhwc", rows=8)),

@@ -22,18 +22,20 @@ from plantune.space.search_space import SearchSpace
 @dataclass(frozen=True)
 class Preference:
     """Candidates of `family` or its `rivals` whose config has these values, for steps that start
-    with an op of `starts`, if any are named.
+    with an op of `starts`, if any are named, and read `most` elements first, if that is given.
     """
 
     family: str
     config: Mapping[str, Any] = field(default_factory=dict)
     starts: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
+    most: int | None = None
 
     def admits(self, step: Step, candidate: Candidate) -> bool:
         fits = all(candidate.config.get(key) == value for key, value in self.config.items())
         starts = not self.starts or step.ops[0] in self.starts
-        return candidate.family in (self.family, *self.rivals) and fits and starts
+        few = self.most is None or step.types[step.nodes[0].inputs[0]].numel <= self.most
+        return candidate.family in (self.family, *self.rivals) and fits and starts and few
 
 
 # A view costs nothing, so it is part of every plan; nchw is what callers bring.
@@ -59,6 +61,8 @@ CUDA_PREFERENCES = (
     Preference("pool_conv"),
     Preference("se_tail"),
     Preference("pool"),
+    # The framework's kernels for a larger layer save more than copying their result takes.
+    Preference("linear", most=1 << 16),
     Preference("pointwise", {"layout": "nhwc"}),
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
@@ -76,6 +80,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "conv_epilogue",
         "pool_conv",
         "se_tail",
+        "linear",
         "pointwise_chain",
     ),
 }
@@ -92,9 +97,15 @@ def compose(
 ) -> Plan:
     """The plan that fuses greedily and takes each step's first legal preferred candidate.
 
-    A group that no preferred candidate can run stays unfused: the framework runs op by op.
+    A group that no preferred candidate can run stays unfused, and so does one of a pass that only
+    the framework can: it runs op by op, and a smaller group may have a kernel.
     """
-    steps = fused(graph, fusions, lambda step: _first(step, space, preferences) is not None)
+
+    def pays(step: Step) -> bool:
+        found = _first(step, space, preferences)
+        return found is not None and (found.family != "framework" or step.phase == "refresh")
+
+    steps = fused(graph, fusions, pays)
     choices = []
     for step in steps:
         candidate = _first(step, space, (*preferences, *FALLBACK))

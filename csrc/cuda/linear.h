@@ -45,13 +45,26 @@ struct Linear {
     return x;
   }
 
+  /// Has the L2 cache read a warp's columns of b, which mostly are weights, while the kernel in front
+  /// still runs: nothing of them is used before it ended.
+  static __device__ __forceinline__ void prefetch(const Arguments& args, long long column) {
+    constexpr int kLine = 128 / int(sizeof(T));
+    for (int j = 0; j < kColumns; ++j) {
+      const T* from = args.b + row_of(column + j, args.n);
+      for (int i = threadIdx.x % 32 * kLine; i < kDepth; i += 32 * kLine) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i));
+      }
+    }
+  }
+
   template <bool kAligned>
   static __device__ __forceinline__ void run(const Arguments& args) {
     release_successor();
-    wait_for_predecessor();
     const int lane = threadIdx.x % 32;
     const long long column = (blockIdx.x * (long long)(kWarps) + threadIdx.x / 32) * kColumns;
     const long long row = blockIdx.y * (long long)(kRows);
+    if (blockIdx.y == 0 && column < args.n) prefetch(args, column);
+    wait_for_predecessor();
     if (column >= args.n) return;
 
     float sums[kRows][kColumns] = {};

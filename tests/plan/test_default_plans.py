@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from plantune.default_plans import Preference, compose, default_plan
+from plantune.default_plans import Preference, compose, default_plan, hand_plan
 from plantune.errors import IllegalCandidate
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
@@ -120,6 +120,22 @@ def test_the_largest_group_that_can_run_is_taken(graph, by_hand):
     assert [ops[name] for name in nodes_with(plan, "conv2/conv2d")] == [
         "conv2d", "add_channel", "add", "relu",
     ]  # fmt: skip
+
+
+def test_what_only_the_framework_can_fuse_stays_unfused(by_hand):
+    plan = by_hand(Preference("gemm"), Preference("framework", {"layout": "nhwc"}))
+    assert nodes_with(plan, "conv1/conv2d") == ("conv1/conv2d",)
+    assert len(nodes_with(plan, "fc/matmul")) == 3
+
+
+@pytest.mark.parametrize(("rows", "family"), [(16, "linear"), (64, "linear"), (256, "framework")])
+def test_the_head_of_a_resnet_is_made_of_kernels(rows, family):
+    """The last kernel writes where the caller wants the result, which is copied otherwise."""
+    layers = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)
+    head = nn.Sequential(*layers).eval().half()
+    graph = extract(head, TensorType((rows, 512, 7, 7), "float16", "nhwc"))
+    plan = hand_plan(graph, load_search_space("sm90"), network="head")
+    assert [choice.candidate.family for choice in plan.choices][:3] == ["pool", "view", family]
 
 
 def test_only_the_fusions_that_are_given_are_used(by_hand):

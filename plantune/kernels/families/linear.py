@@ -65,6 +65,14 @@ class Linear(CudaFamily[LinearLayer]):
     def threads(self, parts: LinearLayer, config: Attrs) -> int:
         return THREADS
 
+    def estimate_us(self, parts: LinearLayer, config: Attrs, arch: Arch) -> float:
+        """Each warp loads the rows and the columns of its own tile."""
+        cost, type_ = arch.cost(self.name), parts.step.types[parts.a]
+        rows, columns = int(config["rows"]), int(config["tile_n"]) // WARPS
+        loaded = math.prod(parts.sizes) * (1 / rows + 1 / columns) * type_.torch_dtype.itemsize
+        work = cost["element_us"] * rows * columns + loaded / cost["loaded_bytes_per_us"]
+        return cost["launch_us"] + work * self.slowdown(parts, arch)
+
     def source(self, parts: LinearLayer, config: Attrs, arch: Arch) -> str:
         type_, depth = parts.step.types[parts.a], parts.sizes[2]
         return SOURCE.format(

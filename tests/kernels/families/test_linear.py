@@ -76,6 +76,32 @@ def test_other_dtypes_are_refused(step_of):
     assert "got float64" in FAMILY.why_not_step(step_of(LAYERS["bias"], "float64"))
 
 
+# By rows, columns and depth, then by the rows and columns of a warp: what replayed launches
+# took on an H200, in us (2026-11-22).
+MEASURED = {
+    (16, 1000, 512): {(1, 1): 4.1, (1, 4): 3.3, (2, 1): 2.9, (2, 4): 4.0, (4, 4): 4.7, (8, 4): 5.8},
+    (64, 1000, 512): {
+        (1, 1): 12.3,
+        (1, 4): 8.6,
+        (2, 4): 7.0,
+        (4, 4): 7.7,
+        (8, 1): 7.9,
+        (8, 4): 6.9,
+    },
+    (32, 1000, 2048): {(1, 1): 18.6, (1, 4): 15.7, (2, 4): 12.9, (4, 4): 8.3, (8, 4): 9.2},
+}
+
+
+@pytest.mark.parametrize("shape", MEASURED)
+def test_the_guess_finds_a_fast_config(step_of, shape):
+    parts, measured = FAMILY.parts(step_of(layer(*shape), "float16")), MEASURED[shape]
+
+    def guess(tile):
+        return FAMILY.estimate_us(parts, Attrs(rows=tile[0], tile_n=8 * tile[1]), load_arch("sm90"))
+
+    assert measured[min(measured, key=guess)] <= 1.05 * min(measured.values())
+
+
 def test_rows_fit_the_batch(step_of):
     step, arch = step_of(layer(3, 8, 8), "float16"), load_arch("sm90")
     reasons = {

@@ -81,7 +81,7 @@ def test_a_kernel_that_differs_from_run_to_run_is_flagged(ask):
 
 
 PARENT = """
-from plantune.device import best_arch
+from plantune.gpus import best_arch
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import make_step
 from plantune.graph.types import TensorType

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,3 +96,23 @@ def test_the_headers_of_another_cutlass_are_other_headers(monkeypatch: pytest.Mo
     before = toolchain.headers_digest.__wrapped__()
     monkeypatch.setattr(toolchain, "_cutlass_digest", lambda: "another release's")
     assert toolchain.headers_digest.__wrapped__() != before
+
+
+RECORD = """cutlass_library/source/include/cutlass/gemm.h,sha256={},10
+cutlass_library/generator.py,sha256={},9
+"""
+
+
+def test_the_record_of_the_wheel_tells_its_headers_apart(monkeypatch):
+    def digest(*hashes: str) -> str:
+        wheel = SimpleNamespace(read_text={"RECORD": RECORD.format(*hashes)}.__getitem__)
+        monkeypatch.setattr(toolchain, "distribution", lambda name: wheel)
+        return toolchain._cutlass_digest()
+
+    assert digest("aa", "bb") == digest("aa", "cc") != digest("dd", "bb")
+
+
+def test_without_a_record_the_folder_of_the_headers_counts(monkeypatch):
+    wheel = SimpleNamespace(read_text=lambda name: None)
+    monkeypatch.setattr(toolchain, "distribution", lambda name: wheel)
+    assert toolchain._cutlass_digest() == str(toolchain.cutlass_include())

@@ -19,7 +19,9 @@ CALLS_A_TURN = 5
 LEAST_ROUNDS = 4
 MOST_ROUNDS = 80
 # How often host and GPU are timed, and calls each time: few enough for the queue of launches.
-REPEATS = 15
+HOST_TURNS, REPEATS = 24, 15
+# Calls until the host's caches hold what a way needs, after another way's turn.
+WARMING_CALLS = 4
 CALLS_QUEUED = 4
 # A GPU waits for so many cycles while calls are queued: longer than the host needs, at any clock.
 CYCLES_PER_US = 2500
@@ -44,16 +46,24 @@ def time_latencies(calls: Sequence[Call], budget_s: float, watch: Watch) -> list
     return [Timing(tuple(taken)) for taken in samples]
 
 
-def host_us(call: Call, device: Device) -> float:
-    """What a call takes of the host before it returns, while the GPU has nothing else to do."""
+def host_us(calls: Sequence[Call], device: Device) -> list[float]:
+    """What each call takes of the host before it returns, in a row of calls for which the GPU has
+    time, with warm caches.
 
-    def once() -> float:
+    In turns, because hosts have slow phases: of ways that were timed one after the other, in 3 ms
+    each, one took 39 us beside 15 for its twin (H200, 2026-11-22).
+    """
+    taken: list[list[float]] = [[] for _ in calls]
+    gc.collect(1)
+    with no_collection():
+        for _ in range(HOST_TURNS):
+            for call, times_us in zip(calls, taken, strict=True):
+                for _ in range(WARMING_CALLS):
+                    device.synchronize()
+                    call()
+                times_us.append(HOST.batch_us(call, CALLS_QUEUED - 1))
         device.synchronize()
-        return HOST.batch_us(call, CALLS_QUEUED)
-
-    times = [once() for _ in range(REPEATS)]
-    device.synchronize()
-    return statistics.median(times)
+    return [statistics.median(times_us) for times_us in taken]
 
 
 def gpu_us(call: Call, device: Device, host_us: float) -> float:

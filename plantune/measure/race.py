@@ -169,6 +169,7 @@ def _timed(
     queueing = replace(effort, budget_s=part * effort.budget_s)
     queued = time_interleaved(in_order, queueing, watch) if calls else []
     single = time_latencies(in_order, (1 - part) * effort.budget_s, watch) if detailed else []
+    sides = _sides(ready, device) if detailed and device.captures else {}
     return {
         name: Detail(
             entrant.promise,
@@ -177,7 +178,7 @@ def _timed(
             entrant.static,
             _by_kind(name, calls, queued),
             _by_kind(name, calls, single),
-            *(_sides(entrant, device) if detailed else ()),
+            *sides.get(name, ()),
         )
         for name, entrant in ready.items()
     }
@@ -189,11 +190,11 @@ def _by_kind(
     return {kind: timing for (n, kind), timing in zip(calls, timings, strict=False) if n == name}
 
 
-def _sides(entrant: Entrant, device: Device) -> tuple[float | None, float | None]:
-    if not device.captures:
-        return None, None
-    host = host_us(entrant.same, device)
-    return host, gpu_us(entrant.same, device, host)
+def _sides(ready: Mapping[str, Entrant], device: Device) -> dict[str, tuple[float, float]]:
+    """What a call of each way takes of the host and of the GPU."""
+    calls = [entrant.same for entrant in ready.values()]
+    timed = zip(ready, calls, host_us(calls, device), strict=True)
+    return {name: (host, gpu_us(call, device, host)) for name, call, host in timed}
 
 
 def _judged(details: Mapping[str, Detail], seed: int) -> Race:

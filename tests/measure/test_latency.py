@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from plantune.measure import latency
@@ -41,8 +43,35 @@ def test_a_stall_now_and_then_is_kept(sleeping: Queue) -> None:
 
 
 def test_host_and_gpu_are_told_apart(sleeping: Queue) -> None:
-    for host, work in ((5, 300), (300, 20)):
-        call = sleeping.starting(host, work)
-        took = host_us(call, sleeping)
-        assert took == pytest.approx(host)
-        assert gpu_us(call, sleeping, took) == pytest.approx(work)
+    calls = [sleeping.starting(5, 300), sleeping.starting(300, 20)]
+    hosts = host_us(calls, sleeping)
+    assert hosts == pytest.approx([5, 300])
+    works = [gpu_us(call, sleeping, host) for call, host in zip(calls, hosts, strict=True)]
+    assert works == pytest.approx([300, 20])
+
+
+def test_a_slow_phase_of_the_host_counts_for_no_way_alone(sleeping: Queue) -> None:
+    """As it did for one that was timed while it lasted: 39 us for a call of 15."""
+    counted = [0]
+
+    def call_of(host_us: float) -> Callable[[], None]:
+        def call() -> None:
+            counted[0] += 1
+            sleeping.starting(host_us * (3 if counted[0] < 150 else 1), 50)()
+
+        return call
+
+    assert host_us([call_of(15), call_of(5), call_of(100)], sleeping) == pytest.approx([15, 5, 100])
+
+
+def test_caches_that_other_ways_left_cost_no_way(sleeping: Queue) -> None:
+    last = [""]
+
+    def call_of(name: str) -> Callable[[], None]:
+        def call() -> None:
+            sleeping.starting(10 if last[0] == name else 25, 50)()
+            last[0] = name
+
+        return call
+
+    assert host_us([call_of("one"), call_of("other")], sleeping) == pytest.approx([10, 10])

@@ -205,23 +205,19 @@ class Constants:
     def tensors(self) -> dict[str, Tensor]:
         return {word: constant.tensor for word, constant in self._made.items()}
 
-    def into(self, kind: type[S], **others: Any) -> S:
-        """A kernel's struct with where it finds each in this pass, and with others of its members.
-
-        What no member is called by is left out.
+    def into(self, kind: type[S], named: Mapping[str, str | None], /, **others: Any) -> S:
+        """A kernel's struct with where it finds each in this pass, and the values that are `named`;
+        words that no member has are left out.
         """
-        members = {
-            word: type_
-            for each in kind.__mro__
-            for word, type_, *_ in getattr(each, "_fields_", ())
-            if word in self._made
+        values = self._values
+        found: dict[str, Any] = {
+            word: values[name].data_ptr() for word, name in named.items() if name is not None
         }
-        found = {
-            word: self._made[word].parameter()
-            if type_ is Parameter
-            else self._made[word].tensor.data_ptr()
-            for word, type_ in members.items()
-        }
+        for each in kind.__mro__:
+            for word, type_ in getattr(each, "_fields_", ()):
+                if made := self._made.get(word):
+                    own = type_ is Parameter
+                    found[word] = made.parameter() if own else made.tensor.data_ptr()
         return kind(**found, **others)
 
 

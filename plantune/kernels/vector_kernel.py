@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from plantune.cuda.build import Binary
-from plantune.cuda.kernel import Dimensions, Kernel
+from plantune.kernels.launcher import Launcher
 
 VECTOR_BYTES = 16
 # How csrc/cuda/vector.h names the dtypes that it computes with.
@@ -24,26 +24,19 @@ extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
   Kernel::run<false>(arguments);
 }}
 """
-# Kernels for these and later chips wait for the one in front themselves.
-PROGRAMMATIC_FROM = (9, 0)
 
 
 class VectorKernel:
     """`run` and `run_unaligned` of one binary; the addresses at a launch choose between them."""
 
-    def __init__(self, binary: Binary, threads: int) -> None:
-        self._aligned = Kernel(binary, "run")
-        self._unaligned = Kernel(binary, "run_unaligned")
-        self._threads = threads
-        self._programmatic = self._aligned.written_for >= PROGRAMMATIC_FROM
+    def __init__(self, binary: Binary, blocks: int | tuple[int, int], threads: int) -> None:
+        self._aligned = Launcher(binary, blocks, threads)
+        self._unaligned = Launcher(binary, blocks, threads, name="run_unaligned")
 
-    def launch(
-        self, stream: int, grid: Dimensions, arguments: Sequence[Any], read: Iterable[Tensor]
-    ) -> None:
+    def launch(self, stream: int, arguments: Any, read: Iterable[Tensor]) -> None:
         """Launches the kernel that may `read` these tensors."""
         aligned = not any(tensor.data_ptr() % VECTOR_BYTES for tensor in read)
-        kernel = self._aligned if aligned else self._unaligned
-        kernel.launch(stream, grid, self._threads, arguments, programmatic=self._programmatic)
+        (self._aligned if aligned else self._unaligned).launch(stream, arguments)
 
 
 def not_an_element(dtype: str) -> dict[str, bool]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TypeVar
 
-from plantune.cuda.build import Binary
-from plantune.cuda.kernel import Kernel
-from plantune.kernels.vector_kernel import PROGRAMMATIC_FROM
+from plantune.canonical import Attrs
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Frame
+from plantune.kernels.launcher import Launcher
+from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.space.arch import Arch
 
 DTYPES = ("float16", "bfloat16")
@@ -34,13 +37,6 @@ def why_not_elements(dtype: str, arch: Arch) -> str | None:
     return None
 
 
-def why_not_tile_n(tile_n: int, outputs: int) -> str | None:
-    """Why not so many channels a block, or None if each warp has some."""
-    if tile_n >= padded(outputs, CHANNELS) + CHANNELS:
-        return f"tile_n {tile_n} has warps without any of the {outputs} channels"
-    return None
-
-
 def not_countable(pixels: int) -> dict[str, bool]:
     """The reason that a kernel cannot count so many pixels, and whether it holds."""
     return {f"pixels are counted in 30 bits, got {pixels}": not 0 < pixels < 1 << 30}
@@ -50,24 +46,34 @@ def padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-class TiledKernel:
-    """A kernel whose blocks make `tile_m` pixels of `tile_n` channels each."""
+@dataclass(frozen=True)
+class TiledParts(ConvParts):
+    """A 1x1 convolution whose blocks make `tile_m` pixels of `tile_n` channels each."""
 
-    def __init__(
-        self, built: Binary, config: Mapping[str, Any], pixels: int, channels: int
-    ) -> None:
-        self._kernel = Kernel(built)
-        self._grid = (-(-pixels // int(config["tile_m"])), -(-channels // int(config["tile_n"])), 1)
-        self._programmatic = self._kernel.written_for >= PROGRAMMATIC_FROM
+    @abstractmethod
+    def shared_bytes(self, config: Attrs) -> int:
+        """Dynamic shared memory of one block."""
 
-    def launch(
-        self, stream: int, threads: int, arguments: Sequence[Any], shared_bytes: int
-    ) -> None:
-        self._kernel.launch(
-            stream,
-            self._grid,
-            threads,
-            arguments,
-            shared_bytes=shared_bytes,
-            programmatic=self._programmatic,
-        )
+    def blocks(self, config: Attrs) -> tuple[int, int]:
+        return -(-self.pixels // int(config["tile_m"])), -(-self.outputs // int(config["tile_n"]))
+
+
+T = TypeVar("T", bound=TiledParts)
+
+
+class TiledFamily(CudaFamily[T]):
+    """A family of such convolutions on the tensor cores of every arch."""
+
+    def why_not_config(self, parts: T, config: Attrs, arch: Arch) -> str | None:
+        tile_n, outputs = config["tile_n"], parts.outputs
+        if tile_n >= padded(outputs, CHANNELS) + CHANNELS:
+            return f"tile_n {tile_n} has warps without any of the {outputs} channels"
+        reason = why_not_elements(parts.dtype, arch)
+        return reason or super().why_not_config(parts, config, arch)
+
+    def shared_bytes(self, parts: T, config: Attrs, arch: Arch) -> int:
+        return parts.shared_bytes(config)
+
+    def launcher(self, parts: T, config: Attrs, frame: Frame) -> Launcher:
+        threads, shared_bytes = self.threads(parts, config), parts.shared_bytes(config)
+        return Launcher(frame.built, parts.blocks(config), threads, shared_bytes=shared_bytes)

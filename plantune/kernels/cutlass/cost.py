@@ -14,7 +14,7 @@ from plantune.graph.step import Step
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.cutlass.gemm import Gemm, partial_bytes
 from plantune.kernels.cutlass.main_loop import MainLoop
-from plantune.kernels.vector_kernel import PROGRAMMATIC_FROM
+from plantune.kernels.launcher import PROGRAMMATIC_FROM
 from plantune.space.arch import Arch, Chip
 
 REGISTERS_PER_SM = 1 << 16

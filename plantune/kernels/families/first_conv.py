@@ -10,12 +10,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.cuda.kernel import Kernel
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
+from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
 from plantune.kernels.rendering import cxx_bools
@@ -206,20 +206,14 @@ class FirstConv(WarpgroupFamily[FirstParts]):
         return self.design(parts, config).source(parts.dtype, config["layout"])
 
     def bind(self, parts: FirstParts, config: Attrs, frame: Frame) -> Binding:
-        design, values = self.design(parts, config), frame.values
-        constants = read_constants(parts, design, frame)
-        kernel = Kernel(frame.built)
+        design = self.design(parts, config)
+        constants, images = read_constants(parts, design, frame), {"x": parts.x, "y": parts.y}
+        kernel = Launcher(
+            frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
+        )
 
         def launch(stream: int) -> None:
-            x, y = values[parts.x].data_ptr(), values[parts.y].data_ptr()
-            kernel.launch(
-                stream,
-                (design.blocks, 1, 1),
-                design.threads,
-                [constants.into(_Arguments, x=x, y=y)],
-                shared_bytes=design.shared_bytes,
-                programmatic=True,
-            )
+            kernel.launch(stream, constants.into(_Arguments, images))
 
         return Binding(launch, constants=constants.all)
 

@@ -44,6 +44,7 @@ from plantune.kernels.cutlass.launch import (
 )
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.family import Binding, Frame
+from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.space.arch import Arch
@@ -195,12 +196,12 @@ def _launching(
     parts: GemmParts, config: Attrs, frame: Frame, constants: Constants
 ) -> Callable[[int], None]:
     """A call that enqueues one convolution."""
-    gemm, values, residual = parts.gemm, frame.values, parts.epilogue.residual
+    gemm, images = parts.gemm, {"x": parts.x, "y": parts.y, "residual": parts.epilogue.residual}
     problem, counters = _problem(parts, config), counters_of(gemm, config)
     access = parts.loop(config).vector * parts.step.types[parts.x].torch_dtype.itemsize
     run_tiles = _launching_tiles(config, frame, problem, counters)
-    unaligned = Kernel(frame.built, "run_unaligned")
     blocks = min(-(-gemm.m * gemm.n // UNALIGNED_THREADS), UNALIGNED_BLOCKS_MAX)
+    unaligned = Launcher(frame.built, blocks, UNALIGNED_THREADS, name="run_unaligned")
     usual = {
         word: torch.full((gemm.n,), number, device=frame.device)
         for word, number in (("scale", 1.0), ("bias", 0.0))
@@ -211,12 +212,10 @@ def _launching(
         same |= {"partial": work, "counters": work + partial_bytes(gemm, config)}
 
     def launch(stream: int) -> None:
-        named = {"x": parts.x, "y": parts.y, "residual": residual}
-        given = usual | {word: values[name] for word, name in named.items() if name is not None}
-        addresses = {word: tensor.data_ptr() for word, tensor in given.items()}
-        operands = constants.into(ConvOperands, **addresses, **same)
+        vectors = {word: tensor.data_ptr() for word, tensor in usual.items()}
+        operands = constants.into(ConvOperands, images, **vectors, **same)
         if (operands.x | (operands.residual or 0)) % access:
-            unaligned.launch(stream, (blocks, 1, 1), UNALIGNED_THREADS, (problem, operands))
+            unaligned.launch(stream, problem, operands, programmatic=False)
         else:
             run_tiles(stream, operands)
 

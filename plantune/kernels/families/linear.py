@@ -87,15 +87,15 @@ class Linear(CudaFamily[LinearLayer]):
 
     def bind(self, parts: LinearLayer, config: Attrs, frame: Frame) -> Binding:
         values, (m, n, _) = frame.values, parts.sizes
-        kernel = VectorKernel(frame.built, THREADS)
         constants = rows_of(parts.step, frame)
-        grid = (-(-n // int(config["tile_n"])), -(-m // int(config["rows"])), 1)
+        blocks = -(-n // int(config["tile_n"])), -(-m // int(config["rows"]))
+        kernel = VectorKernel(frame.built, blocks, THREADS)
 
         def launch(stream: int) -> None:
             a, b, to = constants.tensor(parts.a), constants.tensor(parts.b), values[parts.y]
             bias = 0 if parts.bias is None else constants.tensor(parts.bias).data_ptr()
             arguments = members(a.data_ptr(), b.data_ptr(), bias, to.data_ptr(), m, n)
-            kernel.launch(stream, grid, [arguments], [a, b])
+            kernel.launch(stream, arguments, [a, b])
 
         return Binding(launch, constants=constants.all)
 

@@ -113,18 +113,17 @@ class Pointwise(CudaFamily[Chain]):
 
     def bind(self, parts: Chain, config: Attrs, frame: Frame) -> Binding:
         values, count = frame.values, parts.type.numel
-        kernel = VectorKernel(frame.built, int(config["threads"]))
         names = [operand.name for operand in parts.expression.operands]
         # The source is written for constants in nchw.
         constants = rows_of(parts.step, frame)
         block = parts.geometry(config).width * int(config["threads"]) * int(config["vectors"])
-        grid = (-(-count // block), 1, 1)
+        kernel = VectorKernel(frame.built, -(-count // block), int(config["threads"]))
 
         def launch(stream: int) -> None:
             read = [constants.tensor(name) for name in names]
             made = [values[name] for name, _ in parts.step.outputs]
             addresses = [tensor.data_ptr() for tensor in (*read, *made)]
-            kernel.launch(stream, grid, [members(*addresses, count)], read)
+            kernel.launch(stream, members(*addresses, count), read)
 
         return Binding(launch, constants=constants.all)
 

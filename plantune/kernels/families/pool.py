@@ -108,7 +108,6 @@ class Pool(CudaFamily[PoolParts]):
 
     def bind(self, parts: PoolParts, config: Attrs, frame: Frame) -> Binding:
         node, values = parts.node, frame.values
-        kernel = VectorKernel(frame.built, int(config["threads"]))
         x, y = node.inputs[0], node.name
         if parts.is_mean:
             n, channels = parts.x.shape[:2]
@@ -119,9 +118,11 @@ class Pool(CudaFamily[PoolParts]):
             places = values[read].data_ptr() if read in dict(parts.step.outputs) else 0
             rest, blocks = [places, count], -(-count // int(config["threads"]))
 
+        kernel = VectorKernel(frame.built, blocks, int(config["threads"]))
+
         def launch(stream: int) -> None:
             arguments = members(values[x].data_ptr(), values[y].data_ptr(), *rest)
-            kernel.launch(stream, (blocks, 1, 1), [arguments], [values[x]])
+            kernel.launch(stream, arguments, [values[x]])
 
         return Binding(launch)
 

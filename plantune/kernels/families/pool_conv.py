@@ -10,10 +10,9 @@ from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter, in_rows
-from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.epilogue import ConvParts, channel_parts
+from plantune.kernels.patterns.epilogue import channel_parts
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.vector_kernel import ELEMENTS
@@ -22,11 +21,10 @@ from plantune.kernels.warp_mma import (
     ENTRY,
     ROWS,
     VALUES,
-    TiledKernel,
+    TiledFamily,
+    TiledParts,
     not_countable,
     padded,
-    why_not_elements,
-    why_not_tile_n,
 )
 from plantune.space.arch import Arch
 
@@ -50,7 +48,7 @@ using Kernel =
 
 
 @dataclass(frozen=True)
-class PoolConvParts(ConvParts):
+class PoolConvParts(TiledParts):
     """An average pool, and the 1x1 convolution after it."""
 
     @property
@@ -69,7 +67,7 @@ class PoolConvParts(ConvParts):
         return int(config["tile_m"]) * pitch * 2
 
 
-class PoolConv(CudaFamily[PoolConvParts]):
+class PoolConv(TiledFamily[PoolConvParts]):
     """Config: output pixels `tile_m` and channels `tile_n` of a block."""
 
     name: ClassVar = "pool_conv"
@@ -96,17 +94,10 @@ class PoolConv(CudaFamily[PoolConvParts]):
         threads = self.threads(parts, config)
         if threads > THREADS_MAX:
             return f"{threads} threads leave too few registers to each, at most {THREADS_MAX}"
-        return (
-            why_not_tile_n(config["tile_n"], parts.outputs)
-            or why_not_elements(parts.dtype, arch)
-            or super().why_not_config(parts, config, arch)
-        )
+        return super().why_not_config(parts, config, arch)
 
     def threads(self, parts: PoolConvParts, config: Attrs) -> int:
         return int(config["tile_m"]) // ROWS * int(config["tile_n"]) // CHANNELS * 32
-
-    def shared_bytes(self, parts: PoolConvParts, config: Attrs, arch: Arch) -> int:
-        return parts.shared_bytes(config)
 
     def source(self, parts: PoolConvParts, config: Attrs, arch: Arch) -> str:
         pool = parts.pool
@@ -124,16 +115,12 @@ class PoolConv(CudaFamily[PoolConvParts]):
         )
 
     def bind(self, parts: PoolConvParts, config: Attrs, frame: Frame) -> Binding:
-        values, types = frame.values, parts.step.types
-        weight = {"weight": (parts.weight, in_rows(types[parts.weight]))}
+        weight = {"weight": (parts.weight, in_rows(parts.step.types[parts.weight]))}
         constants = Constants(frame, weight | channel_parts(parts.step, parts.epilogue))
-        kernel = TiledKernel(frame.built, config, parts.pixels, parts.outputs)
-        threads, shared_bytes = self.threads(parts, config), parts.shared_bytes(config)
+        kernel, images = self.launcher(parts, config, frame), {"x": parts.x, "y": parts.y}
 
         def launch(stream: int) -> None:
-            x, y = values[parts.x].data_ptr(), values[parts.y].data_ptr()
-            arguments = constants.into(_Arguments, x=x, y=y, pixels=parts.pixels)
-            kernel.launch(stream, threads, (arguments,), shared_bytes)
+            kernel.launch(stream, constants.into(_Arguments, images, pixels=parts.pixels))
 
         return Binding(launch, constants=constants.all)
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.graph.step import Step
 from plantune.kernels.chips import measured_chip
@@ -25,6 +24,7 @@ from plantune.kernels.hopper.family import (
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape
+from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
 from plantune.kernels.rendering import cxx_bools
@@ -154,23 +154,19 @@ class ResidentConv(WarpgroupFamily[WarpgroupParts]):
         return self.design(parts, config).source(parts.dtype)
 
     def bind(self, parts: WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
-        design, values = self.design(parts, config), frame.values
+        design = self.design(parts, config)
         constants = read_constants(parts, design, frame)
-        kernel, place = Kernel(frame.built), placing(parts, frame)
+        place = placing(parts, frame)
+        kernel = Launcher(
+            frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
+        )
 
         def launch(stream: int) -> None:
             x, *added, copied = place(stream)
             residual = added[0].data_ptr() if added else None
-            y = values[parts.y].data_ptr()
-            arguments = constants.into(_Arguments, residual=residual, y=y)
-            kernel.launch(
-                stream,
-                (design.blocks, 1, 1),
-                design.threads,
-                (Maps(x=image_map(x, design), w=_weight_map(constants.tensor("w"))), arguments),
-                shared_bytes=design.shared_bytes,
-                programmatic=not copied,
-            )
+            arguments = constants.into(_Arguments, {"y": parts.y}, residual=residual)
+            maps = Maps(x=image_map(x, design), w=_weight_map(constants.tensor("w")))
+            kernel.launch(stream, maps, arguments, programmatic=not copied)
 
         return Binding(launch, constants=constants.all)
 

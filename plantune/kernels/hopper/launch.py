@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from plantune.cuda.kernel import Kernel
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
+from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.layouts import aligned, view_bytes
 
@@ -65,8 +65,14 @@ class Launch:
     scalars: type[ctypes.Structure] = Scalars
 
     def bound(self) -> Binding:
-        kernel, design = Kernel(self.frame.built), self.design
-        place = placing(self.parts, self.frame)
+        design, place = self.design, placing(self.parts, self.frame)
+        kernel = Launcher(
+            self.frame.built,
+            design.blocks,
+            design.threads,
+            shared_bytes=design.shared_bytes,
+            cluster=design.split_k,
+        )
         kind = BlockMaps if "w2" in self.constants else Maps
 
         def launch(stream: int) -> None:
@@ -74,15 +80,8 @@ class Launch:
             maps = kind(x=image_map(x, design), **self._others())
             if residual:
                 maps.residual = _output_map(residual[0], design)
-            kernel.launch(
-                stream,
-                (design.blocks, 1, 1),
-                design.threads,
-                (maps, self.constants.into(self.scalars)),
-                shared_bytes=design.shared_bytes,
-                cluster=(design.split_k, 1, 1),
-                programmatic=not copied,
-            )
+            scalars = self.constants.into(self.scalars, {})
+            kernel.launch(stream, maps, scalars, programmatic=not copied)
 
         return Binding(launch, constants=self.constants.all)
 

@@ -197,10 +197,10 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
     read = []
 
     class Recorder:
-        def __init__(self, binary, threads):
+        def __init__(self, binary, blocks, threads):
             pass
 
-        def launch(self, stream, grid, arguments, tensors):
+        def launch(self, stream, arguments, tensors):
             read.extend(tensors)
 
     monkeypatch.setattr(pointwise, "VectorKernel", Recorder)

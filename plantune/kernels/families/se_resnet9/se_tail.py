@@ -111,8 +111,8 @@ class SeTail(CudaFamily[SeTailParts]):
 
     def bind(self, parts: SeTailParts, config: Attrs, frame: Frame) -> Binding:
         tail, values, count = parts.tail, frame.values, parts.image.shape[0]
-        kernel = VectorKernel(frame.built, int(config["threads"]))
-        grid = (-(-count // int(config["images"])), 1, 1)
+        blocks = -(-count // int(config["images"]))
+        kernel = VectorKernel(frame.built, blocks, int(config["threads"]))
         constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
         images = {
             "x": tail.image,
@@ -122,15 +122,13 @@ class SeTail(CudaFamily[SeTailParts]):
             "unshifted": tail.unshifted,
             "hidden": tail.hidden,
         }
+        read = (tail.image, tail.residual)
         lists = {"means": tail.means, "gates": tail.gates}
 
         def launch(stream: int) -> None:
-            found = {word: values[name] for word, name in images.items() if name is not None}
             pairs = {word: _pair(*(values[n] for n in names)) for word, names in lists.items()}
-            addresses = {word: tensor.data_ptr() for word, tensor in found.items()}
-            arguments = constants.into(_Arguments, **addresses, **pairs, images=count)
-            read = [found[word] for word in ("x", "residual") if word in found]
-            kernel.launch(stream, grid, [arguments], read)
+            arguments = constants.into(_Arguments, images, **pairs, images=count)
+            kernel.launch(stream, arguments, [values[name] for name in read if name is not None])
 
         return Binding(launch, constants=constants.all)
 

@@ -11,7 +11,6 @@ from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.constants import Constants, in_rows
-from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.channel_affine import (
@@ -19,17 +18,10 @@ from plantune.kernels.patterns.channel_affine import (
     ChannelScales,
     channel_affine_of,
 )
-from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bools
 from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.kernels.warp_mma import (
-    ENTRY,
-    TiledKernel,
-    not_countable,
-    why_not_elements,
-    why_not_tile_n,
-)
+from plantune.kernels.warp_mma import ENTRY, TiledFamily, TiledParts, not_countable
 from plantune.space.arch import Arch
 
 BLOCK = 4
@@ -51,7 +43,7 @@ using Kernel = plantune::Stem<T, Pixels, plantune::ImageShape<{c}, {h}, {w}>, {o
 
 
 @dataclass(frozen=True)
-class StemParts(ConvParts):
+class StemParts(TiledParts):
     """A step as the kernel takes it: what it reads, what becomes of that, and the convolution."""
 
     affine: ChannelAffine
@@ -74,7 +66,7 @@ class StemParts(ConvParts):
         return int(config["tile_n"]) * (row * BLOCK * 2 + 8)
 
 
-class Stem(CudaFamily[StemParts]):
+class Stem(TiledFamily[StemParts]):
     """Config: output pixels `tile_m` and channels `tile_n` of a block, pixels `warp_m` of a warp.
 
     The image is read as it comes, in nchw and of any dtype that a cast takes; what leaves is nhwc.
@@ -103,21 +95,11 @@ class Stem(CudaFamily[StemParts]):
         )
         return parts
 
-    def why_not_config(self, parts: StemParts, config: Attrs, arch: Arch) -> str | None:
-        return (
-            why_not_tile_n(config["tile_n"], parts.outputs)
-            or why_not_elements(parts.dtype, arch)
-            or super().why_not_config(parts, config, arch)
-        )
-
     def layouts(self, parts: StemParts, config: Attrs) -> Mapping[str, str]:
         return {**images(parts.step, "nhwc"), parts.x: "nchw"}
 
     def threads(self, parts: StemParts, config: Attrs) -> int:
         return int(config["tile_m"]) // int(config["warp_m"]) * 32
-
-    def shared_bytes(self, parts: StemParts, config: Attrs, arch: Arch) -> int:
-        return parts.shared_bytes(config)
 
     def source(self, parts: StemParts, config: Attrs, arch: Arch) -> str:
         _, c, h, w = parts.image.shape
@@ -139,20 +121,19 @@ class Stem(CudaFamily[StemParts]):
         )
 
     def bind(self, parts: StemParts, config: Attrs, frame: Frame) -> Binding:
-        values, epilogue, types = frame.values, parts.epilogue, parts.step.types
+        epilogue, types = parts.epilogue, parts.step.types
         named = {"weight": parts.weight, "bias": epilogue.bias, "offset": epilogue.offset}
         read = {word: (name, in_rows(types[name])) for word, name in named.items() if name}
         constants = Constants(frame, read)
         scales = ChannelScales(parts.affine, parts.image.shape[1], frame)
-        kernel = TiledKernel(frame.built, config, parts.pixels, parts.outputs)
-        threads, shared_bytes = self.threads(parts, config), parts.shared_bytes(config)
+        kernel = self.launcher(parts, config, frame)
         images = {"x": parts.x, "y": parts.y, "plain": epilogue.unshifted or parts.y}
 
         def launch(stream: int) -> None:
-            addresses = {word: values[name].data_ptr() for word, name in images.items()}
-            addresses["scales"] = scales.tensor.data_ptr()
-            arguments = constants.into(_Arguments, **addresses, pixels=parts.pixels)
-            kernel.launch(stream, threads, (arguments,), shared_bytes)
+            table = scales.tensor.data_ptr()
+            kernel.launch(
+                stream, constants.into(_Arguments, images, scales=table, pixels=parts.pixels)
+            )
 
         return Binding(launch, constants=(*constants.all, *scales.constants))
 

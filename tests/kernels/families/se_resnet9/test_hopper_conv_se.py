@@ -204,7 +204,7 @@ def test_the_layers_are_those_of_the_network(step_of, hidden, turned):
     for constant in constants.all:
         if not constant.is_in_place():
             constant.fill()
-    scalars = constants.into(SeScalars)
+    scalars = constants.into(SeScalars, {})
     w1, b1, w2, b2 = (values[name] for name in (
         layers.squeeze.weight, layers.squeeze.bias, layers.excite.weight, layers.excite.bias
     ))  # fmt: skip
@@ -221,8 +221,9 @@ class Recorder:
     """In the place of a kernel: keeps what it was launched with."""
 
     launches: ClassVar[list[tuple[object, dict[str, object]]]] = []
+    written_for = (9, 0)
 
-    def __init__(self, binary):
+    def __init__(self, binary, name):
         self.launches.clear()
 
     def launch(self, stream, grid, block, arguments, **options):
@@ -239,7 +240,7 @@ def test_a_block_is_launched_with_maps_of_all_it_copies(step_of, monkeypatch, sh
         return TensorMap()
 
     monkeypatch.setattr(hopper_launch, "tensor_map", encode)
-    monkeypatch.setattr(hopper_launch, "Kernel", Recorder)
+    monkeypatch.setattr("plantune.kernels.launcher.Kernel", Recorder)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream: stream)
     family, chosen = hopper_block.FAMILY, config(64)

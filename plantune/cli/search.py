@@ -222,8 +222,7 @@ def _run(
 ) -> Result:
     """The search's result, or what it has when it is interrupted."""
     from plantune.cli.quiet import wait_for_quiet
-    from plantune.measure.gpu_watch import gpu_watcher
-    from plantune.measure.machine_state import Machine
+    from plantune.measure.machine_state import Machine, gpu_watcher
     from plantune.search.search import Search
 
     settings = _settings(keeping, how)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.device import Call
 from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
 from plantune.graph.types import DTYPES, TensorType
 from plantune.host import NO_COMPILER, cxx_compiler
-from plantune.measure.timing import Call
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.models.registry import network
 from plantune.plan import Plan

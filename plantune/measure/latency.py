@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from plantune.cuda.capture import no_collection
-from plantune.device import Device
-from plantune.measure.gpu_watch import kernel_watch
-from plantune.measure.timing import HOST, Call, Timing, Watch
+from plantune.device import Call, Device
+from plantune.measure.timing import Timing
+from plantune.measure.watches import HOST, Watch, kernel_watch
 
 # Single calls in a row before the next way has its turn.
 CALLS_A_TURN = 5

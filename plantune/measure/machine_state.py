@@ -9,6 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from plantune.cuda.nvml import is_slowed, users
+from plantune.errors import UnsupportedDevice
+from plantune.gpus import device_for
+from plantune.space.arch import load_arch
+
 # Others on less than this part of a core, and a host that takes less, disturb little.
 BUSY_CORES = 0.25
 STOLEN_CORES = 0.1
@@ -131,6 +136,26 @@ class Machine:
             own |= more
         ticks = sum(rows[pid][2] + rows[pid][3] for pid in own if pid in rows)
         return ticks, {pid: (row[1], row[2]) for pid, row in rows.items() if pid not in own}
+
+
+def gpu_watcher(arch: str) -> Callable[[], str]:
+    """Says what slows the GPU of an arch down, "" where nothing does or it is a CPU.
+
+    Of other processes it tells only those that ran before this one's workers.
+    """
+    try:
+        device = device_for(load_arch(arch))
+    except UnsupportedDevice:
+        return str
+    if not device.captures:
+        return str
+    index, before = device.place.index, users(device.place.index)
+
+    def look() -> str:
+        said = [f"{before} other processes used the GPU"] if before else []
+        return "; ".join([*said, *(["heat or power slowed the GPU"] if is_slowed(index) else [])])
+
+    return look
 
 
 def machine_for(kind: str, gpu: Callable[[], str] = str) -> Machine:

@@ -84,8 +84,7 @@ def _checked(trial: Trial, scenes: Scenes) -> Numerics:
     trial.put_data(data)
     worst.append(_judged(trial, trial.run("run on other weights", NANS), scene))
 
-    _check_poisons(trial, scenes)
-    _check_poisoned_weight(trial, scenes, data)
+    _check_poisons(trial, scenes, data)
     _check_large(trial, scenes)
     if trial.device.captures:
         worst += _replayed(trial, scenes)
@@ -129,12 +128,18 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
 
-def _check_poisons(trial: Trial, scenes: Scenes) -> None:
-    """NaN, then infinity, in one element of each input that is not constant."""
+def _check_poisons(trial: Trial, scenes: Scenes, data: Values) -> None:
+    """Each poison alone among `data`, whose constants are there again afterwards."""
     for name, value, poison in scenes.poisons():
-        trial.put_data(scenes.named(poison.inputs))
+        is_weight = name in trial.step.constants
+        poisoned = scenes.named(poison.inputs)
+        trial.put_data(poisoned)
+        if is_weight:
+            trial.put_constants(poisoned)
         results = trial.run(f"run with {value} in one element of {name!r}", NUMBERS)
-        _require_shown(trial, results, poison, clean=True)
+        _require_shown(trial, results, poison, clean=not is_weight)
+        if is_weight:
+            trial.put_constants(data)
 
 
 def _require_shown(trial: Trial, results: Values, poison: Poison, *, clean: bool) -> None:
@@ -144,19 +149,6 @@ def _require_shown(trial: Trial, results: Values, poison: Poison, *, clean: bool
             _require_kept(trial, output, results[output], kin)
         if kin is not None and clean:
             _require_clean(trial, output, results[output], kin)
-
-
-def _check_poisoned_weight(trial: Trial, scenes: Scenes, data: Values) -> None:
-    """NaN in one element of one constant; then the constants are those of `data` again."""
-    found = scenes.poisoned_weight()
-    if found is None:
-        return
-    name, poison = found
-    trial.put_data(data)
-    trial.put_constants(scenes.named(poison.inputs))
-    results = trial.run(f"run with nan in one element of {name!r}", NUMBERS)
-    _require_shown(trial, results, poison, clean=False)
-    trial.put_constants(data)
 
 
 def _check_large(trial: Trial, scenes: Scenes) -> None:

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from plantune.device import CPU, Device
+from plantune.device import CPU, Call, Device
 from plantune.gpus import device_for
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
 from plantune.layouts import in_layout
-from plantune.measure.gpu_watch import call_watch, kernel_watch
 from plantune.measure.inputs import draw_inputs
 from plantune.measure.limits import attempted
-from plantune.measure.timing import HOST, Call, Effort, Timing, time_interleaved
+from plantune.measure.timing import Effort, Timing, time_interleaved
+from plantune.measure.watches import HOST, call_watch, kernel_watch
 from plantune.outcome import Rejected
 from plantune.plan import Plan, check_plan
 from plantune.runtime.captured import CapturedProgram, program_on

@@ -14,18 +14,11 @@ from plantune.cuda.flags import flags
 from plantune.device import Device, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, Entrant, Entrants
-from plantune.measure.gpu_watch import call_watch
 from plantune.measure.latency import gpu_us, host_us, time_latencies
 from plantune.measure.limits import GPU_FAULTS
 from plantune.measure.programs import NO_TIME, Say
-from plantune.measure.timing import (
-    Effort,
-    Interval,
-    Timing,
-    Watch,
-    ratio_interval,
-    time_interleaved,
-)
+from plantune.measure.timing import Effort, Interval, Timing, ratio_interval, time_interleaved
+from plantune.measure.watches import Watch, call_watch
 from plantune.plan import Plan
 from plantune.problem import Problem
 

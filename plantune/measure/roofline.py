@@ -15,8 +15,8 @@ from plantune.graph.step import Step
 from plantune.graph.types import DTYPES
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
-from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.threads import threads
+from plantune.measure.watches import kernel_watch
 
 # Winograd and Karatsuba make down to a quarter of the products that a step counts, and the
 # product that is measured here may reach but half of the peak.

@@ -116,23 +116,20 @@ class Scenes:
         return self._scene("large", draw)
 
     def poisons(self) -> Iterator[tuple[str, float, Poison]]:
-        """NaN, then infinity, in one element of each input that is not constant; the last data."""
-        for name in poisoned(self.step, self.named(self.other_weights().inputs)):
-            for value in (math.nan, math.inf):
-                yield name, value, self._poison(name, value)
+        """NaN, then infinity, in one element of each input that is not constant, then NaN in one
+        element of one constant: a network that diverged must show it. The last data.
 
-    def poisoned_weight(self) -> tuple[str, Poison] | None:
-        """NaN in one element of one constant: a network that diverged must show it.
-
-        An infinity is not asked for: Winograd's factors are sums of weights, in which it may cancel
-        to NaN, and then reaches the whole output channel, padding included.
+        An infinity is not asked for there: Winograd's factors are sums of weights, in which it may
+        cancel to NaN, and then reaches the whole output channel, padding included.
         """
         data = self.named(self.other_weights().inputs)
-        names = [n for n, _ in self.step.inputs if n in self.step.constants and _holds_any(data[n])]
-        if not names:
-            return None
-        name = names[_integer(len(names), self._generator("which weight"))]
-        return name, self._poison(name, math.nan)
+        for name in poisoned(self.step, data):
+            for value in (math.nan, math.inf):
+                yield name, value, self._poison(name, value)
+        weights = [n for n, x in data.items() if n in self.step.constants and _holds_any(x)]
+        if weights:
+            name = weights[_integer(len(weights), self._generator("which weight"))]
+            yield name, math.nan, self._poison(name, math.nan)
 
     def _scene(self, name: str, draw: Callable[[torch.Generator], Values]) -> Scene:
         def make() -> Scene:

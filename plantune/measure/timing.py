@@ -12,17 +12,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from plantune.cuda.capture import no_collection
-from plantune.measure.sharing import waited_ns
+from plantune.device import Call
+from plantune.measure.watches import HOST, Sample, Watch
 
-Call = Callable[[], object]
-
-# The clock takes some 0.05 us; a batch is so long that this is nothing.
-LEAST_BATCH_S = 200e-6
 LEAST_SAMPLES = 5
 # A budget has room for about so many.
 MOST_SAMPLES = 200
@@ -131,47 +127,6 @@ class Timing:
         if len(self.samples_us) == 1:
             return self.samples_us * 3
         return statistics.quantiles(self.samples_us, method="inclusive")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The time of one call in a batch, and for which part of the batch threads waited for a core.
-
-    Threads wait at the same time, so it may be more than 1.
-    """
-
-    us: float
-    waited: float
-
-
-class Watch:
-    """The clock for calls that are done when they return."""
-
-    least_batch_s = LEAST_BATCH_S
-    # In one batch.
-    most_calls: ClassVar[float] = math.inf
-    # The state in which calls find caches.
-    cache: ClassVar[str] = "warm"
-    clocks_mhz: Sequence[int] = ()
-
-    def batch_us(self, call: Call, count: int) -> float:
-        """The time of one call in a batch of `count`."""
-        repeats = range(count)
-        start = time.perf_counter_ns()
-        for _ in repeats:
-            call()
-        return (time.perf_counter_ns() - start) / count / 1e3
-
-    def sample(self, call: Call, count: int) -> Sample:
-        """The time, and what disturbed it."""
-        waited, start = waited_ns(), time.perf_counter_ns()
-        time_us = self.batch_us(call, count)
-        passed_us = (time.perf_counter_ns() - start) / 1e3
-        waited_us = (waited_ns() - waited) / 1e3
-        return Sample(time_us, waited_us / max(passed_us, 1e-3))
-
-
-HOST = Watch()
 
 
 @dataclass(frozen=True)

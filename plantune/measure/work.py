@@ -21,7 +21,6 @@ from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named, why_not
 from plantune.measure import programs, roofline, scenes
-from plantune.measure.gpu_watch import kernel_watch
 from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.numerics import check
@@ -29,7 +28,8 @@ from plantune.measure.programs import PassCost, Say, time_programs
 from plantune.measure.race import race
 from plantune.measure.scenes import Scenes
 from plantune.measure.step_alone import TimedStep
-from plantune.measure.timing import Effort, Timing, Watch, time_call
+from plantune.measure.timing import Effort, Timing, time_call
+from plantune.measure.watches import Watch, kernel_watch
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.space.arch import load_arch

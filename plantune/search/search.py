@@ -11,8 +11,7 @@ from plantune.default_plans import default_plan, hand_plan, problem_of
 from plantune.errors import OutOfTime
 from plantune.machine import Environment
 from plantune.measure.client import Worker
-from plantune.measure.gpu_watch import gpu_watcher
-from plantune.measure.machine_state import machine_for
+from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.race import Race
 from plantune.measure.timing import Effort, Timing
 from plantune.plan import Plan

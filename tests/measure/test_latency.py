@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from plantune.measure import latency
-from plantune.measure.gpu_watch import CallWatch
 from plantune.measure.latency import gpu_us, host_us, time_latencies
+from plantune.measure.watches import CallWatch
 
-from .test_gpu_watch import Queue, queue  # noqa: F401
+from .test_watches import Queue, queue  # noqa: F401
 
 
 @pytest.fixture

@@ -10,18 +10,16 @@ import pytest
 import torch
 
 import plantune.measure
-from plantune.measure import timing
-from plantune.measure.cold import BYTES_PER_THREAD, ColdWatch
+from plantune.measure import timing, watches
 from plantune.measure.timing import (
-    LEAST_BATCH_S,
     LEAST_SAMPLES,
     Effort,
-    Sample,
     Timing,
     ratio_interval,
     time_call,
     time_interleaved,
 )
+from plantune.measure.watches import BYTES_PER_THREAD, LEAST_BATCH_S, ColdWatch, Sample
 
 
 class Clock:
@@ -52,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
     monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: int(fake.now_us * 1e3))
     monkeypatch.setattr(timing.time, "monotonic", lambda: fake.now_us / 1e6)
-    monkeypatch.setattr(timing, "waited_ns", lambda: int(fake.waited_us * 1e3))
+    monkeypatch.setattr(watches, "waited_ns", lambda: int(fake.waited_us * 1e3))
     return fake
 
 

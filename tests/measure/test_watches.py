@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from plantune.device import CPU, Device
-from plantune.measure import gpu_watch, timing
-from plantune.measure.cold import ColdWatch
-from plantune.measure.gpu_watch import CallWatch, KernelWatch, call_watch, kernel_watch
-from plantune.measure.timing import HOST, Effort, time_call, time_interleaved
+from plantune.measure import watches
+from plantune.measure.timing import Effort, time_call, time_interleaved
+from plantune.measure.watches import (
+    HOST,
+    CallWatch,
+    ColdWatch,
+    KernelWatch,
+    call_watch,
+    kernel_watch,
+)
 
 
 class Queue(Device):
@@ -52,10 +58,10 @@ class Event:
 @pytest.fixture
 def queue(monkeypatch):
     queue = Queue()
-    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: int(queue.now_us * 1e3))
-    monkeypatch.setattr(timing, "waited_ns", lambda: 0)
-    monkeypatch.setattr(gpu_watch, "is_slowed", lambda index: False)
-    monkeypatch.setattr(gpu_watch.torch.cuda, "Event", queue.event)
+    monkeypatch.setattr(watches.time, "perf_counter_ns", lambda: int(queue.now_us * 1e3))
+    monkeypatch.setattr(watches, "waited_ns", lambda: 0)
+    monkeypatch.setattr(watches, "is_slowed", lambda index: False)
+    monkeypatch.setattr(watches.torch.cuda, "Event", queue.event)
     return queue
 
 
@@ -94,7 +100,7 @@ def test_samples_under_throttling_are_discarded(queue, monkeypatch, watch):
         queue.busy_until_us = max(queue.busy_until_us, queue.now_us) + 200 * (1 + throttled())
         queue.now_us = queue.busy_until_us
 
-    monkeypatch.setattr(gpu_watch, "is_slowed", throttled)
+    monkeypatch.setattr(watches, "is_slowed", throttled)
     found = time_call(call, Effort(budget_s=0.5, tolerance=0), watch(queue))
     assert found.median_us == pytest.approx(202, rel=0.02)
     assert found.high_us == pytest.approx(202, rel=0.02)
@@ -102,7 +108,7 @@ def test_samples_under_throttling_are_discarded(queue, monkeypatch, watch):
 
 
 def test_what_is_throttled_all_the_time_is_noisy(queue, monkeypatch):
-    monkeypatch.setattr(gpu_watch, "is_slowed", lambda index: True)
+    monkeypatch.setattr(watches, "is_slowed", lambda index: True)
     found = time_call(queue.starting(3, 150), Effort(budget_s=0.1, retries=1), KernelWatch(queue))
     assert found.shared
     assert found.noisy

@@ -11,20 +11,8 @@ from torch import Tensor
 from plantune.cuda import driver
 from plantune.cuda.build import compile_cuda
 from plantune.cuda.kernel import Kernel
+from plantune.kernels import jobs
 from plantune.kernels.constants import Constant, is_view
-from plantune.kernels.jobs import (
-    COUNT_MAX,
-    THREADS,
-    TURN,
-    TYPES,
-    Job,
-    Table,
-    extent_of,
-    job_of,
-    packing,
-    table_of,
-    turning,
-)
 from plantune.kernels.patterns.derived import Derived
 from plantune.space.arch import Arch
 
@@ -73,7 +61,7 @@ class Preparation:
         self._arch, self._device = arch, device
         self._kernels: dict[int, Kernel] = {}
         self._expressions = tuple(dict.fromkeys(each.expression for each in derived.values()))
-        self._tables: list[Table] = []
+        self._tables: list[jobs.Table] = []
         self._others: list[Callable[[], None]] = []
         self._kept: list[Tensor] = []
         self._moved_bytes = 0
@@ -86,7 +74,7 @@ class Preparation:
 
     def place(self) -> None:
         """Reads the addresses of all tensors."""
-        jobs: list[Job] = []
+        found: list[jobs.Job] = []
         self._others, self._kept, self._moved_bytes = [], [], 0
         for constant in self._constants:
             if constant.is_in_place():
@@ -98,10 +86,10 @@ class Preparation:
             if job is None:
                 self._others.append(self._by_torch(constant))
             else:
-                jobs.append(job)
-        most = self._most_jobs() if len(jobs) > FEW_JOBS else FEW_JOBS
-        groups = [jobs[i : i + most] for i in range(0, len(jobs), most)]
-        self._tables = [table_of(group, _room(len(group))) for group in groups]
+                found.append(job)
+        most = self._most_jobs() if len(found) > FEW_JOBS else FEW_JOBS
+        groups = [found[i : i + most] for i in range(0, len(found), most)]
+        self._tables = [jobs.table_of(group, _room(len(group))) for group in groups]
         for table in self._tables:
             self._kernel(table.size)  # loaded here: a module that is loaded breaks a capture
 
@@ -124,17 +112,16 @@ class Preparation:
             self._fence.zero_()
         for table in self._tables:
             kernel = self._kernel(table.size)
-            kernel.launch(stream, (max(table.blocks, 1), 1, 1), THREADS, (table.jobs,))
+            kernel.launch(stream, (max(table.blocks, 1), 1, 1), jobs.THREADS, (table.jobs,))
         for call in self._others:
             call()
 
-    def _kernel(self, jobs: int) -> Kernel:
-        if jobs not in self._kernels:
+    def _kernel(self, size: int) -> Kernel:
+        if size not in self._kernels:
             with torch.cuda.device(self._device):
-                self._kernels[jobs] = Kernel(
-                    compile_cuda(source(self._expressions, jobs), self._arch)
-                )
-        return self._kernels[jobs]
+                binary = compile_cuda(source(self._expressions, size), self._arch)
+                self._kernels[size] = Kernel(binary)
+        return self._kernels[size]
 
     def _most_jobs(self) -> int:
         assert self._arch.cuda is not None
@@ -149,60 +136,60 @@ class Preparation:
             return constant.fill
         return partial(_fill_derived, constant, derived, self._sources)
 
-    def _job(self, constant: Constant) -> Job | None:
+    def _job(self, constant: Constant) -> jobs.Job | None:
         """The job of a constant, None if the kernel cannot do it."""
-        if constant.by_torch or constant.memory.dtype not in TYPES:
+        if constant.by_torch or constant.memory.dtype not in jobs.TYPES:
             return None
         derived = self._derived.get(constant.name)
         if derived is not None:
             return self._derived_job(constant, derived)
         source = self._sources[constant.name]
-        if source.dtype not in TYPES:
+        if source.dtype not in jobs.TYPES:
             return None
         if constant.packs:
             return self._packing(constant, source)
         ordered = constant.order(source)
         if not is_view(ordered, source):
             return None
-        return turning(constant.memory, ordered) or job_of(constant.memory, [ordered])
+        return jobs.turning(constant.memory, ordered) or jobs.job_of(constant.memory, [ordered])
 
-    def _derived_job(self, constant: Constant, derived: Derived) -> Job | None:
+    def _derived_job(self, constant: Constant, derived: Derived) -> jobs.Job | None:
         expression = self._expressions.index(derived.expression) + 1
         inputs = []
         for wide, name in derived.spread(self._sources):
             ordered = constant.order(wide)
-            if wide.dtype not in TYPES or not is_view(ordered, self._sources[name]):
+            if wide.dtype not in jobs.TYPES or not is_view(ordered, self._sources[name]):
                 return None
             inputs.append(ordered)
-        job = job_of(constant.memory, inputs) if expression < TURN else None
+        job = jobs.job_of(constant.memory, inputs) if expression < jobs.TURN else None
         if job is not None:
             job.expression = expression
         return job
 
-    def _packing(self, constant: Constant, source: Tensor) -> Job | None:
+    def _packing(self, constant: Constant, source: Tensor) -> jobs.Job | None:
         """Each element by its number in the source's memory."""
-        extent = extent_of(source)
-        if not 0 < extent <= COUNT_MAX or not constant.memory.is_contiguous():
+        extent = jobs.extent_of(source)
+        if not 0 < extent <= jobs.COUNT_MAX or not constant.memory.is_contiguous():
             return None
         numbers = torch.arange(1, extent + 1, dtype=torch.int32, device=self._device)
         numbers = numbers.as_strided(source.shape, source.stride())
         index = constant.order(numbers).expand(constant.memory.shape).contiguous()
         self._kept.append(index)
-        return packing(constant.memory, source, index)
+        return jobs.packing(constant.memory, source, index)
 
 
-def source(expressions: Sequence[tuple[tuple[str, ...], str]], jobs: int) -> str:
+def source(expressions: Sequence[tuple[tuple[str, ...], str]], size: int) -> str:
     """The CUDA source with these expressions: lines, and the name of the result."""
     cases = (
         CASE.format(which=which, lines="\n        ".join(lines), result=result)
         for which, (lines, result) in enumerate(expressions, 1)
     )
-    return SOURCE.format(cases="".join(cases), jobs=jobs)
+    return SOURCE.format(cases="".join(cases), jobs=size)
 
 
-def _room(jobs: int) -> int:
+def _room(count: int) -> int:
     """The size of the table that holds so many."""
-    return next(size for size in (FEW_JOBS, SOME_JOBS, MANY_JOBS) if jobs <= size)
+    return next(size for size in (FEW_JOBS, SOME_JOBS, MANY_JOBS) if count <= size)
 
 
 def _fill_derived(constant: Constant, derived: Derived, sources: Mapping[str, Tensor]) -> None:

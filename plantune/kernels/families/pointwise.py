@@ -8,6 +8,7 @@ from typing import ClassVar
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
@@ -17,14 +18,6 @@ from plantune.kernels.patterns.pointwise_chain import (
     Geometry,
     expression_of,
     geometry_of,
-)
-from plantune.kernels.vector_kernel import (
-    ELEMENTS,
-    ENTRIES,
-    VECTOR_BYTES,
-    VectorKernel,
-    members,
-    not_an_element,
 )
 from plantune.space.arch import Arch
 
@@ -44,7 +37,7 @@ struct Chain {{
   }}
 }};
 using Kernel = plantune::Pointwise<Chain>;"""
-    + ENTRIES
+    + vector_kernel.ENTRIES
 )
 
 
@@ -60,7 +53,7 @@ class Chain(Parts):
 
     def geometry(self, config: Attrs) -> Geometry:
         """The addresses of the elements."""
-        width = VECTOR_BYTES // self.type.torch_dtype.itemsize
+        width = vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
         return geometry_of(self.step, self.expression, config["layout"], width)
 
 
@@ -76,7 +69,7 @@ class Pointwise(CudaFamily[Chain]):
         many = inputs > INPUTS_MAX or outputs > OUTPUTS_MAX
         refuse(
             {
-                **not_an_element(", ".join(dtypes)),
+                **vector_kernel.not_an_element(", ".join(dtypes)),
                 "there is nothing to compute": chain.type.numel == 0,
                 f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many,
             }
@@ -97,7 +90,7 @@ class Pointwise(CudaFamily[Chain]):
         expression, geometry = parts.expression, parts.geometry(config)
         made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
         return SOURCE.format(
-            element=ELEMENTS[parts.type.dtype],
+            element=vector_kernel.ELEMENTS[parts.type.dtype],
             index="unsigned" if parts.type.numel < 1 << 31 else "unsigned long long",
             inputs=len(expression.operands),
             outputs=len(expression.results),
@@ -117,13 +110,13 @@ class Pointwise(CudaFamily[Chain]):
         # The source is written for constants in nchw.
         constants = rows_of(parts.step, frame)
         block = parts.geometry(config).width * int(config["threads"]) * int(config["vectors"])
-        kernel = VectorKernel(frame.built, -(-count // block), int(config["threads"]))
+        kernel = vector_kernel.VectorKernel(frame.built, -(-count // block), int(config["threads"]))
 
         def launch(stream: int) -> None:
             read = [constants.tensor(name) for name in names]
             made = [values[name] for name, _ in parts.step.outputs]
             addresses = [tensor.data_ptr() for tensor in (*read, *made)]
-            kernel.launch(stream, members(*addresses, count), read)
+            kernel.launch(stream, vector_kernel.members(*addresses, count), read)
 
         return Binding(launch, constants=constants.all)
 

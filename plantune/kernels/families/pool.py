@@ -10,18 +10,11 @@ from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import refuse
 from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.vector_kernel import (
-    ELEMENTS,
-    ENTRIES,
-    VECTOR_BYTES,
-    VectorKernel,
-    members,
-    not_an_element,
-)
 from plantune.space.arch import Arch
 
 POOLS = ("avg_pool2d", "max_pool2d")
@@ -41,12 +34,12 @@ struct Window {{
   static constexpr int kRowPadding = {row_padding}, kColumnPadding = {column_padding};
 }};
 using Kernel = plantune::Pool<Window>;"""
-    + ENTRIES
+    + vector_kernel.ENTRIES
 )
 MEAN = (
     """#include "cuda/pool.h"
 using Kernel = plantune::PixelMean<{element}, {channels}, {slice}, {pixels}, {threads}>;"""
-    + ENTRIES
+    + vector_kernel.ENTRIES
 )
 
 
@@ -65,7 +58,7 @@ class PoolParts(Parts):
     @property
     def vector(self) -> int:
         """Elements of one vector."""
-        return VECTOR_BYTES // self.x.torch_dtype.itemsize
+        return vector_kernel.VECTOR_BYTES // self.x.torch_dtype.itemsize
 
 
 class Pool(CudaFamily[PoolParts]):
@@ -81,7 +74,7 @@ class Pool(CudaFamily[PoolParts]):
         pixels = len(x.shape) == 4 and node.attrs.get("dims") == (2, 3)
         refuse(
             {
-                **not_an_element(x.dtype),
+                **vector_kernel.not_an_element(x.dtype),
                 "there are no images": x.numel == 0 or node.inputs[0] in step.constants,
                 "only the places are read": node.name not in dict(step.outputs),
                 "the mean is not that of an image's pixels": mean and not pixels,
@@ -98,7 +91,7 @@ class Pool(CudaFamily[PoolParts]):
     def source(self, parts: PoolParts, config: Attrs, arch: Arch) -> str:
         _, channels, height, width = parts.x.shape
         shared = {
-            "element": ELEMENTS[parts.x.dtype],
+            "element": vector_kernel.ELEMENTS[parts.x.dtype],
             "channels": channels,
             "threads": config["threads"],
         }
@@ -118,10 +111,10 @@ class Pool(CudaFamily[PoolParts]):
             places = values[read].data_ptr() if read in dict(parts.step.outputs) else 0
             rest, blocks = [places, count], -(-count // int(config["threads"]))
 
-        kernel = VectorKernel(frame.built, blocks, int(config["threads"]))
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
 
         def launch(stream: int) -> None:
-            arguments = members(values[x].data_ptr(), values[y].data_ptr(), *rest)
+            arguments = vector_kernel.members(values[x].data_ptr(), values[y].data_ptr(), *rest)
             kernel.launch(stream, arguments, [values[x]])
 
         return Binding(launch)

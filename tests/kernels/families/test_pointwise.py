@@ -8,7 +8,6 @@ import torch
 from plantune.canonical import Attrs
 from plantune.graph.ops import OPS
 from plantune.graph.types import TensorType
-from plantune.kernels.families import pointwise
 from plantune.kernels.families.pointwise import FAMILY
 from plantune.kernels.family import Frame
 from plantune.kernels.patterns.pointwise_chain import (
@@ -203,7 +202,7 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
         def launch(self, stream, arguments, tensors):
             read.extend(tensors)
 
-    monkeypatch.setattr(pointwise, "VectorKernel", Recorder)
+    monkeypatch.setattr("plantune.kernels.vector_kernel.VectorKernel", Recorder)
     step = step_of(CHAINS["a constant image"], "float16")
     memory_format = MEMORY_FORMATS[layout]
     values = {

@@ -15,7 +15,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.plan import Choice, Plan
-from plantune.plan_db.rows import ProblemKey
+from plantune.problem import Problem
 from plantune.space.search_space import SearchSpace
 
 
@@ -112,12 +112,7 @@ def compose(
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
         choices.append(Choice(tuple(node.name for node in step.nodes), candidate))
-    return _plan(graph, space, network, tuple(choices), origin)
-
-
-def problem_of(graph: Graph, space: SearchSpace, *, network: str) -> ProblemKey:
-    """What a plan for the graph solves."""
-    return ProblemKey.of(_plan(graph, space, network, (), "default"))
+    return Plan(Problem.of(graph, space.arch.name, network), tuple(choices), origin)
 
 
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
@@ -167,19 +162,3 @@ def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) ->
         if admitted:
             return min(admitted, key=partial(estimate_us, step))
     return None
-
-
-def _plan(
-    graph: Graph, space: SearchSpace, network: str, choices: tuple[Choice, ...], origin: str
-) -> Plan:
-    type_ = graph.inputs[0][1]
-    return Plan(
-        network=network,
-        graph=graph.digest,
-        arch=space.arch.name,
-        batch=type_.shape[0],
-        dtype=type_.dtype,
-        mode="infer" if graph.backward_from is None else "train",
-        choices=choices,
-        origin=origin,
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,13 @@ from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
+from plantune.problem import PROBLEM_FIELDS, Problem
 from plantune.space.search_space import SearchSpace
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
-FORMATS = {"branches": 2, "frozen_runner": 3}
-MODES = ("infer", "train")
+FORMATS = {"branches": 2, "frozen_runner": 3, "call": 4}
 PROGRAM, EAGER = "program", "eager"
 # Who runs the network: the plan's program, or a way of the framework's that was faster as a whole.
 # All read the weights as they are now.
@@ -48,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The choices for one graph on one arch. `graph` is the graph's digest.
+    """The choices for a problem.
 
     `origin` says where the choices come from; `evidence` holds what was measured for them. Where
     one of the framework's ways was faster as a whole, `runner` names it and the choices are what
@@ -56,12 +56,7 @@ class Plan:
     that nothing waits for at once run beside others on a GPU.
     """
 
-    network: str
-    graph: str
-    arch: str
-    batch: int
-    dtype: str
-    mode: str
+    problem: Problem
     choices: tuple[Choice, ...]
     origin: str = "default"
     evidence: Attrs = field(default_factory=Attrs)
@@ -78,20 +73,15 @@ class Plan:
         return self.frozen_runner if frozen and self.frozen_runner is not None else self.runner
 
     def to_json(self) -> dict[str, Any]:
-        added = {name: getattr(self, name) for name in ADDED_FIELDS if getattr(self, name)}
+        told = {name: getattr(self, name) for name in ("branches", "frozen_runner")}
+        data = self.problem.to_json() | {name: value for name, value in told.items() if value}
         return {
-            "format": _format_of(added),
-            "network": self.network,
-            "graph": self.graph,
-            "arch": self.arch,
-            "batch": self.batch,
-            "dtype": self.dtype,
-            "mode": self.mode,
+            "format": _format_of(data),
+            **data,
             "choices": [choice.to_json() for choice in self.choices],
             "origin": self.origin,
             "runner": self.runner,
             "evidence": dict(self.evidence),
-            **added,
         }
 
     def dumps(self) -> str:
@@ -144,41 +134,31 @@ def plan_from_json(data: Any) -> Plan:
     for key, known in KNOWN_VALUES.items():
         if key in fields and fields[key] not in known:
             raise InvalidPlan(f"{key}: must be one of {', '.join(known)}, got {fields[key]!r}")
-    if fields["batch"] < 1:
-        raise InvalidPlan(f"batch: must be 1 or more, got {fields['batch']}")
-    plain = {key: fields[key] for key in ("network", "graph", "arch", "batch", "dtype", "mode")}
-    evidence = _attrs(fields["evidence"], "evidence")
     return Plan(
-        **plain,
-        choices=choices,
+        Problem.from_json(fields),
+        choices,
         origin=fields["origin"],
+        evidence=_attrs(fields["evidence"], "evidence"),
         runner=fields["runner"],
         branches=branches,
-        evidence=evidence,
         frozen_runner=fields.get("frozen_runner"),
     )
 
 
-def _format_of(added: Mapping[str, Any]) -> int:
-    return max((FORMATS[name] for name in added), default=FORMAT)
+def _format_of(fields: Iterable[str]) -> int:
+    return max((FORMATS.get(name, FORMAT) for name in fields), default=FORMAT)
 
 
 PLAN_FIELDS: dict[str, type] = {
     "format": int,
-    "network": str,
-    "graph": str,
-    "arch": str,
-    "batch": int,
-    "dtype": str,
-    "mode": str,
+    **PROBLEM_FIELDS,
     "choices": list,
     "origin": str,
     "runner": str,
     "evidence": dict,
 }
-ADDED_FIELDS: dict[str, type] = {"branches": bool, "frozen_runner": str}
+ADDED_FIELDS: dict[str, type] = {"branches": bool, "frozen_runner": str, "call": list}
 KNOWN_VALUES: dict[str, tuple[str, ...]] = {
-    "mode": MODES,
     "origin": ORIGINS,
     "runner": LIVE_RUNNERS,
     "frozen_runner": FROZEN_RUNNERS,
@@ -217,12 +197,13 @@ def _attrs(data: dict[str, Any], where: str) -> Attrs:
 
 def check_plan(plan: Plan, graph: Graph, space: SearchSpace) -> Partition:
     """The plan's steps in running order; raises InvalidPlan if it does not fit graph or arch."""
-    if plan.arch != space.arch.name:
-        raise InvalidPlan(f"the plan is for {plan.arch}, this is {space.arch.name}; search here")
-    if plan.graph != graph.digest:
+    if plan.problem.arch != space.arch.name:
         raise InvalidPlan(
-            f"the plan is for other layers ({plan.network}, batch {plan.batch}, {plan.mode}, "
-            f"{plan.dtype}) than these; search for these"
+            f"the plan is for {plan.problem.arch}, this is {space.arch.name}; search here"
+        )
+    if plan.problem.graph != graph.digest:
+        raise InvalidPlan(
+            f"the plan is for other layers ({plan.problem}) than these; search for these"
         )
     try:
         steps = partition_into(graph, [choice.nodes for choice in plan.choices])

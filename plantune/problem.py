@@ -1,44 +1,139 @@
-"""What a search is for: a network at one shape, on one arch, in one mode."""
+"""What a plan solves: the layers of one call, in one mode, on one arch."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from plantune.canonical import digest
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
-from plantune.graph.graph import Graph
-from plantune.graph.types import DTYPES, TensorType
-from plantune.models.registry import network
+from plantune.errors import InvalidGraph, InvalidPlan
+from plantune.graph.graph import Graph, Named
+from plantune.graph.types import TensorType
+
+# A tensor by its type; any other argument is a plain value of Python.
+Argument = TensorType | bool | int | float | str | None
+# The arguments of one call by their names, in order.
+Call = tuple[tuple[str, Argument], ...]
+MODES = ("infer", "train")
+# What every plan says of its problem, and every row of the plan database in a column.
+PROBLEM_FIELDS: dict[str, type] = {
+    "network": str,
+    "graph": str,
+    "arch": str,
+    "batch": int,
+    "dtype": str,
+    "mode": str,
+}
+TYPE_FIELDS = {"shape", "dtype", "layout"}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A known network with everything that decides its layer graph."""
+    """`graph` is the digest of the layers, and so of the tensors' types, too. `network` is a name
+    for people, `batch` and `dtype` are those of the first tensor. `call` is None in plans from
+    before it was kept.
+    """
 
     network: str
+    graph: str
+    arch: str
     batch: int
-    in_channels: int = 3
-    mode: str = "infer"
-    dtype: str = "float32"
-    arch: str = "cpu"
+    dtype: str
+    mode: str
+    call: Call | None = None
+
+    @staticmethod
+    def of(graph: Graph, arch: str, network: str) -> Problem:
+        """What a plan for the graph solves."""
+        mode = "infer" if graph.backward_from is None else "train"
+        batch, dtype = _batch_and_dtype(graph.inputs)
+        return Problem(network, graph.digest, arch, batch, dtype, mode, graph.inputs)
 
     @property
-    def key(self) -> str:
-        return digest(asdict(self))
+    def key(self) -> Problem:
+        """Without the call, whose types are in the graph: plans from before it was kept match."""
+        return replace(self, call=None)
 
-    @cached_property
-    def graph(self) -> Graph:
-        """The graph that a module made by `load_model` with these arguments asks a plan for."""
-        spec = network(self.network)
-        module = spec.build(self.in_channels).to(DTYPES[self.dtype]).train(self.mode == "train")
-        shape = spec.input_shape(self.batch, self.in_channels)
-        # On a GPU weights are read in place, so nothing is folded into them.
-        folds = self.mode == "infer" and self.arch == "cpu"
-        graph = extract(module, TensorType(shape, self.dtype), fold=folds)
-        return differentiate(graph) if self.mode == "train" else graph
+    @property
+    def layers(self) -> dict[str, Any]:
+        """What a plan must have to fit, whatever its network is called and its arch is."""
+        return {name: getattr(self, name) for name in ("graph", "batch", "dtype", "mode")}
+
+    @property
+    def tensors(self) -> Named:
+        """The tensors of the call; none if it was not kept."""
+        return _tensors(self.call or ())
+
+    @property
+    def call_text(self) -> str:
+        """Each argument in a few words: x 8x3x64x64 float32, scale 0.5."""
+        return ", ".join(f"{name} {_argument_text(value)}" for name, value in self.call or ())
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """`call` is left out if it was not kept."""
+        data = {name: getattr(self, name) for name in PROBLEM_FIELDS}
+        return data if self.call is None else {**data, "call": _call_to_json(self.call)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Problem:
+        """The problem of fields whose types were checked; raises InvalidPlan."""
+        call = _call_from_json(data["call"]) if "call" in data else None
+        problem = Problem(**{name: data[name] for name in PROBLEM_FIELDS}, call=call)
+        if problem.mode not in MODES:
+            raise InvalidPlan(f"mode: must be one of {', '.join(MODES)}, got {problem.mode!r}")
+        if problem.batch < 1:
+            raise InvalidPlan(f"batch: must be 1 or more, got {problem.batch}")
+        if call is not None and _batch_and_dtype(call) != (problem.batch, problem.dtype):
+            raise InvalidPlan(f"call: needs the batch and dtype of the plan, got {call!r:.80}")
+        return problem
+
+    def __str__(self) -> str:
+        return f"{self.network}, batch {self.batch}, {self.mode}, {self.dtype}, {self.arch}"
+
+
+def _tensors(call: Call) -> Named:
+    return tuple((name, value) for name, value in call if isinstance(value, TensorType))
+
+
+def _batch_and_dtype(call: Call) -> tuple[int, str]:
+    """Of the first tensor: its first size, 1 of a scalar."""
+    _, first = next(iter(_tensors(call)), ("", TensorType(())))
+    return (*first.shape, 1)[0], first.dtype
+
+
+def _argument_text(value: Argument) -> str:
+    if not isinstance(value, TensorType):
+        return repr(value)
+    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+
+
+def _call_to_json(call: Call) -> list[Any]:
+    return [
+        [name, value.to_json() if isinstance(value, TensorType) else value] for name, value in call
+    ]
+
+
+def _call_from_json(data: Any) -> Call:
+    """Raises InvalidPlan for what `_call_to_json` would not write."""
+    try:
+        call = tuple((_name(name), _argument(value)) for name, value in data)
+    except (TypeError, ValueError, InvalidGraph) as error:
+        raise InvalidPlan(f"call: {error}") from error
+    if len(dict(call)) < len(call) or not _tensors(call):
+        raise InvalidPlan(f"call: must hold a tensor, and each name once, got {data!r:.80}")
+    return call
+
+
+def _name(name: Any) -> str:
+    if type(name) is not str:
+        raise TypeError(f"an argument's name must be a text, got {name!r:.80}")
+    return name
+
+
+def _argument(value: Any) -> Argument:
+    if value is None or type(value) in (bool, int, float, str):
+        plain: Argument = value
+        return plain
+    if not isinstance(value, dict) or set(value) != TYPE_FIELDS or type(value["shape"]) is not list:
+        raise TypeError(f"an argument must be a tensor's type or a plain value, got {value!r:.80}")
+    return TensorType.from_json(value)

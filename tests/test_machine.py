@@ -15,7 +15,6 @@ from plantune.canonical import Attrs
 from plantune.errors import InvalidPlan, UnsupportedDevice
 from plantune.machine import GPU, Environment, arch_of, cpu_environment, environment_of
 from plantune.plan_db.exchange import read_export
-from plantune.plan_db.rows import ProblemKey
 from plantune.plan_db.stored import find_stored_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -177,7 +176,7 @@ def test_shipped_plans_serve_every_chip_of_their_arch(
     shipped = read_export(ROOT / "plans" / "sm90.db")
     assert shipped
     for item in shipped:
-        found = find_stored_plan(ProblemKey.of(item.plan), here, database=tmp_path / "none.db")
+        found = find_stored_plan(item.plan.problem, here, database=tmp_path / "none.db")
         assert found is not None
         assert (found.match, found.plan) == ("compatible", item.plan)
 

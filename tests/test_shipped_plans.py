@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from plantune.default_plans import problem_of
 from plantune.graph.graph import Graph
 from plantune.machine import cpu_environment
 from plantune.paths import data_folder
@@ -20,6 +19,7 @@ from plantune.plan_db.rows import StoredPlan
 from plantune.problem import Problem
 from plantune.search.known import known_plans
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 FILES = sorted(data_folder("plans").glob("*.db"))
 PREDICTED = ("sm70", "sm75", "sm80", "sm86", "sm89")
@@ -37,20 +37,22 @@ def plans_in(path: Path) -> tuple[StoredPlan, ...]:
 
 @cache
 def graph(batch: int, channels: int, arch: str) -> Graph:
-    return Problem(NETWORK, batch, channels, "infer", "float16", arch).graph
+    return Workload(NETWORK, batch, channels, "infer", "float16", arch).graph
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_shipped_file_is_small_and_of_its_arch(path: Path) -> None:
     assert path.stat().st_size < SIZE_MAX_BYTES
-    assert {stored.plan.arch for stored in plans_in(path)} == {path.stem}
+    assert {stored.plan.problem.arch for stored in plans_in(path)} == {path.stem}
 
 
 @pytest.mark.parametrize("arch", PREDICTED)
 def test_predicted_plans_are_there_and_marked(arch: str) -> None:
     stored = plans_in(data_folder("plans") / f"{arch}.db")
     wanted = {graph(batch, channels, arch).digest for channels in CHANNELS for batch in BATCHES}
-    assert wanted <= {item.plan.graph for item in stored if item.plan.dtype == "float16"}
+    assert wanted <= {
+        item.plan.problem.graph for item in stored if item.plan.problem.dtype == "float16"
+    }
     for item in stored:
         assert item.plan.origin == "predicted"
         assert item.environment.device.startswith(f"predicted for {arch}")
@@ -61,26 +63,28 @@ def test_predicted_plans_are_there_and_marked(arch: str) -> None:
 @pytest.mark.usefixtures("as_with_a_compiler")
 def test_plans_for_cpus_are_there_and_fit_todays_networks() -> None:
     stored = plans_in(data_folder("plans") / "cpu.db")
-    problems = (Problem(NETWORK, batch) for batch in CPU_BATCHES)
+    problems = (Workload(NETWORK, batch) for batch in CPU_BATCHES)
     graphs = {problem.graph.digest: problem.graph for problem in problems}
-    assert {item.plan.graph for item in stored} == set(graphs)
+    assert {item.plan.problem.graph for item in stored} == set(graphs)
     for item in stored:
         assert (item.plan.origin, item.plan.runner) == ("measured", "program")
         assert item.plan.evidence["ratio"] < 1
-        check_plan(item.plan, graphs[item.plan.graph], load_search_space("cpu"))
+        graph = graphs[item.plan.problem.graph]
+        assert item.plan.problem.call == graph.inputs
+        check_plan(item.plan, graph, load_search_space("cpu"))
 
 
 def test_a_search_on_a_cpu_begins_from_what_is_shipped_for_the_nearest_batch() -> None:
     """Also where there is no compiler: what needs one is left to the framework."""
-    graph, space = Problem(NETWORK, 8).graph, load_search_space("cpu")
-    problem = problem_of(graph, space, network=NETWORK)
+    graph, space = Workload(NETWORK, 8).graph, load_search_space("cpu")
+    problem = Problem.of(graph, "cpu", NETWORK)
     with PlanDatabase.in_memory() as database:
         found = known_plans(graph, space, problem, cpu_environment(), database)
         own = known_plans(graph, space, problem, cpu_environment(), database, shipped=False)
     assert found
     for plan in found:
         check_plan(plan, graph, space)
-        assert (plan.batch, plan.runner) == (8, "program")
+        assert (plan.problem.batch, plan.runner) == (8, "program")
     machines = {stored.environment.device_digest for stored in plans_in(FILES[0])}
     assert own == [] or cpu_environment().device_digest in machines
 
@@ -88,7 +92,9 @@ def test_a_search_on_a_cpu_begins_from_what_is_shipped_for_the_nearest_batch() -
 def test_measured_plans_are_there_with_what_was_measured() -> None:
     stored = plans_in(data_folder("plans") / f"{MEASURED}.db")
     wanted = {graph(batch, channels, MEASURED).digest for channels in CHANNELS for batch in BATCHES}
-    assert wanted <= {item.plan.graph for item in stored if item.plan.dtype == "float16"}
+    assert wanted <= {
+        item.plan.problem.graph for item in stored if item.plan.problem.dtype == "float16"
+    }
     for item in stored:
         assert item.plan.origin == "measured"
         assert item.environment.device == "NVIDIA H200"
@@ -102,9 +108,11 @@ def test_plans_fit_todays_networks_and_kernels(arch: str) -> None:
     graphs = {
         problem.graph.digest: problem.graph
         for network, batch, channels in (*known, ("resnet18", 64, 3))
-        for problem in [Problem(network, batch, channels, "infer", "float16", arch)]
+        for problem in [Workload(network, batch, channels, "infer", "float16", arch)]
     }
     for item in plans_in(data_folder("plans") / f"{arch}.db"):
-        steps = check_plan(item.plan, graphs[item.plan.graph], space)
+        graph = graphs[item.plan.problem.graph]
+        assert item.plan.problem.call == graph.inputs
+        steps = check_plan(item.plan, graph, space)
         in_a_pass = [step for step in steps if step.phase != "refresh"]
         assert len(in_a_pass) <= MOST_STEPS

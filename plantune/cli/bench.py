@@ -19,12 +19,11 @@ from plantune.cli.lookup import (
 )
 from plantune.cli.options import (
     FILE,
-    Key,
     Seconds,
     bundled,
     common_options,
     example,
-    key_options,
+    workload_options,
 )
 from plantune.files import require_writable
 from plantune.report.bench_text import other_ratios, queued_table, single_table, verdict
@@ -38,6 +37,7 @@ from plantune.report.plot import (
 from plantune.report.progress import waiting
 from plantune.report.tables import counted
 from plantune.rivals import runner_text
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.measure.race import Race
@@ -68,7 +68,7 @@ class Wanted:
     ),
 )
 @common_options(json_file=True)
-@key_options
+@workload_options
 @click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
 @click.option(
     "--budget",
@@ -87,7 +87,7 @@ class Wanted:
 @click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
 @click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE too.")
 @bundled(Wanted, "wanted")
-def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted) -> None:
+def bench_command(console: Console, place: Path | None, workload: Workload, wanted: Wanted) -> None:
     """Times a stored plan against the framework's best ways.
 
     All ways run interleaved in one process, on the same random weights and images: calls in a row
@@ -95,25 +95,25 @@ def bench_command(console: Console, place: Path | None, key: Key, wanted: Wanted
     The ratio is that of the worse of both kinds of images. Each way says whether it notices that
     weights change (live) or need not (frozen).
     """
-    require_device(key.arch, "measure")
+    require_device(workload.arch, "measure")
     _require_plot(wanted.plot)
     for option, path in (("--output", wanted.output), ("--json", console.json_file)):
         if path is not None:
             _require_writable(path, option)
             require_replaceable_json(path)
-    peers = _peers(wanted.peers, key)
-    chosen = chosen_plan(place, key)
+    peers = _peers(wanted.peers, workload)
+    chosen = chosen_plan(place, workload)
     slow = [name for name in peers if name in SLOW_PEERS]
     if slow:
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
     race = _race(chosen, peers, wanted)
-    document = _document(chosen, key, race)
+    document = _document(chosen, race)
     # The files first: a pipe that somebody closes ends the text.
     if wanted.output is not None:
         write_json(wanted.output, document)
     if wanted.plot is not None:
         bar_plot(document, wanted.plot)
-    _show(console, chosen, key, race, document)
+    _show(console, chosen, race, document)
     if wanted.plot is not None:
         console.say(f"plot: {wanted.plot}")
     console.emit(document)
@@ -141,10 +141,10 @@ def _require_writable(path: Path, option: str) -> None:
         raise click.BadParameter(text, param_hint=f"'{option}'") from error
 
 
-def _peers(text: str | None, key: Key) -> tuple[str, ...]:
+def _peers(text: str | None, workload: Workload) -> tuple[str, ...]:
     from plantune.measure.ways import baselines_for
 
-    known = baselines_for(key.arch, key.mode)
+    known = baselines_for(workload.arch, workload.mode)
     if text is None:
         return known
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -152,7 +152,7 @@ def _peers(text: str | None, key: Key) -> tuple[str, ...]:
     if unknown or not names:
         what = f"no baseline is called {', '.join(unknown)}" if unknown else "names no baseline"
         raise click.BadParameter(
-            f"{what}; known on {key.arch}: {', '.join(known)}", param_hint="'--peers'"
+            f"{what}; known on {workload.arch}: {', '.join(known)}", param_hint="'--peers'"
         )
     return names
 
@@ -162,22 +162,24 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
 
     effort = Effort(budget_s=wanted.budget)
     what = f"building {counted(len(peers) + 1, 'way')}, then {wanted.budget:g} s of timing"
-    with worker_for(chosen.problem, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
-        return worker.race(chosen.problem, chosen.plan, peers, effort, wanted.seed, detailed=True)
+    with worker_for(chosen.workload, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
+        return worker.race(
+            chosen.workload.problem, chosen.plan, peers, effort, wanted.seed, detailed=True
+        )
 
 
-def _document(chosen: Chosen, key: Key, race: Race) -> dict[str, Any]:
+def _document(chosen: Chosen, race: Race) -> dict[str, Any]:
     from plantune.report.bench import bench_document
 
     searched = chosen.plan.evidence.get("search_s") if chosen.id is not None else None
     search_s = float(searched) if isinstance(searched, (int, float)) else None
-    here = environment_here(key.arch)
-    return bench_document(race, here, key.to_json(), search_s=search_s)
+    here = environment_here(chosen.workload.arch)
+    return bench_document(race, here, chosen.workload.to_json(), search_s=search_s)
 
 
-def _show(console: Console, chosen: Chosen, key: Key, race: Race, document: dict[str, Any]) -> None:
+def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]) -> None:
     runner = runner_text(chosen.plan.runner)
-    console.say(f"{key}, {chosen.label} ({chosen.match} match)")
+    console.say(f"{chosen.workload}, {chosen.label} ({chosen.match} match)")
     if runner is not None:
         console.say(runner)
     console.say(queued_table(document, console.width))

@@ -8,23 +8,23 @@ from typing import Any
 
 from plantune.cli.console import Console
 from plantune.cli.lookup import database, environment_here
-from plantune.cli.options import Key
 from plantune.machine import Environment
 from plantune.plan_db.database import PlanDatabase
 from plantune.report.tables import counted
 from plantune.search.candidates import StepCandidate, step_candidates
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 
-def show_dry_run(console: Console, place: Path | None, key: Key, budget_s: float) -> None:
+def show_dry_run(console: Console, place: Path | None, workload: Workload, budget_s: float) -> None:
     """Looks at the graph, the search space and the stored trials; measures nothing."""
-    graph = key.problem().graph
-    candidates = step_candidates(graph, load_search_space(key.arch))
+    graph = workload.graph
+    candidates = step_candidates(graph, load_search_space(workload.arch))
     distinct = {candidate.key: candidate for candidate in candidates}
     with database(place) as opened:
-        known = _known(opened, list(distinct.values()), environment_here(key.arch))
+        known = _known(opened, list(distinct.values()), environment_here(workload.arch))
     data = {
-        "workload": key.to_json(),
+        "workload": workload.to_json(),
         "ops": len(graph.nodes),
         "steps": len({candidate.nodes for candidate in candidates}),
         "distinct_steps": len({signature for signature, _ in distinct}),
@@ -34,7 +34,7 @@ def show_dry_run(console: Console, place: Path | None, key: Key, budget_s: float
         "budget_s": budget_s,
         "at_most_s": budget_s,
     }
-    _say(console, key, data)
+    _say(console, workload, data)
     console.emit(data)
 
 
@@ -52,8 +52,8 @@ def _by_family(distinct: list[StepCandidate]) -> dict[str, int]:
     return dict(Counter(item.candidate.family for item in distinct).most_common())
 
 
-def _say(console: Console, key: Key, data: dict[str, Any]) -> None:
-    console.say(f"{key}: {data['ops']} ops, which {data['steps']} possible steps may cover")
+def _say(console: Console, workload: Workload, data: dict[str, Any]) -> None:
+    console.say(f"{workload}: {data['ops']} ops, which {data['steps']} possible steps may cover")
     console.say(
         f"{data['distinct_steps']} of them differ, with "
         f"{counted(data['candidates'], 'candidate')}; "

@@ -69,14 +69,16 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
 
 def _tell(console: Console, file: Path, plans: tuple[Plan, ...]) -> None:
     for plan in plans:
-        console.say(f"  {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}, {plan.arch}")
-    console.emit({"file": str(file), "plans": [_row(plan) for plan in plans]})
+        console.say(f"  {plan.problem}")
+    console.emit({"file": str(file), "plans": [summary_of(plan) for plan in plans]})
 
 
-def _row(plan: Plan) -> dict[str, Any]:
-    named = ("network", "arch", "batch", "mode", "dtype", "graph", "origin")
+def summary_of(plan: Plan) -> dict[str, Any]:
+    """A plan without its choices, as JSON; its call is null if that was not kept."""
     return {
-        **{name: getattr(plan, name) for name in named},
+        "call": None,
+        **plan.problem.to_json(),
+        "origin": plan.origin,
         "steps": len(plan.choices),
         "evidence": dict(plan.evidence),
     }

@@ -11,9 +11,10 @@ import click
 
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
-from plantune.cli.options import Key, bundled, common_options, example, key_options
+from plantune.cli.options import bundled, common_options, example, workload_options
 from plantune.report.tables import counted, percent
 from plantune.rivals import Rivals, loss_text, ratio_text, runner_text
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.report.covers import Trials
@@ -41,14 +42,14 @@ class Wanted:
     ),
 )
 @common_options()
-@key_options
+@workload_options
 @click.argument("id", type=ID, required=False)
 @click.option("--step", "wanted", metavar="TEXT", help="Only steps with this in a node's name.")
 @click.option("--all", "every", is_flag=True, help=f"All steps, not only the {MOST} longest.")
 @click.option("--whole", is_flag=True, help="Every candidate on a line of its own.")
 @bundled(Wanted, "show")
 def explain_command(
-    console: Console, place: Path | None, key: Key, id: int | None, show: Wanted
+    console: Console, place: Path | None, workload: Workload, id: int | None, show: Wanted
 ) -> None:
     """Shows why a plan is as it is: the steps that take longest, and what else was tried for each.
 
@@ -60,9 +61,9 @@ def explain_command(
     from plantune.report.packing import packing_of
     from plantune.space.arch import load_arch
 
-    chosen = chosen_plan(place, key, id)
+    chosen = chosen_plan(place, workload, id)
     stories = _stories(place, chosen)
-    packing = packing_of([(s.step, s.chosen) for s in stories], load_arch(chosen.plan.arch))
+    packing = packing_of([(s.step, s.chosen) for s in stories], load_arch(chosen.workload.arch))
     if console.json is None:
         _show(console, chosen, stories, packing, show)
     named = [s for s in stories if _is_wanted(s, show.wanted)]
@@ -90,11 +91,11 @@ def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
     from plantune.report.steps import StepStory, plan_steps, step_roofline_us
     from plantune.space.arch import load_arch
 
-    plan, arch = chosen.plan, load_arch(chosen.plan.arch)
-    steps = plan_steps(plan, chosen.problem.graph)
+    plan, arch = chosen.plan, load_arch(chosen.workload.arch)
+    steps = plan_steps(plan, chosen.workload.graph)
     known: dict[str, Trials] = {}
     with database(place) as opened:
-        others = alternatives(chosen.problem.graph, tuple(all_fusions()))
+        others = alternatives(chosen.workload.graph, tuple(all_fusions()))
         for step in (*(step for step, _ in steps), *others):
             if step.signature not in known:
                 known[step.signature] = opened.trials(step.signature, chosen.environment)
@@ -103,7 +104,7 @@ def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
             step,
             candidate,
             known[step.signature],
-            step_roofline_us(step, plan.arch),
+            step_roofline_us(step, arch.name),
             estimate_us(step, candidate, arch),
         )
         for step, candidate in steps
@@ -164,13 +165,13 @@ def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> Non
     from plantune.cli.search_report import families_text
     from plantune.report.packing import packing_text
 
-    plan, problem = chosen.plan, chosen.problem
-    console.say(bold(f"{chosen.label}: {problem.network}, batch {problem.batch}"))
+    plan = chosen.plan
+    console.say(bold(f"{chosen.label}: {chosen.workload}"))
     raced = (ratio_text(plan.evidence), runner_text(plan.runner), loss_text(plan.evidence))
     for text in filter(None, raced):
         console.say(text)
     if plan.origin == "predicted":
-        console.say(f"PREDICTED for {plan.arch}: nothing was measured for this plan")
+        console.say(f"PREDICTED for {plan.problem.arch}: nothing was measured for this plan")
     console.say(families_text(plan))
     if packing is not None:
         console.say(packing_text(packing))

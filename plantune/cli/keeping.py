@@ -13,7 +13,8 @@ from plantune.machine import Environment
 from plantune.outcome import Outcome
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import Found, ProblemKey, StoredPlan
+from plantune.plan_db.rows import Found, StoredPlan
+from plantune.problem import Problem
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class KeepingDatabase(PlanDatabase):
     def plans(self) -> tuple[StoredPlan, ...]:
         return self._try(lambda at: at.plans())
 
-    def find_plan(self, problem: ProblemKey, environment: Environment) -> Found | None:
+    def find_plan(self, problem: Problem, environment: Environment) -> Found | None:
         return self._try(lambda at: at.find_plan(problem, environment))
 
     def put_plan(self, plan: Plan, environment: Environment, *, partial: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Finds what commands work on: the database, and the plan for a key or an id."""
+"""Finds what commands work on: the database, and the plan for a workload or an id."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plantune.cli.exit_codes import NoUsableDevice
-from plantune.cli.options import Key
 from plantune.errors import (
     DamagedDatabase,
     ForeignPlan,
@@ -17,6 +16,7 @@ from plantune.errors import (
     PlantuneError,
     UnsupportedDevice,
 )
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.machine import Environment
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from plantune.plan import Plan
     from plantune.plan_db.database import PlanDatabase
     from plantune.plan_db.rows import StoredPlan
-    from plantune.problem import Problem
-
-# Channels of an image that are tried: colours, with depth in bins, grey, alpha, stacked frames.
-LIKELY_CHANNELS = (3, 11, 14, 1, 4, 2, 6, 8, 9, 12, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Chosen:
     environment: Environment
     match: str
     id: int | None
-    problem: Problem
+    workload: Workload
 
     @property
     def label(self) -> str:
@@ -78,21 +74,21 @@ def is_passing(folder: Path) -> bool:
 def require_match(chosen: Chosen) -> None:
     """Raises ForeignPlan if a plan is for another chip than this machine's."""
     if chosen.match == "foreign":
-        here = environment_here(chosen.plan.arch)
+        here = environment_here(chosen.plan.problem.arch)
         expected = f"{here.arch} ({here.device})"
         got = f"{chosen.environment.arch} ({chosen.environment.device})"
         text = f"{chosen.label} is for another chip: expected {expected}, got {got}"
         raise ForeignPlan(text, expected, got)
 
 
-def chosen_plan(place: Path | None, key: Key, id: int | None = None) -> Chosen:
-    """The stored plan with this id, else the best one for the key. One that was made for another
-    chip of the key's arch is found too: see `require_match`.
+def chosen_plan(place: Path | None, workload: Workload, id: int | None = None) -> Chosen:
+    """The stored plan with this id, else the best one for the workload. One that was made for
+    another chip of its arch is found too: see `require_match`.
 
     Raises NoPlan if there is none, and ForeignPlan if all are for other archs.
     """
     with database(place) as opened:
-        return _by_id(opened, key, id) if id is not None else _by_key(opened, key)
+        return _by_id(opened, workload, id) if id is not None else _by_key(opened, workload)
 
 
 def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
@@ -103,46 +99,50 @@ def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
     raise NoPlan(f"{opened.path}: no plan has the id {id}; see plantune plans list --all")
 
 
-def _by_id(opened: PlanDatabase, key: Key, id: int) -> Chosen:
+def _by_id(opened: PlanDatabase, workload: Workload, id: int) -> Chosen:
     stored = stored_plan(opened, id)
-    match = environment_here(stored.plan.arch).match(stored.environment)
-    problem = problem_of(stored.plan, key.in_channels)
-    return Chosen(stored.plan, stored.environment, match, stored.id, problem)
+    match = environment_here(stored.plan.problem.arch).match(stored.environment)
+    wanted = _workload_for(stored.plan, workload.in_channels)
+    return Chosen(stored.plan, stored.environment, match, stored.id, wanted)
 
 
-def _by_key(opened: PlanDatabase, key: Key) -> Chosen:
-    from plantune.plan_db.rows import ProblemKey, best
+def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
+    from plantune.plan_db.rows import best
     from plantune.plan_db.stored import find_stored_plan
 
-    problem, here = key.problem(), environment_here(key.arch)
-    wanted = ProblemKey(key.model, problem.graph.digest, key.arch, key.batch, key.dtype, key.mode)
-    stored = opened.find_plan(wanted, here)
-    found = best((stored, find_stored_plan(wanted, here, database=opened.path)))
+    problem, here = workload.problem, environment_here(workload.arch)
+    stored = opened.find_plan(problem, here)
+    found = best((stored, find_stored_plan(problem, here, database=opened.path)))
     own = found is stored
     if found is None:
-        raise NoPlan(f"no plan for {key} is stored; run plantune search {key.arguments()}")
-    if found.plan.arch != key.arch:
-        got = f"{found.plan.arch} ({found.environment.device})"
-        text = f"the only plan for these layers is for another chip: expected {key.arch}, got {got}"
-        raise ForeignPlan(f"{text}; run plantune search {key.arguments()}", key.arch, got)
-    return Chosen(found.plan, found.environment, found.match, found.id if own else None, problem)
+        raise NoPlan(
+            f"no plan for {workload} is stored; run plantune search {workload.arguments()}"
+        )
+    if (arch := found.plan.problem.arch) != workload.arch:
+        got = f"{arch} ({found.environment.device})"
+        expected = f"for another chip: expected {workload.arch}, got {got}"
+        text = f"the only plan for these layers is {expected}"
+        raise ForeignPlan(f"{text}; run plantune search {workload.arguments()}", workload.arch, got)
+    return Chosen(found.plan, found.environment, found.match, found.id if own else None, workload)
 
 
-def problem_of(plan: Plan, in_channels: int) -> Problem:
-    """What a plan solves; how many channels an image has is known by trying.
+def _workload_for(plan: Plan, in_channels: int) -> Workload:
+    """What a plan was searched for. Plans from before calls were kept don't know their channels.
 
-    Raises InvalidPlan if no try gives the plan's graph.
+    Raises InvalidPlan if that does not give the plan's graph.
     """
-    from plantune.problem import Problem
-
-    for channels in dict.fromkeys((in_channels, *LIKELY_CHANNELS)):
-        problem = Problem(plan.network, plan.batch, channels, plan.mode, plan.dtype, plan.arch)
-        if problem.graph.digest == plan.graph:
-            return problem
-    raise InvalidPlan(
-        f"the plan's layers are not those of {plan.network} in this plantune; give --in-channels "
-        "if images have an unusual number of channels, else search again"
+    kept = plan.problem
+    workload = (
+        Workload(kept.network, kept.batch, in_channels, kept.mode, kept.dtype, kept.arch)
+        if kept.call is None
+        else Workload.of(kept)
     )
+    if workload.graph.digest != kept.graph:
+        raise InvalidPlan(
+            f"the plan's layers are not those of {kept.network} in this plantune; search again"
+            + ("" if kept.call else ", or give --in-channels if images do not have 3 channels")
+        )
+    return workload
 
 
 def environment_here(arch: str) -> Environment:
@@ -172,17 +172,17 @@ def require_device(arch: str, what: str) -> None:
         ) from error
 
 
-def worker_for(problem: Problem, build_s: float | None = None) -> Worker:
+def worker_for(workload: Workload, build_s: float | None = None) -> Worker:
     """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
     worker that waits in reserve.
 
-    Raises NotEnoughMemory if there is no room for the problem.
+    Raises NotEnoughMemory if there is no room for the network.
     """
     from plantune.measure.client import Limits, Worker
     from plantune.measure.room import require_room
 
     usual = Limits()
-    memory_bytes = max(usual.memory_bytes, 2 * require_room(problem))
+    memory_bytes = max(usual.memory_bytes, 2 * require_room(workload.graph, workload.problem))
     limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
-    reserve = None if problem.arch == "cpu" else problem.arch
+    reserve = None if workload.arch == "cpu" else workload.arch
     return Worker(limits=limits, reserve=reserve, at_once=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +16,10 @@ from plantune.cli.console import STDOUT, Console
 from plantune.errors import UnknownNetwork
 from plantune.models.registry import network, network_names
 from plantune.space.arch import ARCH_NAMES
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.problem import Problem
+    pass
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
@@ -29,67 +30,9 @@ BATCH_MAX = 1 << 24
 WEEK_S = 7 * 24 * 3600
 
 
-@dataclass(frozen=True)
-class Key:
-    """What a plan is for, as the options name it."""
-
-    model: str
-    arch: str
-    batch: int
-    in_channels: int
-    mode: str
-    dtype: str
-
-    def problem(self) -> Problem:
-        from plantune.problem import Problem
-
-        return Problem(
-            self.model, self.batch, self.in_channels, self.mode, self.dtype, arch=self.arch
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """In the order of the JSON that `bench` writes."""
-        names = ("model", "arch", "batch", "mode", "dtype", "in_channels")
-        return {name: getattr(self, name) for name in names}
-
-    def arguments(self) -> str:
-        """The options that give this key; defaults are left out, but for the batch."""
-        arch = key_of(**DEFAULTS, arch=None, dtype=None).arch
-        plain = {**DEFAULTS, "batch": None, "arch": arch, "dtype": _dtype_on(self.arch)}
-        named = [
-            f"--{field.name.replace('_', '-')} {getattr(self, field.name)}"
-            for field in fields(Key)
-            if getattr(self, field.name) != plain[field.name]
-        ]
-        return " ".join(named)
-
-    def __str__(self) -> str:
-        channels = "" if self.in_channels == 3 else f", {self.in_channels} channels"
-        return f"{self.model}, batch {self.batch}{channels}, {self.mode}, {self.dtype}, {self.arch}"
-
-
-DEFAULTS: dict[str, Any] = {
-    "model": "se_resnet9_fixup",
-    "batch": 8,
-    "in_channels": 3,
-    "mode": "infer",
-}
 # What follows from the arch, in the words of the help.
 ARCH_DEFAULT = "that of the first GPU here, else cpu"
 DTYPE_DEFAULT = "float16 on a GPU, else float32"
-
-
-def key_of(*, arch: str | None, dtype: str | None, **given: Any) -> Key:
-    """The key that options mean: what they leave open follows from this machine."""
-    if arch is None:
-        from plantune.gpus import best_arch
-
-        arch = best_arch()
-    return Key(arch=arch, dtype=dtype or _dtype_on(arch), **given)
-
-
-def _dtype_on(arch: str) -> str:
-    return "float32" if arch == "cpu" else "float16"
 
 
 # ParamType is generic in later versions of click only.
@@ -154,24 +97,24 @@ def _applied(options: Sequence[Decorator], command: Command) -> Command:
     return command
 
 
-def key_options(command: Command) -> Command:
-    """--model and all else that decides which plan is meant; the command gets it as `key`."""
+def workload_options(command: Command) -> Command:
+    """--model and all else that decides which plan is meant; the command gets it as `workload`."""
     shown: dict[str, Any] = {"show_default": True}
     options = [
-        click.option("--model", type=ModelName(), default=DEFAULTS["model"], **shown,
+        click.option("--model", "network", type=ModelName(), default=Workload.network, **shown,
                      help=f"Reference network: {', '.join(network_names())}."),
         click.option("--arch", type=click.Choice(ARCH_NAMES), show_default=ARCH_DEFAULT,
                      help="Kind of processor."),
-        click.option("--batch", type=click.IntRange(1, BATCH_MAX), default=DEFAULTS["batch"],
+        click.option("--batch", type=click.IntRange(1, BATCH_MAX), default=Workload.batch,
                      **shown, help="Images in one call."),
         click.option("--in-channels", type=click.IntRange(1, 4096), **shown,
-                     default=DEFAULTS["in_channels"], help="Channels of an image."),
-        click.option("--mode", type=click.Choice(("infer", "train")), default=DEFAULTS["mode"],
+                     default=Workload.in_channels, help="Channels of an image."),
+        click.option("--mode", type=click.Choice(("infer", "train")), default=Workload.mode,
                      **shown, help="Train is forward and backward."),
         click.option("--dtype", type=click.Choice(DTYPES), show_default=DTYPE_DEFAULT,
                      help="Of weights and images."),
     ]  # fmt: skip
-    return _applied(options, bundled(Key, "key", key_of)(command))
+    return _applied(options, bundled(Workload, "workload", Workload.on)(command))
 
 
 def common_options(*, json_file: bool = False) -> Decorator:

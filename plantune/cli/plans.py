@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console, bold
+from plantune.cli.exchange import summary_of
 from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.options import FILE, ModelName, common_options, example
 from plantune.errors import InvalidPlan
@@ -38,10 +39,10 @@ def plans_command() -> None:
 def list_command(console: Console, place: Path | None, model: str | None, every: bool) -> None:
     """Lists the newest complete plan of each problem and environment."""
     with database(place) as opened:
-        stored = [item for item in opened.plans() if model in (None, item.plan.network)]
+        stored = [item for item in opened.plans() if model in (None, item.plan.problem.network)]
         path = opened.path
     stored = stored if every else _newest(stored)
-    matches = [environment_here(item.plan.arch).match(item.environment) for item in stored]
+    matches = [environment_here(item.plan.problem.arch).match(item.environment) for item in stored]
     rows = [_cells(item, match) for item, match in zip(stored, matches, strict=True)]
     if rows:
         console.table(TITLES, rows, "rlrlllrrlll")
@@ -54,12 +55,12 @@ def list_command(console: Console, place: Path | None, model: str | None, every:
 
 
 def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
-    from plantune.plan_db.rows import COMPLETE, ProblemKey
+    from plantune.plan_db.rows import COMPLETE
 
     newest: dict[Any, StoredPlan] = {}
     for item in stored:
         if item.status == COMPLETE:
-            newest.setdefault((ProblemKey.of(item.plan), item.environment.key), item)
+            newest.setdefault((item.plan.problem.key, item.environment.key), item)
     return list(newest.values())
 
 
@@ -70,11 +71,11 @@ def _cells(item: StoredPlan, match: str) -> list[str]:
     mark = MARKS[Rivals.of(plan.evidence).compiled]
     return [
         str(item.id),
-        plan.network,
-        str(plan.batch),
-        plan.mode,
-        plan.dtype,
-        plan.arch,
+        plan.problem.network,
+        str(plan.problem.batch),
+        plan.problem.mode,
+        plan.problem.dtype,
+        plan.problem.arch,
         f"{ms:.3f}" if isinstance(ms, (int, float)) else "-",
         f"{ratio:.3f}" if raced else "-",
         f"{plan.evidence.get('baseline')}{mark}" if raced else "-",
@@ -95,16 +96,14 @@ def _state(item: StoredPlan) -> str:
 
 
 def _summary(item: StoredPlan, match: str) -> dict[str, Any]:
-    problem = ("network", "arch", "batch", "mode", "dtype", "graph")
-    names = (*problem, "origin", "runner", "branches")
     return {
         "id": item.id,
-        **{name: getattr(item.plan, name) for name in names},
+        **summary_of(item.plan),
+        "runner": item.plan.runner,
+        "branches": item.plan.branches,
         "status": item.status,
         "match": match,
         "created_at": item.created_at,
-        "steps": len(item.plan.choices),
-        "evidence": dict(item.plan.evidence),
         **Rivals.of(item.plan.evidence).to_json(),
     }
 
@@ -116,10 +115,11 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
     """Shows the steps, the evidence and the environment of the plan with this ID."""
     with database(place) as opened:
         item = stored_plan(opened, id)
-    plan, here = item.plan, environment_here(item.plan.arch)
+    plan, here = item.plan, environment_here(item.plan.problem.arch)
     match = here.match(item.environment)
-    title = f"plan {id}: {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}, {plan.arch}"
-    console.say(bold(title))
+    console.say(bold(f"plan {id}: {plan.problem}"))
+    if plan.problem.call is not None:
+        console.say(plan.problem.call_text)
     console.say(f"{_state(item)}, made {item.created_at}; a match here: {match}")
     for name, (got, saved) in here.differences(item.environment).items():
         console.say(f"  {name}: {saved} there, {got} here")
@@ -165,7 +165,7 @@ def export_command(console: Console, place: Path | None, id: int, file: Path | N
         return
     require_replaceable(file, "a plan", _is_plan)
     write_whole(file, (plan.dumps() + "\n").encode())
-    console.say(f"{file}: plan {id}, {plan.network}, batch {plan.batch}, {plan.mode}, {plan.dtype}")
+    console.say(f"{file}: plan {id}, {plan.problem}")
     console.emit({"file": str(file), "plan_id": id})
 
 

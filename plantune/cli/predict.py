@@ -15,7 +15,6 @@ from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.interrupts import interrupts
 from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.lookup import database
-from plantune.cli.options import Key
 from plantune.errors import UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
 from plantune.graph.step import Step
@@ -26,21 +25,23 @@ from plantune.outcome import Rejected
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 from plantune.search.predict import Check, PredictedStep, Prediction, Predictor
 from plantune.space.arch import Arch, load_arch
+from plantune.workload import Workload
 
 REASON_LENGTH = 160
 
 
-def predict(console: Console, place: Path | None, key: Key, budget_s: float) -> None:
-    """Compiles for the key's arch, ranks by guesses, and keeps the plan."""
+def predict(console: Console, place: Path | None, workload: Workload, budget_s: float) -> None:
+    """Compiles for its arch, ranks by guesses, and keeps the plan."""
     start = time.monotonic()
-    arch = load_arch(key.arch)
-    environment = predicted_environment(key.arch)
+    arch = load_arch(workload.arch)
+    environment = predicted_environment(workload.arch)
     note(
-        f"{key}; {environment.device}, {environment.compiler}; {budget_s:g} s; nothing is measured"
+        f"{workload}; {environment.device}, {environment.compiler}; {budget_s:g} s; "
+        "nothing is measured"
     )
     with suppress(UnsupportedDevice):
         device_for(arch)
-        note(f"a GPU of {key.arch} is here: without --predict, a search measures on it")
+        note(f"a GPU of {workload.arch} is here: without --predict, a search measures on it")
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
 
@@ -52,7 +53,12 @@ def predict(console: Console, place: Path | None, key: Key, budget_s: float) -> 
             with _checking(arch) as (check, numerics):
                 note(f"numerics {numerics}")
                 predictor = Predictor(
-                    key.problem(), budget_s, check=check, numerics=numerics, say=tell
+                    workload.graph,
+                    workload.problem,
+                    budget_s,
+                    check=check,
+                    numerics=numerics,
+                    say=tell,
                 )
                 prediction = predictor.run()
         except KeyboardInterrupt as error:
@@ -60,8 +66,8 @@ def predict(console: Console, place: Path | None, key: Key, budget_s: float) -> 
                 "interrupted before the plan was complete; nothing was saved"
             ) from error
         _keep(keeping, prediction, environment)
-    _show(console, key, prediction, keeping)
-    data = _document(key, prediction, keeping, environment)
+    _show(console, workload, prediction, keeping)
+    data = _document(workload, prediction, keeping, environment)
     console.emit({**data, "seconds": round(time.monotonic() - start, 3)})
     if keeping.plan_id is None:
         if console.json != STDOUT:
@@ -96,14 +102,18 @@ def _keep(keeping: KeepingDatabase, prediction: Prediction, environment: Environ
     keeping.put_plan(prediction.plan, environment)
 
 
-def _show(console: Console, key: Key, prediction: Prediction, keeping: KeepingDatabase) -> None:
+def _show(
+    console: Console, workload: Workload, prediction: Prediction, keeping: KeepingDatabase
+) -> None:
     tell = note if keeping.plan_id is None else console.say
     titles = ["step", "kernel", "guess", "threads", "registers", "shared"]
     tell(table(titles, [_cells(row) for row in prediction.steps], "llrrrr", console.width))
     for text, steps in _refusals(prediction).items():
         tell(f"rejected for {counted(steps, 'step')}: {text}")
     guess_us = 1e3 * float(prediction.plan.evidence["predicted_ms"])
-    tell(bold(f"PREDICTED for {key.arch}: {us_text(guess_us)} a call, a guess from datasheets"))
+    tell(
+        bold(f"PREDICTED for {workload.arch}: {us_text(guess_us)} a call, a guess from datasheets")
+    )
     tell(
         f"{counted(len(prediction.steps), 'step')}; {prediction.built} kernels compiled, "
         f"{len(prediction.rejected)} rejected; numerics {prediction.plan.evidence['numerics']}"
@@ -112,7 +122,7 @@ def _show(console: Console, key: Key, prediction: Prediction, keeping: KeepingDa
         tell(f"the plan could not be stored: {keeping.fault or 'no database'}")
     else:
         tell(f"plan {keeping.plan_id} in {keeping.path}")
-        tell(f"next: plantune verify {key.arguments()}, on a GPU of {key.arch}")
+        tell(f"next: plantune verify {workload.arguments()}, on a GPU of {workload.arch}")
 
 
 def _refusals(prediction: Prediction) -> Counter[str]:
@@ -139,11 +149,11 @@ def _cells(row: PredictedStep) -> list[str]:
 
 
 def _document(
-    key: Key, prediction: Prediction, keeping: KeepingDatabase, environment: Environment
+    workload: Workload, prediction: Prediction, keeping: KeepingDatabase, environment: Environment
 ) -> dict[str, Any]:
     plan, kept = prediction.plan, keeping.plan_id is not None
     return {
-        "workload": key.to_json(),
+        "workload": workload.to_json(),
         "environment": environment.to_json(),
         "origin": plan.origin,
         "plan_id": keeping.plan_id,

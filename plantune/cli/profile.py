@@ -18,9 +18,10 @@ from plantune.cli.lookup import (
     require_match,
     worker_for,
 )
-from plantune.cli.options import Key, common_options, example, key_options
+from plantune.cli.options import common_options, example, workload_options
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import counted, percent, us_text
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.graph.step import Step
@@ -43,12 +44,17 @@ RUNS = 25
     epilog=example("plantune profile --batch 8", "plantune profile --model resnet18 --levels"),
 )
 @common_options()
-@key_options
+@workload_options
 @click.argument("id", type=ID, required=False)
 @click.option("--fresh", is_flag=True, help="Measure every step now, whatever is stored.")
 @click.option("--levels", is_flag=True, help="What each level of fusion costs instead.")
 def profile_command(
-    console: Console, place: Path | None, key: Key, id: int | None, fresh: bool, levels: bool
+    console: Console,
+    place: Path | None,
+    workload: Workload,
+    id: int | None,
+    fresh: bool,
+    levels: bool,
 ) -> None:
     """Shows where the framework's time goes, and what a plan removed.
 
@@ -56,15 +62,15 @@ def profile_command(
     measured here already is not measured again. With --levels whole passes are timed: nothing
     fused, convolutions fused with more and more of what follows, and the plan.
     """
-    require_device(key.arch, "measure")
-    chosen = chosen_plan(place, key, id)
+    require_device(workload.arch, "measure")
+    chosen = chosen_plan(place, workload, id)
     require_match(chosen)
     if levels:
         _profile_levels(console, chosen)
         return
     from plantune.report.layers import by_layer, by_step
 
-    with worker_for(chosen.problem) as worker, database(place) as opened:
+    with worker_for(chosen.workload) as worker, database(place) as opened:
         stored = None if fresh else opened
         framework = _timed(worker, stored, chosen, _framework_plan(chosen))
         planned = _timed(worker, stored, chosen, chosen.plan)
@@ -81,11 +87,11 @@ def _profile_levels(console: Console, chosen: Chosen) -> None:
     """A row for each level of fusion, the median of RUNS runs."""
     from plantune.report.levels import level_row, levels, levels_table
 
-    if chosen.plan.mode == "train":
+    if chosen.workload.mode == "train":
         raise click.UsageError("--levels tells of inference; a plan for training has no norms left")
     rows = []
-    with worker_for(chosen.problem) as worker:
-        for level in levels(chosen.problem, chosen.plan):
+    with worker_for(chosen.workload) as worker:
+        for level in levels(chosen.workload, chosen.plan):
             with waiting(sys.stderr, f"timing passes, fusion {level.name}"):
                 cost = worker.pass_cost(level.graph, level.plan, RUNS)
             rows.append(level_row(level, cost))
@@ -98,8 +104,8 @@ def _framework_plan(chosen: Chosen) -> Plan:
     from plantune.default_plans import default_plan
     from plantune.space.search_space import load_search_space
 
-    problem = chosen.problem
-    return default_plan(problem.graph, load_search_space(problem.arch), network=problem.network)
+    workload = chosen.workload
+    return default_plan(workload.graph, load_search_space(workload.arch), network=workload.network)
 
 
 def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Plan) -> Timed:
@@ -108,8 +114,8 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
     from plantune.report.steps import plan_steps
 
     outcomes: dict[Any, Outcome] = {}
-    steps = plan_steps(plan, chosen.problem.graph)
-    here = environment_here(plan.arch)
+    steps = plan_steps(plan, chosen.workload.graph)
+    here = environment_here(plan.problem.arch)
     with StatusLine(sys.stderr) as line:
         for number, (step, candidate) in enumerate(steps, 1):
             line.show(f"timing step {number} of {len(steps)}: {step.name}", plan.origin)
@@ -143,7 +149,7 @@ def _whole(worker: Worker, chosen: Chosen) -> tuple[float | None, float | None]:
     from plantune.measure.timing import Effort, Timing
 
     plans = [_framework_plan(chosen), chosen.plan]
-    timed = worker.time_programs(chosen.problem.graph, plans, Effort(budget_s=WHOLE_BUDGET_S))
+    timed = worker.time_programs(chosen.workload.graph, plans, Effort(budget_s=WHOLE_BUDGET_S))
     first, second = (item.median_us if isinstance(item, Timing) else None for item in timed)
     return first, second
 

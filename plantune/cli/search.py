@@ -18,12 +18,11 @@ from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
 from plantune.cli.lookup import database, environment_here, require_device, worker_for
 from plantune.cli.options import (
-    Key,
     Seconds,
     bundled,
     common_options,
     example,
-    key_options,
+    workload_options,
 )
 from plantune.errors import (
     Busy,
@@ -35,6 +34,7 @@ from plantune.errors import (
 )
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.cli.keeping import KeepingDatabase
@@ -80,7 +80,7 @@ class How:
     ),
 )
 @common_options()
-@key_options
+@workload_options
 @click.option(
     "--budget",
     type=Seconds(),
@@ -126,36 +126,36 @@ class How:
     help="Begin from plans that plantune ships and from those of other machines too.",
 )
 @bundled(How, "how")
-def search_command(console: Console, place: Path | None, key: Key, how: How) -> None:
+def search_command(console: Console, place: Path | None, workload: Workload, how: How) -> None:
     """Finds the fastest plan on this machine, proves it and keeps it.
 
     Ctrl-C keeps the best plan so far (exit 7); the next search goes on from there.
     """
-    _require_measurable(key, how)
+    _require_measurable(workload, how)
     if how.dry_run:
         from plantune.cli.dry_run import show_dry_run
 
-        show_dry_run(console, place, key, how.budget)
+        show_dry_run(console, place, workload, how.budget)
     elif how.predict:
         from plantune.cli.predict import predict
 
-        predict(console, place, key, how.budget)
+        predict(console, place, workload, how.budget)
     else:
-        _search(console, place, key, how)
+        _search(console, place, workload, how)
 
 
-def _require_measurable(key: Key, how: How) -> None:
-    if how.predict and key.arch == "cpu":
+def _require_measurable(workload: Workload, how: How) -> None:
+    if how.predict and workload.arch == "cpu":
         raise click.UsageError("--predict is for the arch of a GPU; give --arch sm80, for example")
     if how.predict:
         return
     try:
-        require_device(key.arch, "measure")
+        require_device(workload.arch, "measure")
     except NoUsableDevice as error:
-        raise NoUsableDevice(f"{error}; --predict plans for {key.arch} unmeasured") from error
+        raise NoUsableDevice(f"{error}; --predict plans for {workload.arch} unmeasured") from error
 
 
-def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
+def _search(console: Console, place: Path | None, workload: Workload, how: How) -> None:
     from plantune.cli.keeping import KeepingDatabase
     from plantune.cli.search_report import is_lost, show_result
     from plantune.plan_db.proofs import remember_proof
@@ -163,15 +163,15 @@ def _search(console: Console, place: Path | None, key: Key, how: How) -> None:
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
-        environment = environment_here(key.arch)
-        note(f"{key}; {machine_text(environment.to_json())}; {how.budget:g} s")
-        if (hint := no_compiler_line(key.arch)) is not None:
+        environment = environment_here(workload.arch)
+        note(f"{workload}; {machine_text(environment.to_json())}; {how.budget:g} s")
+        if (hint := no_compiler_line(workload.arch)) is not None:
             note(hint)
-        with _lease(opened, key, how) as lease:
-            result = _run(keeping, environment, key, how, _Watch(stop, lease))
+        with _lease(opened, workload, how) as lease:
+            result = _run(keeping, environment, workload, how, _Watch(stop, lease))
     if result.race is not None:  # which compared its outputs with the framework's
         remember_proof(result.plan, environment)
-    show_result(console, key, result, keeping, environment, time.monotonic() - start)
+    show_result(console, workload, result, keeping, environment, time.monotonic() - start)
     if is_lost(result, keeping):
         raise click.exceptions.Exit(FAILED)
     if not result.complete:
@@ -199,9 +199,9 @@ class _Watch:
 
 
 @contextmanager
-def _lease(opened: PlanDatabase, key: Key, how: How) -> Iterator[Lease | None]:
-    """One search for a key at a time; raises Busy. None if the database cannot be written."""
-    name = str(key)
+def _lease(opened: PlanDatabase, workload: Workload, how: How) -> Iterator[Lease | None]:
+    """One search for a workload at a time; raises Busy. None if the database cannot be written."""
+    name = str(workload)
     try:
         try:
             lease = opened.acquire_lease(name)
@@ -218,7 +218,7 @@ def _lease(opened: PlanDatabase, key: Key, how: How) -> Iterator[Lease | None]:
 
 
 def _run(
-    keeping: KeepingDatabase, environment: Environment, key: Key, how: How, watch: _Watch
+    keeping: KeepingDatabase, environment: Environment, workload: Workload, how: How, watch: _Watch
 ) -> Result:
     """The search's result, or what it has when it is interrupted."""
     from plantune.cli.quiet import wait_for_quiet
@@ -226,10 +226,9 @@ def _run(
     from plantune.search.search import Search
 
     settings = _settings(keeping, how)
-    problem = key.problem()
-    search = Search(problem, settings, keeping, environment, watch)  # whose budget begins here
-    wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(key.arch)))
-    worker = worker_for(problem)  # raises if there is no room for it
+    search = Search(workload.graph, workload.problem, settings, keeping, environment, watch)
+    wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(workload.arch)))  # in the search's budget
+    worker = worker_for(workload)  # raises if there is no room for it
     try:
         with worker:
             return search.run(worker)

@@ -9,13 +9,13 @@ import click
 
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.keeping import KeepingDatabase
-from plantune.cli.options import Key
 from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.report.bench_text import verdict
 from plantune.report.reached import longer_s, tried_text, unraced_text
 from plantune.report.tables import counted
 from plantune.rivals import loss_text, runner_text
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.search.results import Result
@@ -25,7 +25,7 @@ IN_MEMORY = "there is no writable plan database"
 
 def show_result(
     console: Console,
-    key: Key,
+    workload: Workload,
     result: Result,
     keeping: KeepingDatabase,
     environment: Environment,
@@ -33,9 +33,9 @@ def show_result(
 ) -> None:
     """Text and JSON. A plan that could not be kept is printed, alone, so that it is not lost."""
     tell = note if keeping.plan_id is None else console.say
-    for line in _lines(key, result, keeping, seconds):
+    for line in _lines(workload, result, keeping, seconds):
         tell(line)
-    console.emit(_document(key, result, keeping, environment, seconds))
+    console.emit(_document(workload, result, keeping, environment, seconds))
     if is_lost(result, keeping) and console.json != STDOUT:
         click.echo(result.plan.dumps())
 
@@ -55,7 +55,9 @@ def families_text(plan: Plan) -> str:
     return f"{counted(len(plan.choices), 'step')}: {named}"
 
 
-def _lines(key: Key, result: Result, keeping: KeepingDatabase, seconds: float) -> list[str]:
+def _lines(
+    workload: Workload, result: Result, keeping: KeepingDatabase, seconds: float
+) -> list[str]:
     lines = [] if result.complete else ["interrupted: this is the best plan so far, not yet raced"]
     if result.race is not None:
         ours = result.race.timings["plantune"].median_us / 1e3
@@ -66,12 +68,12 @@ def _lines(key: Key, result: Result, keeping: KeepingDatabase, seconds: float) -
     elif result.complete:
         lines.append(bold(unraced_text(result)))
     lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
-    return [*lines, *_where_kept(key, result, keeping)]
+    return [*lines, *_where_kept(workload, result, keeping)]
 
 
-def _where_kept(key: Key, result: Result, keeping: KeepingDatabase) -> list[str]:
+def _where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> list[str]:
     """Where the plan is, and what to do next."""
-    longer = f"next: plantune search {key.arguments()} --budget {longer_s(result.budget_s):g}"
+    longer = f"next: plantune search {workload.arguments()} --budget {longer_s(result.budget_s):g}"
     if result.known is not None:
         return [longer]
     if keeping.plan_id is None:
@@ -83,15 +85,19 @@ def _where_kept(key: Key, result: Result, keeping: KeepingDatabase) -> list[str]
     if result.complete and result.race is None:
         return [place, longer]
     again = "search" if not result.complete else "bench"
-    return [place, f"next: plantune {again} {key.arguments()}"]
+    return [place, f"next: plantune {again} {workload.arguments()}"]
 
 
 def _document(
-    key: Key, result: Result, keeping: KeepingDatabase, environment: Environment, seconds: float
+    workload: Workload,
+    result: Result,
+    keeping: KeepingDatabase,
+    environment: Environment,
+    seconds: float,
 ) -> dict[str, Any]:
     kept = keeping.plan_id is not None
     return {
-        "workload": key.to_json(),
+        "workload": workload.to_json(),
         "environment": environment.to_json(),
         "complete": result.complete,
         "plan_id": keeping.plan_id,

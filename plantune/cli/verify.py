@@ -20,11 +20,12 @@ from plantune.cli.lookup import (
     require_match,
     worker_for,
 )
-from plantune.cli.options import Key, Seconds, common_options, example, key_options
+from plantune.cli.options import Seconds, common_options, example, workload_options
 from plantune.errors import WrongResult
 from plantune.report.bench_text import verdict
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import config_text, counted, us_text
+from plantune.workload import Workload
 
 if TYPE_CHECKING:
     from plantune.graph.step import Step
@@ -40,7 +41,7 @@ STEP_BUDGET_S = 0.05
 
 @click.command("verify", epilog=example("plantune verify --batch 8", "plantune verify 3"))
 @common_options()
-@key_options
+@workload_options
 @click.argument("id", type=ID, required=False)
 @click.option(
     "--budget",
@@ -50,7 +51,7 @@ STEP_BUDGET_S = 0.05
     help="Seconds for timing the whole against eager.",
 )
 def verify_command(
-    console: Console, place: Path | None, key: Key, id: int | None, budget: float
+    console: Console, place: Path | None, workload: Workload, id: int | None, budget: float
 ) -> None:
     """Checks a stored plan's numbers and speed again here.
 
@@ -58,18 +59,20 @@ def verify_command(
     The plan is the one for the options, or the one with this ID. Exit 5 if a number is wrong. One
     that was predicted, or measured elsewhere, is kept as measured here.
     """
-    require_device(key.arch, "verify")
-    chosen = chosen_plan(place, key, id)
+    require_device(workload.arch, "verify")
+    chosen = chosen_plan(place, workload, id)
     require_match(chosen)
     _say_match(console, chosen)
     from plantune.measure.timing import Effort
 
-    with worker_for(chosen.problem) as worker:
+    with worker_for(chosen.workload) as worker:
         rows = _checked_steps(worker, chosen)
         _show_steps(console, rows)
         _raise_first(rows)
         with waiting(sys.stderr, "racing the whole network with eager"):
-            race = worker.race(chosen.problem, chosen.plan, ("eager",), Effort(budget_s=budget))
+            race = worker.race(
+                chosen.workload.problem, chosen.plan, ("eager",), Effort(budget_s=budget)
+            )
     measured = _measured(place, chosen, race)
     console.say(bold(f"{_summary(rows)}; {verdict(race)}"))
     if measured is not None:
@@ -96,7 +99,7 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     from plantune.plan_db.proofs import remember_proof
     from plantune.search.judgement import judged_alone
 
-    here = environment_here(chosen.plan.arch)
+    here = environment_here(chosen.workload.arch)
     if chosen.match == "exact" and chosen.plan.origin != "predicted":
         remember_proof(chosen.plan, here)
         return None
@@ -113,7 +116,7 @@ def _before(chosen: Chosen) -> str:
 
 def _say_match(console: Console, chosen: Chosen) -> None:
     console.say(f"{chosen.label}, made elsewhere" if chosen.match != "exact" else chosen.label)
-    differences = environment_here(chosen.plan.arch).differences(chosen.environment)
+    differences = environment_here(chosen.workload.arch).differences(chosen.environment)
     for name, (here, there) in differences.items():
         console.say(f"  {name}: {there} there, {here} here")
 
@@ -122,13 +125,15 @@ def _checked_steps(worker: Worker, chosen: Chosen) -> list[dict[str, Any]]:
     """Checks each distinct step."""
     from plantune.report.steps import plan_steps
 
-    steps = plan_steps(chosen.plan, chosen.problem.graph)
+    steps = plan_steps(chosen.plan, chosen.workload.graph)
     distinct = {(step.signature, candidate): (step, candidate) for step, candidate in steps}
     rows = []
     with StatusLine(sys.stderr) as line:
         for number, (step, candidate) in enumerate(distinct.values(), 1):
             line.show(f"checking step {number} of {len(distinct)}: {step.name}")
-            rows.append(_row(step, candidate, _outcome(worker, step, candidate, chosen.plan.arch)))
+            rows.append(
+                _row(step, candidate, _outcome(worker, step, candidate, chosen.workload.arch))
+            )
     return rows
 
 

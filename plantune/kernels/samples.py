@@ -38,11 +38,11 @@ def _sample(family: CudaFamily[Any], space: SearchSpace) -> tuple[Step, Candidat
 
 @cache
 def _steps(arch: str) -> tuple[Step, ...]:
-    from plantune.problem import Problem
+    from plantune.workload import Workload
 
     fusions = tuple(all_fusions())
     return tuple(
         step
         for network in NETWORKS
-        for step in alternatives(Problem(network, 1, 3, "infer", "float16", arch).graph, fusions)
+        for step in alternatives(Workload(network, 1, 3, "infer", "float16", arch).graph, fusions)
     )

@@ -179,7 +179,7 @@ class Worker:
         Raises MeasureTimeout or WorkerDied where one of them takes the others along.
         """
         effort = effort or Effort(budget_s=2.0)
-        arch = plans[0].arch if plans else ""
+        arch = plans[0].problem.arch if plans else ""
         asked = request(time_programs, graph, tuple(plans), effort, seed)
         with self._lock:
             return self._ask_for_all(asked, arch, effort, len(plans))
@@ -191,7 +191,7 @@ class Worker:
         effort = effort or Effort(budget_s=10.0)
         asked = request(work.pass_cost, graph, plan, runs, seed)
         with self._lock:
-            return self._ask_for_all(asked, plan.arch, effort, 1)
+            return self._ask_for_all(asked, plan.problem.arch, effort, 1)
 
     def race(
         self,

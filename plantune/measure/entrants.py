@@ -17,15 +17,14 @@ from plantune.device import Call
 from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
-from plantune.graph.types import DTYPES, TensorType
 from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
-from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.arch import load_arch
 from plantune.tolerances import tolerance
+from plantune.workload import Workload
 
 PLANTUNE, PLANTUNE_FROZEN = "plantune", "plantune-frozen"
 # torch.compile records its graphs in the second and third call, TorchScript compiles in the second.
@@ -57,16 +56,15 @@ class Entrants:
 
     def __init__(self, problem: Problem, seed: int, most_images: int = MOST_IMAGES) -> None:
         torch.manual_seed(seed)
-        spec, dtype = network(problem.network), DTYPES[problem.dtype]
-        self.shape = spec.input_shape(problem.batch, problem.in_channels)
+        (_, self.input_type), *_ = problem.tensors
+        dtype = self.input_type.torch_dtype
         self.problem = problem
         self.peaks_mib: dict[str, float] = {}
         self._train = problem.mode == "train"
         arch = load_arch(problem.arch)
         self._ways, self.device = WAYS[arch.kind], device_for(arch)
-        module = spec.build(problem.in_channels).train(self._train)
-        self._module = _randomised(module).to(self.device.place, dtype)
-        first = torch.randn(self.shape, dtype=dtype)
+        self._module = _randomised(Workload.of(problem).module()).to(self.device.place)
+        first = torch.randn(self.input_type.shape, dtype=dtype)
         count = images_that_fit(first.numel() * first.element_size(), most_images)
         self._images = [x.to(self.device.place) for x in _drawn(first, count)]
         double = copy.deepcopy(self._module).double()
@@ -86,7 +84,7 @@ class Entrants:
         module, _ = self._laid_out(channels_last=self.device.captures)  # as load_model builds it
         tuned = TunedModule(
             module,
-            TensorType(self.shape, self.problem.dtype),
+            self.input_type,
             name=self.problem.network,
             mode=self.problem.mode,
             plan=plan,

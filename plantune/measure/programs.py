@@ -44,7 +44,7 @@ def time_programs(
     """
     if not plans:
         return []
-    device = device_for(load_arch(plans[0].arch))
+    device = device_for(load_arch(plans[0].problem.arch))
     values = draw_values(graph, seed, device)
     prepared: list[Call | Rejected] = []
     for plan in plans:
@@ -62,7 +62,9 @@ def time_programs(
 
 def pass_that_runs(graph: Graph, plan: Plan, values: Values, device: Device) -> Call:
     """A pass that has run once: what does not run at all is not timed."""
-    call = one_pass(program_on(device.place, graph, plan, load_search_space(plan.arch)), values)
+    call = one_pass(
+        program_on(device.place, graph, plan, load_search_space(plan.problem.arch)), values
+    )
     call()
     device.synchronize()
     return call
@@ -111,7 +113,7 @@ class PassCost:
 
 def pass_cost(graph: Graph, plan: Plan, runs: int, seed: int = 0) -> PassCost:
     """The cost of one pass of a plan on random data, in so many runs one by one."""
-    space = load_search_space(plan.arch)
+    space = load_search_space(plan.problem.arch)
     device = device_for(space.arch)
     call = pass_that_runs(graph, plan, draw_values(graph, seed, device), device)
     for _ in range(WARM_UP_CALLS):

@@ -54,9 +54,9 @@ def free_bytes(device: Device) -> int | None:
     return min(known, default=None)
 
 
-def require_room(problem: Problem) -> int:
+def require_room(graph: Graph, problem: Problem) -> int:
     """The bytes that measuring a problem takes; raises NotEnoughMemory if they are not free."""
-    needed = needed_bytes(problem.graph)
+    needed = needed_bytes(graph)
     free = free_bytes(device_for(load_arch(problem.arch)))
     if free is not None and needed > free:
         batch = max(int(problem.batch * free / needed), 1)

@@ -90,7 +90,7 @@ def check_elsewhere(
 def pass_cost(say: Say, graph: Graph, plan: Plan, runs: int, seed: int) -> PassCost | Rejected:
     """See `programs.pass_cost`."""
     say("build")
-    device = device_for(load_arch(plan.arch))
+    device = device_for(load_arch(plan.problem.arch))
     return attempted(lambda: programs.pass_cost(graph, plan, runs, seed), device)
 
 

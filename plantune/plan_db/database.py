@@ -22,7 +22,6 @@ from plantune.plan_db.rows import (
     COMPLETE,
     PARTIAL,
     Found,
-    ProblemKey,
     StoredPlan,
     environment_row,
     find_plan,
@@ -32,6 +31,7 @@ from plantune.plan_db.rows import (
 )
 from plantune.plan_db.transactions import immediate, translated
 from plantune.plan_db.trial_rows import parse_trial, trial_row
+from plantune.problem import Problem
 
 
 class PlanDatabase:
@@ -105,7 +105,7 @@ class PlanDatabase:
             for stored in plans:
                 self._add(stored)
 
-    def find_plan(self, problem: ProblemKey, environment: Environment) -> Found | None:
+    def find_plan(self, problem: Problem, environment: Environment) -> Found | None:
         """The newest complete plan for a problem, an exact match before a compatible one, and last
         one for another chip, which must not be used.
         """

@@ -27,7 +27,6 @@ from plantune.plan_db.rows import (
     PLANS,
     SCHEMA_KEY,
     SCHEMA_VERSION,
-    ProblemKey,
     Row,
     StoredPlan,
     create_sql,
@@ -37,6 +36,7 @@ from plantune.plan_db.rows import (
     select,
 )
 from plantune.plan_db.validation import check_stored_plan
+from plantune.problem import Problem
 
 SIZE_LIMIT_BYTES = 16 << 20
 PLANS_LIMIT = 10_000
@@ -85,14 +85,12 @@ def read_export(path: Path, *, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> tupl
 
 def _newest(database: PlanDatabase, arch: str, network: str | None) -> list[StoredPlan]:
     """In an order that does not depend on when each was found."""
-    newest: dict[tuple[ProblemKey, str], StoredPlan] = {}
+    newest: dict[tuple[Problem, str], StoredPlan] = {}
     for item in database.plans():
-        wanted = item.plan.arch == arch and network in (None, item.plan.network)
+        wanted = item.plan.problem.arch == arch and network in (None, item.plan.problem.network)
         if wanted and item.status == COMPLETE:
-            newest.setdefault((ProblemKey.of(item.plan), item.environment.key), item)
-    return sorted(
-        newest.values(), key=lambda item: (repr(ProblemKey.of(item.plan)), item.environment.key)
-    )
+            newest.setdefault((item.plan.problem.key, item.environment.key), item)
+    return [newest[key] for key in sorted(newest, key=repr)]
 
 
 def _packed(plans: list[StoredPlan]) -> bytes:

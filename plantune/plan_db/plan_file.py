@@ -15,13 +15,13 @@ from plantune.plan_db.rows import (
     COMPLETE,
     SCHEMA_VERSION,
     Found,
-    ProblemKey,
     StoredPlan,
     best_of,
     connect_read_only,
     read_plans,
     schema_version,
 )
+from plantune.problem import Problem
 
 SIZE_LIMIT_BYTES = 16 << 20
 MAGIC = b"SQLite format 3\0"
@@ -37,23 +37,17 @@ class PlanFile:
     path: str
     stored: tuple[StoredPlan, ...]
 
-    def find(self, problem: ProblemKey, here: Environment) -> Found | None:
+    def find(self, problem: Problem, here: Environment) -> Found | None:
         """The best plan for these layers, one for another chip included."""
-        fits = [
-            item
-            for item in self.stored
-            if (item.plan.graph, item.plan.batch, item.plan.dtype, item.plan.mode)
-            == (problem.graph, problem.batch, problem.dtype, problem.mode)
-        ]
+        fits = [item for item in self.stored if item.plan.problem.layers == problem.layers]
         return best_of(fits, problem, here)
 
-    def plan_for(self, problem: ProblemKey, here: Environment) -> Plan:
+    def plan_for(self, problem: Problem, here: Environment) -> Plan:
         """Raises NoPlan if there is none, ForeignPlan if all are for other chips."""
         found = self.find(problem, here)
         if found is None:
             raise NoPlan(
-                f"{self.path}: has no plan for the layers of {problem.network} at batch "
-                f"{problem.batch}, {problem.mode}, {problem.dtype}; it has {self._named()}"
+                f"{self.path}: has no plan for the layers of {problem}; it has {self._named()}"
             )
         if found.match == "foreign":
             expected = f"{here.arch} ({here.device})"
@@ -63,8 +57,7 @@ class PlanFile:
         return found.plan
 
     def _named(self) -> str:
-        plans = [item.plan for item in self.stored]
-        named = [f"{p.network}, batch {p.batch}, {p.mode}, {p.dtype}, {p.arch}" for p in plans]
+        named = [str(item.plan.problem) for item in self.stored]
         more = len(named) - NAMED
         return "; ".join(named[:NAMED]) + (f"; and {more} more" if more > 0 else "")
 

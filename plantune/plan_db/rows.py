@@ -19,6 +19,7 @@ from plantune.canonical import canonical, digest
 from plantune.errors import DamagedRow, InvalidPlan
 from plantune.machine import Environment
 from plantune.plan import Plan
+from plantune.problem import PROBLEM_FIELDS, Problem
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -62,14 +63,7 @@ TRIALS = {
     "created_at": TEXT,
     CHECKSUM: TEXT,
 }
-PROBLEM = {
-    "network": TEXT,
-    "graph": TEXT,
-    "arch": TEXT,
-    "batch": INTEGER,
-    "dtype": TEXT,
-    "mode": TEXT,
-}
+PROBLEM = {name: {str: TEXT, int: INTEGER}[type_] for name, type_ in PROBLEM_FIELDS.items()}
 EVIDENCE = {"median_ms": REAL, "baseline": TEXT, "baseline_ms": REAL, "ratio": REAL}
 PLANS = {
     "id": INTEGER,
@@ -82,24 +76,6 @@ PLANS = {
     "created_at": TEXT,
     CHECKSUM: TEXT,
 }
-
-
-@dataclass(frozen=True)
-class ProblemKey:
-    """What a plan solves; on which machine it was measured is another key."""
-
-    network: str
-    graph: str
-    arch: str
-    batch: int
-    dtype: str
-    mode: str
-
-    @staticmethod
-    def of(plan: Plan | Mapping[str, Any]) -> ProblemKey:
-        """The key of a plan, or of a row that holds one."""
-        data = plan.to_json() if isinstance(plan, Plan) else plan
-        return ProblemKey(**{name: data[name] for name in PROBLEM})
 
 
 @dataclass(frozen=True)
@@ -159,7 +135,7 @@ def plan_row(stored: StoredPlan) -> Row:
     plan = stored.plan
     row = {
         "id": stored.id,
-        **{name: getattr(plan, name) for name in PROBLEM},
+        **{name: getattr(plan.problem, name) for name in PROBLEM},
         "environment": stored.environment.key,
         "origin": plan.origin,
         "status": stored.status,
@@ -285,7 +261,8 @@ def read_plans(connection: sqlite3.Connection, where: Mapping[str, Any]) -> list
 def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
     """The plan of a row whose checksum was checked; raises InvalidPlan."""
     plan = Plan.loads(row["plan"])
-    _require(ProblemKey.of(plan) == ProblemKey.of(row), "its key is not that of its plan")
+    own = Problem(**{name: row[name] for name in PROBLEM})
+    _require(plan.problem.key == own, "its key is not that of its plan")
     _require(row["status"] in (COMPLETE, PARTIAL), f"status: got {row['status']!r}")
     if environment is None or environment[CHECKSUM] != checksum("environments", environment):
         raise InvalidPlan(f"plan {row['id']}: its environment is missing or damaged")
@@ -296,7 +273,7 @@ def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
 
 def find_plan(
     connection: sqlite3.Connection,
-    problem: ProblemKey,
+    problem: Problem,
     environment: Environment,
     status: str = COMPLETE,
 ) -> Found | None:
@@ -304,21 +281,19 @@ def find_plan(
 
     The name of the network does not count: its layers are all in the graph.
     """
-    free = ("network", "arch")
-    where = {name: getattr(problem, name) for name in PROBLEM if name not in free}
-    stored = read_plans(connection, {**where, "status": status})
+    stored = read_plans(connection, {**problem.layers, "status": status})
     return best_of(stored, problem, environment)
 
 
 def best_of(
-    stored: Iterable[StoredPlan], problem: ProblemKey, environment: Environment
+    stored: Iterable[StoredPlan], problem: Problem, environment: Environment
 ) -> Found | None:
     """As `find_plan`, of plans that all have the problem's graph."""
     return best(_found(item, problem, environment) for item in stored)
 
 
-def _found(stored: StoredPlan, problem: ProblemKey, environment: Environment) -> Found:
-    here = stored.plan.arch == problem.arch
+def _found(stored: StoredPlan, problem: Problem, environment: Environment) -> Found:
+    here = stored.plan.problem.arch == problem.arch
     match = environment.match(stored.environment) if here else "foreign"
     return Found(stored.plan, stored.environment, match, stored.id)
 

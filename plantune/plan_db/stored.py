@@ -18,7 +18,6 @@ from plantune.paths import data_folder, database_path
 from plantune.plan_db.rows import (
     SCHEMA_VERSION,
     Found,
-    ProblemKey,
     StoredPlan,
     best,
     connect_read_only,
@@ -26,6 +25,7 @@ from plantune.plan_db.rows import (
     read_plans,
     schema_version,
 )
+from plantune.problem import Problem
 
 WAIT_S = 2.0
 # CPUs differ more than the GPUs of an arch do: a search begins from what is shipped for them.
@@ -33,7 +33,7 @@ CONTENDERS_ONLY = ("cpu",)
 
 
 def find_stored_plan(
-    problem: ProblemKey, environment: Environment, *, database: Path | None = None
+    problem: Problem, environment: Environment, *, database: Path | None = None
 ) -> Found | None:
     """The newest complete plan for a problem; `database` is read instead of the user's.
 
@@ -67,7 +67,7 @@ def _places(arch: str, database: Path | None) -> Iterator[Path]:
         yield data_folder("plans") / f"{arch}.db"
 
 
-def _find_in(path: Path, problem: ProblemKey, environment: Environment) -> Found | None:
+def _find_in(path: Path, problem: Problem, environment: Environment) -> Found | None:
     if not os.path.exists(path):
         return None
     try:

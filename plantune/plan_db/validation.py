@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 from typing import Any
 
 from plantune.errors import InvalidPlan
-from plantune.graph.types import DTYPES
+from plantune.graph.types import DTYPES, TensorType
 from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db.rows import EVIDENCE, StoredPlan
+from plantune.problem import Problem
 from plantune.space.arch import ARCH_NAMES
 from plantune.space.search_space import load_search_space
 
 BATCH_MAX = 1 << 24
+ARGUMENTS_MAX, RANK_MAX = 1000, 16
 NAME_LENGTH, TEXT_LENGTH, NODE_LENGTH = 100, 300, 500
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 # As extraction and differentiation call them: layers.0.conv1/conv2d, d(stem.2/relu)/add_2.
@@ -24,13 +27,13 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00:00)")
 
 def check_stored_plan(stored: StoredPlan) -> None:
     """Raises InvalidPlan, which names the place, for a value that plantune would not write."""
-    _check_problem(stored.plan)
+    _check_problem(stored.plan.problem)
     _check_choices(stored.plan)
     for key, value in stored.plan.evidence.items():
         _require(_is_name(key), "evidence", key, "names of values")
         _require(_is_plain(value), f"evidence.{key}", value, "a number or a short printable text")
     _check_prediction(stored.plan)
-    _check_environment(stored.environment, stored.plan.arch)
+    _check_environment(stored.environment, stored.plan.problem.arch)
     _require(_matches(_TIME, stored.created_at), "created_at", stored.created_at, "a time in UTC")
 
 
@@ -41,12 +44,24 @@ def _check_prediction(plan: Plan) -> None:
         _require(not measured, "evidence", measured, "no times, for nothing was measured")
 
 
-def _check_problem(plan: Plan) -> None:
-    _require(plan.arch in ARCH_NAMES, "arch", plan.arch, f"one of {', '.join(ARCH_NAMES)}")
-    _require(plan.dtype in DTYPES, "dtype", plan.dtype, f"one of {', '.join(DTYPES)}")
-    _require(_is_name(plan.network), "network", plan.network, "a name")
-    _require(_matches(_DIGEST, plan.graph), "graph", plan.graph, "a sha256")
-    _require(1 <= plan.batch <= BATCH_MAX, "batch", plan.batch, f"from 1 to {BATCH_MAX}")
+def _check_problem(problem: Problem) -> None:
+    _require(problem.arch in ARCH_NAMES, "arch", problem.arch, f"one of {', '.join(ARCH_NAMES)}")
+    _require(problem.dtype in DTYPES, "dtype", problem.dtype, f"one of {', '.join(DTYPES)}")
+    _require(_is_name(problem.network), "network", problem.network, "a name")
+    _require(_matches(_DIGEST, problem.graph), "graph", problem.graph, "a sha256")
+    _require(1 <= problem.batch <= BATCH_MAX, "batch", problem.batch, f"from 1 to {BATCH_MAX}")
+    call = problem.call or ()
+    _require(len(call) <= ARGUMENTS_MAX, "call", len(call), f"at most {ARGUMENTS_MAX} arguments")
+    for name, value in call:
+        where = f"call.{name:.80}"
+        _require(name.isprintable() and len(name) <= NAME_LENGTH, "call", name, "names")
+        if isinstance(value, TensorType):
+            numel = math.prod(size for size in value.shape if size)
+            _require(len(value.shape) <= RANK_MAX, where, value.shape, f"rank {RANK_MAX} at most")
+            _require(numel < 1 << 53, where, value.shape, "a shape that some memory holds")
+        else:
+            plain = value is None or _is_plain(value)
+            _require(plain, where, value, "a number or a short printable text")
 
 
 def _check_choices(plan: Plan) -> None:
@@ -54,7 +69,7 @@ def _check_choices(plan: Plan) -> None:
     _require(bool(plan.choices), "choices", [], "at least one")
     for index, choice in enumerate(plan.choices):
         where = f"choices[{index}]"
-        _check_candidate(choice, where, plan.arch)
+        _check_candidate(choice, where, plan.problem.arch)
         for node in choice.nodes:
             named = len(node) <= NODE_LENGTH and ".." not in node and _matches(_NODE, node)
             _require(named, f"{where}.nodes", node, "names of nodes")

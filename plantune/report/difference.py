@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from plantune.problem import PROBLEM_FIELDS
 from plantune.report.tables import config_text, table
 
 if TYPE_CHECKING:
     from plantune.plan import Choice, Plan
     from plantune.plan_db.rows import StoredPlan
 
-HEADER = ("network", "graph", "arch", "batch", "dtype", "mode", "origin", "runner", "branches")
+HEADER = (*PROBLEM_FIELDS, "origin", "runner", "branches")
 Pair = tuple[Any, Any]
 
 
@@ -47,9 +49,9 @@ def difference(first: StoredPlan, second: StoredPlan) -> Difference:
     both = [nodes for nodes in one if nodes in other]
     changed = [nodes for nodes in both if one[nodes].candidate != other[nodes].candidate]
     return Difference(
-        header={name: pair for name in HEADER if _differ(pair := _pair(first, second, name))},
+        header=_changed(first.plan.to_json(), second.plan.to_json(), HEADER),
         environment=first.environment.differences(second.environment),
-        evidence=_evidence(first.plan, second.plan),
+        evidence=_changed(first.plan.evidence, second.plan.evidence),
         other_candidates=[(n, _candidate(one[n]), _candidate(other[n])) for n in changed],
         only_first=[(n, _candidate(one[n])) for n in one if n not in other],
         only_second=[(n, _candidate(other[n])) for n in other if n not in one],
@@ -57,18 +59,13 @@ def difference(first: StoredPlan, second: StoredPlan) -> Difference:
     )
 
 
-def _pair(first: StoredPlan, second: StoredPlan, name: str) -> Pair:
-    return (getattr(first.plan, name), getattr(second.plan, name))
-
-
-def _differ(pair: Pair) -> bool:
-    return bool(pair[0] != pair[1])
-
-
-def _evidence(one: Plan, other: Plan) -> dict[str, Pair]:
-    names = dict.fromkeys((*one.evidence, *other.evidence))
-    pairs = {name: (one.evidence.get(name), other.evidence.get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if _differ(pair)}
+def _changed(
+    one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str] | None = None
+) -> dict[str, Pair]:
+    """What differs, of these names or of all that either has."""
+    names = dict.fromkeys((*one, *other)) if names is None else names
+    pairs = {name: (one.get(name), other.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _by_nodes(plan: Plan) -> dict[tuple[str, ...], Choice]:

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from plantune.default_plans import default_plan, hand_plan
-from plantune.graph.extract import extract
 from plantune.graph.fusions import Fusion, parse_item
 from plantune.graph.graph import Graph
-from plantune.graph.types import DTYPES, TensorType
 from plantune.measure.programs import PassCost
-from plantune.models.registry import network
 from plantune.outcome import Rejected
 from plantune.plan import Plan
-from plantune.problem import Problem
 from plantune.report.tables import table, us_text
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 NORM = ("mul.scalar|mul_channel?", "add.scalar|add_channel?")
 # What a convolution may take along, level by level.
@@ -37,27 +34,19 @@ class Level:
     plan: Plan
 
 
-def levels(problem: Problem, plan: Plan) -> list[Level]:
+def levels(workload: Workload, plan: Plan) -> list[Level]:
     """The framework op by op with norms of their own, partitions with ever more in a step, `plan`.
 
     Between the two ends each step has the kernel that one would pick without measuring.
     """
-    space, name = load_search_space(problem.arch), problem.network
-    plain = _unfolded(problem)
+    space, name = load_search_space(workload.arch), workload.network
+    plain = workload.extracted(fold=False)  # before its norms move into weights
     found = [Level("none", plain, default_plan(plain, space, network=name))]
     for level, path in PATHS.items():
         fusion = Fusion(level, tuple(parse_item(item, level) for item in path))
-        fused = hand_plan(problem.graph, space, network=name, compiled=False, fusions=(fusion,))
-        found.append(Level(level, problem.graph, fused))
-    return [*found, Level("plan", problem.graph, plan)]
-
-
-def _unfolded(problem: Problem) -> Graph:
-    """The network's graph before its norms move into weights."""
-    spec = network(problem.network)
-    module = spec.build(problem.in_channels).to(DTYPES[problem.dtype]).eval()
-    shape = spec.input_shape(problem.batch, problem.in_channels)
-    return extract(module, TensorType(shape, problem.dtype), fold=False)
+        fused = hand_plan(workload.graph, space, network=name, compiled=False, fusions=(fusion,))
+        found.append(Level(level, workload.graph, fused))
+    return [*found, Level("plan", workload.graph, plan)]
 
 
 def level_row(level: Level, cost: PassCost | Rejected) -> dict[str, Any]:

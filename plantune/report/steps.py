@@ -99,6 +99,6 @@ def step_roofline_us(step: Step, arch: str) -> float | None:
 
 def plan_steps(plan: Plan, graph: Graph) -> list[tuple[Step, Candidate]]:
     """The steps that run in each pass, in order; raises InvalidPlan if it does not fit."""
-    steps = check_plan(plan, graph, load_search_space(plan.arch))
+    steps = check_plan(plan, graph, load_search_space(plan.problem.arch))
     chosen = candidates_by_step(plan, steps)
     return [(step, chosen[step.name]) for step in steps if step.phase != "refresh"]

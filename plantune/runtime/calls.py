@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.default_plans import problem_of
 from plantune.errors import (
     CaptureError,
     InvalidPlan,
@@ -27,6 +26,7 @@ from plantune.graph.types import TensorType
 from plantune.machine import arch_of, environment_of, why_no_plans
 from plantune.plan import Plan, check_plan
 from plantune.plan_db.plan_file import PlanFile
+from plantune.problem import Problem
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
@@ -102,13 +102,13 @@ class Calls:
 
     def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:
         if isinstance(plan, PlanFile):
-            problem = problem_of(graph, self._space(), network=self.options.name)
+            problem = Problem.of(graph, self._space().arch.name, self.options.name)
             plan = plan.plan_for(problem, environment_of(self._device))
-        if plan.graph != graph.digest:
+        if plan.problem.graph != graph.digest:
             raise InvalidPlan(
-                f"the given plan is for other layers: it is for {plan.network}, batch "
-                f"{plan.batch}, {plan.mode}, {plan.dtype}, and this is {self.options.name} with "
-                f"input {self.input_type.shape}, {self.options.mode}, {self.input_type.dtype}"
+                f"the given plan is for other layers: it is for {plan.problem}, and this is "
+                f"{self.options.name} with input {self.input_type.shape}, {self.options.mode}, "
+                f"{self.input_type.dtype}"
             )
         check_plan(plan, graph, self._space())
 

@@ -223,7 +223,7 @@ class CapturedProgram:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise CaptureError(f"{self.plan.network}: the {name} pass: {error}") from error
+            raise CaptureError(f"{self.plan.problem.network}: the {name} pass: {error}") from error
         finally:
             self._restore(moved)
         self.captures += 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from plantune.default_plans import default_plan, problem_of
+from plantune.default_plans import default_plan
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -23,14 +23,16 @@ from plantune.machine import Environment, environment_of
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan
 from plantune.plan_db.plan_file import PlanFile
 from plantune.plan_db.proofs import is_proved, remember_proof
-from plantune.plan_db.rows import Found, ProblemKey
+from plantune.plan_db.rows import Found
 from plantune.plan_db.stored import find_stored_plan
+from plantune.problem import Problem
 from plantune.rivals import loss_text
 from plantune.runtime.framework import Options
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace
+from plantune.workload import Workload
 
 # What a plan may raise that is none for this machine as it is now: other libraries, less memory.
 CANNOT_RUN = (
@@ -79,14 +81,14 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
         _prove(given, graph, space, held, here, frozen=frozen)
         return Pool(graph, given, space, held, frozen=frozen)
     if options.plan is None:
-        problem = problem_of(graph, space, network=name)
+        problem = Problem.of(graph, space.arch.name, name)
         found = find_stored_plan(problem, here)
         if found is not None and found.match != "foreign":
             pool = _pool_of_stored(found, graph, space, held, here, options)
             if pool is not None:
                 return pool
         elif options.known:
-            _without_plan(_what_is_missing(problem, graph, found), options.fallback)
+            _without_plan(_what_is_missing(problem, found), options.fallback)
     plain = default_plan(graph, space, network=name)
     plain = replace(plain, runner=UNPLANNED[space.arch.kind])
     return Pool(graph, plain, space, held, frozen=frozen)
@@ -97,24 +99,21 @@ def _given(
 ) -> Plan | None:
     """The plan that the user gave, if it is one for this graph and kind of chip."""
     if isinstance(plan, PlanFile):
-        found = plan.find(problem_of(graph, space, network=name), here)
+        found = plan.find(Problem.of(graph, space.arch.name, name), here)
         return None if found is None or found.match == "foreign" else found.plan
-    return plan if plan is not None and plan.graph == graph.digest else None
+    return plan if plan is not None and plan.problem.graph == graph.digest else None
 
 
-def _what_is_missing(problem: ProblemKey, graph: Graph, found: Found | None) -> str:
+def _what_is_missing(problem: Problem, found: Found | None) -> str:
     if found is not None:
         return (
             f"the stored plan {found.id} is for another chip: expected {problem.arch}, got "
             f"{found.environment.arch} ({found.environment.device}); the framework's kernels run"
         )
-    channels = graph.inputs[0][1].shape[1]
+    workload = Workload.of(problem)
     return (
-        f"no plan for {problem.network}, batch {problem.batch}, {channels} channels, "
-        f"{problem.dtype}, {problem.mode}, {problem.arch} is stored, the framework's kernels run; "
-        f"`plantune search --model {problem.network} --batch {problem.batch} "
-        f"--in-channels {channels} --dtype {problem.dtype} --mode {problem.mode} "
-        f"--arch {problem.arch}` finds one"
+        f"no plan for {workload} is stored, the framework's kernels run; "
+        f"`plantune search {workload.arguments()}` finds one"
     )
 
 
@@ -149,10 +148,11 @@ def _pool_of_stored(
         _without_plan(text, options.fallback)
         return None
     _tell_of_loss(found.plan, options.fallback)
+    problem = found.plan.problem
     if found.plan.origin == "predicted":
         warnings.warn(
-            f"the plan for {found.plan.network} was predicted for {found.plan.arch}, nothing of it "
-            "was measured; `plantune verify` or `plantune search` measures it here",
+            f"the plan for {problem.network} was predicted for {problem.arch}, nothing of it was "
+            "measured; `plantune verify` or `plantune search` measures it here",
             PredictedPlan,
             stacklevel=2,
         )
@@ -166,7 +166,7 @@ def _tell_of_loss(plan: Plan, fallback: str) -> None:
         return
     _told.add(plan.digest)
     warnings.warn(
-        f"{plan.network}, batch {plan.batch}: {text}; `plantune search` may find a faster plan",
+        f"{plan.problem}: {text}; `plantune search` may find a faster plan",
         LosingPlan,
         stacklevel=2,
     )
@@ -189,8 +189,8 @@ def _prove(
     on_gpu = device_of(held.module, held.otherwise).type == "cuda"
     if on_gpu and torch.cuda.is_current_stream_capturing():
         raise CaptureError(
-            f"the plan for {plan.network} must be proved before its first use, which a CUDA graph "
-            "cannot hold: call the module once before the capture"
+            f"the plan for {plan.problem.network} must be proved before its first use, which a "
+            "CUDA graph cannot hold: call the module once before the capture"
         )
     recheck(graph, plan, space, held.module, held.otherwise)
     remember_proof(plan, here)

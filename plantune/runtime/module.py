@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from plantune.graph.types import TensorType, dtype_name
-from plantune.plan import MODES, Plan
+from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
+from plantune.problem import MODES
 from plantune.runtime.calls import Calls, Stats
 from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES

@@ -96,7 +96,7 @@ def recheck(
                 break
     what, first = next(iter(wrong.items()))
     text = f"{what} is off by {first.ours:.3g} of its size, allowed {first.bound:.3g}"
-    raise WrongResult(f"the plan for {plan.network}: {text}", first.ours, first.bound)
+    raise WrongResult(f"the plan for {plan.problem.network}: {text}", first.ours, first.bound)
 
 
 def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:

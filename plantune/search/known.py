@@ -19,7 +19,7 @@ from plantune.machine import Environment
 from plantune.paths import data_folder
 from plantune.plan import EAGER, Choice, Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import COMPLETE, Found, ProblemKey, StoredPlan
+from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.stored import find_stored_plan, stored_plans_in
 from plantune.problem import Problem
 from plantune.search.ranking import distinct, fallback
@@ -32,7 +32,7 @@ MOST_OWN, MOST_OTHERS = 4, 4
 def known_plans(
     graph: Graph,
     space: SearchSpace,
-    problem: ProblemKey,
+    problem: Problem,
     environment: Environment,
     database: PlanDatabase,
     *,
@@ -45,16 +45,16 @@ def known_plans(
     rows = [row for row in _rows(space, database, shipped=shipped) if _is_alike(row, problem)]
     if not shipped:
         rows = [row for row in rows if row.environment.device_digest == environment.device_digest]
-    own = [row for row in rows if row.plan.graph == graph.digest]
+    own = [row for row in rows if row.plan.problem.graph == graph.digest]
     own.sort(key=lambda row: row.environment.key != environment.key)
-    others = [row for row in rows if row.plan.graph != graph.digest]
+    others = [row for row in rows if row.plan.problem.graph != graph.digest]
     others.sort(key=lambda row: _distance(row, problem, environment))
     fitting = (fitted(row.plan, graph, space) for row in (*own, *others))
     found = distinct(plan for plan in fitting if plan is not None)
     return found[: MOST_OWN + MOST_OTHERS]
 
 
-def incumbent(problem: ProblemKey, environment: Environment, database: PlanDatabase) -> Plan | None:
+def incumbent(problem: Problem, environment: Environment, database: PlanDatabase) -> Plan | None:
     """The plan in this database that calls here use now; only a better one replaces it."""
     found = database.find_plan(problem, environment)
     if found is None or found.match == "foreign" or found.plan.origin == "predicted":
@@ -68,7 +68,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
     A step whose candidate is not legal here gets the nearest config of its family, else the
     framework op by op.
     """
-    if plan.arch != space.arch.name:
+    if plan.problem.arch != space.arch.name:
         return None
     known = {node.name for node in graph.nodes}
     groups = [choice.nodes for choice in plan.choices if set(choice.nodes) <= known]
@@ -88,7 +88,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
         choices += [Choice(names, candidate)] if candidate else _one_by_one(step, graph, space)
     if not kept:
         return None
-    plain = default_plan(graph, space, network=plan.network)
+    plain = default_plan(graph, space, network=plan.problem.network)
     made = replace(plain, choices=tuple(choices), origin="measured", branches=plan.branches)
     with suppress(PlantuneError):
         check_plan(made, graph, space)
@@ -104,24 +104,21 @@ def _rows(space: SearchSpace, database: PlanDatabase, *, shipped: bool) -> Itera
             yield from stored_plans_in(data_folder("plans") / f"{space.arch.name}.db")
 
 
-def _is_alike(row: StoredPlan, problem: ProblemKey) -> bool:
-    plan = row.plan
-    same = ("arch", "mode", "dtype")
-    return plan.origin in ("measured", "predicted") and (
-        plan.graph == problem.graph
-        or (
-            plan.network == problem.network
-            and all(getattr(plan, name) == getattr(problem, name) for name in same)
-        )
+def _is_alike(row: StoredPlan, problem: Problem) -> bool:
+    other = row.plan.problem
+    named = ("network", "arch", "mode", "dtype")
+    return row.plan.origin in ("measured", "predicted") and (
+        other.graph == problem.graph
+        or all(getattr(other, name) == getattr(problem, name) for name in named)
     )
 
 
 def _distance(
-    row: StoredPlan, problem: ProblemKey, environment: Environment
+    row: StoredPlan, problem: Problem, environment: Environment
 ) -> tuple[float, bool, bool, bool]:
     """By batch, then by machine; interrupted and predicted plans come after others."""
     return (
-        abs(math.log(row.plan.batch / problem.batch)),
+        abs(math.log(row.plan.problem.batch / problem.batch)),
         row.environment.device_digest != environment.device_digest,
         row.status != COMPLETE,
         row.plan.origin == "predicted",
@@ -156,13 +153,13 @@ def _one_by_one(step: Step, graph: Graph, space: SearchSpace) -> Sequence[Choice
     ]
 
 
-def plan_without_search(problem: Problem, space: SearchSpace) -> Plan:
+def plan_without_search(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     """What runs without a plan, so it needs no race."""
-    plain = default_plan(problem.graph, space, network=problem.network)
+    plain = default_plan(graph, space, network=network)
     return replace(plain, runner=EAGER) if space.arch.kind == "cpu" else plain
 
 
 def plan_in_use(plan: Plan, database: PlanDatabase, environment: Environment) -> Found | None:
     """The plan that calls use for the same problem, the user's own or a shipped one."""
-    found = find_stored_plan(ProblemKey.of(plan), environment, database=database.path)
+    found = find_stored_plan(plan.problem, environment, database=database.path)
     return found if found is not None and found.match != "foreign" else None

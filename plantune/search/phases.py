@@ -14,6 +14,7 @@ from plantune.errors import (
     WorkerDied,
     WrongResult,
 )
+from plantune.graph.graph import Graph
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import State
 from plantune.measure.race import Race
@@ -52,6 +53,7 @@ Found = Timing | Rejected
 class Run:
     """What all phases of a search share."""
 
+    graph: Graph
     problem: Problem
     space: SearchSpace
     settings: Settings
@@ -66,7 +68,7 @@ class Run:
 
 def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
     """All plans in turns; if one crashes the worker, each alone, then the survivors in turns."""
-    graph, seed = run.problem.graph, run.settings.seed
+    graph, seed = run.graph, run.settings.seed
     try:
         return run.worker.time_programs(graph, plans, effort, seed=seed)
     except (MeasureTimeout, WorkerDied) as error:
@@ -87,7 +89,7 @@ def rank(run: Run, plans: Sequence[Plan], incumbent: Plan | None, machine: State
     If there is no time to time them, the plans as they are: the best by its steps is the first.
     """
     left_s = run.budget.left_for("ranking")
-    plans = affordable(plans, run.problem.graph, run.space, run.steps, left_s)
+    plans = affordable(plans, run.graph, run.space, run.steps, left_s)
     if machine.word == "busy":  # a call may take a hundred times as long
         plans = [*plans[:FEW], *plans[FEW:][-1:]]
     if left_s < LEAST_RANKING_S:
@@ -110,7 +112,7 @@ def rank(run: Run, plans: Sequence[Plan], incumbent: Plan | None, machine: State
 
 def _improved(run: Run, plan: Plan) -> Plan:
     """The plan with branches, and with the runners-up of its steps, if the whole is faster."""
-    graph, space, budget = run.problem.graph, run.space, run.budget
+    graph, space, budget = run.graph, run.space, run.budget
     left = swaps(plan, graph, space, run.steps.costs.outcomes)
     effort = budget.limited(Effort(budget_s=REFINING_S), "ranking")
 
@@ -160,7 +162,7 @@ def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Rac
     left_s = run.budget.left_s
     baselines = baselines or run.settings.baselines
     if baselines is None:
-        known = baselines_for(plan.arch, run.problem.mode)
+        known = baselines_for(run.problem.arch, run.problem.mode)
         baselines = tuple(name for name in known if _needed_s(name) <= left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
     return run.worker.race(run.problem, plan, baselines, effort, run.settings.seed)

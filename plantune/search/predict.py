@@ -18,6 +18,7 @@ from functools import cached_property
 from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
+from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.chips import measured_chip
@@ -102,12 +103,13 @@ def _configs_of(candidate: StepCandidate) -> tuple[object, ...]:
 
 
 class Predictor:
-    """Plans one problem. `check` returns what is wrong with a kernel's numbers, if it can be known;
+    """Plans one graph. `check` returns what is wrong with a kernel's numbers, if it can be known;
     `say` is called with what goes on.
     """
 
     def __init__(
         self,
+        graph: Graph,
         problem: Problem,
         budget_s: float,
         *,
@@ -115,7 +117,7 @@ class Predictor:
         numerics: str = UNCHECKED,
         say: Say = lambda text: None,
     ) -> None:
-        self._problem = problem
+        self._graph, self._problem = graph, problem
         self._space = load_search_space(problem.arch)
         self._end = time.monotonic() + budget_s
         self._check = check
@@ -127,7 +129,7 @@ class Predictor:
 
     @cached_property
     def _candidates(self) -> tuple[StepCandidate, ...]:
-        return step_candidates(self._problem.graph, self._space)
+        return step_candidates(self._graph, self._space)
 
     def run(self) -> Prediction:
         """The cheapest cover by estimates whose kernels build and fit the chip."""
@@ -146,7 +148,7 @@ class Predictor:
 
     def _best_cover(self) -> tuple[float, Cover]:
         arch, priced = self._space.arch, self._costs.priced(self._candidates)
-        found = best_covers(self._problem.graph, priced, 1, conversion_on(arch))
+        found = best_covers(self._graph, priced, 1, conversion_on(arch))
         if not found:
             raise NoViableCandidate(f"no candidates cover {self._problem.network} on {arch.name}")
         return found[0]
@@ -205,7 +207,7 @@ class Predictor:
 
     def _prediction(self, cost_us: float, cover: Cover) -> Prediction:
         plan = replace(
-            plan_of(cover, self._problem, self._space),
+            plan_of(cover, self._graph, self._space, network=self._problem.network),
             origin="predicted",
             evidence=Attrs(
                 predicted_ms=cost_us / 1e3,
@@ -214,7 +216,7 @@ class Predictor:
                 numerics=self._checked_text(cover),
             ),
         )
-        steps = check_plan(plan, self._problem.graph, self._space)
+        steps = check_plan(plan, self._graph, self._space)
         chosen = candidates_by_step(plan, steps)
         rows = [self._row(step, chosen[step.name]) for step in steps if step.phase != "refresh"]
         built = len(self._costs.footprints)

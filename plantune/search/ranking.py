@@ -15,7 +15,6 @@ from plantune.kernels.registry import candidates, family_named
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
-from plantune.problem import Problem
 from plantune.search.candidates import FRAMEWORK, VIEW, Key
 from plantune.search.cover import Cover
 from plantune.search.step_search import StepSearch
@@ -26,9 +25,8 @@ TIE = 0.01
 TIE_RESAMPLES = 200
 
 
-def plan_of(cover: Cover, problem: Problem, space: SearchSpace) -> Plan:
+def plan_of(cover: Cover, graph: Graph, space: SearchSpace, *, network: str) -> Plan:
     """The plan of a cover; constants are left to the framework."""
-    graph = problem.graph
     chosen = [Choice(item.nodes, item.candidate) for item in cover]
     covered = {name for choice in chosen for name in choice.nodes}
     rest = partition_into(
@@ -41,7 +39,7 @@ def plan_of(cover: Cover, problem: Problem, space: SearchSpace) -> Plan:
     chosen += [
         Choice((step.name,), fallback(step, space)) for step in rest if step.name not in covered
     ]
-    plain = default_plan(graph, space, network=problem.network)
+    plain = default_plan(graph, space, network=network)
     return replace(plain, choices=tuple(chosen), origin="measured")
 
 

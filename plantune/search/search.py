@@ -7,8 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from plantune.canonical import Attrs
-from plantune.default_plans import default_plan, hand_plan, problem_of
+from plantune.default_plans import default_plan, hand_plan
 from plantune.errors import OutOfTime
+from plantune.graph.graph import Graph
 from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
@@ -20,6 +21,7 @@ from plantune.plan_db.rows import Found
 from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for
+from plantune.search.cover import Cover
 from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
@@ -43,13 +45,14 @@ class Search:
 
     def __init__(
         self,
+        graph: Graph,
         problem: Problem,
         settings: Settings,
         database: PlanDatabase,
         environment: Environment,
         report: Report = silent,
     ) -> None:
-        self.problem = problem
+        self.graph, self.problem = graph, problem
         self.settings = settings
         self.space = load_search_space(problem.arch)
         self._database = database
@@ -92,7 +95,7 @@ class Search:
         steps = self._steps
         if steps is None or (self._best is None and not steps.measured):
             return None
-        plan = self._best or plan_of(steps.covers(1)[0][1], self.problem, self.space)
+        plan = self._best or self._plan_of(steps.covers(1)[0][1])
         self._database.put_plan(plan, self._environment, partial=True)
         return self._result(plan, complete=False)
 
@@ -102,21 +105,25 @@ class Search:
         studies = Studies(settings.storage, settings.seed, scope, fresh=settings.fresh)
         measurer = WorkerMeasurer(worker, self.space, settings.seed, budget, self._log.machine)
         store = StoredTrials(self._database, self._environment, settings.fresh)
-        graph = self.problem.graph
+        graph = self.graph
         steps = self._steps = StepSearch(
             graph, self.space, measurer, store, builds=builds, studies=studies
         )
         budget.call_s = steps.framework_us() / 1e6
         worker.start(budget.cut_at("racing"))
-        return Run(self.problem, self.space, settings, worker, budget, steps, self._report)
+        return Run(
+            self.graph, self.problem, self.space, settings, worker, budget, steps, self._report
+        )
 
     def _time_known_plans(self, run: Run) -> None:
         """So that an early end has a good plan. Measures the steps of the best of them first."""
-        graph, budget, environment = self.problem.graph, run.budget, self._environment
-        key = problem_of(graph, self.space, network=self.problem.network)
-        self._incumbent = incumbent(key, environment, self._database)
+        graph, budget, environment = self.graph, run.budget, self._environment
+        problem = self.problem
+        self._incumbent = incumbent(problem, environment, self._database)
         shipped = self.settings.shipped
-        known = known_plans(graph, self.space, key, environment, self._database, shipped=shipped)
+        known = known_plans(
+            graph, self.space, problem, environment, self._database, shipped=shipped
+        )
         seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
         known = affordable(known, graph, self.space, run.steps, 2 * seconds)
         if not known:
@@ -131,19 +138,22 @@ class Search:
             self._best = self._known[0]
             run.steps.begin_with(self._known[0], budget, self._report)
 
+    def _plan_of(self, cover: Cover) -> Plan:
+        return plan_of(cover, self.graph, self.space, network=self.problem.network)
+
     def _contenders(self, steps: StepSearch) -> list[Plan]:
         """The best covers, the plan picked by hand, those that are known and the default one."""
-        graph, name = self.problem.graph, self.problem.network
+        graph, name = self.graph, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
         covers = steps.covers(COVERS_TO_RANK) if steps.measured else []
-        found = [plan_of(cover, self.problem, self.space) for _, cover in covers]
+        found = [self._plan_of(cover) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, compiled=c) for c in (True, False)]
         plain = default_plan(graph, self.space, network=name)
         return distinct([*found, *by_hand, *self._known, plain])
 
     def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
         """The plan with its evidence, and who runs it."""
-        graph, space = self.problem.graph, self.space
+        graph, space = self.graph, self.space
         captured = None
         if space.arch.kind == "cuda":  # the framework's own kernels as one graph
             plain = default_plan(graph, space, network=self.problem.network)
@@ -158,7 +168,7 @@ class Search:
         needs no race.
         """
         self._log.snapshot("its end")
-        plain = plan_without_search(self.problem, self.space)
+        plain = plan_without_search(self.graph, self.space, network=self.problem.network)
         known = plan_in_use(plain, self._database, self._environment)
         if known is not None:
             return self._result(known.plan, known=known)

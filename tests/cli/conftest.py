@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,8 +26,9 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
+from plantune.problem import PROBLEM_FIELDS, Problem
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "se_resnet9_fixup"
@@ -74,27 +75,27 @@ def object_of(result: Result) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def problem() -> Problem:
-    return Problem(NETWORK, 1)
+def problem() -> Workload:
+    return Workload(NETWORK, 1)
 
 
 @pytest.fixture(scope="session")
-def plan(problem: Problem) -> Plan:
+def plan(problem: Workload) -> Plan:
     """The framework's kernels, as if a search had found nothing better."""
     made = default_plan(problem.graph, load_search_space("cpu"), network=NETWORK)
     return changed(made, origin="measured", evidence=EVIDENCE)
 
 
 @pytest.fixture(scope="session")
-def fused_plan(problem: Problem) -> Plan:
+def fused_plan(problem: Workload) -> Plan:
     made = hand_plan(problem.graph, load_search_space("cpu"), network=NETWORK, compiled=False)
     return changed(made, origin="measured", evidence=EVIDENCE)
 
 
 def changed(plan: Plan, **fields: Any) -> Plan:
-    from dataclasses import replace
-
-    return replace(plan, **fields)
+    """The plan with other fields, of its problem too."""
+    of_problem = {name: fields.pop(name) for name in PROBLEM_FIELDS if name in fields}
+    return replace(plan, problem=replace(plan.problem, **of_problem), **fields)
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from plantune.cli import cuda_checks
 from plantune.cli.bench import _peers
 from plantune.cli.checks import LIMITED, OK
 from plantune.cli.lookup import environment_here
-from plantune.cli.options import key_of
 from plantune.gpus import LocalGpu
 from plantune.machine import cpu_environment
+from plantune.workload import Workload
 
 from .conftest import Run, object_of
 
 H200 = LocalGpu(0, "NVIDIA H200", (9, 0), 140 << 30)
-GIVEN = {"model": "se_resnet9_fixup", "batch": 128, "in_channels": 3, "mode": "infer"}
+GIVEN = {"network": "se_resnet9_fixup", "batch": 128, "in_channels": 3, "mode": "infer"}
 
 
 @pytest.fixture
@@ -31,20 +31,20 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_with_a_gpu_it_is_meant() -> None:
-    key = key_of(arch=None, dtype=None, **GIVEN)
+    key = Workload.on(arch=None, dtype=None, **GIVEN)
     assert (key.arch, key.dtype) == ("sm90", "float16")
     assert key.arguments() == "--batch 128"
-    other = key_of(arch="cpu", dtype=None, **GIVEN)
+    other = Workload.on(arch="cpu", dtype=None, **GIVEN)
     assert (other.arch, other.dtype) == ("cpu", "float32")
-    assert other.arguments() == "--arch cpu --batch 128"
+    assert other.arguments() == "--batch 128 --arch cpu"
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_one_it_is_the_cpu() -> None:
-    key = key_of(arch=None, dtype=None, **GIVEN)
+    key = Workload.on(arch=None, dtype=None, **GIVEN)
     assert (key.arch, key.dtype) == ("cpu", "float32")
     assert key.arguments() == "--batch 128"
-    assert key_of(arch="sm90", dtype="bfloat16", **GIVEN).dtype == "bfloat16"
+    assert Workload.on(arch="sm90", dtype="bfloat16", **GIVEN).dtype == "bfloat16"
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -70,7 +70,7 @@ def test_the_environment_of_an_arch_that_is_not_here_is_foreign_to_it() -> None:
 
 
 def test_each_arch_has_its_baselines() -> None:
-    cpu, gpu = (key_of(arch=arch, dtype=None, **GIVEN) for arch in ("cpu", "sm90"))
+    cpu, gpu = (Workload.on(arch=arch, dtype=None, **GIVEN) for arch in ("cpu", "sm90"))
     assert {"eager", "torchscript", "compile-default", "compile-frozen"} < {*_peers(None, cpu)}
     assert "cuda-graph" not in _peers(None, cpu)
     assert {"cuda-graph", "compile-reduce-overhead", "compile-best"} < {*_peers(None, gpu)}

@@ -20,7 +20,7 @@ def test_a_plan_goes_out_and_comes_in_again(
     file, other = tmp_path / "shared" / "cpu.db", tmp_path / "other.db"
     out = run("export", file, "--json")
     assert out.exit_code == 0
-    assert object_of(out)["plans"][0]["network"] == plan.network
+    assert object_of(out)["plans"][0]["network"] == plan.problem.network
     result = run("import", file, "--db", other, "--json")
     assert result.exit_code == 0
     assert len(object_of(result)["plans"]) == 1

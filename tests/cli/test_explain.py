@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,15 +19,15 @@ from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import Found
-from plantune.problem import Problem
 from plantune.report.steps import plan_steps
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
-from .conftest import Run, measured, object_of
+from .conftest import ROOT, Run, measured, object_of
 
 
 @pytest.fixture
-def story(store: Callable[..., int], plan: Plan, problem: Problem) -> str:
+def story(store: Callable[..., int], plan: Plan, problem: Workload) -> str:
     """The name of a step of a stored plan, with three outcomes: chosen, slower, rejected."""
     from plantune.kernels.registry import candidates
 
@@ -93,7 +95,7 @@ def test_a_summary_comes_before_the_steps(run: Run, story: str) -> None:
 
 
 def test_fused_candidates_and_parts_are_told_with_their_place(
-    run: Run, store: Callable[..., int], fused_plan: Plan, problem: Problem
+    run: Run, store: Callable[..., int], fused_plan: Plan, problem: Workload
 ) -> None:
     """Whatever was tried over the same ops: their parts, and fusions with the neighbours."""
     store(fused_plan)
@@ -102,7 +104,7 @@ def test_fused_candidates_and_parts_are_told_with_their_place(
     here = cpu_environment()
     with PlanDatabase.open() as database:
         for planned, candidate in steps:
-            database.put_trial(planned.signature, candidate, here, measured(50.0))
+            database.put_trial(planned.signature, candidate, here, measured(90.0))
         database.put_trial(step.signature, chosen, here, measured(100.0))
         for other in alternatives(problem.graph, tuple(all_fusions())):
             if {node.name for node in other.nodes} < {node.name for node in step.nodes}:
@@ -120,7 +122,7 @@ def test_fused_candidates_and_parts_are_told_with_their_place(
 
 
 def test_a_plan_for_a_gpu_tells_what_nchw_filters_cost(run: Run, store: Callable[..., int]) -> None:
-    problem = Problem("se_resnet9_fixup", 128, 3, "infer", "float16", "sm90")
+    problem = Workload("se_resnet9_fixup", 128, 3, "infer", "float16", "sm90")
     made = hand_plan(problem.graph, load_search_space("sm90"), network=problem.network)
     there = replace(cpu_environment(), arch="sm90", device="H200")
     id = store(made, there)
@@ -140,14 +142,14 @@ def test_a_plan_of_another_network_is_4(run: Run, store: Callable[..., int], pla
     id = store(changed(plan, graph="c" * 64))
     result = run("explain", id)
     assert result.exit_code == 4
-    assert "--in-channels" in result.stderr
+    assert "search again" in result.stderr
 
 
 @pytest.mark.parametrize("channels", [1, 11, 14])
 def test_other_channels_are_found(run: Run, store: Callable[..., int], channels: int) -> None:
     from plantune.default_plans import default_plan
 
-    other = Problem("se_resnet9_fixup", 1, in_channels=channels)
+    other = Workload("se_resnet9_fixup", 1, in_channels=channels)
     space = load_search_space("cpu")
     id = store(default_plan(other.graph, space, network=other.network))
     assert run("explain", id, "--step", "stem").exit_code == 0
@@ -166,3 +168,18 @@ def test_an_exact_shipped_plan_comes_before_an_own_one_of_other_versions(
     shipped = Found(fused_plan, cpu_environment(), "exact", 1)
     monkeypatch.setattr("plantune.plan_db.stored.find_stored_plan", lambda *_, **__: shipped)
     assert object_of(run("explain", "--batch", 1, "--json"))["plan_id"] is None
+
+
+WITHOUT_CALLS = ROOT / "tests" / "plan_db" / "data" / "without_calls" / "user.db"
+
+
+def test_a_plan_from_before_calls_were_kept_is_told_with_its_channels(
+    run: Run, tmp_path: Path
+) -> None:
+    path = shutil.copy(WITHOUT_CALLS, tmp_path)
+    told = object_of(run("explain", 1, "--db", path, "--json"))
+    assert any(step["chosen_us"] for step in told["steps"])
+    refused = run("explain", 2, "--db", path)
+    assert refused.exit_code == 4
+    assert "give --in-channels" in refused.stderr
+    assert run("explain", 2, "--db", path, "--in-channels", 11, "--step", "stem").exit_code == 0

@@ -9,7 +9,6 @@ from plantune.errors import DatabaseUnavailable
 from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import ProblemKey
 
 
 def test_known_plans_come_from_the_file(plan: Plan) -> None:
@@ -18,7 +17,7 @@ def test_known_plans_come_from_the_file(plan: Plan) -> None:
         file.put_plan(plan, here)
         keeping = KeepingDatabase(file, print)
         (row,) = keeping.plans()
-        found = keeping.find_plan(ProblemKey.of(plan), here)
+        found = keeping.find_plan(plan.problem, here)
         assert found is not None
         assert row.plan == found.plan == plan
 
@@ -32,5 +31,5 @@ def test_without_the_file_nothing_is_known(plan: Plan, monkeypatch: pytest.Monke
         monkeypatch.setattr(file, "plans", gone)
         keeping = KeepingDatabase(file, said.append)
         assert keeping.plans() == ()
-        assert keeping.find_plan(ProblemKey.of(plan), cpu_environment()) is None
+        assert keeping.find_plan(plan.problem, cpu_environment()) is None
     assert said == ["the disk is gone. The search goes on in memory."]

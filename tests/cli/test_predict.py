@@ -66,8 +66,8 @@ def test_it_is_planned_without_the_gpu(run: Run, builds: list[Candidate]) -> Non
     assert {row["footprint"]["registers"] for row in compiled} == {40}
     assert all(row["guess_us"] > 0 for row in compiled)
     shown = run("search", "--arch", "sm80", "--batch", 4, "--predict").stdout
-    for told in ("PREDICTED for sm80", "numerics not checked", "registers", "verify --arch sm80"):
-        assert told in shown
+    said = ("PREDICTED for sm80", "numerics not checked", "registers", "next: plantune verify ")
+    assert all(text in shown for text in said)
 
 
 def test_without_predict_it_needs_the_gpu(run: Run) -> None:
@@ -179,7 +179,7 @@ def test_loading_it_warns_once(store: Callable[..., int], plan: Plan) -> None:
     store(changed(plan, origin="predicted", evidence=PREDICTED), there())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = load_model(plan.network, batch=1, device="cpu")
+        model = load_model(plan.problem.network, batch=1, device="cpu")
         for _ in range(2):
             model(torch.randn(1, 3, 64, 64))
     assert [warning.category for warning in caught] == [PredictedPlan]

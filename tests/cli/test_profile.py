@@ -14,8 +14,8 @@ from plantune.measure.timing import Timing
 from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
 from plantune.report.steps import plan_steps
+from plantune.workload import Workload
 
 from .conftest import FakeWorker, Run, measured, object_of
 
@@ -31,7 +31,7 @@ def stored(store: Callable[..., int], fused_plan: Plan, worker: FakeWorker) -> i
     return store(fused_plan)
 
 
-def test_layers_and_steps_add_up(run: Run, problem: Problem, fused_plan: Plan) -> None:
+def test_layers_and_steps_add_up(run: Run, problem: Workload, fused_plan: Plan) -> None:
     result = run("profile", "--batch", 1, "--json")
     assert result.exit_code == 0
     data = object_of(result)
@@ -47,7 +47,7 @@ def test_layers_and_steps_add_up(run: Run, problem: Problem, fused_plan: Plan) -
 
 
 def test_what_is_stored_is_not_measured_again_but_when_asked(
-    run: Run, problem: Problem, fused_plan: Plan
+    run: Run, problem: Workload, fused_plan: Plan
 ) -> None:
     step, candidate = plan_steps(fused_plan, problem.graph)[0]
     with PlanDatabase.open() as database:

@@ -32,7 +32,15 @@ class FakeSearch:
     best_so_far = True
     settings: Any = None
 
-    def __init__(self, problem: Any, settings: Any, database: Any, environment: Any, report: Any):
+    def __init__(
+        self,
+        graph: Any,
+        problem: Any,
+        settings: Any,
+        database: Any,
+        environment: Any,
+        report: Any,
+    ) -> None:
         FakeSearch.settings = settings
         self._database, self._environment, self._report = database, environment, report
 

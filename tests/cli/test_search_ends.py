@@ -30,7 +30,15 @@ def ends_with(
 
     def set_up(error: Exception, *, found: bool = True) -> None:
         class EndingSearch:
-            def __init__(self, problem: Any, settings: Any, database: Any, here: Any, report: Any):
+            def __init__(
+                self,
+                graph: Any,
+                problem: Any,
+                settings: Any,
+                database: Any,
+                here: Any,
+                report: Any,
+            ) -> None:
                 self._database, self._here = database, here
 
             def run(self, worker: FakeWorker) -> Result:

@@ -20,9 +20,9 @@ from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.measure.numerics import check
-from plantune.problem import Problem
 from plantune.space.arch import ARCH_NAMES, Arch
 from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.workload import Workload
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 FAMILIES = {
@@ -30,9 +30,9 @@ FAMILIES = {
 }
 # Where a step for each family is looked for, in this order.
 PROBLEMS = (
-    Problem("se_resnet9_fixup", 128, 3, "infer", "float16"),
-    Problem("se_resnet9_fixup", 128, 3, "train", "float16"),
-    Problem("resnet18", 8, 3, "infer", "float16"),
+    Workload("se_resnet9_fixup", 128, 3, "infer", "float16"),
+    Workload("se_resnet9_fixup", 128, 3, "train", "float16"),
+    Workload("resnet18", 8, 3, "infer", "float16"),
 )
 SPACES = {arch: load_search_space(arch) for arch in CUDA_ARCHS}
 BUILDS = [
@@ -41,7 +41,7 @@ BUILDS = [
 
 
 @cache
-def steps_of(problem: Problem) -> tuple[Step, ...]:
+def steps_of(problem: Workload) -> tuple[Step, ...]:
     return alternatives(problem.graph, tuple(all_fusions()))
 
 

@@ -41,13 +41,13 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.measure.numerics import check
-from plantune.problem import Problem
+from plantune.workload import Workload
 from plantune.space.search_space import load_search_space
 
 space, family = load_search_space(best_arch()), sys.argv[1]
 for network, mode in (("se_resnet9_fixup", "infer"), ("se_resnet9_fixup", "train"),
                       ("resnet18", "infer")):
-    graph = Problem(network, 2, 3, mode, "float16", space.arch.name).graph
+    graph = Workload(network, 2, 3, mode, "float16", space.arch.name).graph
     steps = alternatives(graph, tuple(all_fusions()))
     for step in sorted(steps, key=lambda step: (-len(step.nodes), step.flops)):
         legal = [c for c in candidates(step, space) if c.family == family]

@@ -17,9 +17,9 @@ from plantune.kernels.registry import candidates, family_named, installed_famili
 from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
+from plantune.workload import Workload
 
 TOY = """
 import torch
@@ -69,8 +69,8 @@ def installed(folder: Path, entry: str) -> None:
 
 
 @pytest.fixture
-def problem() -> Problem:
-    return Problem("se_resnet9_fixup", 1)
+def problem() -> Workload:
+    return Workload("se_resnet9_fixup", 1)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def space() -> SearchSpace:
 
 
 @pytest.fixture
-def plan(folder: Path, problem: Problem, space: SearchSpace) -> Plan:
+def plan(folder: Path, problem: Workload, space: SearchSpace) -> Plan:
     """With the toy for every relu that stands alone."""
     preferences = (Preference("toy", {"unroll": 2}),)
     return compose(problem.graph, space, network=problem.network, preferences=preferences)
@@ -100,7 +100,7 @@ def plantune(folder: Path, *arguments: str) -> dict[str, object]:
     return found
 
 
-def test_its_configs_are_candidates(plan: Plan, problem: Problem, space: SearchSpace) -> None:
+def test_its_configs_are_candidates(plan: Plan, problem: Workload, space: SearchSpace) -> None:
     from plantune.graph.partition import one_by_one
 
     steps = {step.ops: step for step in one_by_one(problem.graph)}
@@ -110,7 +110,7 @@ def test_its_configs_are_candidates(plan: Plan, problem: Problem, space: SearchS
     assert family_named("toy").why_not_step(steps["conv2d",]) == "it knows relu alone"
 
 
-def test_a_plan_runs_it(plan: Plan, problem: Problem, space: SearchSpace) -> None:
+def test_a_plan_runs_it(plan: Plan, problem: Workload, space: SearchSpace) -> None:
     assert sum(choice.candidate.family == "toy" for choice in plan.choices) > 3
     default = compose(problem.graph, space, network=problem.network)
     outputs = []

@@ -14,8 +14,8 @@ from plantune.measure import client
 from plantune.measure.client import Worker
 from plantune.measure.jsonable import to_json
 from plantune.outcome import Rejected
-from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 CRASH = Rejected("crash", "CUDA error: uncorrectable ECC error encountered")
@@ -123,7 +123,9 @@ def test_in_the_ranking_and_in_the_race(fake, plan, answer, what):
 
     def ask(worker):
         if what == "race":
-            return worker.race(Problem("se_resnet9_fixup", 1, arch="sm90"), made, ("eager",))
+            return worker.race(
+                Workload("se_resnet9_fixup", 1, arch="sm90").problem, made, ("eager",)
+            )
         return worker.time_programs(graph, [made])
 
     fake.answer = answer

@@ -7,10 +7,10 @@ from plantune.measure import programs, work
 from plantune.measure.client import Worker
 from plantune.measure.programs import PassCost, pass_cost
 from plantune.outcome import Rejected
-from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
-PROBLEM = Problem("se_resnet9_fixup", 1)
+PROBLEM = Workload("se_resnet9_fixup", 1)
 PLAN = default_plan(PROBLEM.graph, load_search_space("cpu"), network=PROBLEM.network)
 
 

@@ -14,11 +14,11 @@ from plantune.measure.entrants import Entrants, images_that_fit
 from plantune.measure.race import Detail
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import Way
-from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 NAME = "se_resnet9_fixup"
-PROBLEM = Problem(NAME, batch=1)
+WORKLOAD = Workload(NAME, batch=1)
 EFFORT = Effort(budget_s=0.05, warm_up_s=0.01, retries=0)
 
 
@@ -41,14 +41,14 @@ def racing(monkeypatch):
     def run(made, plan=None, stages=None, **options):
         monkeypatch.setitem(ways.WAYS, "cpu", made)
         say = ready if stages is None else stages.append
-        return race.race(say, PROBLEM, plan, tuple(made), EFFORT, 0, **options)
+        return race.race(say, WORKLOAD.problem, plan, tuple(made), EFFORT, 0, **options)
 
     return run
 
 
 @pytest.fixture
 def plan():
-    return default_plan(PROBLEM.graph, load_search_space("cpu"), network=NAME)
+    return default_plan(WORKLOAD.graph, load_search_space("cpu"), network=NAME)
 
 
 class Queue(Device):
@@ -91,7 +91,9 @@ def test_what_is_captured_is_made_after_all_others(racing):
 
 def test_compiling_without_a_compiler_says_why():
     with Worker(threads=1, environment={"CXX": "/no/such/compiler"}) as worker:
-        found = worker.race(PROBLEM, None, ("compile-default", "compile-frozen", "eager"), EFFORT)
+        found = worker.race(
+            WORKLOAD.problem, None, ("compile-default", "compile-frozen", "eager"), EFFORT
+        )
     assert tuple(found.timings) == ("eager",)
     told = "no C++ compiler was found; apt install g++, or set CXX"
     assert found.failures == {"compile-default": told, "compile-frozen": told}
@@ -177,7 +179,7 @@ class TestOnAGpu:
             return run
 
         monkeypatch.setitem(ways.WAYS, "cpu", {"graph": Way(make, captured=True)})
-        made = Entrants(PROBLEM, 0)
+        made = Entrants(WORKLOAD.problem, 0)
         with torch.no_grad():
             entrant = made.baseline("graph")
             outputs.clear()
@@ -199,7 +201,7 @@ class TestOnAGpu:
             return lambda other: output
 
         monkeypatch.setitem(ways.WAYS, "cpu", {"way": Way(make, static=True)})
-        made = Entrants(PROBLEM, 0)
+        made = Entrants(WORKLOAD.problem, 0)
         with torch.no_grad():
             entrant = made.baseline("way")
             told = made.told_of_static("way", entrant)
@@ -263,7 +265,7 @@ def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, 
 @pytest.mark.gpu
 def test_a_detailed_race_on_a_gpu():
     """Graphs with images of their own, images at one address, host and GPU each for itself."""
-    problem = Problem(NAME, batch=8, dtype="float16", arch=best_arch())
+    problem = Workload(NAME, batch=8, dtype="float16", arch=best_arch()).problem
     baselines = ("eager", "cuda-graph", "compile-reduce-overhead")
     found = race.race(ready, problem, None, baselines, EFFORT, 0, detailed=True)
     assert found.failures == {}

@@ -11,28 +11,28 @@ from plantune.device import CPU
 from plantune.errors import NotEnoughMemory
 from plantune.measure import room
 from plantune.measure.room import free_bytes, needed_bytes, require_room
-from plantune.problem import Problem
+from plantune.workload import Workload
 
 NAME = "se_resnet9_fixup"
 
 
 def test_what_is_needed_grows_with_the_batch_and_with_a_backward_pass() -> None:
-    small, large, larger = (needed_bytes(Problem(NAME, n).graph) for n in (8, 4008, 8008))
+    small, large, larger = (needed_bytes(Workload(NAME, n).graph) for n in (8, 4008, 8008))
     assert larger - large == pytest.approx(large - small, rel=1e-3)
     assert larger - large > 4000 * 3 * 32 * 32 * 8  # the images alone, exactly
-    assert needed_bytes(Problem(NAME, 8008, mode="train").graph) > 2 * larger
+    assert needed_bytes(Workload(NAME, 8008, mode="train").graph) > 2 * larger
 
 
 def test_it_is_refused_with_what_is_needed_and_what_is_there(monkeypatch) -> None:
-    problem = Problem(NAME, 60000)
-    needed = needed_bytes(problem.graph)
+    workload = Workload(NAME, 60000)
+    needed = needed_bytes(workload.graph)
     monkeypatch.setattr(room, "free_bytes", lambda device: needed)
-    assert require_room(problem) == needed
+    assert require_room(workload.graph, workload.problem) == needed
     monkeypatch.setattr(room, "free_bytes", lambda device: None)
-    assert require_room(problem) == needed
+    assert require_room(workload.graph, workload.problem) == needed
     monkeypatch.setattr(room, "free_bytes", lambda device: needed // 3)
     with pytest.raises(NotEnoughMemory) as refused:
-        require_room(problem)
+        require_room(workload.graph, workload.problem)
     assert (refused.value.needed, refused.value.free) == (needed, needed // 3)
     assert exit_code(refused.value) == NO_DEVICE
     assert f"at batch 60000 needs about {needed / 2**30:.1f} GiB" in str(refused.value)

@@ -43,6 +43,7 @@ from plantune.plan import Plan, check_plan
 from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 HERE = Path(__file__).parent
 EFFORT = Effort(budget_s=0.2, warm_up_s=0.01, retries=3)
@@ -113,7 +114,9 @@ def test_of_plans_for_which_there_is_no_time_the_first_is_timed(worker, space):
 
 
 def test_a_plan_for_another_graph_is_raised(worker, space):
-    plan = dataclasses.replace(default_plan(small(), space, network="small"), graph="0" * 64)
+    plan = default_plan(small(), space, network="small")
+    problem = dataclasses.replace(plan.problem, graph="0" * 64)
+    plan = dataclasses.replace(plan, problem=problem)
     with pytest.raises(InvalidPlan, match="for other layers"):
         worker.time_programs(small(), [plan], EFFORT)
 
@@ -134,7 +137,7 @@ def planned() -> tuple[Problem, Plan]:
     preferences = [p for p in CPU_PREFERENCES if p.family in ("onednn_conv", "view", "framework")]
     graph = tuned.pool().graph
     plan = compose(graph, load_search_space("cpu"), network=NAME, preferences=preferences)
-    return Problem(NAME, batch=1), plan
+    return plan.problem, plan
 
 
 def test_a_race_against_the_framework(worker, planned):
@@ -179,9 +182,9 @@ def test_a_wrong_plan_does_not_race(worker, planned):
 
 def test_a_race_in_training(worker):
     found = worker.race(
-        Problem(NAME, batch=2, mode="train"), None, ("eager", "torchscript"), EFFORT
+        Workload(NAME, batch=2, mode="train").problem, None, ("eager", "torchscript"), EFFORT
     )
-    infer = worker.race(Problem(NAME, batch=2), None, ("eager",), EFFORT)
+    infer = worker.race(Workload(NAME, batch=2).problem, None, ("eager",), EFFORT)
     assert found.failures == {}
     assert found.timings["eager"].median_us > 1.5 * infer.timings["eager"].median_us
 
@@ -190,7 +193,9 @@ def test_a_race_in_training(worker):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_all_baselines_race(mode):
     with Worker(threads=1) as worker:
-        found = worker.race(Problem(NAME, batch=2, mode=mode), None, effort=EFFORT, detailed=True)
+        found = worker.race(
+            Workload(NAME, batch=2, mode=mode).problem, None, effort=EFFORT, detailed=True
+        )
     assert found.failures == {}
     assert tuple(found.timings) == baselines_for("cpu", mode)
     assert {name for name, way in found.details.items() if way.promise == "frozen"} == (
@@ -214,9 +219,10 @@ def test_a_detailed_race_comes_back_whole(worker, planned):
 
 def test_what_cannot_race_is_said(worker):
     with pytest.raises(ValueError, match="no baseline is called"):
-        worker.race(Problem(NAME, batch=1), None, ("fastest",))
+        worker.race(Workload(NAME, batch=1).problem, None, ("fastest",))
+    unknown = dataclasses.replace(Workload(NAME, 1).problem, network="se_resnet9")
     with pytest.raises(UnknownNetwork, match="did you mean"):
-        worker.race(Problem("se_resnet9", batch=1), None, ("eager",))
+        worker.race(unknown, None, ("eager",))
 
 
 @pytest.mark.parametrize(

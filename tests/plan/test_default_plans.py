@@ -10,6 +10,7 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions, fusions_named
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
+from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 
 
@@ -65,12 +66,13 @@ def test_without_a_convolution_the_callers_layout_stays():
 
 def test_a_plan_says_what_it_is_for(graph, space):
     plan = default_plan(graph, space, network="block")
-    assert (plan.network, plan.arch, plan.graph) == ("block", "cpu", graph.digest)
-    assert (plan.batch, plan.dtype, plan.mode, plan.origin) == (2, "float32", "infer", "default")
+    assert plan.problem.key == Problem("block", graph.digest, "cpu", 2, "float32", "infer")
+    assert plan.problem.call == graph.inputs
+    assert plan.origin == "default"
     assert dict(plan.evidence) == {}
     trained = default_plan(differentiate(graph), space, network="block")
-    assert trained.mode == "train"
-    assert trained.graph != plan.graph
+    assert trained.problem.mode == "train"
+    assert trained.problem.graph != plan.problem.graph
 
 
 def test_composed_plans_fit_their_graph(graph, space, by_hand):

@@ -12,8 +12,10 @@ from plantune.default_plans import Preference, compose, default_plan
 from plantune.errors import InvalidPlan
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
+from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plan import LIVE_RUNNERS, Choice, Plan, candidates_by_step, check_plan
+from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
 
 
@@ -47,17 +49,17 @@ def test_json_of_a_default_plan_round_trips(graph, space):
     assert Plan.loads(plan.dumps()) == plan
 
 
-def test_a_plan_without_branches_is_written_as_ever(plan):
+def test_a_plan_without_branches_and_call_is_written_as_ever(plan):
     """Earlier releases read it, and what they wrote keeps its text and digest."""
-    line = replace(plan, branches=False)
+    line = replace(plan, branches=False, problem=plan.problem.key)
     data = line.to_json()
     assert data["format"] == 1
-    assert "branches" not in data
+    assert not {"branches", "call"} & set(data)
     assert Plan.loads(line.dumps()) == line
 
 
 def test_a_runner_for_frozen_weights_is_a_format_of_its_own(plan):
-    frozen = replace(plan, frozen_runner="torchscript")
+    frozen = replace(plan, frozen_runner="torchscript", problem=plan.problem.key)
     assert frozen.to_json()["format"] == 3
     assert Plan.loads(frozen.dumps()) == frozen
     assert (frozen.run_by(frozen=True), frozen.run_by(frozen=False)) == (
@@ -91,6 +93,7 @@ CHANGES = {
     "batch": 3,
     "dtype": "bfloat16",
     "mode": "train",
+    "call": (("x", TensorType((2, 4, 6, 7))),),
     "choices": (),
     "origin": "measured",
     "runner": "eager",
@@ -103,7 +106,10 @@ CHANGES = {
 @pytest.mark.parametrize("field", CHANGES)
 def test_every_field_changes_the_digest(plan, field):
     assert set(CHANGES) == set(FIELDS)
-    assert replace(plan, **{field: CHANGES[field]}).digest != plan.digest
+    other = {field: CHANGES[field]}
+    if field not in OF_PLAN:
+        other = {"problem": replace(plan.problem, **other)}
+    assert replace(plan, **other).digest != plan.digest
 
 
 CHOICE_CHANGES = {
@@ -149,15 +155,17 @@ def drop(*path):
     return change
 
 
-FIELDS = [field.name for field in fields(Plan)]
+OF_PLAN = [field.name for field in fields(Plan) if field.name != "problem"]
+FIELDS = [*(field.name for field in fields(Problem)), *OF_PLAN]
+X = {"shape": [2, 4, 6, 6], "dtype": "float32", "layout": "nchw"}
 BROKEN = {
     **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)
-       if key not in ("branches", "frozen_runner")},
+       if key not in ("branches", "frozen_runner", "call")},
     **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
        for key in ("nodes", "family", "config")},
     "an unknown field": (put(1, "python"), "fields missing or unknown: python"),
     "an unknown field in a choice": (put("rm", "choices", 0, "run"), r"choices\[0\].*unknown: run"),
-    "another format": (put(3, "format"), "format: this plantune reads 2, got 3"),
+    "another format": (put(3, "format"), "format: this plantune reads 4, got 3"),
     "format as a string": (put("1", "format"), "plan.format: must be int, got '1'"),
     "format as a bool": (put(True, "format"), "plan.format: must be int, got True"),
     "batch as a bool": (put(True, "batch"), "plan.batch: must be int, got True"),
@@ -169,8 +177,19 @@ BROKEN = {
     "network as a number": (put(3, "network"), "plan.network: must be str"),
     "graph as a list": (put([], "graph"), "plan.graph: must be str"),
     "another mode": (put("test", "mode"), "mode: must be one of infer, train, got 'test'"),
-    "a field that its format lacks": (put(1, "format"), "format: this plantune reads 2, got 1"),
-    "no field that its format has": (drop("branches"), "format: this plantune reads 1, got 2"),
+    "a field that its format lacks": (put(1, "format"), "format: this plantune reads 4, got 1"),
+    "no field that its format has": (drop("call"), "format: this plantune reads 2, got 4"),
+    "a call as an object": (put({}, "call"), "plan.call: must be list"),
+    "a call without a tensor": (put([["n", 1]], "call"), "call: must hold a tensor"),
+    "an argument twice": (put([["x", X], ["x", 1]], "call"), "call: must hold .* each name once"),
+    "an argument without a name": (put([X], "call"), "call: "),
+    "a number as a name": (put([[1, X]], "call"), "call: an argument's name must be a text"),
+    "a list as an argument": (put([["x", []]], "call"), "call: an argument must be a tensor's"),
+    "half a type": (put([["x", {"shape": []}]], "call"), "call: an argument must be a tensor's"),
+    "a size as a text": (put([["x", {**X, "shape": ["2"]}]], "call"), "call: shape"),
+    "an unknown dtype": (put([["x", {**X, "dtype": "int7"}]], "call"), "call: dtype 'int7'"),
+    "a dtype as a list": (put([["x", {**X, "dtype": []}]], "call"), "call: "),
+    "a call of another batch": (put([["x", {**X, "shape": [3]}]], "call"), "call: needs the batch"),
     "branches that are none": (put(False, "branches"), "branches: must be true or left out"),
     "branches as a number": (put(1, "branches"), "plan.branches: must be bool, got 1"),
     "another runner": (put("compiled", "runner"), "runner: must be one of .*got 'compiled'"),
@@ -252,8 +271,22 @@ def test_a_truncated_plan_is_refused(plan, every):
             Plan.loads(text[:end])
 
 
+def test_the_call_may_have_several_tensors_and_plain_values(plan):
+    """In their order; batch and dtype are those of the first tensor."""
+    arguments = (0.5, None, True, "mean", 3, TensorType((2, 7), "int64"), TensorType((9,)))
+    call = tuple((f"argument_{n}", value) for n, value in enumerate(arguments))
+    other = replace(plan, problem=replace(plan.problem, dtype="int64", call=call))
+    again = Plan.loads(other.dumps())
+    assert again == other
+    assert [type(value) for _, value in again.problem.call] == [*map(type, arguments)]
+    assert [name for name, _ in again.problem.tensors] == ["argument_5", "argument_6"]
+    assert again.problem.call_text.endswith(", argument_5 2x7 int64, argument_6 9 float32")
+
+
 def test_a_plan_of_flipped_bytes_is_refused_or_another_plan(plan):
     """Never another error, never the same plan; and what is read is written as it was read."""
+    # Of a float, other digits may be the same number.
+    plan = replace(plan, evidence=Attrs(seeds=(0, 1), clean=True))
     raw = plan.dumps().encode()
     for place in range(0, len(raw), 11):
         for bit in (0x01, 0x20, 0x80):
@@ -284,14 +317,14 @@ def test_another_arch_is_refused(plan, graph, space):
     with pytest.raises(InvalidPlan, match="the plan is for cpu, this is sm90"):
         check_plan(plan, graph, load_search_space("sm90"))
     with pytest.raises(InvalidPlan, match="the plan is for sm90, this is cpu"):
-        check_plan(replace(plan, arch="sm90"), graph, space)
+        check_plan(replace(plan, problem=replace(plan.problem, arch="sm90")), graph, space)
 
 
 def test_another_graph_is_refused(plan, graph, space):
     data = graph.to_json()
     data["inputs"][0][1]["layout"] = "nhwc"
     other = Graph.from_json(data)
-    wanted = "for other layers (block, batch 2, infer, float32) than these"
+    wanted = "for other layers (block, batch 2, infer, float32, cpu) than these"
     with pytest.raises(InvalidPlan, match=re.escape(wanted)):
         check_plan(plan, other, space)
 
@@ -353,4 +386,4 @@ def test_an_illegal_candidate_is_refused_with_its_step(graph, space, name):
 
 def test_an_arch_that_no_space_knows_is_refused(plan, graph, space):
     with pytest.raises(InvalidPlan, match="the plan is for sm999"):
-        check_plan(replace(plan, arch="sm999"), graph, space)
+        check_plan(replace(plan, problem=replace(plan.problem, arch="sm999")), graph, space)

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 
 from plantune.canonical import Attrs
+from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans
+from plantune.problem import PROBLEM_FIELDS, Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,12 +34,14 @@ from plantune.machine import Environment
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Rejected
 from plantune.plan import Choice, Plan
-from plantune.plan_db import PlanDatabase, export_plans
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
+from plantune.problem import Problem
 from plantune.canonical import Attrs
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 NHWC = Candidate("onednn_conv", Attrs(layout="nhwc", prepack=True))
-PLAN = Plan("net", "a" * 64, "cpu", 8, "float32", "infer", (Choice(("conv",), NHWC),))
+PLAN = Plan(Problem("net", "a" * 64, "cpu", 8, "float32", "infer"), (Choice(("conv",), NHWC),))
 path = Path(sys.argv[1])
 """
 
@@ -57,17 +61,21 @@ def candidate() -> Candidate:
 
 @pytest.fixture
 def make_plan(candidate: Candidate) -> Callable[..., Plan]:
-    """A measured plan of two steps; the arguments replace its fields."""
+    """A measured plan of two steps; the arguments replace its fields and its problem's."""
     framework = Candidate("framework", Attrs(layout="nchw"))
     choices = (
         Choice(("layers.0/conv2d", "layers.0.relu/relu"), candidate),
         Choice(("d(layers.0/conv2d)/add_2",), framework),
     )
     evidence = Attrs(median_ms=2.5, baseline="torchscript", baseline_ms=4, ratio=0.625)
-    made = Plan("net", "a" * 64, "cpu", 8, "float32", "infer", choices, "measured", evidence)
+    call = (("x", TensorType((8, 3, 64, 64))), ("scale", 0.5))
+    problem = Problem("net", "a" * 64, "cpu", 8, "float32", "infer", call)
 
     def make(**changes: Any) -> Plan:
-        return replace(made, **changes)
+        other = {name: changes.pop(name) for name in PROBLEM_FIELDS if name in changes}
+        wanted = replace(problem.key, **other)
+        wanted = problem if wanted == problem.key else wanted
+        return replace(Plan(wanted, choices, "measured", evidence), **changes)
 
     return make
 

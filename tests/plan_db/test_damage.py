@@ -26,7 +26,7 @@ from plantune.machine import Environment
 from plantune.outcome import Measured
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import PLANS, TRIALS, ProblemKey
+from plantune.plan_db.rows import PLANS, TRIALS
 
 MEASURED = Measured(12.5, 12.0, 13.25, 40, 1e-6, 2e-6, deterministic=True)
 FLIPS = 400
@@ -110,7 +110,7 @@ def test_a_plan_without_its_environment_is_unusable(
     change(filled, sql)
     fault = "its environment is missing or damaged"
     with PlanDatabase.open(filled) as database, pytest.warns(DamagedRow, match=fault):
-        assert database.find_plan(ProblemKey.of(plan), here) is None
+        assert database.find_plan(plan.problem, here) is None
 
 
 def test_a_damaged_environment_is_mended_by_the_next_write(
@@ -130,7 +130,7 @@ def test_good_rows_beside_a_damaged_one_are_used(
         later = database.put_plan(plan, here)
         change(filled, f"UPDATE plans SET ratio = 0.1 WHERE id = {later}")
         with pytest.warns(DamagedRow):
-            found = database.find_plan(ProblemKey.of(plan), here)
+            found = database.find_plan(plan.problem, here)
     assert found is not None
     assert (found.plan, found.id) == (plan, later - 1)
 
@@ -223,7 +223,7 @@ def test_an_index_that_leads_astray_is_made_again(
     filled.write_bytes(content[:row] + b"0" + content[row + 1 :])
     with PlanDatabase.open(filled) as database:
         database.put_plan(plan, here)
-        found = database.find_plan(ProblemKey.of(plan), here)
+        found = database.find_plan(plan.problem, here)
         assert found is not None
         assert found.plan == plan
     assert aside(filled) == []

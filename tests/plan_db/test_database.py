@@ -20,7 +20,6 @@ from plantune.machine import Environment
 from plantune.outcome import STAGES, Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import ProblemKey
 
 MEASURED = Measured(12.5, 12.0, 13.25, 40, 1e-6, 2e-6, deterministic=False, cache="cold")
 MakePlan = Callable[..., Plan]
@@ -81,7 +80,7 @@ def test_no_failure_is_stored_as_a_number(
 
 def test_a_plan_comes_back_as_it_was(database: PlanDatabase, here: Environment, plan: Plan) -> None:
     id = database.put_plan(plan, here)
-    found = database.find_plan(ProblemKey.of(plan), here)
+    found = database.find_plan(plan.problem, here)
     assert found is not None
     assert (found.plan, found.environment, found.match, found.id) == (plan, here, "exact", id)
 
@@ -102,7 +101,7 @@ def test_the_name_of_the_network_does_not_count(
 ) -> None:
     plan = make_plan()
     database.put_plan(plan, here)
-    found = database.find_plan(ProblemKey.of(make_plan(network="another")), here)
+    found = database.find_plan(make_plan(network="another").problem, here)
     assert found is not None
     assert found.plan == plan
 
@@ -120,7 +119,7 @@ def test_a_plan_for_another_problem_is_not_found(
     database: PlanDatabase, here: Environment, make_plan: MakePlan, other: dict[str, object]
 ) -> None:
     database.put_plan(make_plan(), here)
-    assert database.find_plan(ProblemKey.of(make_plan(**other)), here) is None
+    assert database.find_plan(make_plan(**other).problem, here) is None
 
 
 def test_the_newest_plan_is_used_and_earlier_ones_are_kept(
@@ -129,7 +128,7 @@ def test_the_newest_plan_is_used_and_earlier_ones_are_kept(
     earlier, later = make_plan(), make_plan(evidence=Attrs(median_ms=2.0))
     database.put_plan(earlier, here)
     database.put_plan(later, here)
-    found = database.find_plan(ProblemKey.of(earlier), here)
+    found = database.find_plan(earlier.problem, here)
     assert found is not None
     assert found.plan == later
     assert [stored.plan for stored in database.plans()] == [later, earlier]
@@ -141,7 +140,7 @@ def test_a_partial_plan_is_kept_but_not_found(
     complete, partial = make_plan(), make_plan(evidence=Attrs())
     database.put_plan(complete, here)
     database.put_plan(partial, here, partial=True)
-    found = database.find_plan(ProblemKey.of(complete), here)
+    found = database.find_plan(complete.problem, here)
     assert found is not None
     assert found.plan == complete
     assert [stored.status for stored in database.plans()] == ["partial", "complete"]
@@ -150,7 +149,7 @@ def test_a_partial_plan_is_kept_but_not_found(
 def test_an_exact_match_comes_before_a_newer_compatible_one(
     database: PlanDatabase, here: Environment, make_plan: MakePlan
 ) -> None:
-    problem = ProblemKey.of(make_plan())
+    problem = make_plan().problem
     elsewhere = replace(here, device="Another CPU")
     mine, theirs = make_plan(), make_plan(evidence=Attrs(median_ms=1.0))
     database.put_plan(theirs, elsewhere)
@@ -167,11 +166,11 @@ def test_an_exact_match_comes_before_a_newer_compatible_one(
 def test_a_plan_for_another_chip_is_marked_and_comes_last(
     database: PlanDatabase, here: Environment, make_plan: MakePlan
 ) -> None:
-    theirs, problem = make_plan(arch="sm90"), ProblemKey.of(make_plan())
+    theirs, problem = make_plan(arch="sm90"), make_plan().problem
     database.put_plan(theirs, replace(here, arch="sm90", device="NVIDIA H200"))
     found = database.find_plan(problem, here)
     assert found is not None
-    assert (found.plan.arch, found.match) == ("sm90", "foreign")
+    assert (found.plan.problem.arch, found.match) == ("sm90", "foreign")
     database.put_plan(make_plan(), here)
     found = database.find_plan(problem, here)
     assert found is not None
@@ -200,7 +199,7 @@ def test_reading_a_missing_database_finds_nothing_and_makes_no_file(
     path: Path, here: Environment, plan: Plan
 ) -> None:
     with PlanDatabase.open(path, read_only=True) as database:
-        assert database.find_plan(ProblemKey.of(plan), here) is None
+        assert database.find_plan(plan.problem, here) is None
     assert not path.exists()
 
 

@@ -16,7 +16,6 @@ from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans, import_plans, read_export
-from plantune.plan_db.rows import ProblemKey
 
 MakePlan = Callable[..., Plan]
 
@@ -25,14 +24,14 @@ def test_export_then_import_gives_equal_plans(
     exported: Path, database: PlanDatabase, target: PlanDatabase
 ) -> None:
     imported = import_plans(exported, target)
-    plans = {ProblemKey.of(stored.plan): stored for stored in database.plans()}
-    again = {ProblemKey.of(stored.plan): stored for stored in target.plans()}
+    plans = {stored.plan.problem: stored for stored in database.plans()}
+    again = {stored.plan.problem: stored for stored in target.plans()}
     assert len(imported) == len(plans) == len(again) == 2
     for problem, stored in plans.items():
         assert again[problem].plan == stored.plan
         assert again[problem].environment == stored.environment
         assert again[problem].created_at == stored.created_at
-    found = target.find_plan(ProblemKey.of(imported[0]), database.plans()[0].environment)
+    found = target.find_plan(imported[0].problem, database.plans()[0].environment)
     assert found is not None
     assert found.match == "exact"
 
@@ -125,7 +124,7 @@ def test_an_imported_plan_is_the_newest(
     mine = make_plan(evidence=Attrs())
     target.put_plan(mine, here)
     import_plans(exported, target)
-    found = target.find_plan(ProblemKey.of(mine), here)
+    found = target.find_plan(mine.problem, here)
     assert found is not None
     assert found.plan == make_plan()
 

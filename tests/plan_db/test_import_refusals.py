@@ -293,7 +293,9 @@ def test_an_import_that_fails_while_writing_leaves_nothing(
     exported: Path, target: PlanDatabase
 ) -> None:
     first, second = read_export(exported)
-    broken = replace(second, plan=replace(second.plan, batch=1 << 80))
+    broken = replace(
+        second, plan=replace(second.plan, problem=replace(second.plan.problem, batch=1 << 80))
+    )
     with pytest.raises(OverflowError):
         target.put_plans([first, broken])
     assert target.plans() == ()

@@ -19,13 +19,13 @@ from plantune.plan import Choice, Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
-from plantune.plan_db.rows import ProblemKey
+from plantune.problem import Problem
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 FRAMEWORK = Candidate("framework", Attrs(layout="nhwc"))
-PLAN = Plan("net", "a" * 64, "cpu", 8, "float32", "infer", (Choice(("conv",), FRAMEWORK),))
-OTHER = replace(PLAN, graph="b" * 64, batch=4)
-PROBLEM = ProblemKey.of(PLAN)
+PLAN = Plan(Problem("net", "a" * 64, "cpu", 8, "float32", "infer"), (Choice(("conv",), FRAMEWORK),))
+OTHER = replace(PLAN, problem=replace(PLAN.problem, graph="b" * 64, batch=4))
+PROBLEM = PLAN.problem
 
 
 def database_of(path: Path, *plans: tuple[Plan, Environment]) -> Path:
@@ -61,11 +61,11 @@ def test_the_plan_for_the_layers_is_taken_from_a_database(exported: Path, name: 
     file = plans_in(exported.with_name(name))
     assert file.plan_for(PROBLEM, HERE) == PLAN
     assert file.plan_for(replace(PROBLEM, network="other"), HERE) == PLAN
-    assert file.plan_for(ProblemKey.of(OTHER), HERE) == OTHER
+    assert file.plan_for(OTHER.problem, HERE) == OTHER
 
 
 def test_a_database_without_it_says_what_it_has(exported: Path) -> None:
-    with pytest.raises(NoPlan, match=r"cpu\.db: has no plan .* batch 8, train, float32; it has "):
+    with pytest.raises(NoPlan, match=r"cpu\.db: has no plan .* batch 8, train, .* it has "):
         plans_in(exported).plan_for(replace(PROBLEM, mode="train"), HERE)
     with pytest.raises(NoPlan, match="net, batch 4, infer, float32, cpu"):
         plans_in(exported).plan_for(replace(PROBLEM, graph="c" * 64), HERE)
@@ -73,7 +73,9 @@ def test_a_database_without_it_says_what_it_has(exported: Path) -> None:
 
 def test_plans_for_another_chip_are_refused(tmp_path: Path) -> None:
     gpu = replace(HERE, arch="sm90", device="H200")
-    path = database_of(tmp_path / "gpu.db", (replace(PLAN, arch="sm90"), gpu))
+    path = database_of(
+        tmp_path / "gpu.db", (replace(PLAN, problem=replace(PLAN.problem, arch="sm90")), gpu)
+    )
     with pytest.raises(ForeignPlan, match=r"expected cpu \(A CPU\), got sm90 \(H200\)"):
         plans_in(path).plan_for(PROBLEM, HERE)
 

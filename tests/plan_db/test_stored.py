@@ -10,6 +10,7 @@ import warnings
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,15 +22,22 @@ from plantune.plan import Choice, Plan
 from plantune.plan_db import stored
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans
-from plantune.plan_db.rows import ProblemKey
 from plantune.plan_db.stored import find_stored_plan
+from plantune.problem import Problem
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 THERE = replace(HERE, device="Another CPU")
 FRAMEWORK = Candidate("framework", Attrs(layout="nhwc"))
-PLAN = Plan("net", "a" * 64, "cpu", 8, "float32", "infer", (Choice(("conv",), FRAMEWORK),))
+PLAN = Plan(Problem("net", "a" * 64, "cpu", 8, "float32", "infer"), (Choice(("conv",), FRAMEWORK),))
 OTHER = replace(PLAN, evidence=Attrs(median_ms=1.5))
-PROBLEM = ProblemKey.of(PLAN)
+PROBLEM = PLAN.problem
+
+
+def of_other(**fields: Any) -> Plan:
+    """The plan for another problem."""
+    return replace(PLAN, problem=replace(PROBLEM, **fields))
+
+
 FLIPS = 1500
 
 
@@ -54,10 +62,10 @@ def put(plan: Plan, environment: Environment, *, partial: bool = False) -> Path:
 
 
 def ship(folder: Path, plan: Plan, environment: Environment) -> Path:
-    path = folder / "plans" / f"{plan.arch}.db"
+    path = folder / "plans" / f"{plan.problem.arch}.db"
     with PlanDatabase.in_memory() as database:
         database.put_plan(plan, environment)
-        export_plans(database, path, plan.arch)
+        export_plans(database, path, plan.problem.arch)
     return path
 
 
@@ -104,7 +112,7 @@ def test_an_exact_match_comes_before_a_compatible_one(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_another_chip_is_marked_where_nothing_else_fits(tmp_path: Path) -> None:
-    put(replace(PLAN, arch="sm90"), replace(HERE, arch="sm90"))
+    put(of_other(arch="sm90"), replace(HERE, arch="sm90"))
     result = find_stored_plan(PROBLEM, HERE)
     assert result is not None
     assert result.match == "foreign"
@@ -116,7 +124,7 @@ def test_a_plan_for_another_chip_is_marked_where_nothing_else_fits(tmp_path: Pat
     "other", [{"batch": 9}, {"graph": "b" * 64}, {"mode": "train"}, {"dtype": "bfloat16"}]
 )
 def test_a_plan_for_another_problem_is_not_found(other: dict[str, object]) -> None:
-    put(replace(PLAN, **other), HERE)  # type: ignore[arg-type]
+    put(of_other(**other), HERE)
     assert found() is None
 
 

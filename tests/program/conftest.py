@@ -25,6 +25,7 @@ from plantune.kernels.family import Candidate, KernelFamily
 from plantune.kernels.registry import candidates, family_named
 from plantune.layers import SpaceToDepth
 from plantune.plan import Choice, Plan
+from plantune.problem import Problem
 from plantune.runtime import memory_plan as memory_module
 from plantune.runtime import program as program_module
 from plantune.runtime.branches import Branch, Call
@@ -230,16 +231,7 @@ def _random_plan(graph: Graph, space: SearchSpace, rng: random.Random, compiled:
 
     steps = random_partition(graph, rng)
     choices = [Choice(tuple(node.name for node in step.nodes), draw(step)) for step in steps]
-    type_ = graph.inputs[0][1]
-    return Plan(
-        network="random",
-        graph=graph.digest,
-        arch=space.arch.name,
-        batch=type_.shape[0],
-        dtype=type_.dtype,
-        mode="infer" if graph.backward_from is None else "train",
-        choices=tuple(choices),
-    )
+    return Plan(Problem.of(graph, space.arch.name, "random"), tuple(choices))
 
 
 @dataclass

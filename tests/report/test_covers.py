@@ -8,7 +8,6 @@ from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Rejected
-from plantune.problem import Problem
 from plantune.report.covers import (
     ACROSS,
     PART,
@@ -18,6 +17,7 @@ from plantune.report.covers import (
     names_of,
     other_covers,
 )
+from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 
@@ -29,7 +29,7 @@ def taking(us: float) -> Trials:
 @pytest.fixture(scope="module")
 def steps() -> list[Step]:
     """Growing beginnings of the longest fusion of the network."""
-    graph = Problem("se_resnet9_fixup", 1).graph
+    graph = Workload("se_resnet9_fixup", 1).graph
     longest = max(alternatives(graph, tuple(all_fusions())), key=lambda step: len(step.nodes))
     names = [node.name for node in longest.nodes]
     return [make_step(graph, names[:size]) for size in (1, 2, 3)] + [

@@ -9,14 +9,15 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db.rows import StoredPlan
+from plantune.problem import Problem
 from plantune.report.difference import difference, difference_text
 
 HERE = Environment("cpu", "A CPU", "0" * 16, 2, "2.13.0", "0.1.0", "g++", "Linux x86_64")
 NCHW, NHWC = (Candidate("framework", Attrs(layout=layout)) for layout in ("nchw", "nhwc"))
 CHOICES = (Choice(("a",), NCHW), Choice(("b",), NCHW), Choice(("c",), NCHW))
-PLAN = Plan(
-    "net", "a" * 64, "cpu", 8, "float32", "infer", CHOICES, "measured", Attrs(median_ms=2.0)
-)
+PROBLEM = Problem("net", "a" * 64, "cpu", 8, "float32", "infer")
+PLAN = Plan(PROBLEM, CHOICES, "measured", Attrs(median_ms=2.0))
+OF_NINE = replace(PROBLEM, batch=9)
 STORED = StoredPlan(1, PLAN, HERE, "complete", "now")
 
 
@@ -43,7 +44,9 @@ def test_each_step_is_in_one_group() -> None:
 
 def test_header_evidence_and_environment_are_compared() -> None:
     there = replace(HERE, threads=4, torch="2.12.0")
-    other = replace(changed(batch=9, evidence=Attrs(median_ms=1.0, ratio=0.5)), environment=there)
+    other = replace(
+        changed(problem=OF_NINE, evidence=Attrs(median_ms=1.0, ratio=0.5)), environment=there
+    )
     data = difference(STORED, other).to_json()
     assert data["header"] == {"batch": [8, 9]}
     assert data["environment"] == {"threads": [2, 4], "torch": ["2.13.0", "2.12.0"]}
@@ -53,7 +56,7 @@ def test_header_evidence_and_environment_are_compared() -> None:
 def test_the_text_names_every_part() -> None:
     there = replace(HERE, threads=4)
     other = replace(
-        changed(batch=9, choices=(Choice(("a",), NHWC), Choice(("b", "c"), NHWC))),
+        changed(problem=OF_NINE, choices=(Choice(("a",), NHWC), Choice(("b", "c"), NHWC))),
         environment=there,
     )
     text = difference_text(difference(STORED, other))

@@ -6,7 +6,6 @@ from plantune.canonical import Attrs
 from plantune.graph.partition import one_by_one
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Rejected
-from plantune.problem import Problem
 from plantune.report.layers import (
     StepTime,
     Sums,
@@ -16,6 +15,7 @@ from plantune.report.layers import (
     layer_of,
     untimed,
 )
+from plantune.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_a_node_belongs_to_its_module(node: str, layer: str) -> None:
 
 
 def test_backward_ops_count_for_their_layer() -> None:
-    graph = Problem("se_resnet9_fixup", 1, mode="train").graph
+    graph = Workload("se_resnet9_fixup", 1, mode="train").graph
     steps = [step for step in one_by_one(graph) if step.phase != "refresh"]
     one = Measured(1.0, 1.0, 1.0, 1, 0.0, 0.0, True)
     layers = by_layer([TimedStep(step, Candidate("framework", Attrs()), one) for step in steps])
@@ -43,7 +43,7 @@ def test_backward_ops_count_for_their_layer() -> None:
 
 
 def test_a_layer_with_an_op_that_has_no_time_has_none() -> None:
-    graph = Problem("se_resnet9_fixup", 1).graph
+    graph = Workload("se_resnet9_fixup", 1).graph
     framework = Candidate("framework", Attrs())
     one, none = Measured(1.0, 1.0, 1.0, 1, 0.0, 0.0, True), Rejected("noisy", "busy")
     timed = [

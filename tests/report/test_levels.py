@@ -11,9 +11,9 @@ from plantune.measure.programs import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
 from plantune.outcome import Rejected
 from plantune.plan import check_plan
-from plantune.problem import Problem
 from plantune.report.levels import level_row, levels, levels_table
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 SPACE = load_search_space("cpu")
 CONV, NORM, SUM, RELU = "conv2d", "add_channel", "add", "relu"
@@ -21,7 +21,7 @@ CONV, NORM, SUM, RELU = "conv2d", "add_channel", "add", "relu"
 
 @pytest.fixture(scope="module")
 def problem():
-    return Problem("resnet18", 1)
+    return Workload("resnet18", 1)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_cost_of_a_pass_is_measured(found):
 
 @pytest.mark.gpu
 def test_the_cost_of_a_pass_on_a_gpu():
-    problem = Problem("resnet18", 2, dtype="float16", arch="sm90")
+    problem = Workload("resnet18", 2, dtype="float16", arch="sm90")
     space = load_search_space("sm90")
     plan = hand_plan(problem.graph, space, network="resnet18")
     costs = [pass_cost(level.graph, level.plan, 5) for level in levels(problem, plan)]

@@ -12,10 +12,10 @@ from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Rejected
-from plantune.problem import Problem
 from plantune.report.covers import ACROSS, WIDER, OtherCover
 from plantune.report.steps import StepStory
 from plantune.report.story import WIDER_SHOWN, story_text, summary_table, verdict
+from plantune.workload import Workload
 
 CHOSEN = Candidate("framework", Attrs(layout="nchw"))
 SLOWER = Candidate("framework", Attrs(layout="nhwc"))
@@ -29,7 +29,7 @@ def taking(us: float) -> Measured:
 @pytest.fixture(scope="module")
 def steps() -> list[Step]:
     """An op, and two fusions that begin with it."""
-    graph = Problem("se_resnet9_fixup", 1).graph
+    graph = Workload("se_resnet9_fixup", 1).graph
     longest = max(alternatives(graph, tuple(all_fusions())), key=lambda step: len(step.nodes))
     names = [node.name for node in longest.nodes]
     return [make_step(graph, names[:size]) for size in (1, 2, 3)]

@@ -33,14 +33,9 @@ class TestArguments:
         assert not model.training
         assert model.pool().graph.inputs[0][1].shape == (2, 3, 64, 64)
         plan = model.plan
-        assert (plan.network, plan.batch, plan.mode, plan.dtype, plan.arch, plan.origin) == (
-            NAME,
-            2,
-            "infer",
-            "float32",
-            "cpu",
-            "default",
-        )
+        assert (plan.problem.network, plan.problem.batch) == (NAME, 2)
+        assert (plan.problem.mode, plan.problem.dtype) == ("infer", "float32")
+        assert (plan.problem.arch, plan.origin) == ("cpu", "default")
 
     def test_runs_every_step_of_its_own_by_the_framework(self):
         plan = load_model(NAME, batch=1, fallback="silent").plan
@@ -50,7 +45,7 @@ class TestArguments:
     def test_mode_train_trains(self):
         model = load_model(NAME, batch=1, mode="train", fallback="silent")
         assert model.training
-        assert model.plan.mode == "train"
+        assert model.plan.problem.mode == "train"
         model(torch.randn(1, 3, 64, 64)).sum().backward()
         assert all(p.grad is not None for p in model.parameters())
 
@@ -149,7 +144,7 @@ class TestPlans:
         assert load_model(NAME, batch=2, plan=path).plan == plan
 
     def test_the_plan_is_found_in_an_exported_database(self, plan, small, images, tmp_path):
-        plan = dataclasses.replace(plan, network="small")
+        plan = dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, network="small"))
         with PlanDatabase.open(tmp_path / "all.db") as database:
             database.put_plan(plan, cpu_environment())
             export_plans(database, tmp_path / "cpu.db", "cpu")
@@ -183,7 +178,7 @@ class TestPlans:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            (lambda p: {"arch": "sm90"}, "for sm90"),
+            (lambda p: {"problem": dataclasses.replace(p.problem, arch="sm90")}, "for sm90"),
             (lambda p: {"choices": p.choices[1:]}, "cover"),
             (lambda p: {"choices": (*p.choices, p.choices[0])}, "cover"),
             (lambda p: {"choices": _with(p, "nothing", {})}, "nothing"),

@@ -80,12 +80,12 @@ class TestCaptured:
         plain = default_plan(graph, space, network="plain")
         duels = duels_of(race(plantune=100, cuda_graph=90, eager=300))
         found = judged(plan, duels, plain)
-        assert (found.network, found.runner) == ("plain", "program")
+        assert (found.problem.network, found.runner) == ("plain", "program")
 
     def test_a_plan_that_won_stays(self, plan, graph, space):
         plain = default_plan(graph, space, network="plain")
         found = judged(plan, duels_of(race(plantune=80, cuda_graph=90, eager=300)), plain)
-        assert (found.network, found.runner) == ("small", "program")
+        assert (found.problem.network, found.runner) == ("small", "program")
 
 
 class TestCompiled:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plantune.canonical import Attrs
-from plantune.default_plans import Preference, compose, default_plan, problem_of
+from plantune.default_plans import Preference, compose, default_plan
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.types import TensorType
@@ -17,6 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
 from plantune.plan import Choice, check_plan
 from plantune.plan_db.database import PlanDatabase
+from plantune.problem import Problem
 from plantune.runtime.program import Program
 from plantune.search import known
 from plantune.search.known import fitted, incumbent, known_plans
@@ -75,7 +76,8 @@ class TestFitted:
         plan = fitted(found(graph_of(module, 2)), graph, space)
         check_plan(plan, graph, space)
         assert sorted(map(repr, plan.choices)) == sorted(map(repr, found(graph).choices))
-        assert (plan.batch, plan.graph, plan.origin) == (8, graph.digest, "measured")
+        assert (plan.problem.batch, plan.origin) == (8, "measured")
+        assert plan.problem.graph == graph.digest
         assert dict(plan.evidence) == {}
 
     def test_it_computes_the_network(self, module, found, space):
@@ -112,14 +114,15 @@ class TestFitted:
     def test_another_network_and_another_arch_do_not_fit(self, module, found, space):
         plan = found(graph_of(module, 2))
         assert fitted(plan, graph_of(nn.Sequential(nn.ReLU()), 2), space) is None
-        assert fitted(replace(plan, arch="sm90"), graph_of(module, 2), space) is None
+        other = replace(plan, problem=replace(plan.problem, arch="sm90"))
+        assert fitted(other, graph_of(module, 2), space) is None
 
 
 class TestKnown:
     @pytest.fixture
     def known_for(self, database, space):
         def plans(graph, **options):
-            problem = problem_of(graph, space, network="small")
+            problem = Problem.of(graph, "cpu", "small")
             return known_plans(graph, space, problem, HERE, database, **options)
 
         return plans
@@ -158,14 +161,16 @@ class TestKnown:
         "change", [{"mode": "train"}, {"dtype": "float64"}, {"network": "other"}], ids=str
     )
     def test_what_is_for_something_else_does_not(self, module, found, database, known_for, change):
-        database.put_plan(replace(found(graph_of(module, 4)), **change), HERE)
+        plan = found(graph_of(module, 4))
+        other = replace(plan, problem=replace(plan.problem.key, **change))
+        database.put_plan(other, HERE)
         assert known_for(graph_of(module, 8)) == []
 
 
 class TestIncumbent:
     def test_it_is_what_calls_find(self, module, found, database, space):
         graph = graph_of(module, 2)
-        problem = problem_of(graph, space, network="small")
+        problem = Problem.of(graph, "cpu", "small")
         assert incumbent(problem, HERE, database) is None
         plan = found(graph)
         database.put_plan(plan, HERE)
@@ -174,7 +179,7 @@ class TestIncumbent:
     def test_a_predicted_one_is_none(self, module, found, database, space):
         graph = graph_of(module, 2)
         database.put_plan(replace(found(graph), origin="predicted"), HERE)
-        assert incumbent(problem_of(graph, space, network="small"), HERE, database) is None
+        assert incumbent(Problem.of(graph, "cpu", "small"), HERE, database) is None
 
 
 def _space():

@@ -13,14 +13,18 @@ from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured
 from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
 from plantune.search import known, phases, search
 from plantune.search.results import Settings
 from plantune.search.search import Search
+from plantune.workload import Workload
 
 HERE = cpu_environment()
-PROBLEM, OTHER = Problem("se_resnet9_fixup", 1), Problem("se_resnet9_fixup", 2)
+PROBLEM, OTHER = Workload("se_resnet9_fixup", 1), Workload("se_resnet9_fixup", 2)
 WIDE = (60.0, 140.0, 100.0, 75.0, 125.0, 90.0, 110.0, 100.0)
+
+
+def search_of(workload, *arguments):
+    return Search(workload.graph, workload.problem, *arguments)
 
 
 def steady(us):
@@ -88,7 +92,7 @@ def nothing_shipped(monkeypatch):
 @pytest.fixture
 def by_hand():
     def plan(problem, **changes):
-        space = Search(problem, Settings(), None, HERE).space
+        space = search_of(problem, Settings(), None, HERE).space
         made = hand_plan(problem.graph, space, network=problem.network, compiled=False)
         return replace(made, origin="measured", **changes)
 
@@ -101,7 +105,7 @@ def searched(database, worker, monkeypatch):
     monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
 
     def run(budget_s=30.0, **settings):
-        return Search(PROBLEM, Settings(budget_s, **settings), database, HERE).run(worker)
+        return search_of(PROBLEM, Settings(budget_s, **settings), database, HERE).run(worker)
 
     return run
 
@@ -129,7 +133,7 @@ class TestBeginning:
     def test_an_early_end_keeps_it(self, worker, database, by_hand):
         database.put_plan(by_hand(OTHER), HERE)
         worker.interrupt_after = 0
-        found = Search(PROBLEM, Settings(30.0), database, HERE)
+        found = search_of(PROBLEM, Settings(30.0), database, HERE)
         with pytest.raises(KeyboardInterrupt):
             found.run(worker)
         assert choices(found.partial().plan) == choices(by_hand(PROBLEM))

@@ -9,11 +9,11 @@ import pytest
 from plantune.errors import WorkerDied
 from plantune.measure.timing import Effort, Timing
 from plantune.outcome import Rejected
-from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.phases import Run, _race, race_first, time_plans
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 EFFORT = Effort(budget_s=0.1)
 
@@ -44,8 +44,10 @@ class FakeWorker:
 
 def run_of(worker, arch="cpu", seconds=1.0, **settings):
     """The phases of a search whose steps do not count."""
+    workload = Workload("se_resnet9_fixup", 1, arch=arch)
     return Run(
-        Problem("se_resnet9_fixup", 1, arch=arch),
+        workload.graph,
+        workload.problem,
         load_search_space(arch),
         Settings(**settings),
         worker,

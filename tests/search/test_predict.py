@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import nn
@@ -16,6 +14,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.outcome import Rejected
 from plantune.plan import check_plan
+from plantune.problem import Problem
 from plantune.search import predict
 from plantune.search.predict import FAILURES_MAX, Prediction, Predictor, conversion_on
 from plantune.space.search_space import load_search_space
@@ -34,15 +33,9 @@ class Small(nn.Module):
         return self.conv2(nn.functional.avg_pool2d(y, 2))
 
 
-@dataclass(frozen=True)
-class SmallProblem:
-    arch: str
-    graph: Graph
-    network: str = "small"
-
-
-def problem(arch: str) -> SmallProblem:
-    return SmallProblem(arch, extract(Small().half().eval(), TensorType((8, 16, 8, 8), "float16")))
+def problem(arch: str) -> tuple[Graph, Problem]:
+    graph = extract(Small().half().eval(), TensorType((8, 16, 8, 8), "float16"))
+    return graph, Problem.of(graph, arch, "small")
 
 
 def binary(registers: int = 64, spilled: int = 0) -> Binary:
@@ -73,10 +66,10 @@ def families(prediction: Prediction) -> set[str]:
 
 @pytest.mark.parametrize("arch", ["sm70", "sm90"])
 def test_a_plan_is_compiled_for_a_chip_that_is_not_here(arch: str) -> None:
-    wanted, space = problem(arch), load_search_space(arch)
-    found = Predictor(wanted, 300.0).run()  # type: ignore[arg-type]
-    steps = check_plan(found.plan, wanted.graph, space)
-    assert (found.plan.origin, found.plan.arch) == ("predicted", arch)
+    (graph, wanted), space = problem(arch), load_search_space(arch)
+    found = Predictor(graph, wanted, 300.0).run()
+    steps = check_plan(found.plan, graph, space)
+    assert (found.plan.origin, found.plan.problem.arch) == ("predicted", arch)
     assert [row.step.name for row in found.steps] == [step.name for step in steps]
     built = [row for row in found.steps if row.footprint is not None]
     assert len(built) == found.built > 0
@@ -91,7 +84,7 @@ def test_a_plan_is_compiled_for_a_chip_that_is_not_here(arch: str) -> None:
 
 
 def test_only_what_the_cheapest_cover_needs_is_built(asked: list[Candidate]) -> None:
-    found = Predictor(problem("sm80"), 60.0).run()  # type: ignore[arg-type]
+    found = Predictor(*problem("sm80"), 60.0).run()
     assert len(asked) == found.built <= len(found.steps)
     assert not found.rejected
 
@@ -103,7 +96,7 @@ def test_what_does_not_build_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
         return binary()
 
     monkeypatch.setattr(predict, "build", build)
-    found = Predictor(problem("sm80"), 60.0).run()  # type: ignore[arg-type]
+    found = Predictor(*problem("sm80"), 60.0).run()
     assert "implicit_gemm_conv" not in families(found)
     assert {rejected.stage for _, _, rejected in found.rejected} == {"build"}
     tried: dict[str, int] = {}
@@ -122,7 +115,7 @@ def test_a_kernel_that_spills_is_replaced(monkeypatch: pytest.MonkeyPatch) -> No
         return binary(spilled=8 if candidate in first[:1] else 0)
 
     monkeypatch.setattr(predict, "build", build)
-    found = Predictor(problem("sm80"), 60.0).run()  # type: ignore[arg-type]
+    found = Predictor(*problem("sm80"), 60.0).run()
     assert first
     assert "it spills 8 bytes" in found.rejected[0][2].reason
     assert all(row.candidate != first[0] for row in found.steps)
@@ -137,8 +130,8 @@ def test_wrong_numbers_on_a_later_gpu_reject_a_kernel(asked: list[Candidate]) ->
             return Rejected("numerics", "it is wrong")
         return None
 
-    found = Predictor(  # type: ignore[arg-type]
-        problem("sm80"), 60.0, check=check, numerics="checked on a GPU through PTX"
+    found = Predictor(
+        *problem("sm80"), 60.0, check=check, numerics="checked on a GPU through PTX"
     ).run()
     assert found.rejected[0][1:] == (wrong[0], Rejected("numerics", "it is wrong"))
     assert found.plan.evidence["numerics"] == "checked on a GPU through PTX"
@@ -154,8 +147,8 @@ def test_kernels_that_there_was_no_time_to_check_are_counted(
         now[0] += 61.0
         return None
 
-    found = Predictor(  # type: ignore[arg-type]
-        problem("sm80"), 60.0, check=check, numerics="checked on a GPU through PTX"
+    found = Predictor(
+        *problem("sm80"), 60.0, check=check, numerics="checked on a GPU through PTX"
     ).run()
     assert found.built > 1
     left = f", but for {found.built - 1} kernels"
@@ -163,7 +156,7 @@ def test_kernels_that_there_was_no_time_to_check_are_counted(
 
 
 def test_without_time_the_framework_runs_all(asked: list[Candidate]) -> None:
-    found = Predictor(problem("sm80"), 0.0).run()  # type: ignore[arg-type]
+    found = Predictor(*problem("sm80"), 0.0).run()
     assert not asked
     assert families(found) <= {"framework", "view"}
 
@@ -174,7 +167,7 @@ def test_other_errors_are_no_rejections(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(predict, "build", build)
     with pytest.raises(InvalidPlan):
-        Predictor(problem("sm80"), 60.0).run()  # type: ignore[arg-type]
+        Predictor(*problem("sm80"), 60.0).run()
 
 
 def test_conversions_follow_the_memory_of_the_chip() -> None:

@@ -10,10 +10,14 @@ from plantune.measure.machine_state import State
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan_db.database import PlanDatabase
-from plantune.problem import Problem
 from plantune.search.budget import Budget
 from plantune.search.results import Settings
 from plantune.search.search import Search
+from plantune.workload import Workload
+
+
+def search_of(workload, *arguments):
+    return Search(workload.graph, workload.problem, *arguments)
 
 
 class Clock:
@@ -64,14 +68,16 @@ def hasty(tmp_path, monkeypatch):
     """A search of a database of its own, where no plans are shipped."""
     monkeypatch.setattr("plantune.plan_db.stored.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
-        yield Search(Problem("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment())
+        yield search_of(
+            Workload("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment()
+        )
 
 
 def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
     """Waiting for a quiet machine and the worker's first process count."""
     clock = Clock()
     monkeypatch.setattr("plantune.search.search.Budget", lambda seconds: Budget(seconds, clock))
-    search = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    search = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
     clock.now += 12
     worker = HastyWorker("start")
     result = search.run(worker)
@@ -93,7 +99,7 @@ def test_without_a_race_the_network_runs_as_it_is(hasty, phase):
 def test_without_a_race_a_known_plan_stays(hasty):
     first = hasty.run(HastyWorker())
     assert first.race is not None
-    again = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    again = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
     result = again.run(HastyWorker("race"))
     assert result.known.plan == result.plan == first.plan
     assert len(hasty._database.plans()) == 1
@@ -112,7 +118,7 @@ def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     """Each call may take a hundred times as long there."""
     quiet, busy = HastyWorker(), HastyWorker()
     hasty.run(quiet)
-    again = Search(hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    again = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
     state = State(2, others=1.9, names=("yes", "yes"))
     monkeypatch.setattr(again._log.machine, "look", lambda: state)
     result = again.run(busy)

@@ -15,9 +15,9 @@ from plantune.kernels.families import resident_conv
 from plantune.kernels.families.resident_conv import FAMILY, read_constants
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
-from plantune.problem import Problem
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
 
@@ -179,7 +179,7 @@ def test_scales_and_biases_are_padded_with_zeros(step_of):
 
 
 def test_a_plan_picked_by_hand_takes_it_where_it_looks_faster():
-    graph = Problem("resnet18", 64, 3, "infer", "float16", "sm90").graph
+    graph = Workload("resnet18", 64, 3, "infer", "float16", "sm90").graph
     plan = hand_plan(graph, SPACE, network="resnet18")
     families = {choice.nodes[0]: choice.candidate.family for choice in plan.choices}
     assert families["conv1/conv2d"] == "first_conv"

@@ -9,7 +9,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.kernels.patterns.derived import INPUTS_MAX, derived_values
-from plantune.problem import Problem
+from plantune.workload import Workload
 
 
 class Weights:
@@ -151,6 +151,6 @@ def test_what_follows_from_an_input_is_not_derived():
 @pytest.mark.parametrize("network", ["resnet18", "se_resnet9_fixup"])
 def test_networks_leave_nothing_to_the_framework(network):
     """All that follows from their weights is vectors of batch norms and the like."""
-    graph = Problem(network, 8, 3, "infer", "float16", "sm90").graph
+    graph = Workload(network, 8, 3, "infer", "float16", "sm90").graph
     made = {node.name for node in graph.nodes if graph.constants.issuperset(node.outputs)}
     assert made == set(derived_values(graph))

@@ -11,8 +11,8 @@ from plantune.kernels.jobs import THREADS, TURNED, Job
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.patterns.pointwise_chain import EXPRESSIONS
 from plantune.kernels.preparation import FEW_JOBS, MANY_FROM_CHIP, MANY_JOBS, SOME_JOBS, source
-from plantune.problem import Problem
 from plantune.space.arch import ARCH_NAMES, load_arch
+from plantune.workload import Workload
 
 ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 NUMBERS = {"alpha": "0.5f", "beta": "-2.0f", "eps": "1e-05f"}
@@ -39,7 +39,7 @@ def test_it_builds_within_the_limits(name, jobs):
 
 
 def test_a_network_of_batch_norms_has_few_expressions():
-    graph = Problem("resnet18", 8, 3, "infer", "float16", "sm90").graph
+    graph = Workload("resnet18", 8, 3, "infer", "float16", "sm90").graph
     expressions = {each.expression for each in derived_values(graph).values()}
     assert 1 < len(expressions) < 8
     compile_cuda(source(tuple(expressions), FEW_JOBS), load_arch("sm90"))

@@ -23,8 +23,8 @@ from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.families import implicit_gemm_conv
 from plantune.kernels.family import Binding, Candidate, Frame
 from plantune.kernels.registry import all_families, candidates, family_named
-from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
 
 SPACE = load_search_space("sm90")
 FAMILIES = [
@@ -33,15 +33,15 @@ FAMILIES = [
     if isinstance(family, CudaFamily) and name in SPACE.families
 ]
 PROBLEMS = (
-    Problem("se_resnet9_fixup", 2, 3, "infer", "float16"),
-    Problem("resnet18", 2, 3, "infer", "float16"),
-    Problem("se_resnet9_fixup", 2, 3, "train", "float16"),
+    Workload("se_resnet9_fixup", 2, 3, "infer", "float16"),
+    Workload("resnet18", 2, 3, "infer", "float16"),
+    Workload("se_resnet9_fixup", 2, 3, "train", "float16"),
 )
 STEPS, CONFIGS = 4, 3  # of each family
 
 
 @cache
-def steps_of(problem: Problem) -> tuple[Step, ...]:
+def steps_of(problem: Workload) -> tuple[Step, ...]:
     return alternatives(problem.graph, tuple(all_fusions()))
 
 

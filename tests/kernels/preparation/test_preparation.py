@@ -15,8 +15,8 @@ from plantune.kernels.constants import Constant, Room, as_it_is, by_pixels, flat
 from plantune.kernels.jobs import TURN, Job, table_of
 from plantune.kernels.patterns.derived import derived_values
 from plantune.kernels.preparation import FEW_JOBS, MANY_JOBS, SOME_JOBS, Preparation, source
-from plantune.problem import Problem
 from plantune.space.arch import load_arch
+from plantune.workload import Workload
 
 CPU = torch.device("cpu")
 DTYPES = ["float16", "bfloat16", "float32"]
@@ -96,7 +96,7 @@ def test_vectors_of_batch_norms_take_one_launch(emulated, builder_of, dtype, to)
 
 
 def test_all_batch_norms_of_a_network_take_one_launch(emulated):
-    graph = Problem("resnet18", 8, 3, "infer", "float16", "sm90").graph
+    graph = Workload("resnet18", 8, 3, "infer", "float16", "sm90").graph
     weights = {
         name: (torch.rand(type_.shape) + 0.5).to(type_.torch_dtype)
         for name, type_ in (*graph.parameters, *graph.buffers)

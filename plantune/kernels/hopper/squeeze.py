@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Form, Parameter, channel_values
-from plantune.kernels.hopper.family import WarpgroupParts
+from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.family import HopperFamily, WarpgroupParts, why_not_reuse
 from plantune.kernels.hopper.launch import Scalars
+from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
 from plantune.kernels.small_matrix import matrix
+from plantune.space.arch import Arch
 
 HIDDEN = """  static constexpr int kHidden = {hidden}, kHiddenUsed = {used};
   static constexpr bool kBias1 = {bias1}, kBias2 = {bias2};
@@ -36,6 +40,39 @@ class SeParts(WarpgroupParts):
     """A convolution, and the layers between it and the rest of its epilogue."""
 
     layers: SqueezeExcite
+
+
+S = TypeVar("S", bound=SeParts)
+
+
+class SeFamily(HopperFamily[S]):
+    """A family whose blocks have all channels of whole images, for the layers after them."""
+
+    def extra(self, parts: S, images: int) -> tuple[tuple[int, int], ...]:
+        """Parts of shared memory beside the layers, as `Design` has them."""
+        return ()
+
+    def why_not_config(self, parts: S, config: Attrs, arch: Arch) -> str | None:
+        shape, tile_m = parts.shape, int(config["tile_m"])
+        if tile_m % (shape.p * shape.q):
+            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
+        return super().why_not_config(parts, config, arch)
+
+    def design(self, parts: S, config: Attrs) -> Design:
+        shape, tile_m = parts.shape, int(config["tile_m"])
+        images = max(1, tile_m // (shape.p * shape.q))
+        layers = (16, layers_bytes(tile_m, images, shape.o, parts.layers))
+        axes: dict[str, Any] = dict(config)
+        return Design(
+            shape,
+            Box(shape.q, shape.p, images),
+            **axes,
+            tile_n=shape.o,
+            split_k=1,
+            reuse=why_not_reuse(shape, tile_m) is None,
+            outputs=1 if parts.epilogue.unshifted is None else 2,
+            extra=(layers, *self.extra(parts, images)),
+        )
 
 
 def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Form]]:

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.hopper.design import SWIZZLE_BYTES, Design
+from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.family import (
     COSTS,
-    HopperFamily,
     estimate_us,
     filter_and_scalars,
     not_a_warpgroups,
-    why_not_reuse,
 )
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.squeeze import (
     HIDDEN_MAX,
     TILE_NS,
+    SeFamily,
     SeParts,
     SeScalars,
     beginning,
     hidden_constants,
     layer_constants,
-    layers_bytes,
     parts_of,
 )
-from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, conv_shape
+from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.rendering import cxx_bools
@@ -62,7 +60,7 @@ class BlockParts(SeParts):
         return conv_shape(self.step, self.second)
 
 
-class HopperBlock(HopperFamily[BlockParts]):
+class HopperBlock(SeFamily[BlockParts]):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
@@ -90,30 +88,9 @@ class HopperBlock(HopperFamily[BlockParts]):
         refuse(not_a_warpgroups(step, parts.second))
         return parts
 
-    def why_not_config(self, parts: BlockParts, config: Attrs, arch: Arch) -> str | None:
-        shape, tile_m = parts.shape, int(config["tile_m"])
-        if tile_m % (shape.p * shape.q):
-            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
-        return super().why_not_config(parts, config, arch)
-
-    def design(self, parts: BlockParts, config: Attrs) -> Design:
-        shape, tile_m = parts.shape, int(config["tile_m"])
-        count = max(1, tile_m // (shape.p * shape.q))
-        axes: dict[str, Any] = dict(config)
-        return Design(
-            shape,
-            Box(shape.q, shape.p, count),
-            **axes,
-            tile_n=shape.o,
-            split_k=1,
-            reuse=why_not_reuse(shape, tile_m) is None,
-            outputs=1 if parts.epilogue.unshifted is None else 2,
-            extra=(
-                (16, layers_bytes(tile_m, count, shape.o, parts.layers)),
-                (SWIZZLE_BYTES, _middle_bytes(parts.second_shape, count)),
-                (4, 2 * 4 * shape.o),
-            ),
-        )
+    def extra(self, parts: BlockParts, images: int) -> tuple[tuple[int, int], ...]:
+        middle = _middle_bytes(parts.second_shape, images)
+        return (SWIZZLE_BYTES, middle), (4, 2 * 4 * parts.shape.o)
 
     def source(self, parts: BlockParts, config: Attrs, arch: Arch) -> str:
         design, second = self.design(parts, config), parts.second_shape

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.family import (
     COSTS,
-    HopperFamily,
     estimate_us,
     filter_and_scalars,
     not_a_warpgroups,
@@ -21,21 +19,20 @@ from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.squeeze import (
     HIDDEN_MAX,
     TILE_NS,
+    SeFamily,
     SeParts,
     SeScalars,
     hidden_constants,
     layer_constants,
-    layers_bytes,
     parts_of,
 )
-from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.legality import refuse
 from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_conv_se.h"\n'
 
 
-class HopperConvSe(HopperFamily[SeParts]):
+class HopperConvSe(SeFamily[SeParts]):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
@@ -57,27 +54,8 @@ class HopperConvSe(HopperFamily[SeParts]):
         return parts
 
     def why_not_config(self, parts: SeParts, config: Attrs, arch: Arch) -> str | None:
-        shape, tile_m = parts.shape, int(config["tile_m"])
-        if reason := why_not_reuse(shape, tile_m):
-            return reason
-        if tile_m % (shape.p * shape.q):
-            return f"{tile_m} pixels are not whole images of {shape.p}x{shape.q}"
-        return super().why_not_config(parts, config, arch)
-
-    def design(self, parts: SeParts, config: Attrs) -> Design:
-        shape, tile_m = parts.shape, int(config["tile_m"])
-        count = max(1, tile_m // (shape.p * shape.q))
-        axes: dict[str, Any] = dict(config)
-        return Design(
-            shape,
-            Box(shape.q, shape.p, count),
-            **axes,
-            tile_n=shape.o,
-            split_k=1,
-            reuse=True,
-            outputs=1 if parts.epilogue.unshifted is None else 2,
-            extra=((16, layers_bytes(tile_m, count, shape.o, parts.layers)),),
-        )
+        reason = why_not_reuse(parts.shape, int(config["tile_m"]))
+        return reason or super().why_not_config(parts, config, arch)
 
     def source(self, parts: SeParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from plantune.paths import data_folder
 from plantune.space.rules import (
@@ -42,6 +43,12 @@ class MmaShape(NamedTuple):
         return f"m{self.m}n{self.n}k{self.k}"
 
 
+_VERSION = Rule(
+    "a pair [major, minor] of whole numbers",
+    lambda value: isinstance(value, list) and [*map(type, value)] == [int, int] and min(value) >= 0,
+)
+
+
 @dataclass(frozen=True)
 class CudaFacts:
     """What holds for every chip of one CUDA arch: limits, instructions, and who can compile it.
@@ -50,21 +57,21 @@ class CudaFacts:
     oldest NVRTC that plantune takes; `nvrtc_below` is the first that has dropped the arch, or None.
     """
 
-    compute_capability: Version
-    nvrtc_arch: str
-    nvrtc_min: Version
-    warp_size: int
-    threads_per_block_max: int
-    threads_per_sm: int
-    blocks_per_sm: int
-    registers_per_sm: int
-    registers_per_thread_max: int
-    shared_memory_per_sm_bytes: int
-    shared_memory_per_block_bytes: int
-    shared_memory_reserved_per_block_bytes: int
-    mma_shapes_fp16: tuple[MmaShape, ...]
-    features: tuple[str, ...]
-    nvrtc_below: Version | None = None
+    compute_capability: Annotated[Version, _VERSION]
+    nvrtc_arch: Annotated[str, pattern(r"sm_\d{2,3}[af]?", "sm_90a")]
+    nvrtc_min: Annotated[Version, _VERSION]
+    warp_size: Annotated[int, one_of(32)]
+    threads_per_block_max: Annotated[int, whole_number(32, 4096, 32)]
+    threads_per_sm: Annotated[int, whole_number(32, 4096, 32)]
+    blocks_per_sm: Annotated[int, whole_number(1, 64)]
+    registers_per_sm: Annotated[int, whole_number(1024, 1 << 20, 256)]
+    registers_per_thread_max: Annotated[int, whole_number(32, 1024)]
+    shared_memory_per_sm_bytes: Annotated[int, whole_number(1024, 1 << 20, 1024)]
+    shared_memory_per_block_bytes: Annotated[int, whole_number(1024, 1 << 20, 1024)]
+    shared_memory_reserved_per_block_bytes: Annotated[int, whole_number(0, 16384, 128)]
+    mma_shapes_fp16: Annotated[tuple[MmaShape, ...], pattern(r"m\d+n\d+k\d+", "m16n8k16")]
+    features: Annotated[tuple[str, ...], one_of(*FEATURES)]
+    nvrtc_below: Annotated[Version | None, _VERSION] = None
 
     def why_not_nvrtc(self, version: Version) -> str | None:
         """Why an NVRTC of this version cannot compile for the arch, or None if it can."""
@@ -86,11 +93,11 @@ class Chip:
     float32 are those outside of tensor cores.
     """
 
-    name: str
-    multiprocessors: int
-    fp16_tflops: float
-    fp32_tflops: float
-    memory_gb_per_s: float
+    name: Annotated[str, pattern(r"[A-Za-z0-9][A-Za-z0-9 ()_-]{0,39}", "A100")]
+    multiprocessors: Annotated[int, whole_number(1, 1024)]
+    fp16_tflops: Annotated[float, quantity(1, 1e5)]
+    fp32_tflops: Annotated[float, quantity(1, 1e4)]
+    memory_gb_per_s: Annotated[float, quantity(10, 1e5)]
 
 
 @dataclass(frozen=True)
@@ -132,13 +139,22 @@ def parse_arch(file: SpaceFile) -> Arch:
         require_keys(place, file.facts, required=("kind",))
         require(f"{place} kind", file.facts["kind"], one_of("cpu"))
         return Arch(name, costs=_costs(file))
-    required = ("kind", *_FACT_RULES, *_LIST_RULES)
-    require_keys(place, file.facts, required, optional=("nvrtc_below",))
+    rules = _rules(CudaFacts)
+    required = [key for key in rules if key != "nvrtc_below"]
+    require_keys(place, file.facts, ("kind", *required), optional=("nvrtc_below",))
     require(f"{place} kind", file.facts["kind"], one_of("cuda"))
     facts = {key: value for key, value in file.facts.items() if key != "kind"}
-    cuda = CudaFacts(**{key: _fact(f"{place} {key}", key, facts[key]) for key in facts})
+    read = {key: _read(f"{place} {key}", key, facts[key], rules[key]) for key in facts}
+    cuda = CudaFacts(**read)
     _require_agreement(place, name, cuda)
     return Arch(name, cuda, _chip(f"{file.path}: [chip]", file.chip), _costs(file))
+
+
+@cache
+def _rules(class_: type[CudaFacts | Chip]) -> Mapping[str, Rule]:
+    """What the value of each field must be."""
+    hints = get_type_hints(class_, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
 def _costs(file: SpaceFile) -> Mapping[str, Mapping[str, float]]:
@@ -153,18 +169,18 @@ def _costs(file: SpaceFile) -> Mapping[str, Mapping[str, float]]:
 def _chip(place: str, table: Mapping[str, Any] | None) -> Chip | None:
     if table is None:
         return None
-    require_keys(place, table, tuple(_CHIP_RULES))
-    for key, rule in _CHIP_RULES.items():
+    require_keys(place, table, tuple(_rules(Chip)))
+    for key, rule in _rules(Chip).items():
         require(f"{place} {key}", table[key], rule)
     return Chip(**table)
 
 
-def _fact(place: str, key: str, value: Any) -> Any:
-    if key in _LIST_RULES:
-        # Volta has none of the features.
-        words = require_list(place, value, _LIST_RULES[key], may_be_empty=key == "features")
-        return tuple(map(_mma_shape, words)) if key == "mma_shapes_fp16" else tuple(sorted(words))
-    require(place, value, _FACT_RULES.get(key, _VERSION))
+def _read(place: str, key: str, value: Any, rule: Rule) -> Any:
+    if key == "mma_shapes_fp16":
+        return tuple(map(_mma_shape, require_list(place, value, rule)))
+    if key == "features":  # Volta has none of them
+        return tuple(sorted(require_list(place, value, rule, may_be_empty=True)))
+    require(place, value, rule)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -192,34 +208,3 @@ def _require_agreement(place: str, name: str, cuda: CudaFacts) -> None:
     for key, agrees, remedy in agreements:
         if not agrees:
             raise invalid(f"{place} {key}", getattr(cuda, key), remedy)
-
-
-_VERSION = Rule(
-    "a pair [major, minor] of whole numbers",
-    lambda value: isinstance(value, list) and [*map(type, value)] == [int, int] and min(value) >= 0,
-)
-_FACT_RULES: Mapping[str, Rule] = {
-    "compute_capability": _VERSION,
-    "nvrtc_arch": pattern(r"sm_\d{2,3}[af]?", "sm_90a"),
-    "nvrtc_min": _VERSION,
-    "warp_size": one_of(32),
-    "threads_per_block_max": whole_number(32, 4096, 32),
-    "threads_per_sm": whole_number(32, 4096, 32),
-    "blocks_per_sm": whole_number(1, 64),
-    "registers_per_sm": whole_number(1024, 1 << 20, 256),
-    "registers_per_thread_max": whole_number(32, 1024),
-    "shared_memory_per_sm_bytes": whole_number(1024, 1 << 20, 1024),
-    "shared_memory_per_block_bytes": whole_number(1024, 1 << 20, 1024),
-    "shared_memory_reserved_per_block_bytes": whole_number(0, 16384, 128),
-}
-_LIST_RULES: Mapping[str, Rule] = {
-    "mma_shapes_fp16": pattern(r"m\d+n\d+k\d+", "m16n8k16"),
-    "features": one_of(*FEATURES),
-}
-_CHIP_RULES: Mapping[str, Rule] = {
-    "name": pattern(r"[A-Za-z0-9][A-Za-z0-9 ()_-]{0,39}", "A100"),
-    "multiprocessors": whole_number(1, 1024),
-    "fp16_tflops": quantity(1, 1e5),
-    "fp32_tflops": quantity(1, 1e4),
-    "memory_gb_per_s": quantity(10, 1e5),
-}

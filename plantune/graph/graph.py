@@ -63,6 +63,14 @@ Named = tuple[tuple[str, TensorType], ...]
 Pairs = tuple[tuple[str, str], ...]
 
 
+def named_to_json(pairs: Named) -> list[Any]:
+    return [[name, type_.to_json()] for name, type_ in pairs]
+
+
+def named_from_json(data: Any) -> Named:
+    return tuple((name, TensorType.from_json(type_)) for name, type_ in data)
+
+
 @dataclass(frozen=True)
 class Graph:
     """A network at one shape, or a network with its backward pass.
@@ -167,18 +175,15 @@ class Graph:
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        def named(pairs: Named) -> list[Any]:
-            return [[name, type_.to_json()] for name, type_ in pairs]
-
         return {
-            "inputs": named(self.inputs),
-            "parameters": named(self.parameters),
-            "buffers": named(self.buffers),
+            "inputs": named_to_json(self.inputs),
+            "parameters": named_to_json(self.parameters),
+            "buffers": named_to_json(self.buffers),
             "nodes": [node.to_json() for node in self.nodes],
             "outputs": list(self.outputs),
             "updates": [list(pair) for pair in self.updates],
             "backward_from": self.backward_from,
-            "output_gradients": named(self.output_gradients),
+            "output_gradients": named_to_json(self.output_gradients),
             "gradients": [list(pair) for pair in self.gradients],
         }
 
@@ -186,22 +191,19 @@ class Graph:
     def from_json(data: Mapping[str, Any]) -> Graph:
         """The graph of `to_json`; raises InvalidGraph if the data is not one."""
 
-        def named(key: str) -> Named:
-            return tuple((name, TensorType.from_json(type_)) for name, type_ in data[key])
-
         def pairs(key: str) -> Pairs:
             return tuple((first, second) for first, second in data[key])
 
         try:
             graph = Graph(
-                inputs=named("inputs"),
-                parameters=named("parameters"),
-                buffers=named("buffers"),
+                inputs=named_from_json(data["inputs"]),
+                parameters=named_from_json(data["parameters"]),
+                buffers=named_from_json(data["buffers"]),
                 nodes=tuple(Node.from_json(item) for item in data["nodes"]),
                 outputs=tuple(data["outputs"]),
                 updates=pairs("updates"),
                 backward_from=data["backward_from"],
-                output_gradients=named("output_gradients"),
+                output_gradients=named_from_json(data["output_gradients"]),
                 gradients=pairs("gradients"),
             )
             exact = canonical(graph.to_json()) == canonical(data)

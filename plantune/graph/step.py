@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plantune.canonical import canonical, digest
 from plantune.errors import InvalidGraph
-from plantune.graph.graph import Graph, Named, Node
+from plantune.graph.graph import Graph, Named, Node, named_from_json, named_to_json
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
 
@@ -111,14 +111,10 @@ class Step:
 
     def to_json(self) -> dict[str, Any]:
         """All of the step, so that another process can run it without its graph."""
-
-        def named(pairs: Named) -> list[Any]:
-            return [[name, type_.to_json()] for name, type_ in pairs]
-
         return {
             "nodes": [node.to_json() for node in self.nodes],
-            "inputs": named(self.inputs),
-            "outputs": named(self.outputs),
+            "inputs": named_to_json(self.inputs),
+            "outputs": named_to_json(self.outputs),
             "constants": sorted(self.constants),
             "phase": self.phase,
         }
@@ -126,14 +122,11 @@ class Step:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Step:
         """The step of `to_json`; raises InvalidGraph if the data is not one."""
-
-        def named(key: str) -> Named:
-            return tuple((name, TensorType.from_json(type_)) for name, type_ in data[key])
-
         try:
             nodes = tuple(Node.from_json(item) for item in data["nodes"])
             constants = frozenset(data["constants"])
-            step = Step(nodes, named("inputs"), named("outputs"), constants, data["phase"])
+            inputs, outputs = map(named_from_json, (data["inputs"], data["outputs"]))
+            step = Step(nodes, inputs, outputs, constants, data["phase"])
             _check_step(step)
             exact = canonical(step.to_json()) == canonical(data)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterator, Sequence
 
 from plantune.kernels.family import Candidate
+from plantune.search.studies import Studies
 
 # After so many configs without a better one the rest is left alone.
 PATIENCE = 12
@@ -22,29 +22,17 @@ FIRST = 16
 BATCH = 8
 
 
-class Proposer(Protocol):
-    """Says which configs look good, given those that were tried."""
-
-    def propose(
-        self,
-        tried: Mapping[Candidate, float | None],
-        left: Sequence[Candidate],
-        wanted: int,
-    ) -> list[Candidate]:
-        """Some of those that are left; `tried` has a time for each, None for a failure."""
-
-
 class Queue:
     """The configs of one family at similar steps: what is fast at one is fast at the others.
 
     Times are relative to an estimate for the step, so that those of several steps compare.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], proposer: Proposer | None = None) -> None:
+    def __init__(self, candidates: Sequence[Candidate], studies: Studies | None = None) -> None:
         self.candidates = candidates
         self._left = dict.fromkeys(candidates)
         self._is_large = len(candidates) > MOST_IN_ORDER
-        self._proposer = proposer
+        self._studies = studies
         self._proposed: deque[Candidate] = deque()
         self._tried: dict[Candidate, float | None] = {}
         self._best = float("inf")
@@ -92,11 +80,11 @@ class Queue:
         return found
 
     def _order(self, wanted: int) -> Iterator[Candidate]:
-        if self._is_large and self._proposer is not None and len(self._tried) >= FIRST:
+        if self._is_large and self._studies is not None and len(self._tried) >= FIRST:
             self._proposed = deque(c for c in self._proposed if c in self._left)
             if len(self._proposed) < wanted:
                 left = [c for c in self._left if c not in self._proposed]
                 batch = max(wanted, BATCH)
-                self._proposed += self._proposer.propose(self._tried, left, batch)
+                self._proposed += self._studies.propose(self._tried, left, batch)
             yield from self._proposed
         yield from self._left

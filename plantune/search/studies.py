@@ -103,6 +103,7 @@ class Studies:
         self, tried: Mapping[Candidate, float | None], left: Sequence[Candidate], wanted: int
     ) -> list[Candidate]:
         """Some of the configs that are left, all different; fewer if draws repeat themselves.
+        `tried` has a time for each, None for a failure.
 
         Draws are made in a study of their own: most of them never run. Each call starts from the
         same seed.

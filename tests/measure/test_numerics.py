@@ -423,3 +423,11 @@ def test_seeds_differ_and_repeat(relu):
 def test_the_error_travels_between_processes():
     error = pickle.loads(pickle.dumps(WrongResult("what, where, got", 0.5, 0.1)))
     assert (str(error), error.error, error.bound) == ("what, where, got", 0.5, 0.1)
+
+
+def test_what_overflows_in_pytorch_may_overflow(step_of, fake, check_fake):
+    def emit(b):
+        x = b.input("x", TensorType((2, 3), "float16"))
+        return b.emit("add", x, x)
+
+    assert check_fake(step_of(emit), fake(lambda step, frame: None)).deterministic

@@ -171,7 +171,7 @@ def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plantune.kernels.families.inductor.cxx_compiler", lambda: "/bin/g++")
     for name in ("squeeze_excite", "winograd"):
         module = f"plantune.kernels.families.{name}"
-        monkeypatch.setattr(f"{module}.why_not_loadable", lambda unit: None)
+        monkeypatch.setattr(f"{module}.why_not_loadable", lambda *unit: None)
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:

@@ -1,17 +1,18 @@
 // Squeeze-and-excite of images in one pass: means, two small layers, gates, and what follows them.
 //
-//   y = max(x * sigmoid(excite relu(squeeze mean(x) + b1) + b2) + residual, least) + offset
+//   y = Function(x * sigmoid(excite relu(squeeze mean(x) + b1) + b2) + residual) + offset
 //
 //   x, residual, y  (count, pixels, channels) where nhwc, else (count, channels, pixels); y is =
 //   squeeze, excite (hidden, channels): rows of the first layer, columns of the second
 //   scratch         count * (channels + hidden) floats
 //
-// Null for a bias or the residual leaves it out; `least` is minus infinity without a ReLU. NaN stays
-// NaN: it is not less than anything. Deterministic: each element is made by one thread in a fixed
-// order.
+// Null for a bias or the residual leaves it out; `applies` says whether there is the function. NaN
+// stays NaN. Deterministic: each element is made by one thread in a fixed order.
 
 #include <cstddef>
 #include <cstring>
+
+#include "cpu/functions.hpp"
 
 namespace {
 
@@ -93,12 +94,12 @@ void find_gates(const Sizes& s, const float* hidden, const float* excite, const 
   for (int c = 0; c < channels; ++c) gates[c] = 1.0f / (1.0f + exp_of(-gates[c]));
 }
 
-inline float finished(float value, float least, float offset) {
-  return (value < least ? least : value) + offset;
+inline float finished(float value, bool applies, float offset) {
+  return (applies ? plantune::Function::of(value) : value) + offset;
 }
 
 // Some channels of an image, its residual (or null) and its result.
-void apply(const Sizes& s, const float* gates, const float* x, const float* residual, float least,
+void apply(const Sizes& s, const float* gates, const float* x, const float* residual, bool applies,
            float offset, int first, int channels, float* y) {
   // A step over pixels or over channels; the inner loop runs along memory.
   const int rows = s.nhwc ? s.pixels : channels, columns = s.nhwc ? channels : s.pixels;
@@ -107,7 +108,7 @@ void apply(const Sizes& s, const float* gates, const float* x, const float* resi
     for (int i = 0; i < columns; ++i) {
       const float other = residual == nullptr ? 0.0f : residual[place + i];
       const float gated = x[place + i] * gates[s.nhwc ? i : row] + other;
-      y[place + i] = finished(gated, least, offset);
+      y[place + i] = finished(gated, applies, offset);
     }
   }
 }
@@ -116,7 +117,7 @@ void apply(const Sizes& s, const float* gates, const float* x, const float* resi
 
 extern "C" void squeeze_excite(const Sizes* sizes, const float* x, const float* squeeze,
                                const float* squeeze_bias, const float* excite,
-                               const float* excite_bias, const float* residual, float least,
+                               const float* excite_bias, const float* residual, int applies,
                                float offset, float* y, float* scratch) {
   const Sizes s = *sizes;
   const int parts = (s.channels + kChannels - 1) / kChannels;
@@ -145,7 +146,7 @@ extern "C" void squeeze_excite(const Sizes* sizes, const float* x, const float* 
       const int channels = s.channels - first < kChannels ? s.channels - first : kChannels;
       float gates[kChannels];
       find_gates(s, hidden + size_t(n) * s.hidden, excite, excite_bias, first, channels, gates);
-      apply(s, gates, x + n * image, residual == nullptr ? nullptr : residual + n * image, least,
+      apply(s, gates, x + n * image, residual == nullptr ? nullptr : residual + n * image, applies,
             offset, first, channels, y + n * image);
     }
   }

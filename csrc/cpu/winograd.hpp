@@ -18,6 +18,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "cpu/functions.hpp"
+
 namespace plantune {
 
 // As many as a register holds: with twice as many the tiles do not fit into 16 registers (Zen 3:
@@ -102,6 +104,13 @@ struct Karatsuba {
   }
 };
 
+// What follows the sums. `bias` and `residual` may be null; the function may be left out.
+struct Epilogue {
+  const float *bias, *residual;
+  int applies;
+  float offset;
+};
+
 template <typename Algorithm>
 struct TiledConv {
   static constexpr int kOutputs = 2;
@@ -121,18 +130,18 @@ struct TiledConv {
     }
   }
 
-  // y = max(A m + bias + residual, least); `bias` and `residual` may be null. Without a ReLU
-  // `least` is minus infinity. NaN stays NaN: it is not less than anything.
-  static void transform_output(const Images& images, const float* m, const float* bias,
-                               const float* residual, float least, float* y) {
+  // y = Function(A m + bias + residual) + offset.
+  static void transform_output(const Images& images, const float* m, const Epilogue& epilogue,
+                               float* y) {
     const int channels = images.channels, tiles = tiles_of(images);
 #pragma omp parallel for schedule(static)
     for (int tile = 0; tile < tiles; ++tile) {
       const float* const from = m + size_t(tile) * kProducts * kProducts * channels;
       const size_t place = first_pixel(images, tile, 0) * channels;
-      const float* const other = residual != nullptr ? residual + place : nullptr;
+      Epilogue here = epilogue;
+      if (here.residual != nullptr) here.residual += place;
       for_channels(channels, [&](int o, auto type) {
-        finish_tile<decltype(type)>(images, from, bias, other, least, y + place, o);
+        finish_tile<decltype(type)>(images, from, here, y + place, o);
       });
     }
   }
@@ -187,8 +196,8 @@ struct TiledConv {
   }
 
   template <typename T>
-  static void finish_tile(const Images& images, const float* from, const float* bias,
-                          const float* residual, float least, float* y, int o) {
+  static void finish_tile(const Images& images, const float* from, const Epilogue& epilogue,
+                          float* y, int o) {
     T columns[kOutputs][kProducts];
     for (int a = 0; a < kProducts; ++a) {
       T products[kProducts], summed[kOutputs];
@@ -198,16 +207,16 @@ struct TiledConv {
       Algorithm::output(summed, products);
       for (int j = 0; j < kOutputs; ++j) columns[j][a] = summed[j];
     }
-    const T floor = T{} + least;
-    const T shift = load_or_zero<T>(bias, o);
+    const T shift = load_or_zero<T>(epilogue.bias, o);
     for (int j = 0; j < kOutputs; ++j) {
       T results[kOutputs];
       Algorithm::output(results, columns[j]);
       for (int i = 0; i < kOutputs; ++i) {
         const size_t place = size_t(i * images.width + j) * images.channels + o;
         T value = results[i] + shift;
-        if (residual != nullptr) value += load<T>(residual + place);
-        store(y + place, value < floor ? floor : value);
+        if (epilogue.residual != nullptr) value += load<T>(epilogue.residual + place);
+        if (epilogue.applies) value = Function::of(value) + epilogue.offset;
+        store(y + place, value);
       }
     }
   }

@@ -1,16 +1,16 @@
 // The end of an implicit GEMM convolution, after CUTLASS 2.x's main loop.
 //
-//   y[m][k] = relu(sum[m][k] * scale[k] + bias[k] + residual[m][k]) + offset
+//   y[m][k] = Expression(sum[m][k] * scale[k] + bias[k], residual[m][k], offset)
 //
 // in float32, rounded once. y and residual are row-major with one row per output pixel (NHWC),
-// scale and bias hold one float32 per channel; residual, ReLU and offset may be missing. Writes
-// `=`.
+// scale and bias hold one float32 per channel; a missing residual or offset is zero. Writes `=`.
 //
 // Where K is split, each slice stores its partial sums as its threads hold them, and `reduce` adds
 // the slices in their order: the result does not depend on which slice came first.
 
 #pragma once
 
+#include "cuda/epilogue.h"
 #include "cutlass/cutlass.h"
 #include "cutlass/aligned_buffer.h"
 #include "cutlass/array.h"
@@ -20,18 +20,19 @@
 
 namespace plantune {
 
-/// The operands beside the sums. `residual` and `offset` may be null.
+/// The operands beside the sums. `offset` may be null; `applies` says whether the expression's
+/// function is.
 struct ChannelOperands {
   float const* scale;
   float const* bias;
   float const* offset;
   int channels;
-  bool relu;
+  bool applies;
 };
 
 /// A CUTLASS epilogue's way from accumulators over shared memory to rows, with our own arithmetic
 /// on it. `Default` is the `Epilogue` that CUTLASS picks for the main loop.
-template <typename Default>
+template <typename Default, typename Expression>
 class ChannelEpilogue : public Default::Base {
  public:
   using Base = typename Default::Base;
@@ -71,7 +72,7 @@ class ChannelEpilogue : public Default::Base {
   ChannelEpilogue(SharedStorage& storage, ChannelOperands const& operands, int first_channel)
       : Base(storage, threadIdx.x, cutlass::canonical_warp_idx_sync(), threadIdx.x % 32),
         shared_load_iterator_(storage.reference(), threadIdx.x),
-        relu_(operands.relu),
+        applies_(operands.applies),
         offset_(operands.offset ? *operands.offset : 0.0f) {
     int const first = first_channel + ThreadMap::initial_offset(threadIdx.x).column();
     CUTLASS_PRAGMA_UNROLL
@@ -197,11 +198,9 @@ class ChannelEpilogue : public Default::Base {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < Output::kElements; ++i) {
       int const column = i / kAccess % kColumns;
-      float value = rows[i] * scale_[column][i % kAccess] + bias_[column][i % kAccess];
-      value += float(Element(source[i]));
-      // A NaN is not less than zero and stays, as in PyTorch.
-      value = relu_ && value < 0.0f ? 0.0f : value;
-      output[i] = Element(value + offset_);
+      float const value = rows[i] * scale_[column][i % kAccess] + bias_[column][i % kAccess];
+      float const residual = float(Element(source[i]));
+      output[i] = Element(Expression::of({value, residual, offset_, applies_}));
     }
     return output;
   }
@@ -209,7 +208,7 @@ class ChannelEpilogue : public Default::Base {
   SharedLoadIterator shared_load_iterator_;
   Access scale_[kColumns];
   Access bias_[kColumns];
-  bool relu_;
+  bool applies_;
   float offset_;
 };
 

@@ -1,10 +1,11 @@
 // The convolution that reads an image of few channels, followed by a max pool of 3x3 or not:
 //
-//   v = relu(conv(x, w) * scale + bias)      y = v, or the largest of 3x3 of v, stride 2, padding 1
+//   v = Expression(conv(x, w) * scale + bias)
+//   y = v, or the largest of 3x3 of v, stride 2, padding 1
 //
 // x is NCHW or NHWC, y is NHWC, both of T (2 bytes); w is packed as below, scale and bias are
 // float. It writes `=`, sums in float in a fixed order, and rounds once: of several values the
-// largest is that after rounding. A NaN or infinity of x may also reach the next output to the
+// largest is that after rounding. A ReLU can wait until then (kReluLast). A NaN or infinity of x may also reach the next output to the
 // left, whose window it is one pixel beyond: a product takes taps by twos.
 //
 // A warpgroup makes kRows rows of y, one by one. Channels are the rows of its products, pixels of
@@ -21,6 +22,7 @@
 
 #pragma once
 
+#include "cuda/epilogue.h"
 #include "cuda/hopper_async.h"
 #include "cuda/hopper_mma.h"
 #include "cuda/hopper_pairs.h"
@@ -34,6 +36,7 @@ template <class C>
 class FirstConv {
   using T = typename C::T;
   using Two = typename Pair<T>::Type;
+  using Expression = typename C::Expression;
 
   static constexpr int kWarpgroup = 128;
   static constexpr int kTileO = 64;
@@ -274,7 +277,8 @@ class FirstConv {
 
   __device__ __forceinline__ Two value_at(const float (&sums)[kColumns / 2], int eight,
                                           int which) const {
-    const float2 v = pair_at<C::kScale>(sums, eight, which, scale_, bias_);
+    const float2 v =
+        evaluate<Expression>(pair_at<C::kScale>(sums, eight, which, scale_, bias_));
     return Pair<T>::of(v.x, v.y);
   }
 
@@ -301,7 +305,7 @@ class FirstConv {
   }
 
   static __device__ __forceinline__ void put(T* row, int column, Two v) {
-    if constexpr (C::kRelu) v = larger(v, Pair<T>::of(0.f, 0.f));
+    if constexpr (C::kReluLast) v = larger(v, Pair<T>::of(0.f, 0.f));
     if (column < C::kOutW && row != nullptr) *reinterpret_cast<Two*>(row + column * C::kO) = v;
   }
 

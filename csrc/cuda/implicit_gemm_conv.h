@@ -1,6 +1,6 @@
 // Forward convolution as an implicit GEMM: CUTLASS 2.x main loops with an epilogue of our own.
 //
-//   y = relu(conv(x, w) * scale + bias + residual) + offset
+//   y = Expression(conv(x, w) * scale + bias, residual, offset)
 //
 // x, residual and y are NHWC, w is KRSC, all of one element type and 16-byte aligned; scale and
 // bias are float32, one per output channel. Sums are float32. Writes `=`; deterministic: split K
@@ -52,19 +52,20 @@ struct ConvOperands {
   float const* offset;
   float* partial;
   unsigned* counters;
-  int64_t relu;
+  int64_t applies;  // whether the expression's function is
 
   CUTLASS_DEVICE ChannelOperands of_channels(int channels) const {
-    return {scale, bias, offset, channels, relu != 0};
+    return {scale, bias, offset, channels, applies != 0};
   }
 };
 
 /// A main loop of CUTLASS with its tiles: the warps of a block divide its tile among themselves.
 template <typename Element_, typename OperatorClass, typename ArchTag, typename TileShape_,
           typename WarpShape, typename InstructionShape, int Stages,
-          cutlass::conv::IteratorAlgorithm Algorithm>
+          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression_>
 struct ImplicitGemmConv {
   using Element = Element_;
+  using Expression = Expression_;
   using TileShape = TileShape_;
   using Layout = cutlass::layout::TensorNHWC;
   using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>;
@@ -81,7 +82,7 @@ struct ImplicitGemmConv {
       Stages, cutlass::arch::OpMultiplyAdd, Algorithm, cutlass::conv::StrideSupport::kUnity,
       kAccess, kAccess>;
   using Mma = typename Defaults::Mma;
-  using Epilogue = ChannelEpilogue<typename Defaults::Epilogue>;
+  using Epilogue = ChannelEpilogue<typename Defaults::Epilogue, Expression>;
   using OutputIterator = typename Epilogue::OutputTileIterator;
 
   static constexpr int kThreads = 32 * Mma::WarpCount::kCount;
@@ -233,7 +234,7 @@ struct ImplicitGemmConv {
 
 /// The same function for addresses that are not 16-byte aligned, which no program makes but a
 /// caller may: one output at a time, simple and slow.
-template <typename Element>
+template <typename Element, typename Expression>
 CUTLASS_DEVICE void convolve_unaligned(ConvProblem const& problem, ConvOperands const& operands) {
   release_successor();
   wait_for_predecessor();
@@ -263,11 +264,9 @@ CUTLASS_DEVICE void convolve_unaligned(ConvProblem const& problem, ConvOperands 
       }
       sum += products;
     }
-    float value = sum * operands.scale[k] + operands.bias[k];
-    value += residual ? float(residual[i]) : 0.0f;
-    value = operands.relu && value < 0.0f ? 0.0f : value;
-    value += operands.offset ? *operands.offset : 0.0f;
-    static_cast<Element*>(operands.y)[i] = Element(value);
+    At const at{sum * operands.scale[k] + operands.bias[k], residual ? float(residual[i]) : 0.0f,
+                operands.offset ? *operands.offset : 0.0f, operands.applies != 0};
+    static_cast<Element*>(operands.y)[i] = Element(Expression::of(at));
   }
 }
 
@@ -300,7 +299,7 @@ CUTLASS_DEVICE void clear_counters(unsigned* counters, int count) {
   }                                                                                            \
   extern "C" __global__ void __launch_bounds__(256)                                            \
       run_unaligned(plantune::ConvProblem problem, plantune::ConvOperands operands) {          \
-    plantune::convolve_unaligned<Conv::Element>(problem, operands);                            \
+    plantune::convolve_unaligned<Conv::Element, Conv::Expression>(problem, operands);          \
   }                                                                                            \
   extern "C" __global__ void __launch_bounds__(256) clear(unsigned* counters, int count) {     \
     plantune::clear_counters(counters, count);                                                 \

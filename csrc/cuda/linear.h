@@ -1,4 +1,4 @@
-// Linear layers of few rows, as dot products of a warp: y = activation(a * b transposed + bias).
+// Linear layers of few rows, as dot products of a warp: y = Expression(a * b transposed + bias).
 //
 //   a     (m, kDepth) row-major              b  (n, kDepth) row-major
 //   bias  (n), zero where it is null         y  (m, n) row-major, =
@@ -9,16 +9,14 @@
 
 #pragma once
 
-#include "cuda/arithmetic.h"
+#include "cuda/epilogue.h"
 #include "cuda/launch.h"
 #include "cuda/vector.h"
 
 namespace plantune {
 
-enum class Activation { kNone, kRelu, kSigmoid };
-
 template <typename T_, int kRows, int kColumns, int kDepth, int kWidth, int kThreads,
-          Activation kActivation>
+          class Expression>
 struct Linear {
   using T = T_;
   using Word = Vector<T, kWidth>;
@@ -37,12 +35,6 @@ struct Linear {
   /// Out-of-range rows re-read the last one; their results are discarded.
   static __device__ __forceinline__ long long row_of(long long row, long long count) {
     return (row < count ? row : count - 1) * kDepth;
-  }
-
-  static __device__ __forceinline__ float activated(float x) {
-    if constexpr (kActivation == Activation::kRelu) return relu(x);
-    if constexpr (kActivation == Activation::kSigmoid) return sigmoid(x);
-    return x;
   }
 
   /// Has the L2 cache read a warp's columns of b, which mostly are weights, while the kernel in front
@@ -99,7 +91,7 @@ struct Linear {
         const bool mine = lane == (i * kColumns + j) % 32;
         if (!mine || row + i >= args.m || column + j >= args.n) continue;
         const float bias = args.bias == nullptr ? 0.f : to_float(args.bias[column + j]);
-        args.y[(row + i) * args.n + column + j] = from_float<T>(activated(sums[i][j] + bias));
+        args.y[(row + i) * args.n + column + j] = from_float<T>(Expression::of({sums[i][j] + bias}));
       }
     }
   }

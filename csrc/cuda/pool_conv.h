@@ -1,9 +1,9 @@
-// Average pooling, then a 1x1 convolution with bias; the pooled image stays on the chip.
+// Average pooling, then a 1x1 convolution with bias and more; the pooled image stays on the chip.
 //
 //   x       (images, kHeight, kWidth, kChannels)                input, nhwc, at any address
 //   weight  (kOutputs, kChannels), aligned to 16 bytes
 //   bias    (kOutputs) or one value
-//   y       (images, rows, columns, kOutputs) =                 conv(avg_pool(x)) + bias, nhwc
+//   y       (images, rows, columns, kOutputs) =                 Expression(conv(avg_pool(x)) + bias), nhwc
 //
 // Means are float32, rounded once to the elements that tensor cores take: the framework rounds them
 // at the same place, and what is beyond the window contributes nothing, not even a product with 0.
@@ -12,6 +12,7 @@
 
 #pragma once
 
+#include "cuda/epilogue.h"
 #include "cuda/launch.h"
 #include "cuda/parameter.h"
 #include "cuda/vector.h"
@@ -57,7 +58,8 @@ struct PoolTile {
   static constexpr int kTileN = kTileN_;
 };
 
-template <typename T, typename Pool, int kChannels, int kOutputs, typename Tile, bool kBias>
+template <typename T, typename Pool, int kChannels, int kOutputs, typename Tile, bool kBias,
+          class Expression>
 struct PoolConv {
   using Mma = WarpMma<T>;
   using A = typename Mma::A;
@@ -270,8 +272,11 @@ struct PoolConv {
     for (int i = 0; i < 2; ++i) {
       const int pixel = first + Mma::row_of_c(i);
       if (pixel >= pixels || channel >= kOutputs) continue;
+      float values[kVector];
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) values[j] = Expression::of({sums[i][j]});
       Vector<T> rounded;
-      rounded.round(sums[i]);
+      rounded.round(values);
       rounded.store(y + static_cast<long long>(pixel) * kOutputs + channel);
     }
   }

@@ -1,6 +1,6 @@
 // Convolution of stride 1 whose weights for 64 output channels stay in shared memory:
 //
-//   y = relu(conv(x, w) * scale + bias + residual)
+//   y = Expression(conv(x, w) * scale + bias, residual)
 //
 // x, y and the residual are NHWC, w is (O, R * S, C), all of T (2 bytes); scale and bias are float.
 // The map of w says how 16 rows become 8 even and 8 odd ones, which is the order of hopper_pairs.h.
@@ -15,7 +15,7 @@
 
 #pragma once
 
-#include "cuda/arithmetic.h"
+#include "cuda/epilogue.h"
 #include "cuda/hopper_async.h"
 #include "cuda/hopper_mma.h"
 #include "cuda/hopper_pairs.h"
@@ -33,6 +33,7 @@ template <class C>
 class ResidentConv {
   using T = typename C::T;
   using Two = typename Pair<T>::Type;
+  using Expression = typename C::Expression;
 
   static constexpr int kWarpgroup = 128, kConsumers = C::kGroups * kWarpgroup;
   static constexpr int kTileO = 64, kBoxW = 8, kEights = C::kBoxH, kColumns = 8 * C::kBoxH;
@@ -215,7 +216,7 @@ class ResidentConv {
   /// Without branches: products are under way.
   __device__ __forceinline__ void load_residual(const Target& target,
                                                 Two (&residual)[kEights][2]) const {
-    if constexpr (C::kResidual) {
+    if constexpr (Expression::kResidual) {
 #pragma unroll
       for (int row = 0; row < kEights; ++row) {
 #pragma unroll
@@ -238,11 +239,9 @@ class ResidentConv {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
         float2 v = pair_at<C::kScale>(sums, row, which, scale, bias);
-        if constexpr (C::kResidual) {
-          const float2 more = Pair<T>::floats(residual[row][which]);
-          v.x += more.x, v.y += more.y;
-        }
-        if constexpr (C::kRelu) v = {relu(v.x), relu(v.y)};
+        float2 more = {};
+        if constexpr (Expression::kResidual) more = Pair<T>::floats(residual[row][which]);
+        v = evaluate<Expression>(v, more);
         if (row < target.rows && which < target.columns) {
           T* const to = a_.y + target.first + offset_of(row, which);
           *reinterpret_cast<Two*>(to) = Pair<T>::of(v.x, v.y);

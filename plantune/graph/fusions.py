@@ -11,9 +11,10 @@ from pathlib import Path
 from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.paths import data_folder
 
-POINTWISE = "pointwise"
+POINTWISE, ACTIVATION = "pointwise", "activation"
 OPERANDS = ("scalar", "tensor", "broadcast")
 # Repeating items on a graph that branches would offer exponentially many groups.
 LONGEST = 24
@@ -40,7 +41,7 @@ def parse_item(text: str, where: str) -> Item:
     kinds = frozenset(text.removesuffix("?").removesuffix("*").split("|"))
     for kind in kinds:
         op, _, operand = kind.partition(".")
-        if op not in OPS and kind != POINTWISE:
+        if op not in OPS and kind not in (POINTWISE, ACTIVATION):
             raise InvalidSearchSpace(f"{where}: {kind!r} names no op; see plantune.graph.ops")
         if operand and (operand not in OPERANDS or OPS[op].arity != 2):
             raise InvalidSearchSpace(f"{where}: {kind!r}: {op} has no operand {operand!r}")
@@ -87,6 +88,8 @@ def kinds_of(graph: Graph, node: Node) -> frozenset[str]:
     kinds = {node.op}
     if op_named(node.op).pointwise:
         kinds.add(POINTWISE)
+    if node.op in FUNCTIONS:
+        kinds.add(ACTIVATION)
     if len(node.inputs) == 2:
         first, second = (graph.types[value] for value in node.inputs)
         if second.numel == 1:

@@ -38,30 +38,33 @@ _units: dict[str, ctypes.CDLL] = {}
 _lock = threading.Lock()
 
 
-def load_unit(name: str) -> ctypes.CDLL:
-    """The library of a unit, loaded once in a process; raises BuildError."""
+def load_unit(name: str, defined: str = "") -> ctypes.CDLL:
+    """The library of a unit with what is `defined`, loaded once in a process; raises BuildError."""
     with _lock:
-        if name not in _units:
-            carried = carried_library(name)
-            _units[name] = _opened(carried) if carried else load_library(unit_source(name))
-        return _units[name]
+        source = unit_source(name, defined)
+        if source not in _units:
+            carried = carried_library(name, defined)
+            _units[source] = _opened(carried) if carried else load_library(source)
+        return _units[source]
 
 
-def why_not_loadable(name: str) -> str | None:
+def why_not_loadable(name: str, defined: str = "") -> str | None:
     """Why a unit can neither be loaded nor compiled here, or None if it can."""
-    return NO_COMPILER if carried_library(name) is None and cxx_compiler() is None else None
+    return NO_COMPILER if not carried_library(name, defined) and cxx_compiler() is None else None
 
 
-def unit_source(name: str) -> str:
-    """The source of a unit."""
-    return (data_folder("csrc") / "cpu" / f"{name}.cpp").read_text(encoding="utf-8")
+def unit_source(name: str, defined: str = "") -> str:
+    """The source of a unit, after lines that define what it leaves open."""
+    return defined + (data_folder("csrc") / "cpu" / f"{name}.cpp").read_text(encoding="utf-8")
 
 
-def carried_library(name: str) -> Path | None:
-    """The library that this wheel carries of a unit for this CPU, if it does.
+def carried_library(name: str, defined: str = "") -> Path | None:
+    """The library that this wheel carries of a unit for this CPU, if it does: with nothing defined.
 
     The instruction set is the one that torch uses, so ATEN_CPU_CAPABILITY=avx2 chooses that one.
     """
+    if defined:
+        return None
     chosen = (torch.backends.cpu.get_cpu_capability().lower(), "any")
     places = (CARRIED / f"{name}.{instructions}.so" for instructions in chosen)
     return next((place for place in places if place.is_file()), None)

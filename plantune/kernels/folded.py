@@ -1,4 +1,4 @@
-"""A convolution on a CPU: scale and offset are folded into its weight and bias at each refresh."""
+"""A convolution on a CPU: the scale is folded into its weight at each refresh."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from plantune.graph.ops.functions import FUNCTIONS
+from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.family import Values
-from plantune.kernels.patterns.epilogue import ConvEpilogue, folded_constants
+from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 
 class Folded:
-    """The weight as `pack` makes it, the bias of each channel, and the least value."""
+    """The weight as `pack` makes it, the bias of each channel, and the offset.
+
+    relu(v) + offset is max(v + offset, offset): the bias has that offset too, unless it stays
+    `apart`.
+    """
 
     weight: Tensor
     bias: Tensor | None
-    least: float | None
+    offset: float
 
     def __init__(
         self,
@@ -23,12 +29,34 @@ class Folded:
         values: Values,
         pack: Callable[[Tensor], Tensor],
         bias_shape: tuple[int, ...] = (-1,),
+        *,
+        apart: bool = False,
     ) -> None:
+        self.function = epilogue.only_function()
         self._epilogue, self._values = epilogue, values
         self._pack, self._bias_shape = pack, bias_shape
+        folds = self.function == "relu" and not apart
+        self._biases = (epilogue.bias, epilogue.offset if folds else None)
 
     def refresh(self) -> None:
         """Takes the weights as they are now."""
-        weight, bias, self.least = folded_constants(self._epilogue, self._values)
-        self.weight = self._pack(weight)
-        self.bias = None if bias is None else bias.view(self._bias_shape)
+        epilogue, values = self._epilogue, self._values
+        weight = values[epilogue.conv.inputs[1]]
+        if epilogue.scale is not None:
+            weight = weight * along_axis(values[epilogue.scale], 4, 0)
+        self.weight, self.bias = self._pack(weight), None
+        for name in self._biases:
+            if name is not None:
+                each = values[name].flatten().expand(epilogue.conv.types[0].shape[1])
+                each = each.contiguous().view(self._bias_shape)
+                self.bias = each if self.bias is None else self.bias + each
+        self.offset = 0.0 if epilogue.offset is None else values[epilogue.offset].item()
+
+    def finish(self, y: Tensor) -> None:
+        """What follows the sums, in place; their bias has the offset of a ReLU."""
+        if self.function == "relu":
+            y.clamp_(min=self.offset)
+        elif self.function is not None:
+            FUNCTIONS[self.function].torch(y, out=y)
+            if self._epilogue.offset is not None:
+                y.add_(self.offset)

@@ -107,7 +107,6 @@ def bound(
         else:
             y.copy_(values[residual])
         add_convolution(y, values[x], folded.weight, folded.bias, geometry)
-        if folded.least is not None:
-            y.clamp_(min=folded.least)
+        folded.finish(y)
 
     return Binding(launch, folded.refresh)

@@ -17,6 +17,7 @@ from plantune.canonical import Attrs
 from plantune.cuda.workspaces import kept_workspaces
 from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
+from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.matmul import operands
 from plantune.graph.ops.pointwise import along_axis
 
@@ -147,10 +148,6 @@ WRITERS: dict[str, Writer] = {
     "add_channel": _channel(torch.add),
     "mul_channel": _channel(torch.mul),
     "affine": _affine,
-    "relu": lambda node, y: partial(torch.clamp_min, min=0, out=y),
-    "relu_grad": lambda node, dx: partial(aten.threshold_backward, threshold=0, grad_input=dx),
-    "sigmoid": _out(torch.sigmoid),
-    "sigmoid_grad": lambda node, dx: partial(aten.sigmoid_backward, grad_input=dx),
     "rsqrt": _rsqrt,
     "sum": _reduce(torch.sum),
     "mean": _reduce(torch.mean),
@@ -175,8 +172,9 @@ def call_of(node: Node, values: Values) -> Call:
     Of ops that the framework cannot write elsewhere, the result replaces the value.
     """
     inputs, outputs = node.inputs, node.outputs
-    if writes(node.op):
-        run = WRITERS[node.op](node, *(values[name] for name in outputs))
+    writer = _writer_of(node.op)
+    if writer is not None:
+        run = writer(node, *(values[name] for name in outputs))
         return lambda: run(*(values[name] for name in inputs))
     op = op_named(node.op)
 
@@ -189,4 +187,11 @@ def call_of(node: Node, values: Values) -> Call:
 
 def writes(op: str) -> bool:
     """Whether the framework can write the op's result into given memory."""
-    return op in WRITERS
+    return _writer_of(op) is not None
+
+
+def _writer_of(name: str) -> Writer | None:
+    op = op_named(name)
+    if name in WRITERS or not isinstance(op, FunctionOp):
+        return WRITERS.get(name)
+    return lambda node, y: partial(op.torch, **{op.writes: y})

@@ -34,7 +34,10 @@ REFUSED = {
     "stride": (lambda b: conv(b, stride=(2, 1)), CONV_REASON),
     "padding": (lambda b: conv(b, padding=(0, 1)), CONV_REASON),
     "groups": (lambda b: conv(b, weight=(6, 2, 1, 1), groups=2), CONV_REASON),
-    "no epilogue": (lambda b: b("sigmoid", conv(b)), "sigmoid at 'sigmoid' has no place"),
+    "no epilogue": (
+        lambda b: b("affine", conv(b), alpha=2.0, beta=0.0),
+        "affine at 'affine' has no place",
+    ),
 }
 
 

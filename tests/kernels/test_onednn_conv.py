@@ -18,8 +18,8 @@ def conv(b):
 
 
 def test_it_says_what_is_no_epilogue(step_of, refusal):
-    step = step_of(lambda b: b("sigmoid", conv(b)))
-    assert "sigmoid at 'sigmoid' has no place" in refusal(step, "onednn_conv", **CONFIG)
+    step = step_of(lambda b: b("affine", conv(b), alpha=2.0, beta=0.0))
+    assert "affine at 'affine' has no place" in refusal(step, "onednn_conv", **CONFIG)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

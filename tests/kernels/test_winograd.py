@@ -37,7 +37,7 @@ def test_even_images_are_covered(step_of, refusal, size):
         (conv(stride=(2, 2)), "only 3x3 convolutions"),
         (conv(dilation=(2, 2)), "only 3x3 convolutions"),
         (conv(groups=2), "without groups"),
-        (lambda b: b("sigmoid", conv()(b)), "has no place in the epilogue"),
+        (lambda b: b("affine", conv()(b), alpha=2.0, beta=0.0), "has no place in the epilogue"),
     ],
 )
 def test_it_says_what_it_does_not_cover(step_of, refusal, emit, reason):

@@ -1,7 +1,7 @@
 // A residual block of images that a block of threads has whole: two convolutions of the same output
 // size with squeeze-and-excite after the second,
 //
-//   m = relu(conv(x, w) * mid_scale + mid_bias) + mid_offset,  rounded to T
+//   m = MidExpression(conv(x, w) * mid_scale + mid_bias, mid_offset),  rounded to T
 //   v = conv(m, w2) * scale + bias,  and so on as in hopper_conv_se.h
 //
 // m never leaves shared memory: it is written there with a margin of zeros, as the second
@@ -25,6 +25,7 @@ template <class C>
 class HopperBlock : public HopperConvSe<C> {
   using Base = HopperConvSe<C>;
   using T = typename C::T;
+  using MidExpression = typename C::MidExpression;
   using Base::kChannels;
   using Base::kConsumers;
 
@@ -67,8 +68,8 @@ class HopperBlock : public HopperConvSe<C> {
     load_mid_scales();
     this->load_scales();
     sync_first<kConsumers>();
-    const float offset = C::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
-    const float mid_offset = C::kMidOffset ? load_parameter<T>(mid_.mid_offset, 0) : 0.f;
+    const float offset = Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
+    const float mid_offset = MidExpression::kOffset ? load_parameter<T>(mid_.mid_offset, 0) : 0.f;
     float sums[kChannels / 2];
     Slot<C::kWeightStages> slot;
     this->multiply(sums, slot);
@@ -128,8 +129,7 @@ class HopperBlock : public HopperConvSe<C> {
       for (int half = 0; half < 2; ++half) {
         float2 v = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
         v.x = v.x * scale.x + bias.x, v.y = v.y * scale.y + bias.y;
-        if constexpr (C::kMidRelu) v = {relu(v.x), relu(v.y)};
-        v.x += offset, v.y += offset;
+        v = evaluate<MidExpression>(v, {}, offset);
         const int piece = j % 8 ^ rows[half] % 8;
         store_word(mid(j / 8) + rows[half] * kRowBytes + piece * 16 + lane % 4 * 4,
                    Base::packed(v));

@@ -1,7 +1,7 @@
 // Convolution with squeeze-and-excite after it, of images that a block has whole:
 //
 //   v = conv(x, w) * scale + bias        gate = sigmoid(W2 relu(W1 mean(v) + b1) + b2)
-//   y = relu(v * gate + residual) + offset
+//   y = Expression(v * gate, residual, offset)
 //
 // The convolution is HopperConv's, with its layouts, options and roles; v stays in registers. W1 is
 // (hidden, C) and W2 (C, hidden), both of T and aligned to 16 bytes; kHidden is a multiple of 4 that
@@ -64,7 +64,7 @@ class HopperConvSe : public HopperConv<C> {
   __device__ __forceinline__ void consume() const {
     load_layers();
     this->load_scales();
-    const float offset = C::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
+    const float offset = Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
     float sums[kChannels / 2];
     this->multiply(sums);
     this->scale_sums(sums);

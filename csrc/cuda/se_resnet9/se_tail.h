@@ -1,8 +1,8 @@
 // Squeeze-and-excite and what follows it, for nhwc images of kPixels pixels:
 //
 //   mean = mean of x over the pixels        hidden = relu(W1 mean + b1)
-//   gate = sigmoid(W2 hidden + b2)          v = x * gate + residual,  relu
-//   unshifted = v,  y = v + offset
+//   gate = sigmoid(W2 hidden + b2)          y = Expression(x * gate, residual, offset)
+//   unshifted = y without the offset
 //
 //   x, residual, y, unshifted  (N, kPixels, kChannels)
 //   weight1  (kHidden, kChannels) and weight2 (kChannels, kHiddenPadded), zeros after kHidden, or
@@ -19,6 +19,7 @@
 #pragma once
 
 #include "cuda/arithmetic.h"
+#include "cuda/epilogue.h"
 #include "cuda/image_tile.h"
 #include "cuda/launch.h"
 #include "cuda/small_matrix.h"
@@ -34,10 +35,10 @@ struct SeTailArguments {
 };
 
 /// Which parts there are; `kSaved` says that means, hidden or gates leave.
-template <bool kGated_, bool kResidual_, bool kRelu_, bool kUnshifted_, bool kSaved_>
+template <class Expression_, bool kGated_, bool kUnshifted_, bool kSaved_>
 struct SeTailParts {
-  static constexpr bool kGated = kGated_, kResidual = kResidual_, kRelu = kRelu_;
-  static constexpr bool kUnshifted = kUnshifted_, kSaved = kSaved_;
+  using Expression = Expression_;
+  static constexpr bool kGated = kGated_, kUnshifted = kUnshifted_, kSaved = kSaved_;
 };
 
 template <typename T, int kChannels, int kHidden, int kPixels, typename Parts, int kImages,
@@ -47,6 +48,7 @@ struct SeTail {
   using Word = typename Tile::Word;
   using Channels = typename Tile::Channels;
   using Arguments = SeTailArguments<T>;
+  using Expression = typename Parts::Expression;
 
   static constexpr int kThreads = kThreads_;
   static constexpr int kHiddenPadded = ceil_div(kHidden, 4) * 4;
@@ -91,8 +93,9 @@ struct SeTail {
     Word x[Tile::kBatch], residual[Tile::kBatch];
     typename Tile::Floats sum = {};
     tile.template load<kAligned>(a.x, 0, x);
-    if constexpr (kKept && Parts::kResidual) tile.template load<kAligned>(a.residual, 0, residual);
-    const float offset = a.offset == nullptr ? 0.f : to_float(*a.offset);
+    if constexpr (kKept && Expression::kResidual) tile.template load<kAligned>(a.residual, 0, residual);
+    float offset = 0.f;
+    if constexpr (Expression::kOffset) offset = to_float(*a.offset);
     tile.add(x, 0, sum);
 #pragma unroll 1
     for (int batch = 1; batch < Tile::kBatches; ++batch) {
@@ -129,7 +132,7 @@ struct SeTail {
     for (int batch = 0; batch < Tile::kBatches; ++batch) {
       if constexpr (!kKept) {
         tile.template load<kAligned>(a.x, batch, x);
-        if constexpr (Parts::kResidual) tile.template load<kAligned>(a.residual, batch, residual);
+        if constexpr (Expression::kResidual) tile.template load<kAligned>(a.residual, batch, residual);
       }
 #pragma unroll
       for (int i = 0; i < Tile::kBatch; ++i) {
@@ -142,22 +145,23 @@ struct SeTail {
   static __device__ __forceinline__ void finish(const Arguments& a, long long at, const Word& x,
                                                 const Word& residual,
                                                 const typename Tile::Floats& gate, float offset) {
+    if constexpr (Parts::kUnshifted) {
+      store<typename Expression::Inner>(a.unshifted + at, x, residual, gate, offset);
+    }
+    store<Expression>(a.y + at, x, residual, gate, offset);
+  }
+
+  template <class Stored>
+  static __device__ __forceinline__ void store(T* to, const Word& x, const Word& residual,
+                                               const typename Tile::Floats& gate, float offset) {
     float v[Word::kSize];
 #pragma unroll
     for (int k = 0; k < Word::kSize; ++k) {
-      v[k] = x[k] * gate[k];
-      if (Parts::kResidual) v[k] += residual[k];
-      if (Parts::kRelu) v[k] = relu(v[k]);
+      v[k] = Stored::of({x[k] * gate[k], Stored::kResidual ? residual[k] : 0.f, offset});
     }
     Word word;
-    if (Parts::kUnshifted) {
-      word.round(v);
-      word.store(a.unshifted + at);
-    }
-#pragma unroll
-    for (int k = 0; k < Word::kSize; ++k) v[k] += offset;
     word.round(v);
-    word.store(a.y + at);
+    word.store(to);
   }
 };
 

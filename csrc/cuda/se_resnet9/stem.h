@@ -1,11 +1,11 @@
-// SpaceToDepth(4), 1x1 convolution, bias, ReLU and offset: one read of the image, one write.
+// SpaceToDepth(4), 1x1 convolution, bias and what follows it: one read of the image, one write.
 //
 //   x       (images, kChannels, kHeight, kWidth)               input, nchw, at any address
 //   scales  (kChannels, 2)                  a scale each and a shift, which pixels get first
 //   weight  (kOutputs, 16 * kChannels), aligned to 16 bytes     value (dy * 4 + dx) * kChannels + c
 //   bias    (kOutputs) or one value, offset one value           as the parameters are, of type T
-//   y       (images, kHeight / 4, kWidth / 4, kOutputs) =       relu(conv + bias) + offset, nhwc
-//   plain   the same shape =                                    relu(conv + bias), where asked for
+//   y       (images, kHeight / 4, kWidth / 4, kOutputs) =       Expression(conv + bias, offset), nhwc
+//   plain   the same shape =                        that without its last part, where asked for
 //
 // Each lane reads patches straight into the operand of its instruction and holds 8 channels of a
 // pixel at the end, so only the weights pass through shared memory, once for each block, which
@@ -16,8 +16,9 @@
 
 #pragma once
 
-#include "cuda/arithmetic.h"
+#include "cuda/epilogue.h"
 #include "cuda/launch.h"
+#include "cuda/se_resnet9/stem_pixels.h"
 #include "cuda/se_resnet9/stem_weights.h"
 #include "cuda/vector.h"
 #include "cuda/warp_mma.h"
@@ -39,51 +40,15 @@ struct StemTile {
   static constexpr int kWarpM = kWarpM_;
 };
 
-/// What the pixels are, and whether each channel has a scale and a shift.
-template <typename In_, bool kScaled_>
-struct StemPixels {
-  using In = In_;
-  static constexpr bool kScaled = kScaled_;
-};
-
-/// Pixels of type In that are operands of type T as they lie in memory.
-template <typename T, typename Pixels>
-struct AreOperands {
-  static constexpr bool kValue = false;
-};
-template <typename T>
-struct AreOperands<T, StemPixels<T, false>> {
-  static constexpr bool kValue = true;
-};
-
-template <>
-__device__ __forceinline__ unsigned char from_float<unsigned char>(float value) {
-  return static_cast<unsigned char>(value);
-}
-
-template <typename In>
-__device__ __forceinline__ void widen_run(float (&values)[4], const Vector<In, 4>& run) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) values[i] = run[i];
-}
-/// A byte behind the digits of 2^23 is a float; a conversion would take four times as long.
-__device__ __forceinline__ void widen_run(float (&values)[4],
-                                          const Vector<unsigned char, 4>& run) {
-  const unsigned bytes = *reinterpret_cast<const unsigned*>(run.values);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    values[i] = __uint_as_float(__byte_perm(bytes, 0x4B000000u, 0x7540 + i)) - 8388608.f;
-  }
-}
-
 /// Which values a bias has.
 enum class Bias { kNone, kOne, kEach };
 
-/// What follows the convolution; with kPlain its value before the offset leaves, too.
-template <Bias kBias_, bool kRelu_, bool kOffset_, bool kPlain_>
+/// What follows the convolution; with kPlain its value before the last part leaves, too.
+template <Bias kBias_, class Expression_, bool kPlain_>
 struct StemEnd {
+  using Expression = Expression_;
   static constexpr Bias kBias = kBias_;
-  static constexpr bool kRelu = kRelu_, kOffset = kOffset_, kPlain = kPlain_;
+  static constexpr bool kPlain = kPlain_;
 };
 
 template <typename T, typename Pixels, typename Image, int kOutputs, typename Tile, typename End>
@@ -92,6 +57,7 @@ struct Stem {
   using A = typename Mma::A;
   using B = typename Mma::B;
   using In = typename Pixels::In;
+  using Expression = typename End::Expression;
   // 4 pixels side by side, as they lie in memory.
   using Run = typename WordOf<4 * static_cast<int>(sizeof(In))>::Type;
 
@@ -198,7 +164,7 @@ struct Stem {
     load_batch<kRuns>(batch, patches, a.scales, 0);
     Accumulator sums;
     start(sums, a.bias);
-    const float offset = End::kOffset ? to_float(*a.offset) : 0.f;
+    const float offset = Expression::kOffset ? to_float(*a.offset) : 0.f;
     Weights::finish();
     __syncthreads();
     accumulate<kRuns>(sums, batch, patches, a.scales, weights);
@@ -394,18 +360,18 @@ struct Stem {
 
   __device__ __forceinline__ static void write(const float (&sums)[8], float offset, T* y,
                                                T* plain) {
+    if constexpr (End::kPlain) store<typename Expression::Inner>(sums, offset, plain);
+    store<Expression>(sums, offset, y);
+  }
+
+  template <class Stored>
+  __device__ __forceinline__ static void store(const float (&sums)[8], float offset, T* to) {
     float values[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = Stored::of({sums[i], 0.f, offset});
     Vector<T, 8> rounded;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] = End::kRelu ? relu(sums[i]) : sums[i];
-    if constexpr (End::kPlain) {
-      rounded.round(values);
-      rounded.store(plain);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) values[i] += offset;
     rounded.round(values);
-    rounded.store(y);
+    rounded.store(to);
   }
 };
 

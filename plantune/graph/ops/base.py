@@ -48,8 +48,8 @@ class Gradient(Protocol):
 class Op(ABC):
     """One operation: pure, without state; every output is a new value."""
 
-    name: ClassVar[str]
-    arity: ClassVar[int]
+    name: str
+    arity: int
     pointwise: ClassVar[bool] = False
 
     @abstractmethod

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from plantune.graph.types import DTYPES, TensorType
 class Cast(Op):
     """The same numbers in the floating `dtype`, rounded where it has fewer digits."""
 
-    name: ClassVar = "cast"
+    name = "cast"
     arity = 1
     pointwise = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def geometry(attrs: Attrs) -> dict[str, Any]:
 
 
 class Conv2d(ConvOp):
-    name: ClassVar = "conv2d"
+    name = "conv2d"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         x, w = inputs
@@ -114,7 +114,7 @@ def unread_like(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 class Conv2dDgrad(ConvOp):
     """The gradient with respect to the image, whose shape is an attribute."""
 
-    name: ClassVar = "conv2d_dgrad"
+    name = "conv2d_dgrad"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         dy, w = inputs
@@ -137,7 +137,7 @@ class Conv2dDgrad(ConvOp):
 class Conv2dWgrad(ConvOp):
     """The gradient with respect to the weight, whose shape is an attribute."""
 
-    name: ClassVar = "conv2d_wgrad"
+    name = "conv2d_wgrad"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         dy, x = inputs

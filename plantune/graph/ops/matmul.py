@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from plantune.graph.types import TensorType
 class Matmul(Op):
     """a @ b of two matrices, each transposed first where its flag says so."""
 
-    name: ClassVar = "matmul"
+    name = "matmul"
     arity = 2
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:

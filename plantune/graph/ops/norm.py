@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ class BatchNorm(Op):
     `momentum` towards the batch's (the variance unbiased).
     """
 
-    name: ClassVar = "batch_norm"
+    name = "batch_norm"
     arity = 5
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
@@ -71,7 +70,7 @@ class BatchNorm(Op):
 class BatchNormGrad(Op):
     """Inputs dy, x, weight and the batch's mean and invstd; gradients of x, weight and bias."""
 
-    name: ClassVar = "batch_norm_grad"
+    name = "batch_norm_grad"
     arity = 5
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:

@@ -1,9 +1,8 @@
-"""Pointwise ops: arithmetic with broadcasting, activations and their gradients."""
+"""Pointwise ops: arithmetic with broadcasting. Functions of one number stand in `functions.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def _to_shape_of(grad: Gradient, gradient: str, position: int) -> str:
 
 
 class Add(BroadcastOp):
-    name: ClassVar = "add"
+    name = "add"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (inputs[0] + inputs[1],)
@@ -50,7 +49,7 @@ class Add(BroadcastOp):
 
 
 class Sub(BroadcastOp):
-    name: ClassVar = "sub"
+    name = "sub"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (inputs[0] - inputs[1],)
@@ -65,7 +64,7 @@ class Sub(BroadcastOp):
 
 
 class Mul(BroadcastOp):
-    name: ClassVar = "mul"
+    name = "mul"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (inputs[0] * inputs[1],)
@@ -79,7 +78,7 @@ class Mul(BroadcastOp):
 
 
 class Div(BroadcastOp):
-    name: ClassVar = "div"
+    name = "div"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (inputs[0] / inputs[1],)
@@ -128,7 +127,7 @@ def _to_channel(grad: Gradient, gradient: str) -> str:
 
 
 class AddChannel(ChannelOp):
-    name: ClassVar = "add_channel"
+    name = "add_channel"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         x, bias = inputs
@@ -141,7 +140,7 @@ class AddChannel(ChannelOp):
 
 
 class MulChannel(ChannelOp):
-    name: ClassVar = "mul_channel"
+    name = "mul_channel"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         x, scale = inputs
@@ -160,7 +159,7 @@ class MulChannel(ChannelOp):
 class Affine(PointwiseOp):
     """x * alpha + beta with constant numbers; integers stay integers."""
 
-    name: ClassVar = "affine"
+    name = "affine"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         (x,) = inputs
@@ -181,58 +180,10 @@ class Affine(PointwiseOp):
         return (grad.emit("affine", dy, alpha=grad.attrs["alpha"], beta=0.0),)
 
 
-class Relu(PointwiseOp):
-    """max(x, 0); NaN stays NaN."""
-
-    name: ClassVar = "relu"
-
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        return (torch.relu(inputs[0]),)
-
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
-        return (grad.emit("relu_grad", dy, grad.outputs[0]),)
-
-
-class ReluGrad(PointwiseOp):
-    """dy where y > 0, else 0. Where y is NaN dy passes, as in torch."""
-
-    name: ClassVar = "relu_grad"
-    arity = 2
-
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        dy, y = inputs
-        return (torch.where(y <= 0, torch.zeros_like(dy), dy),)
-
-
-class Sigmoid(PointwiseOp):
-    name: ClassVar = "sigmoid"
-
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        return (torch.sigmoid(inputs[0]),)
-
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
-        return (grad.emit("sigmoid_grad", dy, grad.outputs[0]),)
-
-
-class SigmoidGrad(PointwiseOp):
-    """dy * y * (1 - y)."""
-
-    name: ClassVar = "sigmoid_grad"
-    arity = 2
-
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        dy, y = inputs
-        return (dy * (1 - y) * y,)
-
-
 class Rsqrt(PointwiseOp):
     """1 / sqrt(x + eps): the scale of a batch norm in inference."""
 
-    name: ClassVar = "rsqrt"
+    name = "rsqrt"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (torch.rsqrt(inputs[0] + attrs["eps"]),)
@@ -249,9 +200,5 @@ OPS: tuple[Op, ...] = (
     AddChannel(),
     MulChannel(),
     Affine(),
-    Relu(),
-    ReluGrad(),
-    Sigmoid(),
-    SigmoidGrad(),
     Rsqrt(),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def window(attrs: Attrs) -> dict[str, Any]:
 class AvgPool2d(PoolOp):
     """The mean of each window; `count_padding` says whether padding counts as zeros."""
 
-    name: ClassVar = "avg_pool2d"
+    name = "avg_pool2d"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         return (TensorType(self.output_shape(inputs[0], attrs), inputs[0].dtype),)
@@ -82,7 +82,7 @@ class AvgPool2d(PoolOp):
 
 
 class AvgPool2dGrad(PoolOp):
-    name: ClassVar = "avg_pool2d_grad"
+    name = "avg_pool2d_grad"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         return (self.gradient_type(inputs[0], attrs),)
@@ -106,7 +106,7 @@ class AvgPool2dGrad(PoolOp):
 class MaxPool2d(PoolOp):
     """The largest of each window, and its place in the image (row * W + column)."""
 
-    name: ClassVar = "max_pool2d"
+    name = "max_pool2d"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         shape = self.output_shape(inputs[0], attrs)
@@ -129,7 +129,7 @@ class MaxPool2d(PoolOp):
 class MaxPool2dGrad(PoolOp):
     """Each window's gradient goes to the place that won."""
 
-    name: ClassVar = "max_pool2d_grad"
+    name = "max_pool2d_grad"
     arity = 2
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -45,7 +44,7 @@ def _spread(grad: Gradient, dy: str) -> str:
 
 
 class Sum(ReduceOp):
-    name: ClassVar = "sum"
+    name = "sum"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (inputs[0].sum(attrs["dims"], keepdim=attrs["keepdim"]),)
@@ -57,7 +56,7 @@ class Sum(ReduceOp):
 
 
 class Mean(ReduceOp):
-    name: ClassVar = "mean"
+    name = "mean"
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
         return (inputs[0].mean(attrs["dims"], keepdim=attrs["keepdim"]),)
@@ -74,7 +73,7 @@ class Mean(ReduceOp):
 class SumTo(Op):
     """Sums to `shape`, the inverse of broadcasting from it: the gradient of a scalar bias."""
 
-    name: ClassVar = "sum_to"
+    name = "sum_to"
     arity = 1
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
@@ -98,7 +97,7 @@ class SumTo(Op):
 class BroadcastTo(Op):
     """Repeats along axes of size 1, and along new leading axes."""
 
-    name: ClassVar = "broadcast_to"
+    name = "broadcast_to"
     arity = 1
     pointwise = True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ class MoveOp(Op):
 class Reshape(MoveOp):
     """The same elements in row-major order under another shape."""
 
-    name: ClassVar = "reshape"
+    name = "reshape"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         (x,) = inputs
@@ -45,7 +44,7 @@ class Reshape(MoveOp):
 class Permute(MoveOp):
     """Axis i of the output is axis dims[i] of the input."""
 
-    name: ClassVar = "permute"
+    name = "permute"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         (x,) = inputs
@@ -68,7 +67,7 @@ class Permute(MoveOp):
 class SpaceToDepth(MoveOp):
     """block x block pixels become channels: channel = (dy * block + dx) * C + c."""
 
-    name: ClassVar = "space_to_depth"
+    name = "space_to_depth"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         (x,) = inputs
@@ -94,7 +93,7 @@ class SpaceToDepth(MoveOp):
 class DepthToSpace(MoveOp):
     """The inverse of space_to_depth."""
 
-    name: ClassVar = "depth_to_space"
+    name = "depth_to_space"
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
         (x,) = inputs

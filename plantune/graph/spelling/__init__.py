@@ -9,8 +9,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import nn
 
 from plantune.graph.spelling import arithmetic, casts, layers, shapes
@@ -37,7 +35,8 @@ METHODS: dict[str, Callable[..., Any]] = {
 IN_PLACE: frozenset[Any] = frozenset(
     (
         *(name for name in METHODS if name.endswith("_")),
-        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, F.relu_, torch.relu_),
+        *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
+        *(call for call in FUNCTIONS if call.__name__.endswith("_")),
     )
 )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from plantune.graph.ops.functions import FUNCTIONS as TABLE
+from plantune.graph.ops.functions import Function
 from plantune.graph.spelling.casts import floating, promoted
 from plantune.graph.spelling.reader import Reader, Value
 
@@ -103,16 +104,23 @@ def _neg(g: Reader, a: Value) -> Value:
     return _affine(g, a, -1, 0)
 
 
-MODULES: dict[type[nn.Module], Callable[..., Value]] = {
-    nn.ReLU: _activation_module("relu"),
-    nn.Sigmoid: _activation_module("sigmoid"),
-}
+def readers_of(
+    functions: Iterable[Function],
+) -> tuple[dict[type[nn.Module], Callable[..., Value]], dict[Any, Callable[..., Value]]]:
+    """How functions of the table are spelled: as modules, and as calls."""
+    modules, calls = {}, {}
+    for function in functions:
+        for spelled in function.spelled:
+            if isinstance(spelled, type):
+                modules[spelled] = _activation_module(function.name)
+            else:
+                calls[spelled] = _activation(function.name)
+    return modules, calls
+
+
+MODULES, _CALLS = readers_of(TABLE.values())
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
-    F.relu: _activation("relu"),
-    F.relu_: _activation("relu"),
-    torch.relu: _activation("relu"),
-    torch.relu_: _activation("relu"),
-    torch.sigmoid: _activation("sigmoid"),
+    **_CALLS,
     torch.mean: _reduce("mean"),
     torch.sum: _reduce("sum"),
     operator.add: _add,
@@ -138,10 +146,12 @@ METHODS: dict[str, Callable[..., Value]] = {
     "mul_": _mul,
     "div": _div,
     "div_": _div,
-    "relu": _activation("relu"),
-    "relu_": _activation("relu"),
-    "sigmoid": _activation("sigmoid"),
-    "sigmoid_": _activation("sigmoid"),
+    **{
+        method: _activation(name)
+        for name in TABLE
+        for method in (name, f"{name}_")
+        if hasattr(torch.Tensor, method)
+    },
     "mean": _reduce("mean"),
     "sum": _reduce("sum"),
 }

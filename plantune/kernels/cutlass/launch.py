@@ -39,7 +39,7 @@ class ConvOperands(ctypes.Structure):
         *((name, c_void_p) for name in ("x", "w", "residual", "y", "scale", "bias", "offset")),
         ("partial", c_void_p),
         ("counters", c_void_p),
-        ("relu", c_int64),
+        ("applies", c_int64),
     )
 
 

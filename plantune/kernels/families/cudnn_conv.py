@@ -49,7 +49,7 @@ class CudnnParts(ConvParts):
             scale=count(epilogue.scale),
             bias=count(epilogue.bias),
             residual=epilogue.residual is not None,
-            relu=epilogue.relu,
+            relu="relu" in epilogue.chain,
             offset=epilogue.offset is not None,
             unshifted=epilogue.unshifted is not None,
         )
@@ -95,11 +95,13 @@ class CudnnConv(KernelFamily[CudnnParts]):
 
     def read(self, step: Step) -> CudnnParts:
         parts = CudnnParts(step, conv_epilogue(step, unshifted=True))
-        problem = parts.problem
+        problem, function = parts.problem, parts.epilogue.only_function()
         known = ", ".join(cudnn.DTYPES)
         refuse(
             {
                 f"cuDNN runs {known}, not {problem.dtype}": problem.dtype not in cudnn.DTYPES,
+                f"cuDNN is asked for relu alone, not for {function}": function
+                not in (None, "relu"),
                 "cuDNN knows no empty images": not all(problem.x + problem.y),
             }
         )

@@ -18,6 +18,7 @@ from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
+from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.rendering import cxx_bools
 from plantune.space.arch import Arch
 
@@ -31,7 +32,7 @@ ROWS_MIN = 4
 COLUMNS_PER_CYCLE = 2.0
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 SOURCE = """#include "cuda/first_conv.h"
-{product}struct Conv {{
+{product}{functors}struct Conv {{
   using T = {element};
   static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
   static constexpr int kR = {r}, kS = {s};
@@ -41,7 +42,8 @@ SOURCE = """#include "cuda/first_conv.h"
   static constexpr int kColumns = {columns}, kTilesW = {tiles_w};
   static constexpr int kRows = {rows}, kGroups = {groups};
   static constexpr bool kPool = {pool}, kScale = {scale};
-  static constexpr bool kBias = {bias}, kRelu = {relu}, kNhwc = {nhwc};
+  static constexpr bool kBias = {bias}, kReluLast = {relu_last}, kNhwc = {nhwc};
+  using Expression = {expression};
 }};
 using Kernel = plantune::FirstConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
@@ -132,11 +134,14 @@ class Design:
         element = ELEMENTS[dtype]
         sizes = {"n": n, "c": c, "h": h, "w": w, "o": o, "p": p, "q": q, "r": r, "s": s}
         own = ("columns", "tiles_w", "rows", "groups", "stride", "threads", "shared_bytes")
+        # It commutes with rounding and with the pool, and pairs take it at once.
+        relu_last = self.epilogue.chain[-1:] == ("relu",)
+        chain = self.epilogue.chain[:-1] if relu_last else self.epilogue.chain
         flags = {
             "pool": self.pool,
             "scale": self.epilogue.scale is not None,
             "bias": self.epilogue.bias is not None,
-            "relu": self.epilogue.relu,
+            "relu_last": relu_last,
             "nhwc": layout == "nhwc",
         }
         return SOURCE.format(
@@ -149,6 +154,7 @@ class Design:
             **sizes,
             **{key: getattr(self, key) for key in own},
             **cxx_bools(flags),
+            **rendered(chain),
         )
 
 
@@ -275,7 +281,7 @@ def _read(step: Step) -> FirstParts:
             }
         )
     more = epilogue.residual is not None or epilogue.offset is not None
-    refuse({"only a scale, a bias and ReLU may follow the convolution": more})
+    refuse({"only a scale, a bias and functions may follow the convolution": more})
     return FirstParts(step, epilogue, pooled)
 
 

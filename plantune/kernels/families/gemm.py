@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.matmul import operands
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, KernelFamily, Values
 from plantune.kernels.folded import Folded
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.epilogue import ConvParts, conv_parts
+from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 from plantune.kernels.patterns.pointwise_conv import POINTWISE, is_pointwise
 from plantune.space.arch import Arch
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu_,
-    "sigmoid": torch.sigmoid_,
-}
 Product = Callable[..., Tensor]
 
 
@@ -37,7 +34,7 @@ class Gemm(KernelFamily[LinearLayer | ConvParts]):
         refuse({"only a 1x1 convolution, or a matrix product with bias and activation": not known})
         if step.ops[0] == "matmul":
             return linear_layer_of(step)
-        parts = conv_parts(step)
+        parts = usual_parts(step)
         refuse({f"only {POINTWISE} is a matrix product": not is_pointwise(step, parts.conv)})
         return parts
 
@@ -57,7 +54,7 @@ class Gemm(KernelFamily[LinearLayer | ConvParts]):
 
 def _bound_linear(layer: LinearLayer, values: Values) -> Binding:
     a, b, bias, y = layer.a, layer.b, layer.bias, values[layer.y]
-    activate = None if layer.activation is None else ACTIVATIONS[layer.activation]
+    function = None if layer.activation is None else FUNCTIONS[layer.activation].torch
 
     def launch(stream: int) -> None:
         left, right = operands((values[a], values[b]), layer.product.attrs)
@@ -65,8 +62,8 @@ def _bound_linear(layer: LinearLayer, values: Values) -> Binding:
             torch.mm(left, right, out=y)
         else:
             torch.addmm(values[bias], left, right, out=y)
-        if activate is not None:
-            activate(y)
+        if function is not None:
+            function(y, out=y)
 
     return Binding(launch)
 
@@ -125,8 +122,7 @@ def _bound(
             add(added, *factors(values[x]), out=y)
         if residual is not None and bias is not None:
             y.add_(bias)
-        if folded.least is not None:
-            y.clamp_(min=folded.least)
+        folded.finish(y)
 
     return Binding(launch, folded.refresh)
 

@@ -46,7 +46,8 @@ from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
+from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
+from plantune.kernels.patterns.expression import Chain, functions_in, rendered
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -54,9 +55,10 @@ from plantune.space.search_space import SearchSpace
 FILTER_MAX = 32
 UNALIGNED_THREADS, UNALIGNED_BLOCKS_MAX = 256, 1 << 16
 SOURCE = """#include "cuda/implicit_gemm_conv.h"
-using namespace cutlass;
+{functors}using namespace cutlass;
 using Conv = plantune::ImplicitGemmConv<
-    {arguments}, conv::IteratorAlgorithm::{algorithm}>;
+    {arguments}, conv::IteratorAlgorithm::{algorithm},
+    {expression}>;
 static_assert(sizeof(Conv::SharedStorage) == {shared_bytes}, "A launch asks for other memory.");
 static_assert(Conv::kThreads == {threads}, "A launch has other threads.");
 PLANTUNE_IMPLICIT_GEMM_CONV(Conv)
@@ -133,6 +135,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
             algorithm="kOptimized" if max(parts.gemm.filter) <= FILTER_MAX else "kAnalytic",
             shared_bytes=loop.shared_bytes(arch),
             threads=loop.threads,
+            **rendered(_compiled_chain(parts.epilogue)),
         )
 
     def bind(self, parts: GemmParts, config: Attrs, frame: Frame) -> Binding:
@@ -156,6 +159,17 @@ def _possible_configs(space: SearchSpace) -> tuple[Attrs, ...]:
         )
 
     return tuple(filter(is_possible, space.configs(ImplicitGemmConv.name)))
+
+
+def _compiled_chain(epilogue: ConvEpilogue) -> Chain:
+    """All parts of the usual order, so that a binary serves all steps that have it: what is missing
+    is zero or, of the function, switched off.
+    """
+    try:
+        function = epilogue.only_function()
+    except IllegalCandidate:
+        return epilogue.chain
+    return ("residual", function or "relu", "offset")
 
 
 def _why_not_tf32(loop: MainLoop) -> str | None:
@@ -207,7 +221,7 @@ def _launching(
         for word, number in (("scale", 1.0), ("bias", 0.0))
         if word not in constants
     }
-    same: dict[str, Any] = {"relu": parts.epilogue.relu}
+    same: dict[str, Any] = {"applies": bool(functions_in(parts.epilogue.chain))}
     if config["split_k"] > 1 and (work := address_of(frame.workspace)):
         same |= {"partial": work, "counters": work + partial_bytes(gemm, config)}
 

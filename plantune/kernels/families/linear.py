@@ -11,6 +11,7 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason, refuse
+from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 from plantune.kernels.vector_kernel import (
     ELEMENTS,
@@ -25,11 +26,10 @@ from plantune.space.arch import Arch
 THREADS, WARPS = 256, 8
 # Beyond it the same weights are read again and again.
 ROWS_MAX = 2048
-ACTIVATIONS = {None: "kNone", "relu": "kRelu", "sigmoid": "kSigmoid"}
 SOURCE = (
     """#include "cuda/linear.h"
-using Kernel = plantune::Linear<{element}, {rows}, {columns}, {depth}, {width}, {threads},
-                                plantune::Activation::{activation}>;"""
+{functors}using Kernel = plantune::Linear<{element}, {rows}, {columns}, {depth}, {width}, {threads},
+                                {expression}>;"""
     + ENTRIES
 )
 
@@ -82,7 +82,7 @@ class Linear(CudaFamily[LinearLayer]):
             depth=depth,
             width=math.gcd(VECTOR_BYTES // type_.torch_dtype.itemsize, depth),
             threads=THREADS,
-            activation=ACTIVATIONS[parts.activation],
+            **rendered((parts.activation,) if parts.activation else ()),
         )
 
     def bind(self, parts: LinearLayer, config: Attrs, frame: Frame) -> Binding:

@@ -1,4 +1,4 @@
-"""oneDNN convolution with scale, bias, residual and ReLU, on prepacked weights."""
+"""oneDNN convolution with scale, bias, residual and a function, on prepacked weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import onednn
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.patterns.epilogue import ConvParts, conv_parts
+from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.layouts import in_layout
 
 
@@ -20,7 +20,7 @@ class OneDnnConv(onednn.OneDnnFamily[ConvParts]):
     name: ClassVar = "onednn_conv"
 
     def read(self, step: Step) -> ConvParts:
-        return conv_parts(step)
+        return usual_parts(step)
 
     def bind(self, parts: ConvParts, config: Attrs, frame: Frame) -> Binding:
         geometry = onednn.Geometry.of(parts.conv.attrs)

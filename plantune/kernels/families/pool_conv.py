@@ -1,4 +1,4 @@
-"""Average pooling followed by a 1x1 convolution with bias, in one CUDA kernel."""
+"""Average pooling, then a 1x1 convolution with bias and functions, in one CUDA kernel."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from plantune.kernels.constants import Constants, Parameter, in_rows
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import channel_parts
+from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.vector_kernel import ELEMENTS
@@ -36,12 +37,12 @@ SOURCE = (
     """\
 #include "cuda/pool_conv.h"
 
-using T = {element};
+{functors}using T = {element};
 using Pool = plantune::Pooling<plantune::Extent<{image}>, plantune::Extent<{kernel}>,
                                plantune::Extent<{stride}>, plantune::Extent<{padding}>, {count}>;
 using Kernel =
     plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>,
-                       {bias}>;
+                       {bias}, {expression}>;
 """
     + ENTRY
 )
@@ -77,12 +78,11 @@ class PoolConv(TiledFamily[PoolConvParts]):
         parts = PoolConvParts(step, pointwise_conv_after(step, "avg_pool2d"))
         epilogue, channels, outputs = parts.epilogue, parts.channels, parts.outputs
         rows, columns = parts.pool.attrs["kernel"]
-        more = epilogue.relu or epilogue.offset is not None
         odd = channels % VECTOR or outputs % VECTOR
         window = f"a window of {rows}x{columns} is too much code, at most {PLACES_MAX}"
         refuse(
             {
-                "only a bias may follow the convolution": more,
+                "only a bias and functions may follow the convolution": epilogue.offset,
                 f"channels move {VECTOR} at once, {channels} to {outputs} do not divide": odd,
                 window: rows * columns > PLACES_MAX,
                 **not_countable(parts.pixels),
@@ -110,6 +110,7 @@ class PoolConv(TiledFamily[PoolConvParts]):
             channels=parts.channels,
             outputs=parts.outputs,
             bias=cxx_bool(parts.epilogue.bias),
+            **rendered(parts.epilogue.chain),
             **config,
             shared_bytes=parts.shared_bytes(config),
         )

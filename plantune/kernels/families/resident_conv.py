@@ -27,6 +27,7 @@ from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
+from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.rendering import cxx_bools
 from plantune.space.arch import Arch
 
@@ -34,12 +35,13 @@ WARPGROUP, TILE_O = 128, 64
 # Sums of more pixels, and what is added to them, leave no registers.
 ROWS_MAX = 16
 SOURCE = """#include "cuda/resident_conv.h"
-{product}struct Conv {{
+{product}{functors}struct Conv {{
   using T = {element};
   static constexpr int kN = {n}, kC = {c}, kO = {o}, kP = {p}, kQ = {q}, kR = {r}, kS = {s};
   static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
   static constexpr int kBoxH = {box_h}, kSlots = {stages}, kGroups = {groups};
-  static constexpr bool kScale = {scale}, kBias = {bias}, kResidual = {residual}, kRelu = {relu};
+  static constexpr bool kScale = {scale}, kBias = {bias};
+  using Expression = {expression};
 }};
 using Kernel = plantune::ResidentConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
@@ -105,12 +107,7 @@ class Design:
     def source(self, dtype: str) -> str:
         columns, element = 8 * self.box.h, ELEMENTS[dtype]
         epilogue = self.epilogue
-        flags = {
-            "scale": epilogue.scale is not None,
-            "bias": epilogue.bias is not None,
-            "residual": epilogue.residual is not None,
-            "relu": epilogue.relu,
-        }
+        flags = {"scale": epilogue.scale, "bias": epilogue.bias}
         return SOURCE.format(
             product=product(dtype, columns),
             element=element,
@@ -118,6 +115,7 @@ class Design:
             **vars(self.shape),
             **{key: getattr(self, key) for key in ("stages", "groups", "threads", "shared_bytes")},
             **cxx_bools(flags),
+            **rendered(epilogue.chain),
         )
 
 
@@ -133,7 +131,7 @@ class ResidentConv(WarpgroupFamily[WarpgroupParts]):
         alone = shape.stride != (1, 1) or shape.r * shape.s == 1
         refuse(
             {
-                "only scale, bias, residual and ReLU may follow the convolution": offset
+                "only scale, bias, residual and functions may follow the convolution": offset
                 is not None,
                 **not_a_warpgroups(step, parts.epilogue),
                 "only the taps of a larger kernel with stride 1 read the same pixels": alone,

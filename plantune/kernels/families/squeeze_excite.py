@@ -7,7 +7,6 @@ fuses them after 4 s of compiling for every size.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,9 +15,16 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
-from plantune.kernels.cxx import carried_library, function, load_unit, unit_source, why_not_loadable
+from plantune.kernels.cxx import (
+    carried_library,
+    function,
+    load_unit,
+    unit_source,
+    why_not_loadable,
+)
 from plantune.kernels.family import Binding, Frame, KernelFamily, Values
 from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.expression import defined_function, functions_in
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.layouts import view_bytes
 from plantune.space.arch import Arch
@@ -56,16 +62,23 @@ class SqueezeExciteTail(KernelFamily[TailParts]):
         )
         return parts
 
+    def why_not_config(self, parts: TailParts, config: Attrs, arch: Arch) -> str | None:
+        return why_not_loadable(UNIT, _defined(parts)) or super().why_not_config(
+            parts, config, arch
+        )
+
     def workspace_bytes(self, parts: TailParts, config: Attrs) -> int:
         return _scratch_type(parts).size_bytes
 
     def source(self, parts: TailParts, config: Attrs, arch: Arch) -> str | None:
-        return None if carried_library(UNIT) else unit_source(UNIT)
+        defined = _defined(parts)
+        return None if carried_library(UNIT, defined) else unit_source(UNIT, defined)
 
     def build(self, parts: TailParts, config: Attrs, arch: Arch) -> Callable[..., None]:
-        address, value = ctypes.c_void_p, ctypes.c_float
-        arguments = [ctypes.POINTER(Sizes), *[address] * 6, value, value, address, address]
-        made: Callable[..., None] = function(load_unit(UNIT), UNIT, arguments)
+        address, ends = ctypes.c_void_p, (ctypes.c_int, ctypes.c_float)
+        arguments = [ctypes.POINTER(Sizes), *[address] * 6, *ends, address, address]
+        library = load_unit(UNIT, _defined(parts))
+        made: Callable[..., None] = function(library, UNIT, arguments)
         return made
 
     def bind(self, parts: TailParts, config: Attrs, frame: Frame) -> Binding:
@@ -74,19 +87,23 @@ class SqueezeExciteTail(KernelFamily[TailParts]):
         assert read.result is not None
         scratch = view_bytes(frame.workspace, 0, _scratch_type(parts), "nchw")
         y, sizes = values[read.result], _sizes(parts, config)
-        prepared: list[Any] = []
+        applies, prepared = bool(functions_in(read.chain)), list[Any]()
 
         def refresh() -> None:
             prepared[:] = _prepared(read, values)
 
         def launch(stream: int) -> None:
-            *weights, least, offset = prepared
+            *weights, offset = prepared
             x = values[read.image].data_ptr()
             residual = _address(values[read.residual]) if read.residual else None
             ends = y.data_ptr(), scratch.data_ptr()
-            run(sizes, x, *map(_address, weights), residual, least, offset, *ends)
+            run(sizes, x, *map(_address, weights), residual, applies, offset, *ends)
 
         return Binding(launch, refresh)
+
+
+def _defined(parts: TailParts) -> str:
+    return defined_function(parts.tail.chain)
 
 
 def _leaving(read: SqueezeExcite) -> dict[str, bool]:
@@ -111,14 +128,13 @@ def _scratch_type(parts: TailParts) -> TensorType:
 
 
 def _prepared(read: SqueezeExcite, values: Values) -> list[Any]:
-    """Both layers as the kernel reads them, the least value and the offset."""
+    """Both layers as the kernel reads them, and the offset."""
     squeeze, excite = read.squeeze, read.excite
     return [
         squeeze.rows(values[squeeze.weight]).contiguous(),
         None if squeeze.bias is None else values[squeeze.bias],
         excite.rows(values[excite.weight]).t().contiguous(),
         None if excite.bias is None else values[excite.bias],
-        0.0 if read.relu else -math.inf,
         0.0 if read.offset is None else values[read.offset].item(),
     ]
 

@@ -7,7 +7,6 @@ products: a group a place in the transformed tile. Transformed weights are prepa
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,7 +28,8 @@ from plantune.kernels.cxx import (
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.folded import Folded
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.epilogue import ConvParts, conv_parts
+from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
+from plantune.kernels.patterns.expression import defined_function
 from plantune.layouts import aligned, view_bytes
 from plantune.space.arch import Arch
 
@@ -46,6 +46,15 @@ class Images(ctypes.Structure):
     """The struct of that name in `csrc/cpu/winograd.hpp`."""
 
     _fields_: ClassVar = [(name, ctypes.c_int) for name in ("count", "height", "width", "channels")]
+
+
+class Epilogue(ctypes.Structure):
+    """The struct of that name there."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("bias", "residual")),
+        *(("applies", ctypes.c_int), ("offset", ctypes.c_float)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,11 @@ class Tiles:
 class WinogradParts(ConvParts):
     tiles: Tiles
 
+    @property
+    def defined(self) -> str:
+        """What the unit is compiled with."""
+        return defined_function(self.epilogue.chain)
+
 
 class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
     """Config: `layout`, which is nhwc: the transforms work on all channels of a pixel at once."""
@@ -91,7 +105,7 @@ class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
         return why_not_loadable(UNIT) or super().why_not_arch(arch)
 
     def read(self, step: Step) -> WinogradParts:
-        parts = conv_parts(step)
+        parts = usual_parts(step)
         attrs, (x, w) = parts.conv.attrs, (step.types[name] for name in parts.conv.inputs)
         unit = all(attrs[key] == (1, 1) for key in ("stride", "padding", "dilation"))
         rows, columns = x.shape[2:]
@@ -106,17 +120,21 @@ class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
         )
         return WinogradParts(step, parts.epilogue, _tiles(x.shape, w.shape))
 
+    def why_not_config(self, parts: WinogradParts, config: Attrs, arch: Arch) -> str | None:
+        return why_not_loadable(UNIT, parts.defined) or super().why_not_config(parts, config, arch)
+
     def workspace_bytes(self, parts: WinogradParts, config: Attrs) -> int:
         tiles = parts.tiles
         return aligned(tiles.inputs_type.size_bytes) + tiles.products_type.size_bytes
 
     def source(self, parts: WinogradParts, config: Attrs, arch: Arch) -> str | None:
-        return None if carried_library(UNIT) else unit_source(UNIT)
+        carried = carried_library(UNIT, parts.defined)
+        return None if carried else unit_source(UNIT, parts.defined)
 
     def build(self, parts: WinogradParts, config: Attrs, arch: Arch) -> Transforms:
-        library, algorithm = load_unit(UNIT), parts.tiles.algorithm.lower()
+        library, algorithm = load_unit(UNIT, parts.defined), parts.tiles.algorithm.lower()
         address, images = ctypes.c_void_p, ctypes.POINTER(Images)
-        after = [images, address, address, address, ctypes.c_float, address]
+        after = [images, address, ctypes.POINTER(Epilogue), address]
         return Transforms(
             function(library, f"{algorithm}_input", [images, address, address]),
             function(library, f"{algorithm}_output", after),
@@ -130,7 +148,7 @@ class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
         count, _, height, width = parts.step.types[x].shape
         before = Images(count, height, width, tiles.channels)
         after = Images(count, height, width, tiles.outputs)
-        folded = Folded(parts.epilogue, values, lambda weight: _packed(weight, tiles))
+        folded = Folded(parts.epilogue, values, lambda weight: _packed(weight, tiles), apart=True)
 
         def launch(stream: int) -> None:
             transforms.input(before, values[x].data_ptr(), inputs.data_ptr())
@@ -138,9 +156,12 @@ class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
             transforms.output(
                 after,
                 products.data_ptr(),
-                None if folded.bias is None else folded.bias.data_ptr(),
-                None if residual is None else values[residual].data_ptr(),
-                -math.inf if folded.least is None else folded.least,
+                Epilogue(
+                    None if folded.bias is None else folded.bias.data_ptr(),
+                    None if residual is None else values[residual].data_ptr(),
+                    folded.function is not None,
+                    folded.offset,
+                ),
                 y.data_ptr(),
             )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
 from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.kernels.patterns.expression import Chain, expression, functors
 
 SWIZZLE_BYTES = 1024
 SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
@@ -24,8 +25,8 @@ CONSTANTS = """struct Conv {{
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
   static constexpr int kSharedFloor = {shared_floor};  // keeps other blocks off the SM
   static constexpr bool kReuse = {reuse};
-  static constexpr bool kScale = {scale}, kBias = {bias}, kResidual = {residual};
-  static constexpr bool kRelu = {relu}, kOffset = {offset}, kUnshifted = {unshifted};
+  static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
+  using Expression = {expression};
 {more}}};
 """
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
@@ -144,16 +145,20 @@ class Design:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def constants(self, dtype: str, epilogue: ConvEpilogue, more: str = "") -> str:
-        """The product, and the struct that the kernel is instantiated with; `more` are lines at its
-        end.
+    def constants(
+        self, dtype: str, epilogue: ConvEpilogue, more: str = "", inner: Chain = ()
+    ) -> str:
+        """The product, functions, and the struct that the kernel is instantiated with; `more` are
+        lines at its end, which may name the functions of `inner`.
         """
-        parts = ("scale", "bias", "residual", "relu", "offset", "unshifted")
+        parts = ("scale", "bias", "unshifted")
         has = {part: "true" if getattr(epilogue, part) else "false" for part in parts}
-        return product(dtype, self.tile_n) + CONSTANTS.format(
+        before = product(dtype, self.tile_n) + functors(epilogue.chain + inner)
+        return before + CONSTANTS.format(
             **vars(self.shape),
             **has,
             **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},
+            expression=expression(epilogue.chain),
             reuse="true" if self.reuse else "false",
             element=ELEMENTS[dtype],
             box=self.box,

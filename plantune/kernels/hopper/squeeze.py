@@ -112,14 +112,14 @@ def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:
     if layers.image != head[-1].name:
         raise IllegalCandidate(f"the mean is not of {head[-1].name!r}, the value before it")
     epilogue = conv_epilogue(beginning(step, len(head)))
-    if epilogue.residual is not None or epilogue.relu:
+    if epilogue.chain:
         raise IllegalCandidate("between convolution and mean there is more than scale and bias")
     if layers.offset is not None and layers.offset not in step.constants:
         raise IllegalCandidate(f"the offset {layers.offset!r} is not constant between calls")
     whole = replace(
         epilogue,
         residual=layers.residual,
-        relu=layers.relu,
+        chain=layers.chain,
         offset=layers.offset,
         unshifted=layers.unshifted,
     )

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
-from plantune.graph.ops.pointwise import along_axis
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.step import Step
 from plantune.kernels.constants import Form, channel_values
 from plantune.kernels.family import Parts
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.expression import Chain, functions_in
 
 
 @dataclass(frozen=True)
 class ConvEpilogue:
-    """y = relu(conv(x, w) * scale + bias + residual) + offset, each part optional.
+    """y = conv(x, w) * scale + bias, then what `chain` names, each part optional.
 
     `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
     `unshifted` is the value before the offset if that leaves the step too.
@@ -27,9 +27,24 @@ class ConvEpilogue:
     scale: str | None = None
     bias: str | None = None
     residual: str | None = None
-    relu: bool = False
+    chain: Chain = ()
     offset: str | None = None
     unshifted: str | None = None
+
+    def only_function(self) -> str | None:
+        """The one function, for kernels that apply it after the residual and before the offset;
+        raises IllegalCandidate where there are more, or another order.
+        """
+        function = next(iter(functions_in(self.chain)), None)
+        usual = self.chain == usual_chain(self.residual, function, self.offset)
+        refuse({"only one function, after the residual, may follow": not usual})
+        return function
+
+
+def usual_chain(residual: str | None, function: str | None, offset: str | None) -> Chain:
+    """The order that most networks have."""
+    parts = ("residual" if residual else None, function, "offset" if offset else None)
+    return tuple(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True)
@@ -72,9 +87,13 @@ class ConvParts(Parts):
         return images * rows * columns
 
 
-def conv_parts(step: Step, *, unshifted: bool = False) -> ConvParts:
-    """Reads a step as a convolution and its epilogue; see `conv_epilogue`."""
-    return ConvParts(step, conv_epilogue(step, unshifted=unshifted))
+def usual_parts(step: Step) -> ConvParts:
+    """Reads a step as a convolution and its epilogue, for kernels that apply one function after the
+    residual; see `conv_epilogue`.
+    """
+    epilogue = conv_epilogue(step)
+    epilogue.only_function()
+    return ConvParts(step, epilogue)
 
 
 def conv_epilogue(step: Step, *, unshifted: bool = False) -> ConvEpilogue:
@@ -92,13 +111,17 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
         raise IllegalCandidate(f"the step starts with {conv.op}, not with a convolution")
     leaving = {name for name, _ in step.outputs} - {step.nodes[-1].name}
     parts: dict[str, str] = {}
+    chain: list[str] = []
     last = conv.name
     for node in rest:
-        part, operand = _part(step, node, last, parts)
-        parts[part] = operand
+        part, operand = _part(step, node, last, (*parts, *chain))
+        if operand is not None:
+            parts[part] = operand
+        if part not in ("scale", "bias"):
+            chain.append(part)
         last = node.name
     for part, operand in (("weight", conv.inputs[1]), *parts.items()):
-        if part not in ("residual", "relu") and operand not in step.constants:
+        if part != "residual" and operand not in step.constants:
             raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
     for image in {conv.inputs[0], parts.get("residual")} & step.constants:
         # Constants are in nchw, whatever layout the images of a kernel have.
@@ -107,8 +130,7 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
     if leaving and not (unshifted and leaving == {before}):
         raise IllegalCandidate("a value before the end of the step is read outside of it")
-    relu = parts.pop("relu", None) is not None
-    return ConvEpilogue(conv, relu=relu, unshifted=before if leaving else None, **parts)
+    return ConvEpilogue(conv, chain=tuple(chain), unshifted=before if leaving else None, **parts)
 
 
 def channel_parts(
@@ -124,32 +146,29 @@ def channel_parts(
     }
 
 
-# Each part may follow none of these.
-NEVER_AFTER = {
-    "scale": ("scale", "bias", "residual", "relu", "offset"),
-    "bias": ("bias", "residual", "relu", "offset"),
-    "residual": ("residual", "relu", "offset"),
-    "relu": ("relu", "offset"),
-    "offset": ("offset",),
-}
-
-
-def _part(step: Step, node: Node, last: str, parts: dict[str, str]) -> tuple[str, str]:
+def _part(step: Step, node: Node, last: str, before: Chain) -> tuple[str, str | None]:
     """Which part of the epilogue a node is, and the value it brings."""
     if last not in node.inputs:
         raise IllegalCandidate(f"{node.name!r} does not read {last!r}, the value before it")
     others = [value for value in node.inputs if value != last]
-    part, operand = _kind(step, node, others, parts), (others or [""])[0]
+    part, operand = _kind(step, node, others, before), next(iter(others), None)
     if step.types[node.name] != step.types[last]:
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place: it changes the shape")
-    if part is None or any(earlier in parts for earlier in NEVER_AFTER[part]):
+    if part is None or not _may_follow(part, before):
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place in the epilogue")
     return part, operand
 
 
-def _kind(step: Step, node: Node, others: list[str], parts: dict[str, str]) -> str | None:
-    if node.op == "relu":
-        return "relu"
+def _may_follow(part: str, before: Chain) -> bool:
+    """Scale and bias come first, the offset last; each value that is read once at most."""
+    if part in ("scale", "bias"):
+        return {*before} <= ({"scale"} if part == "bias" else set())
+    return "offset" not in before and not (part == "residual" and part in before)
+
+
+def _kind(step: Step, node: Node, others: list[str], before: Chain) -> str | None:
+    if node.op in FUNCTIONS:
+        return node.op
     if len(others) != 1 or node.op not in ("add", "mul", "add_channel", "mul_channel"):
         return None
     scalar = step.types[others[0]].numel == 1
@@ -157,27 +176,6 @@ def _kind(step: Step, node: Node, others: list[str], parts: dict[str, str]) -> s
     if node.op in ("mul", "mul_channel"):
         return "scale" if scalar or by_channel else None
     if scalar or by_channel:
-        return "offset" if scalar and "relu" in parts else "bias"
+        return "offset" if scalar and not FUNCTIONS.keys().isdisjoint(before) else "bias"
     same = step.types[others[0]].shape == step.types[node.name].shape
     return "residual" if same else None
-
-
-def folded_constants(
-    epilogue: ConvEpilogue, values: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor | None, float | None]:
-    """The scaled weight, the bias per channel, and the least value if there is a ReLU.
-
-    relu(v) + offset is max(v + offset, offset), so the offset goes into the bias too.
-    """
-    weight = values[epilogue.conv.inputs[1]]
-    if epilogue.scale is not None:
-        weight = weight * along_axis(values[epilogue.scale], 4, 0)
-    bias = None
-    for part in (epilogue.bias, epilogue.offset):
-        if part is not None:
-            channel = values[part].flatten().expand(weight.shape[0]).contiguous()
-            bias = channel if bias is None else bias + channel
-    least = None
-    if epilogue.relu:
-        least = 0.0 if epilogue.offset is None else values[epilogue.offset].item()
-    return weight, bias, least

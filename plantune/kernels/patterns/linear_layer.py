@@ -6,11 +6,10 @@ import itertools
 from dataclasses import dataclass
 
 from plantune.graph.graph import Node
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.step import Step
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import refuse
-
-ACTIVATIONS = ("relu", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,7 @@ def linear_layer_of(step: Step) -> LinearLayer:
     left = [name for name, _ in step.outputs] != [step.nodes[-1].name]
     refuse(
         {
-            f"{ops[-1]} is none of {', '.join(ACTIVATIONS)}": ops[2:3]
-            and ops[2] not in ACTIVATIONS,
+            f"{ops[-1]} is none of {', '.join(FUNCTIONS)}": ops[2:3] and ops[2] not in FUNCTIONS,
             **unread,
             "a value before the end of the step is read outside of it": left,
             "the bias is not one per column": rest and rest[0].attrs["axis"] != 1,

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
+from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
 from plantune.graph.step import Step
 
 # Which axis of the result each axis of a value runs along; NONE where it is broadcast.
 Place = tuple[int, ...]
 NONE = -1
-# Each op in C++; the functions are those of csrc/cuda/arithmetic.h.
+# Ops that are no functions of the table in C++, as csrc/cuda/arithmetic.h has them.
 EXPRESSIONS = {
     "cast": "{0}",
     "add": "{0} + {1}",
@@ -23,10 +24,6 @@ EXPRESSIONS = {
     "add_channel": "{0} + {1}",
     "mul_channel": "{0} * {1}",
     "affine": "{0} * {alpha} + {beta}",
-    "relu": "plantune::relu({0})",
-    "relu_grad": "plantune::relu_grad({0}, {1})",
-    "sigmoid": "plantune::sigmoid({0})",
-    "sigmoid_grad": "plantune::sigmoid_grad({0}, {1})",
     "rsqrt": "plantune::rsqrt({0}, {eps})",
     "broadcast_to": "{0}",
 }
@@ -49,11 +46,17 @@ class Expression:
     results: tuple[str, ...]
 
 
+def cxx_of(name: str) -> str | None:
+    """An op in C++, None if it does not work place by place."""
+    op = op_named(name)
+    return op.cxx if isinstance(op, FunctionOp) else EXPRESSIONS.get(name)
+
+
 def expression_of(step: Step) -> Expression:
     """Reads a step; raises IllegalCandidate with the reason."""
     shape = step.outputs[-1][1].shape
     for node in step.nodes:
-        if node.op not in EXPRESSIONS:
+        if cxx_of(node.op) is None:
             raise IllegalCandidate(f"{node.op} at {node.name!r} does not work place by place")
     for name, type_ in step.outputs:
         if type_.shape != shape:
@@ -83,7 +86,7 @@ class _Writer:
             inputs = [self.element(*read) for read in self.reads(node, place)]
             numbers = {name: _literal(node.attrs[name]) for name in _numbers(node)}
             name = f"v{len(self.made)}"
-            text = EXPRESSIONS[node.op].format(*inputs, **numbers)
+            text = (cxx_of(node.op) or "").format(*inputs, **numbers)
             self.lines.append(f"const float {name} = {text};")
             self.made[key] = name
         return self.made[key]

@@ -32,7 +32,7 @@ def pointwise_conv_after(
     refuse(
         {
             f"only {POINTWISE}": not is_pointwise(step, epilogue.conv),
-            f"only a {'scale, ' * scaled}bias, ReLU and offset may follow it": others,
+            f"only a {'scale, ' * scaled}bias, functions and an offset may follow it": others,
         }
     )
     return epilogue

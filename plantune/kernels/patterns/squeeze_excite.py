@@ -9,9 +9,12 @@ from torch import Tensor
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Parts
+from plantune.kernels.patterns.epilogue import usual_chain
+from plantune.kernels.patterns.expression import Chain
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class SqueezeExcite:
-    """y = relu(x * sigmoid(W2 relu(W1 mean(x) + b1) + b2) + residual) + offset.
+    """y = x * sigmoid(W2 relu(W1 mean(x) + b1) + b2), then what `chain` names.
 
     What follows the sigmoid is optional, and so are the biases. `offset` is one value. Values
     by which the step is left: `means`, `hidden` and `gates` (a value and its reshape may both
@@ -44,7 +47,7 @@ class SqueezeExcite:
     squeeze: Layer
     excite: Layer
     residual: str | None
-    relu: bool
+    chain: Chain
     offset: str | None
     means: tuple[str, ...]
     hidden: str | None
@@ -74,12 +77,11 @@ def squeeze_excite_of(step: Step, nodes: Sequence[Node]) -> SqueezeExcite:
     hidden = chain.need("relu").name
     excite = chain.layer()
     gates = [chain.need("sigmoid").name, *chain.reshaped()]
-    residual = offset = unshifted = result = None
-    relu = False
+    residual = function = offset = unshifted = result = None
     if chain.rest:
         chain.gated(image)
         residual = chain.residual()
-        relu = chain.take("relu") is not None
+        function = chain.function()
         before, offset = chain.last, chain.offset()
         result = chain.last
         unshifted = before if before != result else None
@@ -91,7 +93,7 @@ def squeeze_excite_of(step: Step, nodes: Sequence[Node]) -> SqueezeExcite:
         squeeze=squeeze,
         excite=excite,
         residual=residual,
-        relu=relu,
+        chain=usual_chain(residual, function, offset),
         offset=offset,
         means=left.of(*means),
         hidden=left.one(hidden),
@@ -194,6 +196,10 @@ class _Chain:
             raise IllegalCandidate(f"{other!r} is not an image that may be added")
         self.need("add")
         return other
+
+    def function(self) -> str | None:
+        node = self.take(*FUNCTIONS)
+        return None if node is None else node.op
 
     def offset(self) -> str | None:
         """The one value that is added."""

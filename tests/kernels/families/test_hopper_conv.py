@@ -117,7 +117,11 @@ def test_each_layer_has_configs(step_of, index, dtype):
         (Conv(o=20), "float16", "do not start at 16 bytes"),
         (Conv(groups=2), "float16", "without groups"),
         (Conv(size=(90, 90), stride=9, parts=()), "float16", "at most 8 pixels"),
-        (lambda b: b("sigmoid", Conv(parts=())(b)), "float16", "no place in the epilogue"),
+        (
+            lambda b: b("affine", Conv(parts=())(b), alpha=2.0, beta=0.0),
+            "float16",
+            "no place in the epilogue",
+        ),
     ],
 )
 def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):

@@ -253,7 +253,7 @@ static_assert(sizeof(plantune::ConvProblem) == {problem}, "");
 static_assert(sizeof(plantune::ConvOperands) == {operands}, "");
 """
 MAIN_LOOP = """using Conv{i} = plantune::ImplicitGemmConv<
-    {arguments}, conv::IteratorAlgorithm::kOptimized>;
+    {arguments}, conv::IteratorAlgorithm::kOptimized, plantune::Value>;
 static_assert(sizeof(Conv{i}::SharedStorage) == {shared_bytes}, "");
 static_assert(Conv{i}::kThreads == {threads}, "");
 static_assert(sizeof(Conv{i}::Report) == {report}, "");

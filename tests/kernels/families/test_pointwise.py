@@ -11,8 +11,8 @@ from plantune.graph.types import TensorType
 from plantune.kernels.families.pointwise import FAMILY
 from plantune.kernels.family import Frame
 from plantune.kernels.patterns.pointwise_chain import (
-    EXPRESSIONS,
     Geometry,
+    cxx_of,
     expression_of,
     geometry_of,
 )
@@ -77,8 +77,9 @@ CHAINS = {
 
 
 def test_every_pointwise_op_has_an_expression_and_a_case(step_of):
-    assert set(EXPRESSIONS) == {name for name, op in OPS.items() if op.pointwise}
-    assert set(EXPRESSIONS) == {op for emit in CHAINS.values() for op in step_of(emit).ops}
+    written = {name for name in OPS if cxx_of(name) is not None}
+    assert written == {name for name, op in OPS.items() if op.pointwise}
+    assert written == {op for emit in CHAINS.values() for op in step_of(emit).ops}
 
 
 @pytest.mark.parametrize("name", CHAINS)

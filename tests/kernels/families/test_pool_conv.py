@@ -82,7 +82,7 @@ def test_the_network_offers_each_downsampling_block():
     ("emit", "reason"),
     [
         (lambda b: b.conv(b.x(2, 8, 8, 8), b.w(8, 8, 1, 1)), "does not start with avg_pool2d"),
-        (lambda b: b("relu", Pool()(b)), "only a bias may follow"),
+        (lambda b: b("add", b("relu", Pool()(b)), b.w(1)), "only a bias and functions may follow"),
         (Pool(outside=True), "read outside of it"),
         (Pool(channels=12), "8 at once, 12 to 128 do not divide"),
         (Pool(outputs=12), "8 at once, 64 to 12 do not divide"),

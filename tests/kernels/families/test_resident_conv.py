@@ -70,7 +70,7 @@ def refusal(step, chosen):
         (Conv(c=12), "float16", "do not start at 16 bytes"),
         (Conv(stride=2), "float16", "with stride 1 read the same pixels"),
         (Conv(kernel=(1, 1)), "float16", "of a larger kernel"),
-        (Conv(parts=("relu", "offset")), "float16", "only scale, bias, residual and ReLU"),
+        (Conv(parts=("relu", "offset")), "float16", "only scale, bias, residual and functions"),
         (Conv(c=192), "float16", "bytes of shared memory, a block has"),
         (Conv(o=0), "float16", "there is nothing to compute"),
         (Conv(n=1, c=8, size=(16, 70000), o=2048), "float16", "are counted in 31 bits"),

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from plantune.errors import IllegalCandidate
-from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, folded_constants
+from plantune.kernels.folded import Folded
+from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue, usual_parts
 
 IMAGE, WEIGHT = (2, 3, 6, 6), (4, 3, 3, 3)
 MADE = (2, 4, 4, 4)
@@ -27,7 +28,9 @@ def test_all_parts(step_of):
         return b("add", b("relu", y), b.w(1))
 
     step = step_of(emit)
-    assert conv_epilogue(step) == ConvEpilogue(step.nodes[0], "w1", "w2", "x1", True, "w3")
+    assert conv_epilogue(step) == ConvEpilogue(
+        step.nodes[0], "w1", "w2", "x1", ("residual", "relu", "offset"), "w3"
+    )
 
 
 def test_without_relu_a_scalar_behind_is_the_bias(step_of):
@@ -41,6 +44,7 @@ PARTS = {
     "bias": lambda b, y: b("add_channel", y, b.w(4), axis=1),
     "residual": lambda b, y: b("add", y, b.x(*MADE)),
     "relu": lambda b, y: b("relu", y),
+    "sigmoid": lambda b, y: b("sigmoid", y),
     "offset": lambda b, y: b("add", y, b.w(1)),
 }
 WRONG_ORDERS = [
@@ -55,8 +59,8 @@ WRONG_ORDERS = [
     ("residual", "residual"),
     ("relu", "scale"),
     ("relu", "bias"),
-    ("relu", "residual"),
-    ("relu", "relu"),
+    ("relu", "residual", "residual"),
+    ("relu", "residual", "bias"),
     ("relu", "offset", "offset"),
     ("relu", "offset", "relu"),
     ("relu", "offset", "residual"),
@@ -76,6 +80,33 @@ def test_a_wrong_order_is_refused(step_of, order):
     last = step.nodes[-1]
     with pytest.raises(IllegalCandidate, match=f"{last.op} at '{last.name}' has no place"):
         conv_epilogue(step)
+
+
+RIGHT_ORDERS = [
+    ("relu",),
+    ("sigmoid", "offset"),
+    ("relu", "residual"),
+    ("relu", "residual", "sigmoid", "offset"),
+    ("residual", "relu", "sigmoid"),
+]
+
+
+@pytest.mark.parametrize("order", RIGHT_ORDERS, ids=" then ".join)
+def test_functions_and_the_residual_come_in_any_order(step_of, order):
+    def emit(b):
+        y = PARTS["bias"](b, conv(b))
+        for part in order:
+            y = PARTS[part](b, y)
+        return y
+
+    assert conv_epilogue(step_of(emit)).chain == order
+
+
+@pytest.mark.parametrize("order", [("relu", "residual"), ("relu", "sigmoid")], ids=" then ".join)
+def test_kernels_of_one_function_refuse_other_orders(step_of, order):
+    step = step_of(lambda b: PARTS[order[1]](b, PARTS[order[0]](b, conv(b))))
+    with pytest.raises(IllegalCandidate, match="only one function, after the residual"):
+        usual_parts(step)
 
 
 REFUSED = {
@@ -143,9 +174,9 @@ REFUSED = {
         lambda b: b("sub", conv(b), b.x(*MADE)),
         "sub at 'sub' has no place",
     ),
-    "a sigmoid": (
-        lambda b: b("sigmoid", conv(b)),
-        "sigmoid at 'sigmoid' has no place",
+    "a number": (
+        lambda b: b("affine", conv(b), alpha=2.0, beta=0.0),
+        "affine at 'affine' has no place",
     ),
 }
 
@@ -166,7 +197,8 @@ def test_constants_fold_scalars_of_any_rank(step_of, scalar):
 
     step = step_of(emit)
     values = {name: torch.randn(type_.shape) for name, type_ in step.inputs}
-    weight, bias, least = folded_constants(conv_epilogue(step), values)
-    y = torch.conv2d(values["x0"], weight, bias).clamp_min(least)
+    folded = Folded(conv_epilogue(step), values, lambda weight: weight)
+    folded.refresh()
+    folded.finish(y := torch.conv2d(values["x0"], folded.weight, folded.bias))
     expected = step.evaluate(values)[step.outputs[0][0]]
     torch.testing.assert_close(y, expected)

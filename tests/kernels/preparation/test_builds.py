@@ -7,9 +7,10 @@ import ctypes
 import pytest
 
 from plantune.cuda.build import compile_cuda
+from plantune.graph.ops import OPS
 from plantune.kernels.jobs import THREADS, TURNED, Job
 from plantune.kernels.patterns.derived import derived_values
-from plantune.kernels.patterns.pointwise_chain import EXPRESSIONS
+from plantune.kernels.patterns.pointwise_chain import cxx_of
 from plantune.kernels.preparation import FEW_JOBS, MANY_FROM_CHIP, MANY_JOBS, SOME_JOBS, source
 from plantune.space.arch import ARCH_NAMES, load_arch
 from plantune.workload import Workload
@@ -18,7 +19,7 @@ ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 NUMBERS = {"alpha": "0.5f", "beta": "-2.0f", "eps": "1e-05f"}
 EVERY_OP = tuple(
     ((f"const float v0 = {text.format('in[0]', 'in[1]', **NUMBERS)};",), "v0")
-    for text in EXPRESSIONS.values()
+    for text in filter(None, map(cxx_of, OPS))
 )
 
 

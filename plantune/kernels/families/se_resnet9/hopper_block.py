@@ -32,13 +32,14 @@ from plantune.kernels.hopper.squeeze import (
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
+from plantune.kernels.patterns.expression import expression
 from plantune.kernels.rendering import cxx_bools
 from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_block.h"\n'
 CONSTANTS = """  static constexpr int kR2 = {r}, kS2 = {s};
   static constexpr bool kMidScale = {scale}, kMidBias = {bias};
-  static constexpr bool kMidRelu = {relu}, kMidOffset = {offset};
+  using MidExpression = {expression};
 """
 
 
@@ -94,10 +95,12 @@ class HopperBlock(SeFamily[BlockParts]):
 
     def source(self, parts: BlockParts, config: Attrs, arch: Arch) -> str:
         design, second = self.design(parts, config), parts.second_shape
-        flags = {part: getattr(parts.first, part) for part in ("scale", "bias", "relu", "offset")}
-        more = CONSTANTS.format(r=second.r, s=second.s, **cxx_bools(flags))
+        first = parts.first
+        flags = cxx_bools({part: getattr(first, part) for part in ("scale", "bias")})
+        mid = expression(first.chain)
+        more = CONSTANTS.format(r=second.r, s=second.s, expression=mid, **flags)
         more += hidden_constants(parts.layers)
-        constants = design.constants(parts.dtype, parts.epilogue, more)
+        constants = design.constants(parts.dtype, parts.epilogue, more, first.chain)
         return INCLUDE + constants + design.kernel("HopperBlock", "BlockScalars", "BlockMaps")
 
     def bind(self, parts: BlockParts, config: Attrs, frame: Frame) -> Binding:

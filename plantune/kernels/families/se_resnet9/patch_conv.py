@@ -25,7 +25,9 @@ class PatchConv(onednn.OneDnnFamily[ConvParts]):
     name: ClassVar = "patch_conv"
 
     def read(self, step: Step) -> ConvParts:
-        return ConvParts(step, pointwise_conv_after(step, "space_to_depth", scaled=True))
+        parts = ConvParts(step, pointwise_conv_after(step, "space_to_depth", scaled=True))
+        parts.epilogue.only_function()
+        return parts
 
     def bind(self, parts: ConvParts, config: Attrs, frame: Frame) -> Binding:
         block, shape = parts.step.nodes[0].attrs["block"], parts.step.types[parts.x].shape

@@ -1,4 +1,4 @@
-"""Squeeze-and-excite with its gate, residual and ReLU, in one pass over each image."""
+"""Squeeze-and-excite with its gate and what follows, in one pass over each image."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
@@ -28,7 +29,7 @@ from plantune.space.arch import Arch
 
 SOURCE = (
     """#include "cuda/se_resnet9/se_tail.h"
-using Parts = plantune::SeTailParts<{parts}>;
+{functors}using Parts = plantune::SeTailParts<{expression}, {flags}>;
 using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
                                 {threads}, plantune::{matrix}>;"""
     + ENTRIES
@@ -103,7 +104,8 @@ class SeTail(CudaFamily[SeTailParts]):
             channels=channels,
             hidden=parts.tail.squeeze.width,
             pixels=height * width,
-            parts=_flags(parts.tail),
+            **rendered(parts.tail.chain),
+            flags=_flags(parts.tail),
             images=config["images"],
             threads=config["threads"],
             matrix="SmallMatrixMma" if config["math"] == "mma" else "SmallMatrix",
@@ -171,13 +173,7 @@ def _pair(*tensors: Tensor) -> ctypes.Array[ctypes.c_void_p]:
 
 def _flags(tail: SqueezeExcite) -> str:
     """The flags of plantune::SeTailParts."""
-    flags = (
-        tail.result,
-        tail.residual,
-        tail.relu,
-        tail.unshifted,
-        tail.means or tail.hidden or tail.gates,
-    )
+    flags = (tail.result, tail.unshifted, tail.means or tail.hidden or tail.gates)
     return ", ".join(map(cxx_bool, flags))
 
 

@@ -1,4 +1,4 @@
-"""Cast, scale, SpaceToDepth(4), 1x1 convolution, bias, ReLU and offset in one CUDA kernel."""
+"""Cast, scale, SpaceToDepth(4), 1x1 convolution and what follows it in one CUDA kernel."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from plantune.kernels.patterns.channel_affine import (
     ChannelScales,
     channel_affine_of,
 )
+from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bools
 from plantune.kernels.vector_kernel import ELEMENTS
@@ -32,11 +33,11 @@ SOURCE = (
     """\
 #include "cuda/se_resnet9/stem.h"
 
-using T = {element};
+{functors}using T = {element};
 using Pixels = plantune::StemPixels<{pixel}, {scaled}>;
 using Kernel = plantune::Stem<T, Pixels, plantune::ImageShape<{c}, {h}, {w}>, {outputs},
                               plantune::StemTile<{tile_m}, {tile_n}, {warp_m}>,
-                              plantune::StemEnd<plantune::Bias::{bias}, {relu}, {offset}, {plain}>>;
+                              plantune::StemEnd<plantune::Bias::{bias}, {expression}, {plain}>>;
 """
     + ENTRY
 )
@@ -103,13 +104,7 @@ class Stem(TiledFamily[StemParts]):
 
     def source(self, parts: StemParts, config: Attrs, arch: Arch) -> str:
         _, c, h, w = parts.image.shape
-        epilogue = parts.epilogue
-        flags = {
-            "scaled": parts.affine.scales,
-            "relu": epilogue.relu,
-            "offset": epilogue.offset,
-            "plain": epilogue.unshifted,
-        }
+        flags = {"scaled": parts.affine.scales, "plain": parts.epilogue.unshifted}
         return SOURCE.format(
             element=ELEMENTS[parts.dtype],
             pixel=PIXELS[parts.image.dtype],
@@ -117,6 +112,7 @@ class Stem(TiledFamily[StemParts]):
             **config,
             bias=parts.bias,
             **cxx_bools(flags),
+            **rendered(parts.epilogue.chain),
             shared_bytes=parts.shared_bytes(config),
         )
 

@@ -131,7 +131,7 @@ def test_the_network_offers_the_stem_with_both_of_its_outputs():
         (Stem(block=2), "patches are 4x4, got 2"),
         (Stem(outputs=20), "writes 8 channels at once, 20 do not divide"),
         (Stem(n=0), "counted in 30 bits, got 0"),
-        (lambda b: b("add", Stem(offset=False)(b)[0], b.x(2, 64, 16, 16)), "has no place"),
+        (lambda b: b("add", Stem(offset=False)(b)[0], b.x(2, 64, 16, 16)), "may follow it"),
         (
             lambda b: b("add", Stem(relu=False, offset=False)(b)[0], b.x(2, 64, 16, 16)),
             "may follow it",

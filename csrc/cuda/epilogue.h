@@ -1,0 +1,58 @@
+// What becomes of a kernel's sums before they leave: an expression over the value that the kernel
+// has, an element of a residual and an offset, as nested types. Python writes the type:
+//
+//   PlusOffset<Applied<Relu, PlusResidual<Value>>>        relu(value + residual) + offset
+//
+// Relu is a function of the table in `plantune/graph/ops/functions.py`: a struct whose `of` takes and
+// returns a float. All of it is float; the kernel rounds what it stores. `Inner` is the expression
+// without its last part, for kernels that store that value, too.
+
+#pragma once
+
+#include "cuda/arithmetic.h"  // what the table's functions call
+
+namespace plantune {
+
+/// What an expression reads of one element. Where a binary serves steps with and without a
+/// function, `applies` says which this is.
+struct At {
+  float value, residual = 0.f, offset = 0.f;
+  bool applies = true;
+};
+
+struct Value {
+  static constexpr bool kResidual = false, kOffset = false;
+  static __device__ __forceinline__ float of(const At& at) { return at.value; }
+};
+
+template <class X>
+struct PlusResidual : X {
+  using Inner = X;
+  static constexpr bool kResidual = true;
+  static __device__ __forceinline__ float of(const At& at) { return X::of(at) + at.residual; }
+};
+
+template <class X>
+struct PlusOffset : X {
+  using Inner = X;
+  static constexpr bool kOffset = true;
+  static __device__ __forceinline__ float of(const At& at) { return X::of(at) + at.offset; }
+};
+
+template <class Function, class X>
+struct Applied : X {
+  using Inner = X;
+  static __device__ __forceinline__ float of(const At& at) {
+    const float x = X::of(at);
+    return at.applies ? Function::of(x) : x;
+  }
+};
+
+/// Of two neighbours.
+template <class Expression>
+__device__ __forceinline__ float2 evaluate(float2 value, float2 residual = {}, float offset = 0.f) {
+  return {Expression::of({value.x, residual.x, offset}),
+          Expression::of({value.y, residual.y, offset})};
+}
+
+}  // namespace plantune

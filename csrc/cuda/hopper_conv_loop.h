@@ -1,0 +1,150 @@
+// The main loop of a convolution on Hopper: one warp copies weights, one copies images, and the
+// warpgroups multiply what has come. `hopper_conv.h` has the convolution.
+
+#pragma once
+
+#include "cuda/hopper_conv_tile.h"
+
+namespace plantune {
+
+template <class C>
+class HopperConvLoop : public HopperConvTile<C> {
+ protected:
+  using Tile = HopperConvTile<C>;
+  using T = typename C::T;
+  using Expression = typename C::Expression;
+  using typename Tile::Step;
+  using typename Tile::Place;
+  using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_step, Tile::h_,
+      Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk,
+      Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kOutBoxBytes,
+      Tile::kOutBoxes, Tile::kOutStart, Tile::kWarpgroup, Tile::kWeightBytes, Tile::maps_,
+      Tile::n_, Tile::o_, Tile::out_channel, Tile::place_of, Tile::residual_full,
+      Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
+
+  using Tile::Tile;
+
+  // Phase 1: copies.
+
+  /// Packed weights are written when a weight changed, by kernels that release no successor before
+  /// they end; so nothing in front of this kernel can still be writing them.
+  __device__ __forceinline__ void copy_weights() const {
+    Slot<C::kWeightStages> slot;
+    copy_first_weights(slot);
+    copy_residual();
+  }
+
+  __device__ __forceinline__ void copy_first_weights(Slot<C::kWeightStages>& slot) const {
+    Step step = begin_ < end_ ? first_step() : Step{};
+    for (int i = begin_; i < end_; ++i) {
+      copy_weight(maps_.w, slot, step.chunk, step.r * C::kS + step.s);
+      advance(step);
+    }
+  }
+
+  __device__ __forceinline__ void copy_weight(const TensorMap& map, Slot<C::kWeightStages>& slot,
+                                              int chunk, int tap) const {
+    wait(weight_empty(slot.stage), slot.parity ^ 1);
+    arrive_expecting(weight_full(slot.stage), kWeightBytes);
+    load_box(map, weight(slot.stage), weight_full(slot.stage), chunk * kChunk, tap, o_);
+    slot.advance();
+  }
+
+  __device__ __forceinline__ void copy_residual() const {
+    if constexpr (Expression::kResidual) {
+      wait_for_predecessor();
+      arrive_expecting(residual_full(), kCopiedOut);
+      for (int i = 0; i < kOutBoxes; ++i) {
+        load_box(maps_.residual, base_ + kOutStart + i * kOutBoxBytes, residual_full(),
+                 out_channel(i), w_, h_, n_);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void copy_images() const {
+    wait_for_predecessor();
+    if (begin_ == end_) return;
+    Slot<C::kImageStages> slot;
+    Step step = first_step();
+    for (int i = begin_; i < end_; ++i) {
+      if (i == begin_ || starts_box(step)) {
+        wait(image_empty(slot.stage), slot.parity ^ 1);
+        arrive_expecting(image_full(slot.stage), kCopyBytes);
+        load_box(maps_.x, image(slot.stage), image_full(slot.stage), step.chunk * kChunk,
+                 w_ * C::kStrideW - C::kPadW + (C::kReuse ? 0 : step.s),
+                 h_ * C::kStrideH - C::kPadH + (C::kReuse ? 0 : step.r), n_);
+        slot.advance();
+      }
+      advance(step);
+    }
+  }
+
+  // Phase 2: products.
+
+  /// What a warpgroup's 64 rows read at a step.
+  __device__ __forceinline__ uint64_t rows_at(int stage, const Step& step) const {
+    const int group = threadIdx.x / kWarpgroup;
+    if constexpr (!C::kReuse) {
+      return matrix_descriptor(image(stage) + group * kAtomRows * kRowBytes, kGroupBytes);
+    } else {
+      const Place place = place_of(group * kAtomRows);
+      const int row = place.n * kCopyH + place.h + step.r;
+      return matrix_descriptor(image(stage) + (row * kCopyW + place.w + step.s) * kRowBytes,
+                               kCopyW * kRowBytes);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(float (&sums)[C::kTileN / 2]) const {
+    Slot<C::kWeightStages> weight_slot;
+    multiply(sums, weight_slot);
+  }
+
+  __device__ __forceinline__ void multiply(float (&sums)[C::kTileN / 2],
+                                           Slot<C::kWeightStages>& weight_slot) const {
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+    if (begin_ == end_) return;
+    Slot<C::kImageStages> image_slot;
+    Step step = first_step();
+    int read_image = -1, read_weight = -1;  // slots of the step before
+    wait(image_full(0), 0);
+    for (int i = begin_; i < end_; ++i) {
+      multiply_step(rows_at(image_slot.stage, step), weight_slot, sums);
+      release(read_weight, weight_empty(read_weight));
+      release(read_image, image_empty(read_image));
+      read_weight = weight_slot.stage;
+      read_image = -1;
+      weight_slot.advance();
+      advance(step);
+      if (i + 1 < end_ && starts_box(step)) {
+        read_image = image_slot.stage;
+        image_slot.advance();
+        wait(image_full(image_slot.stage), image_slot.parity);
+      }
+    }
+    wait_for_products<0>();
+    fence_registers(sums);
+    release(read_weight, weight_empty(read_weight));
+  }
+
+  /// Starts the products of one step, and waits for those of the step before.
+  __device__ __forceinline__ void multiply_step(uint64_t rows,
+                                                const Slot<C::kWeightStages>& weight_slot,
+                                                float (&sums)[C::kTileN / 2]) const {
+    wait(weight_full(weight_slot.stage), weight_slot.parity);
+    fence_registers(sums);
+    fence_products();
+    multiply_row<T, C::kTileN>(rows, matrix_descriptor(weight(weight_slot.stage), kGroupBytes),
+                               sums);
+    commit_products();
+    fence_registers(sums);
+    wait_for_products<1>();
+  }
+
+  /// Gives a slot back that this warp has read, where it is one.
+  static __device__ __forceinline__ void release(int slot, uint32_t empty) {
+    if (threadIdx.x % 32 == 0 && slot >= 0) arrive(empty);
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,209 @@
+// The tile of a convolution on Hopper: what a block has of the problem, of shared memory and of the
+// barriers in it. `hopper_conv.h` has the convolution.
+
+#pragma once
+
+#include "cuda/epilogue.h"
+#include "cuda/hopper_async.h"
+#include "cuda/hopper_mma.h"
+#include "cuda/launch.h"
+#include "cuda/parameter.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// What the epilogue reads besides the residual.
+struct ConvScalars {
+  Parameter scale, bias, offset;
+};
+
+/// The tensor maps of a convolution; `residual` and `unshifted` where the epilogue has them.
+struct ConvMaps {
+  TensorMap x, w, y, residual, unshifted;
+};
+
+/// The constants of C are a problem, a configuration, and the epilogue.
+template <class C>
+class HopperConvTile {
+ protected:
+  using T = typename C::T;
+  using Expression = typename C::Expression;
+
+  static constexpr int kWarpgroup = 128;
+  static constexpr int kAtomRows = 64;
+  static constexpr int kChunk = 64;  // channels of one step
+  static constexpr int kGroups = C::kTileM / kAtomRows;
+  static constexpr int kConsumers = kGroups * kWarpgroup;
+
+  // A margin is what the taps of a box read beyond it.
+  static constexpr int kCopyW = C::kReuse ? C::kBoxW + C::kS - 1 : C::kBoxW;
+  static constexpr int kCopyH = C::kReuse ? C::kBoxH + C::kR - 1 : C::kBoxH;
+  static constexpr int kCopyBytes = kCopyW * kCopyH * C::kBoxN * kRowBytes;
+  static constexpr int kImageBytes =
+      C::kReuse ? ceil_div(kCopyBytes, kGroupBytes) * kGroupBytes : C::kTileM * kRowBytes;
+  static constexpr int kWeightBytes = C::kTileN * kRowBytes;
+
+  // Of the tile a block finishes kOwn channels, in boxes of up to 64: as many as a row holds whose
+  // 16-byte pieces are swizzled.
+  static constexpr int kOwn = C::kTileN / C::kSplitK;
+  static constexpr int kOwnSums = kOwn / 2;
+  static constexpr int kOutBoxes = ceil_div(kOwn, 64);
+  static constexpr int kOutRow = kOwn / kOutBoxes * int(sizeof(T));
+  static constexpr int kOutBoxBytes = C::kTileM * kOutRow;
+  static constexpr int kOutBytes = kOutBoxes * kOutBoxBytes;
+  static constexpr int kCopiedOut = C::kBoxW * C::kBoxH * C::kBoxN * kOutRow * kOutBoxes;
+  // Sums from one other block, 16 bytes of each thread side by side.
+  static constexpr int kPartBytes = kOwnSums * kConsumers * int(sizeof(float));
+
+  // Shared memory.
+  static constexpr int kWeightStart = C::kImageStages * kImageBytes;
+  static constexpr int kOutStart = kWeightStart + C::kWeightStages * kWeightBytes;
+  static constexpr int kUnshiftedStart = kOutStart + kOutBytes;
+  static constexpr int kPartStart = kUnshiftedStart + (C::kUnshifted ? kOutBytes : 0);
+  static constexpr int kScalesStart = kPartStart + (C::kSplitK - 1) * kPartBytes;
+  static constexpr int kBiasStart = kScalesStart + kOwn * int(sizeof(float));
+  static constexpr int kBarrierStart = kBiasStart + kOwn * int(sizeof(float));
+  static constexpr int kBarrierCount = 2 * (C::kImageStages + C::kWeightStages) + 2;
+  static constexpr int kEnd = kBarrierStart + 8 * kBarrierCount;
+
+  static constexpr int kChunks = ceil_div(C::kC, kChunk);
+  static constexpr int kTilesW = ceil_div(C::kQ, C::kBoxW);
+  static constexpr int kTilesH = ceil_div(C::kP, C::kBoxH);
+  static constexpr int kTilesO = ceil_div(C::kO, C::kTileN);
+
+  /// What a block takes that uses so much from an aligned start on.
+  static constexpr int shared_bytes(int end) {
+    return end + kGroupBytes > C::kSharedFloor ? end + kGroupBytes : C::kSharedFloor;
+  }
+
+  static_assert(sizeof(T) == 2, "a swizzled row holds 64 elements of 2 bytes");
+  static_assert(C::kTileM % kAtomRows == 0, "a warpgroup multiplies 64 rows");
+  static_assert(kOwn >= 8, "each block of the cluster finishes 16 bytes of a pixel or more");
+  static_assert(C::kC % 8 == 0 && C::kO % 8 == 0, "pixels start at 16 bytes");
+  static_assert(C::kBoxW * C::kBoxH * C::kBoxN <= C::kTileM, "the tile holds the box");
+  static_assert(!C::kReuse || (C::kBoxW % 8 == 0 && C::kBoxH % 8 == 0 && C::kStrideW == 1 &&
+                               C::kStrideH == 1 && C::kBoxW * C::kBoxH * C::kBoxN == C::kTileM),
+                "taps at an offset need 8x8 neighbouring pixels in each 64 rows");
+
+ public:
+  /// After the consumers come a warp that copies weights and one that copies images.
+  static constexpr int kThreads = kConsumers + 64;
+  static constexpr int kSharedBytes = shared_bytes(kEnd);
+
+  __device__ __forceinline__ HopperConvTile(const ConvMaps& maps, const ConvScalars& scalars,
+                                        uint32_t base)
+      : maps_(maps), scalars_(scalars), base_(base) {
+    int index = blockIdx.x;
+    rank_ = index % C::kSplitK, index /= C::kSplitK;
+    o_ = index % kTilesO * C::kTileN, index /= kTilesO;
+    w_ = index % kTilesW * C::kBoxW, index /= kTilesW;
+    h_ = index % kTilesH * C::kBoxH, index /= kTilesH;
+    n_ = index * C::kBoxN;
+    const int last_h = min(h_ + C::kBoxH, C::kP) - 1, last_w = min(w_ + C::kBoxW, C::kQ) - 1;
+    r_begin_ = max(0, C::kPadH - last_h * C::kStrideH);
+    s_begin_ = max(0, C::kPadW - last_w * C::kStrideW);
+    r_end_ = max(r_begin_, min(C::kR, C::kH + C::kPadH - h_ * C::kStrideH));
+    s_end_ = max(s_begin_, min(C::kS, C::kW + C::kPadW - w_ * C::kStrideW));
+    const int steps = kChunks * taps();
+    begin_ = steps * rank_ / C::kSplitK;
+    end_ = steps * (rank_ + 1) / C::kSplitK;
+  }
+
+ protected:
+  /// One step of the reduction.
+  struct Step {
+    int chunk, r, s;
+  };
+
+  const ConvMaps& maps_;
+  const ConvScalars& scalars_;
+  uint32_t base_;
+  int rank_, n_, h_, w_, o_;               // the place in the cluster, the tile's first pixel
+  int r_begin_, r_end_, s_begin_, s_end_;  // the taps that read the image
+  int begin_, end_;                        // the block's steps
+
+  __device__ __forceinline__ int taps() const {
+    return (r_end_ - r_begin_) * (s_end_ - s_begin_);
+  }
+
+  __device__ __forceinline__ Step first_step() const {
+    const int tap = begin_ % taps(), columns = s_end_ - s_begin_;
+    return {begin_ / taps(), r_begin_ + tap / columns, s_begin_ + tap % columns};
+  }
+
+  __device__ __forceinline__ void advance(Step& step) const {
+    if (++step.s < s_end_) return;
+    step.s = s_begin_;
+    if (++step.r < r_end_) return;
+    step.r = r_begin_;
+    ++step.chunk;
+  }
+
+  /// Whether this step, which is not the block's first, needs a box of its own.
+  __device__ __forceinline__ bool starts_box(const Step& step) const {
+    return !C::kReuse || (step.r == r_begin_ && step.s == s_begin_);
+  }
+
+  __device__ __forceinline__ uint32_t image(int stage) const { return base_ + stage * kImageBytes; }
+  __device__ __forceinline__ uint32_t weight(int stage) const {
+    return base_ + kWeightStart + stage * kWeightBytes;
+  }
+  __device__ __forceinline__ uint32_t residual_full() const { return base_ + kBarrierStart; }
+  __device__ __forceinline__ uint32_t parts_full() const { return residual_full() + 8; }
+  __device__ __forceinline__ uint32_t image_full(int stage) const {
+    return residual_full() + 16 + 8 * stage;
+  }
+  __device__ __forceinline__ uint32_t image_empty(int stage) const {
+    return image_full(C::kImageStages + stage);
+  }
+  __device__ __forceinline__ uint32_t weight_full(int stage) const {
+    return image_full(2 * C::kImageStages + stage);
+  }
+  __device__ __forceinline__ uint32_t weight_empty(int stage) const {
+    return weight_full(C::kWeightStages + stage);
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    if (threadIdx.x == kConsumers) {
+      prefetch(maps_.w);
+      prefetch(maps_.x);
+      init_barrier(residual_full(), 1);
+      init_barrier(parts_full(), 1);
+      // A warp arrives when it has read a slot.
+      for (int i = 0; i < C::kImageStages; ++i) {
+        init_barrier(image_full(i), 1);
+        init_barrier(image_empty(i), kConsumers / 32);
+      }
+      for (int i = 0; i < C::kWeightStages; ++i) {
+        init_barrier(weight_full(i), 1);
+        init_barrier(weight_empty(i), kConsumers / 32);
+      }
+      publish_barriers();
+      if constexpr (C::kSplitK > 1) arrive_expecting(parts_full(), (C::kSplitK - 1) * kPartBytes);
+    }
+    __syncthreads();
+  }
+
+  /// A pixel of the tile.
+  struct Place {
+    int w, h, n;
+  };
+
+  /// With reuse, each 64 rows of the product are 8x8 pixels.
+  static __device__ __forceinline__ Place place_of(int row) {
+    if constexpr (!C::kReuse) {
+      return {row % C::kBoxW, row / C::kBoxW % C::kBoxH, row / (C::kBoxW * C::kBoxH)};
+    } else {
+      constexpr int kAtomsW = C::kBoxW / 8, kAtomsH = C::kBoxH / 8;
+      const int atom = row / kAtomRows;
+      return {atom % kAtomsW * 8 + row % 8, atom / kAtomsW % kAtomsH * 8 + row / 8 % 8,
+              atom / (kAtomsW * kAtomsH)};
+    }
+  }
+
+  __device__ __forceinline__ int out_channel(int box) const {
+    return o_ + rank_ * kOwn + box * (kOwn / kOutBoxes);
+  }
+};
+
+}  // namespace plantune

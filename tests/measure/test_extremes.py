@@ -62,14 +62,15 @@ def test_flushing_denormals_to_zero_is_not_wrong(relu, fake, check_fake):
     assert check_fake(relu, fake(spoiled(is_small, 0))).deterministic
 
 
-def test_where_pytorch_overflows_nothing_is_asked(step_of, fake, check_fake):
+@pytest.mark.parametrize("value", [1e4, torch.inf])
+def test_where_pytorch_overflows_nothing_is_asked(step_of, fake, check_fake, value):
     """The sum of two large float16 is infinite in PyTorch, and finite in fp32."""
 
     def emit(b):
         x, y = (b.input(name, TensorType(IMAGE.shape, "float16")) for name in "xy")
         return b.emit("add", *b.emit("affine", x, alpha=2, beta=0), y)
 
-    check_fake(step_of(emit), fake(spoiled(lambda x: x == LARGE, 1e4)))
+    check_fake(step_of(emit), fake(spoiled(lambda x: x == LARGE, value)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

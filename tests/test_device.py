@@ -167,7 +167,7 @@ def test_what_cannot_be_captured_says_why(gpu):
     assert not capture._one_capture.locked()
 
 
-def test_memory_that_runs_out_is_no_fault_of_capturing(gpu):
+def test_memory_that_runs_out_is_not_the_fault_of_capturing(gpu):
     def call():
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -204,7 +204,7 @@ class TestMemory:
 
         assert self.grown(gpu, make) == 32 * self.MIB
 
-    def test_what_lies_idle_in_a_graph(self, gpu):
+    def test_what_is_idle_in_a_graph(self, gpu):
         def make():
             with gpu.own_stream():
                 return gpu.captured(lambda: self.used(64).add_(1))

@@ -113,7 +113,7 @@ def test_small_images_at_once(geometry, made):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_reaches_the_same_pixels(value, made):
+def test_what_is_not_a_number_reaches_the_same_pixels(value, made):
     """Padding is multiplied, too."""
     for place in ("x", "w"):
         x, w = torch.ones(2, 3, 4, 4, dtype=torch.float64), torch.ones(5, 3, 3, 3).double()

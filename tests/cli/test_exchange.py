@@ -49,7 +49,7 @@ def test_another_file_is_not_written_over(
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + b"\1" * 4096, b"x" * 2000])
-def test_what_is_no_export_is_refused_with_4_and_leaves_nothing(
+def test_what_is_not_an_export_is_refused_with_4_and_leaves_nothing(
     run: Run, tmp_path: Path, cache: Path, content: bytes
 ) -> None:
     (tmp_path / "bad.db").write_bytes(content)

@@ -61,7 +61,7 @@ def test_a_plan_is_shown_whole(run: Run, store: Callable[..., int], plan: Plan) 
     assert "threads: 99 there" in run("plans", "show", id).stdout
 
 
-def test_an_unknown_id_is_no_plan(run: Run) -> None:
+def test_an_unknown_id_is_not_a_plan(run: Run) -> None:
     for command in (["show", "7"], ["rm", "7"], ["diff", "7", "8"], ["export", "7"]):
         result = run("plans", *command)
         assert result.exit_code == 3

@@ -239,7 +239,7 @@ class FakeGpu:
     place = torch.device("cuda", 0)
 
 
-def test_the_environment_of_a_prediction_is_no_machines() -> None:
+def test_the_environment_of_a_prediction_is_not_a_machines() -> None:
     environment = predicted_environment("sm70")
     assert environment.arch == "sm70"
     assert "predicted" in environment.device

@@ -31,7 +31,7 @@ def test_a_busy_machine_is_waited_for_a_little_and_told(
     assert "other processes took 1.9 of 2 cores" in told
 
 
-def test_a_machine_that_becomes_quiet_is_no_matter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_that_becomes_quiet_does_not_matter(capsys: pytest.CaptureFixture[str]) -> None:
     slept: list[float] = []
     wait_for_quiet(60.0, Looked(1.9, 1.9, 0.0), slept.append)
     assert len(slept) == 3

@@ -31,7 +31,7 @@ def studies(url: str) -> list[str]:
     return optuna.get_all_study_names(opened(url))
 
 
-def test_it_lies_beside_the_plan_database(place: Path) -> None:
+def test_it_is_beside_the_plan_database(place: Path) -> None:
     url = storage_for(None, place, 0)
     assert url == storage_url(place.with_name("optuna.db"))
     assert studies(url) == []

@@ -48,7 +48,7 @@ def test_odd_locales_and_paths_work_together(tmp_path: Path, locale: dict[str, s
     assert errors == b""
 
 
-def test_a_path_that_is_no_utf8_works(tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf8_works(tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/\xff\xfe"
     os.mkdir(folder)
     process = start("plans", "list", "--json", "--db", os.fsdecode(folder + b"/plans.db"))

@@ -122,7 +122,7 @@ class TestCache:
         assert digest("here", "int a;") != digest("here", "int b;")
 
     @pytest.mark.parametrize("place", [0, 40, -1])
-    def test_tampered_bytes_are_compiled_anew(
+    def test_tampered_bytes_are_compiled_again(
         self, place: int, compilations: list[str], tmp_path: Path
     ) -> None:
         binary = compile_cuda(SOURCE, SM90)
@@ -135,7 +135,7 @@ class TestCache:
         assert compile_cuda(SOURCE, SM90).image == binary.image
         assert len(compilations) == 2
 
-    def test_a_truncated_file_is_compiled_anew(
+    def test_a_truncated_file_is_compiled_again(
         self, compilations: list[str], tmp_path: Path
     ) -> None:
         compile_cuda(SOURCE, SM90)
@@ -145,7 +145,7 @@ class TestCache:
         assert len(compilations) == 2
 
     @pytest.mark.parametrize("spoilt", ["a FIFO", "a link", "writable by others"])
-    def test_what_another_may_have_made_is_compiled_anew(
+    def test_what_another_may_have_made_is_compiled_again(
         self, spoilt: str, compilations: list[str], tmp_path: Path
     ) -> None:
         """F73."""
@@ -159,7 +159,7 @@ class TestCache:
         assert [compile_cuda(SOURCE, SM90).image for _ in range(2)] == [binary.image] * 2
         assert len(compilations) == 2
 
-    def test_a_binary_under_the_name_of_another_is_compiled_anew(
+    def test_a_binary_under_the_name_of_another_is_compiled_again(
         self, compilations: list[str], tmp_path: Path
     ) -> None:
         """F73."""

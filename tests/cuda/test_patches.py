@@ -152,7 +152,7 @@ class TestFound:
         ("form", "times"),
         [("in its first word", 0), ("in another word", 0), ("shifted", 1), ("with its page", 1)],
     )
-    def test_only_what_is_more_than_an_address_is_encoded_anew(
+    def test_only_what_is_more_than_an_address_is_encoded_again(
         self, fake: Driver, form: str, times: int
     ) -> None:
         fake.format = FORMATS[form]

@@ -54,7 +54,7 @@ def test_resnet(
     assert scales == []
 
 
-def test_batch_norm_of_inference_without_folding_stays_behind_its_convolution(
+def test_batch_norm_of_inference_without_folding_stays_after_its_convolution(
     extracts: Extracts, randomise: Randomise
 ) -> None:
     module = randomise(nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3)))

@@ -57,7 +57,7 @@ def test_a_fault_in_the_file_is_named_with_its_place(
         load(tmp_path, text)
 
 
-def test_a_missing_file_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+def test_a_missing_file_and_bytes_that_are_not_text(tmp_path: Path) -> None:
     with pytest.raises(InvalidSearchSpace, match="cannot be read"):
         fusions.load_fusions(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")

@@ -214,7 +214,7 @@ def test_constants_follow_from_weights_that_the_graph_does_not_move() -> None:
     assert training_graph().constants == constants
 
 
-def test_a_backward_node_is_no_constant_even_where_it_reads_constants_alone() -> None:
+def test_a_backward_node_is_not_a_constant_even_where_it_reads_constants_alone() -> None:
     b = GraphBuilder()
     b.parameter("w", SQUARE)
     (y,) = b.emit("relu", "w")

@@ -72,7 +72,7 @@ def test_equal_steps_build_once(step_of, space, counting):
     assert len(counting.built) == 1
 
 
-def test_another_shape_config_or_op_builds_anew(step_of, space, counting):
+def test_another_shape_config_or_op_builds_again(step_of, space, counting):
     step = step_of(lambda b: relu(b, 2, 3))
     build(step, CANDIDATE, space.arch)
     build(step_of(lambda b: relu(b, 3, 2)), CANDIDATE, space.arch)
@@ -91,7 +91,7 @@ def test_threads_share_one_build(step_of, space, counting):
     assert len(counting.built) == 1
 
 
-def test_a_failed_build_is_no_kernel(step_of, space, counting):
+def test_a_failed_build_is_not_a_kernel(step_of, space, counting):
     step = step_of(lambda b: relu(b, 2, 3))
     counting.fails = True
     with pytest.raises(BuildError, match="no compiler"):

@@ -42,7 +42,7 @@ def test_equal_sources_compile_once(compiled):
 
 
 @pytest.mark.parametrize("part", ["_headers_digest", "cpu_identity"])
-def test_another_header_or_cpu_compiles_anew(compiled, monkeypatch, part):
+def test_another_header_or_cpu_compiles_again(compiled, monkeypatch, part):
     load_library(ANSWER.format(3))
     monkeypatch.setattr(cxx, part, lambda: "another")
     load_library(ANSWER.format(3))

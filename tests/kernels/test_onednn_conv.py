@@ -17,7 +17,7 @@ def conv(b):
     return b.conv(b.x(2, 3, 6, 6), b.w(4, 3, 3, 3))
 
 
-def test_it_says_what_is_no_epilogue(step_of, refusal):
+def test_it_says_what_is_not_an_epilogue(step_of, refusal):
     step = step_of(lambda b: b("affine", conv(b), alpha=2.0, beta=0.0))
     assert "affine at 'affine' has no place" in refusal(step, "onednn_conv", **CONFIG)
 

@@ -62,7 +62,7 @@ def test_the_order_of_ways_stays():
 
 
 @pytest.mark.parametrize("data", [{"type": "Timing"}, {"samples_us": 3}, {"unknown": []}, 3])
-def test_what_is_no_timing_is_refused(data):
+def test_what_is_not_a_timing_is_refused(data):
     with pytest.raises((AttributeError, KeyError, TypeError)):
         from_json(Timing, data)
 

@@ -47,7 +47,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
     return Proc(tmp_path / "proc")
 
 
-def test_its_own_workers_are_no_others(proc: Proc) -> None:
+def test_its_own_workers_are_not_others(proc: Proc) -> None:
     looked = Machine(proc.folder, lambda: proc.now)
     proc.run(2.0, own=0.5, worker=1.0)
     state = looked.look()

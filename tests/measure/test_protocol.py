@@ -103,7 +103,7 @@ def body(text: bytes) -> bytes:
         body(b"[" * 60_000),
     ],
 )
-def test_garbage_is_no_message(ends, sent):
+def test_garbage_is_not_a_message(ends, sent):
     channel, theirs = ends
     os.write(theirs, sent)
     with pytest.raises(ProtocolError):
@@ -202,6 +202,6 @@ TYPE = {"shape": [2], "dtype": "float32", "layout": "nchw"}
 
 
 @pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
-def test_what_is_no_step_is_refused(step, spoil):
+def test_what_is_not_a_step_is_refused(step, spoil):
     with pytest.raises(InvalidGraph):
         Step.from_json(spoil(json.loads(canonical(step.to_json()))))

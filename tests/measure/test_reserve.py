@@ -63,7 +63,7 @@ def test_a_child_that_died_meanwhile_is_not_given():
     assert reserve.take() is None
 
 
-def test_one_that_does_not_start_is_no_error():
+def test_one_that_does_not_start_is_not_an_error():
     def fails():
         raise WorkerDied("no memory")
 

@@ -179,7 +179,7 @@ def test_turns_meet_the_same_drift(clock):
     assert 0.46 < interval.low <= interval.ratio <= interval.high < 0.54
 
 
-def test_no_callable_is_always_first_or_behind_the_same(clock):
+def test_no_callable_is_always_first_or_after_the_same(clock):
     calls = [clock.taking(alternating(500, 700), name) for name in "abc"]
     effort = Effort(budget_s=0.3, warm_up_s=0, tolerance=0, retries=0)
     found = time_interleaved(calls, effort)

@@ -237,7 +237,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_that_is_no_plan_is_refused(name):
+def test_a_text_that_is_not_a_plan_is_refused(name):
     with pytest.raises(InvalidPlan):
         Plan.loads(TEXTS[name])
 

@@ -140,7 +140,7 @@ def test_good_rows_beside_a_damaged_one_are_used(
     [b"some text, by accident\n" * 100, b"x", b"\0" * 4096, b"SQLite format 3\0" + b"\xff" * 5000],
     ids=["text", "one letter", "zeros", "header only"],
 )
-def test_what_is_no_database_is_moved_aside_whole(
+def test_what_is_not_a_database_is_moved_aside_whole(
     path: Path, here: Environment, plan: Plan, content: bytes
 ) -> None:
     path.write_bytes(content)

@@ -103,7 +103,7 @@ def test_an_export_replaces_exports_and_no_other_file(
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_an_export_is_no_database_to_work_in_and_stays_as_it_is(
+def test_an_export_is_not_a_database_to_work_in_and_stays_as_it_is(
     exported: Path, read_only: bool
 ) -> None:
     before = exported.read_bytes()

@@ -101,7 +101,7 @@ def test_what_a_link_leads_to_is_untouched(tmp_path: Path, read_only: bool) -> N
 @pytest.mark.parametrize(
     ("make", "what"), [(Path.mkdir, "a folder"), (os.mkfifo, "a pipe")], ids=["folder", "pipe"]
 )
-def test_what_is_no_file_is_refused_without_waiting(
+def test_what_is_not_a_file_is_refused_without_waiting(
     tmp_path: Path, read_only: bool, make: Make, what: str
 ) -> None:
     make(tmp_path / "mine")

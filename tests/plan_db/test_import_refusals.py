@@ -147,7 +147,7 @@ def test_a_value_that_plantune_would_not_write_is_refused_by_its_place(
         (7, "must be an object"),
     ],
 )
-def test_text_that_is_no_plan_is_refused(
+def test_text_that_is_not_a_plan_is_refused(
     exported: Path, target: PlanDatabase, text: object, fault: str
 ) -> None:
     with closing(sqlite3.connect(exported)) as connection:
@@ -270,7 +270,7 @@ def test_many_plans_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "missing", "device"])
-def test_what_is_no_regular_file_is_refused(
+def test_what_is_not_a_regular_file_is_refused(
     exported: Path, tmp_path: Path, target: PlanDatabase, kind: str
 ) -> None:
     (tmp_path / "link").symlink_to(exported)
@@ -280,7 +280,7 @@ def test_what_is_no_regular_file_is_refused(
     assert_refused(path, target, "symbolic link|regular|cannot be read")
 
 
-def test_a_text_and_a_working_database_are_no_exports(
+def test_a_text_and_a_working_database_are_not_exports(
     tmp_path: Path, database: PlanDatabase, target: PlanDatabase
 ) -> None:
     (tmp_path / "text").write_text("a plan " * 1000)

@@ -78,7 +78,7 @@ def test_another_process_with_the_same_number_is_not_the_owner(
 
 
 @pytest.mark.parametrize("pid", ["", "-1", "none", None])
-def test_a_lease_without_sense_belongs_to_nobody(database: PlanDatabase, pid: str | None) -> None:
+def test_a_lease_without_sense_belongs_to_no_one(database: PlanDatabase, pid: str | None) -> None:
     database.acquire_lease("key")
     database._db.table("leases").update("key", {"pid": pid})
     database.acquire_lease("key")

@@ -51,7 +51,7 @@ def released_soon(path: Path) -> Iterator[None]:
     connection.close()
 
 
-def test_the_users_database_lies_in_the_cache_folder(
+def test_the_users_database_is_in_the_cache_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "cache"))

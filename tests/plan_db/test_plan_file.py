@@ -121,7 +121,7 @@ def a_pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_folder, a_pipe, lambda path: None])
-def test_what_is_no_file_is_refused_and_not_waited_for(
+def test_what_is_not_a_file_is_refused_and_not_waited_for(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "plan")

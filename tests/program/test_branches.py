@@ -114,7 +114,7 @@ def test_no_branch_reads_of_another(scheduled):
     assert 5 not in [branch.launch for branch in branches]
 
 
-def test_a_view_is_no_work_to_run_beside(scheduled):
+def test_a_view_is_not_work_to_run_beside(scheduled):
     def emit(b, x):
         start = chain(b, x, "relu")
         (rows,) = b.emit("reshape", start, shape=(96,))

@@ -68,7 +68,7 @@ def test_without_branches_the_order_is_that_of_the_launches(told):
     assert told() == "0 1 2 3 4 5"
 
 
-def test_a_branch_starts_behind_its_fork_and_ends_before_its_join(told):
+def test_a_branch_starts_after_its_fork_and_ends_before_its_join(told):
     assert told(Branch(3, 0, 5)) == "0 fork 3 1 2 lane 3 3 4 join 3 5"
 
 
@@ -164,7 +164,7 @@ class TestOrder:
 
 
 @pytest.mark.gpu
-def test_streams_are_nobody_elses_and_serve_again():
+def test_streams_are_plantunes_alone_and_serve_again():
     torch.zeros(1, device=GPU)
     lanes = Lanes([Branch(2, 0, 4), Branch(5, 3, 6)], GPU)
     own = {lane._stream.cuda_stream for lane in lanes._lanes}

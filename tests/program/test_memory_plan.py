@@ -48,7 +48,7 @@ def lifetimes(draw):
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(lifetimes())
-def test_what_lives_together_lies_apart(buffers):
+def test_what_lives_together_is_stored_apart(buffers):
     plan = plan_memory(buffers)
     assert list(overlapping(buffers, plan)) == []
     assert set(plan.starts) == {b.name for b in buffers}

@@ -220,7 +220,7 @@ def unlike(b: Network) -> str:
     return b("sub", w, total)
 
 
-def test_what_is_no_expression_is_left_to_the_framework_in_order():
+def test_what_is_not_an_expression_is_left_to_the_framework_in_order():
     """First what it reads of derived values, at last what kernels read of its results."""
     b = Network()
     filter_ = unlike(b)

@@ -56,7 +56,7 @@ def test_nothing_is_fused_at_first(found):
         ),
     ],
 )
-def test_each_level_takes_more_behind_a_convolution(found, name, fused, alone):
+def test_each_level_takes_more_after_a_convolution(found, name, fused, alone):
     steps = steps_of(found[name])
     assert {ops: count for ops, count in steps.items() if ops[0] == CONV} == fused
     assert {op: steps[op,] for op in alone} == alone

@@ -75,7 +75,7 @@ def test_on_a_terminal_one_line_is_written_over_and_taken_away(
     assert gone.strip() == last == ""
 
 
-def test_a_stream_that_nobody_reads_stops_nothing() -> None:
+def test_a_closed_stream_stops_nothing() -> None:
     stream = io.StringIO()
     line = ProgressLine(stream)
     stream.close()

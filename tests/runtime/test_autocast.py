@@ -50,7 +50,7 @@ def test_an_input_of_the_lower_dtype_is_what_autocast_is_for(model, small, image
         model(images.bfloat16())
 
 
-def test_the_plan_is_back_behind_it(small, images, close):
+def test_the_plan_is_back_after_it(small, images, close):
     model = optimize(small, images)
     with autocast(), pytest.warns(UnplannedCall, match="autocast"):
         model(images)

@@ -177,7 +177,7 @@ class TestOrder:
             module(images).backward(dy)
         same_gradients(model, small)
 
-    def test_an_output_gradient_behind_a_view(self, named, images, tuned, same_gradients):
+    def test_an_output_gradient_after_a_view(self, named, images, tuned, same_gradients):
         class Halves(nn.Module):
             def forward(self, x):
                 return x.view(2, 4, 2, 31, 62)
@@ -266,7 +266,7 @@ class TestRefused:
         small(images).sum().backward()
         same_gradients(model, small)
 
-    def test_running_statistics_are_no_such_weights(self, images, tuned, close):
+    def test_running_statistics_are_not_such_weights(self, images, tuned, close):
         layers = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
         model = tuned(nn.Sequential(*layers), images, "train")
         first, second = model(images).pow(3).sum(), model(images + 1).pow(3).sum()

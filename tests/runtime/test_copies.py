@@ -138,7 +138,7 @@ class TestCopies:
         close(other(images), model(images))
         close(other(images), model.reference(images))
 
-    def test_a_copy_in_a_live_graph_is_no_part_of_it(self, model, small, images, same_training):
+    def test_a_copy_in_a_live_graph_is_not_part_of_it(self, model, small, images, same_training):
         loss = model(images).sum()
         other = copy.deepcopy(model)
         same_training(other, small)

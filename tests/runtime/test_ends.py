@@ -158,7 +158,7 @@ class TestInTheCallersMemory:
         assert graph.told["x"] == [x.data_ptr() for x in inputs]
         assert graph.told["y"] == [y.data_ptr() for y in rooms]
 
-    def test_the_executable_that_was_told_first_is_told_anew(self) -> None:
+    def test_the_executable_that_was_told_first_is_told_again(self) -> None:
         ends, graph = made(executables=2)
         inputs, room = [torch.randn(SHAPE) for _ in range(3)], torch.empty(SHAPE)
         ends._new = [lambda: room]
@@ -173,7 +173,7 @@ class TestInTheCallersMemory:
         assert_right(call(ends, graph, x), "y", x)
         assert graph.told["x"] == [x.data_ptr()]
 
-    def test_an_output_is_nobody_elses(self) -> None:
+    def test_an_output_is_the_callers_alone(self) -> None:
         ends, graph = made()
         x = torch.randn(SHAPE)
         (first,) = call(ends, graph, x)
@@ -229,7 +229,7 @@ class TestCopied:
             assert_right(found, outputs, x)
             assert len({tensor.data_ptr() for tensor in found}) == len(outputs)
 
-    def test_an_output_that_lies_otherwise_than_kernels_write(self) -> None:
+    def test_an_output_that_is_stored_otherwise_than_kernels_write(self) -> None:
         ends, graph = made()
         ends.follow([torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)])
         x = torch.randn(SHAPE)

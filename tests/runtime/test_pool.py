@@ -325,7 +325,7 @@ class TestExit:
         done = python(PRELUDE + alive)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-    def test_with_a_daemon_that_waits_behind_a_pass(self, python):
+    def test_with_a_daemon_that_waits_after_a_pass(self, python):
         """One inside of torch aborts the process, in eager and with a plan: 12 of 12 times each."""
         done = python(
             PRELUDE

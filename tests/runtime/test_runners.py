@@ -206,7 +206,7 @@ class TestWhatCannotBeTraced:
             alike(runner(x).values(), module(x).values())
         assert "cannot be traced" in runner.why_not
 
-    def test_a_tensor_that_is_no_parameter_is_never_baked_in(self, x):
+    def test_a_tensor_that_is_not_a_parameter_is_never_baked_in(self, x):
         module = nn.Identity()
         module.mask = torch.rand(8)
         module.forward = lambda x: x * module.mask

@@ -229,7 +229,7 @@ class TestThreads:
             assert model(x).isfinite().all()
             assert (model.plan, model.pool().match) == (wanted, "exact")
 
-    def test_without_one_for_the_number_it_is_no_exact_match(self, store, plan, close):
+    def test_without_one_for_the_number_it_is_not_an_exact_match(self, store, plan, close):
         torch.set_num_threads(2)
         store()
         model, x = load_model(NAME, batch=1), torch.randn(1, 3, 64, 64)

@@ -82,7 +82,7 @@ def test_measuring_ends_in_time(graph, space, slow, store):
     assert len(slow.asked) > asked
 
 
-def test_what_was_cut_off_is_no_outcome(graph, space, slow, store):
+def test_what_was_cut_off_is_not_an_outcome(graph, space, slow, store):
     kept = slow.measure
 
     def cut_off(step, candidate, limit_us):

@@ -161,7 +161,7 @@ def test_without_time_the_framework_runs_all(asked: list[Candidate]) -> None:
     assert families(found) <= {"framework", "view"}
 
 
-def test_other_errors_are_no_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_rejections(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(step: object, candidate: Candidate, arch: object) -> Binary:
         raise InvalidPlan("a fault of plantune")
 

@@ -460,7 +460,7 @@ def test_a_name_from_elsewhere_is_taken_by_its_form(name):
         {"plan": "eng1", "layout": "nhwc"},
     ],
 )
-def test_what_is_no_name_of_a_plan_is_refused(config, step_of):
+def test_what_is_not_a_name_of_a_plan_is_refused(config, step_of):
     candidate = Candidate(FAMILY.name, Attrs(config))
     assert not SPACE.admits(FAMILY.name, candidate.config)
     assert "is not in the search space of sm90" in why_not(step_of(conv), candidate, SPACE)

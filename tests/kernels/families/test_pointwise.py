@@ -118,7 +118,7 @@ def test_axes_are_merged_where_every_operand_allows_it(step_of, name, layout, ge
     assert geometry_of(step, expression_of(step), layout, 8) == geometry
 
 
-def test_the_batch_is_no_part_of_the_source(step_of):
+def test_the_batch_is_not_part_of_the_source(step_of):
     sources = [
         FAMILY.source(
             FAMILY.parts(step_of(lambda b, n=n: conv_tail(b, (n, 64, 4, 4)), "float16")),

@@ -131,7 +131,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_expression_of_floats_is_left_to_the_framework(name):
+def test_what_is_not_an_expression_of_floats_is_left_to_the_framework(name):
     graph = graph_of(REFUSED[name])
     assert graph.outputs[0] not in derived_values(graph)
 

@@ -33,7 +33,7 @@ def test_all_parts(step_of):
     )
 
 
-def test_without_relu_a_scalar_behind_is_the_bias(step_of):
+def test_without_relu_a_scalar_after_is_the_bias(step_of):
     step = step_of(lambda b: b("add", conv(b), b.w(1)))
     assert conv_epilogue(step) == ConvEpilogue(step.nodes[0], bias="w1")
 
@@ -182,7 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_epilogue_is_refused_with_the_reason(step_of, name):
+def test_what_is_not_an_epilogue_is_refused_with_the_reason(step_of, name):
     emit, reason = REFUSED[name]
     with pytest.raises(IllegalCandidate) as caught:
         conv_epilogue(step_of(emit))

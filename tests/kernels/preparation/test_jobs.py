@@ -56,14 +56,14 @@ def filled(emulated: type, source: Tensor, memory: Tensor, order=as_it_is, **opt
 @pytest.mark.parametrize("to", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_filter_is_filled_from_wherever_it_lies(emulated, kind, dtype, to):
+def test_a_filter_is_filled_whatever_its_strides(emulated, kind, dtype, to):
     preparation = filled(emulated, strided(kind, dtype), aligned((6, 3, 3, 10), to), by_pixels)
     assert preparation.by_torch == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", SMALL, ids=str)
-def test_a_filter_is_packed_from_wherever_it_lies(emulated, kind, dtype):
+def test_a_filter_is_packed_whatever_its_strides(emulated, kind, dtype):
     """Padded with zeros, and in an order of its own."""
 
     def order(weight: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def test_axes_of_one_element_are_none():
     assert len(job.sizes) == job.axes == AXES
 
 
-def test_what_lies_alike_everywhere_has_one_axis():
+def test_what_is_stored_alike_everywhere_has_one_axis():
     """And needs no division to be found."""
     job = job_of(torch.empty(4, 3, 2), [torch.randn(4, 3, 2), torch.randn(1).expand(4, 3, 2)])
     assert (job.axes, list(job.sizes)) == (1, [1, 1, 1, 24])

@@ -193,7 +193,7 @@ def test_torch_fills_after_the_kernel(emulated, builder_of):
     close(behind, wanted(graph, weights)["mul"])
 
 
-def test_what_is_read_in_place_is_no_job(emulated):
+def test_what_is_read_in_place_is_not_a_job(emulated):
     values = {"a": torch.randn(8).half(), "b": torch.randn(8).half()}
     read = Constant(values, "a", Room((8,), torch.float16, CPU), as_it_is, in_place=True)
     copied = Constant(values, "b", torch.empty(8))
@@ -268,7 +268,7 @@ def test_other_dtypes_and_places_are_left_to_torch(emulated, make):
     assert torch.equal(memory, value.to(memory.dtype))
 
 
-def test_an_order_that_copies_is_done_anew_in_each_pass(emulated):
+def test_an_order_that_copies_is_done_again_in_each_pass(emulated):
     """A job would read the copy that was made when it was placed."""
     values = {"w": torch.randn(4, 6).t()}
     preparation = emulated([Constant(values, "w", memory := torch.empty(24))], values)
@@ -295,7 +295,7 @@ def test_more_expressions_than_a_byte_counts_are_left_to_torch(emulated, builder
         close(constant, wanted(graph, weights)[constant.name])
 
 
-def test_weights_that_moved_are_found_by_placing_anew(emulated):
+def test_weights_that_moved_are_found_by_placing_again(emulated):
     values = {"a": torch.randn(8), "p": torch.randn(8)}
     constants = [
         Constant(values, "a", torch.empty(8).half()),

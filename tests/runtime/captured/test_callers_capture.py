@@ -77,7 +77,7 @@ def which(used: list[weakref.ref[Instance]]) -> list[int]:
     return [order.index(id(ref())) for ref in used]
 
 
-def test_the_instance_of_a_capture_is_given_to_nobody_else(model, x, capture, used, close):
+def test_the_instance_of_a_capture_is_given_to_no_other_call(model, x, capture, used, close):
     model(x)
     with capture(1):
         close(model(x), expected(model.reference, x))
@@ -200,7 +200,7 @@ def test_an_error_in_a_capture_is_the_callers(model, x, capture, monkeypatch):
         model(x)
 
 
-def test_captures_are_no_passes_that_wait_for_their_backward_pass(x, capture):
+def test_captures_are_not_passes_that_wait_for_their_backward_pass(x, capture):
     model = optimize(Normed().train(), x, mode="train", fallback="error")
     for number in range(MOST_PASSES + 1):
         with torch.enable_grad():

@@ -96,7 +96,7 @@ def test_where_all_graphs_are_gone_they_get_other_memory(module, x, monkeypatch)
     assert first == [True, True]
 
 
-def test_a_capture_after_a_broken_one_is_behind_its_work(module, x, captures):
+def test_a_capture_after_a_broken_one_is_after_its_work(module, x, captures):
     program, stream = program_of(module), Stream.current
     captures.failure = RuntimeError("no")
     with pytest.raises(CaptureError):

@@ -171,7 +171,7 @@ class TestPlaces:
     @pytest.mark.usefixtures("planned")
     @pytest.mark.parametrize("moved", ["x", "residual"])
     @torch.no_grad()
-    def test_a_tensor_map_that_is_encoded_anew(self, moved, monkeypatch, tuned):
+    def test_a_tensor_map_that_is_encoded_again(self, moved, monkeypatch, tuned):
         """As on a driver whose maps hold more of a tensor's place than its address."""
         monkeypatch.setattr(patches, "_is_address_alone", lambda *_: False)
         layers = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())

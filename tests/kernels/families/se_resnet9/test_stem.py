@@ -299,7 +299,7 @@ def test_all_channels_at_once_leave_registers(step_of, build_within_limits, cuda
     build_within_limits(FAMILY, step, Attrs(tile_m=64, tile_n=64, warp_m=16), cuda_arch)
 
 
-def test_the_batch_is_no_part_of_the_source(step_of):
+def test_the_batch_is_not_part_of_the_source(step_of):
     sources = {
         FAMILY.source(FAMILY.parts(step_of(Stem(n=n), "float16")), CONFIG, load_arch("sm90"))
         for n in (1, 128)

@@ -58,7 +58,7 @@ class GraphBuilder:
     def emit(self, op: str, *inputs: str, place: str = "", **attrs: Any) -> tuple[str, ...]:
         """Adds a node named after `place` and its op; returns the names of its outputs."""
         frozen = Attrs(attrs)
-        types = op_named(op).infer([self.types[value] for value in inputs], frozen)
+        types = tuple(op_named(op).infer([self.types[value] for value in inputs], frozen))
         name = self._unique(f"{place}/{op}" if place else op)
         self.nodes.append(Node(name, op, inputs, types, frozen))
         outputs = output_names(name, len(types))

@@ -107,7 +107,13 @@ class _NodeGradient:
         self.inputs = node.inputs
         self.outputs = node.outputs
         self.attrs: Attrs = node.attrs
-        self.output_gradients = output_gradients
+        self._output_gradients = output_gradients
+
+    @property
+    def dy(self) -> str:
+        first = self._output_gradients[0]
+        assert first is not None
+        return first
 
     def needs(self, position: int) -> bool:
         return self.inputs[position] in self._backward.needed

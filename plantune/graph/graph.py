@@ -42,7 +42,7 @@ class Node:
         attrs = self.attrs
         if floats is not None and "dtype" in attrs:
             attrs = Attrs(attrs, dtype=dtype_name(floats))
-        return op_named(self.op).evaluate(inputs, attrs)
+        return tuple(op_named(self.op).evaluate(inputs, attrs))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -232,7 +232,7 @@ def _check_nodes(graph: Graph) -> None:
             raise InvalidGraph(
                 f"node {node.name!r}: {node.op} takes {op.arity} inputs, got {len(node.inputs)}"
             )
-        types = op.infer([known[value] for value in node.inputs], node.attrs)
+        types = tuple(op.infer([known[value] for value in node.inputs], node.attrs))
         if types != node.types:
             raise InvalidGraph(f"node {node.name!r} makes {types}, but says {node.types}")
         for value, type_ in zip(node.outputs, types, strict=True):

@@ -13,7 +13,9 @@ from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.types import TensorType
 
-Types = tuple[TensorType, ...]
+Types = Sequence[TensorType]
+Tensors = Sequence[Tensor]
+Gradients = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,11 @@ class Gradient(Protocol):
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    output_gradients: tuple[str | None, ...]
     attrs: Attrs
+
+    @property
+    def dy(self) -> str:
+        """The gradient of the first output."""
 
     def needs(self, position: int) -> bool:
         """Whether the gradient of that input is asked for."""
@@ -51,27 +56,29 @@ class Op(ABC):
     name: str
     arity: int
     pointwise: ClassVar[bool] = False
+    # Arithmetic per element of the first input; if None, one per element of the outputs.
+    flops_per_input: ClassVar[int | None] = None
 
     @abstractmethod
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         """Types of the outputs; raises InvalidGraph if the inputs do not fit."""
 
     @abstractmethod
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         """The op's meaning in torch, in the dtype of its inputs: the reference in float64."""
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
+    def gradient(self, grad: Gradient) -> Gradients:
         """Emits the backward nodes; one gradient per input, None if none is needed or exists."""
         raise NotImplementedError(f"op {self.name} has no backward rule")
 
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         """What input number `position` may hold."""
         return Domain()
 
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
+    def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         """Arithmetic of one call; a multiply-add counts two."""
+        if self.flops_per_input is not None:
+            return self.flops_per_input * inputs[0].numel
         return sum(out.numel for out in outputs)
 
     def require(self, holds: bool, message: str) -> None:
@@ -80,13 +87,19 @@ class Op(ABC):
             raise InvalidGraph(f"{self.name}: {message}")
 
 
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether a tensor of one shape broadcasts to another."""
+    pairs = zip(reversed(to), reversed(shape), strict=False)
+    return len(shape) <= len(to) and all(size in (1, other) for other, size in pairs)
+
+
 class PointwiseOp(Op):
     """Every output element depends on the elements at its own place only."""
 
     pointwise = True
     arity = 1
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         first = inputs[0]
         for other in inputs[1:]:
             self.require(other == first, f"inputs differ: {first} and {other}")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Gradient, Op, Types
+from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import DTYPES, TensorType
 
 
@@ -18,19 +14,17 @@ class Cast(Op):
     arity = 1
     pointwise = True
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         made = TensorType(inputs[0].shape, attrs["dtype"])
         self.require(made.is_float, f"makes floating dtypes, not {made.dtype}")
         return (made,)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0].to(DTYPES[attrs["dtype"]], copy=True),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
         x = grad.type_of(grad.inputs[0])
-        return (grad.emit("cast", dy, dtype=x.dtype) if x.is_float else None,)
+        return (grad.emit("cast", grad.dy, dtype=x.dtype) if x.is_float else None,)
 
 
 OPS: tuple[Op, ...] = (Cast(),)

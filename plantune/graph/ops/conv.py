@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Gradient, Op, Types
+from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
 
 
@@ -55,17 +54,16 @@ def geometry(attrs: Attrs) -> dict[str, Any]:
 class Conv2d(ConvOp):
     name = "conv2d"
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         x, w = inputs
         return (self.output_type(x, w, attrs),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         x, w = inputs
         return (torch.conv2d(x, w, **geometry(attrs)),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         x, w = grad.inputs
         same = geometry(grad.attrs)
         dx = dw = None
@@ -75,9 +73,7 @@ class Conv2d(ConvOp):
             dw = grad.emit("conv2d_wgrad", dy, x, shape=grad.type_of(w).shape, **same)
         return (dx, dw)
 
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
+    def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         return 2 * self.macs(outputs[0], inputs[1])
 
 
@@ -111,50 +107,38 @@ def unread_like(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
 
 
-class Conv2dDgrad(ConvOp):
-    """The gradient with respect to the image, whose shape is an attribute."""
+class Conv2dGrad(ConvOp):
+    """The gradient of the image from dy and the weight, or of the weight from dy and the image. The
+    shape of what it makes is an attribute.
+    """
 
-    name = "conv2d_dgrad"
+    def __init__(self, name: str, *, of_image: bool) -> None:
+        self.name, self._of_image = name, of_image
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
-        dy, w = inputs
-        x = TensorType(attrs["shape"], dy.dtype)
-        y = self.output_type(x, w, attrs)
+    def _ordered(self, made: Any, other: Any) -> tuple[Any, Any]:
+        """Image and weight."""
+        return (made, other) if self._of_image else (other, made)
+
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
+        dy, other = inputs
+        made = TensorType(attrs["shape"], dy.dtype)
+        y = self.output_type(*self._ordered(made, other), attrs)
         self.require(y.shape == dy.shape, f"dy has shape {dy.shape}, needs {y.shape}")
-        return (x,)
+        return (made,)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        dy, w = inputs
-        x = unread_like(dy, attrs["shape"])
-        return (convolution_backward(dy, x, w, attrs, (True, False))[0],)
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
+        dy, other = inputs
+        made = unread_like(dy if self._of_image else other, attrs["shape"])
+        mask = (self._of_image, not self._of_image)
+        x_and_w = convolution_backward(dy, *self._ordered(made, other), attrs, mask)
+        return (x_and_w[0 if self._of_image else 1],)
 
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return 2 * self.macs(inputs[0], inputs[1])
-
-
-class Conv2dWgrad(ConvOp):
-    """The gradient with respect to the weight, whose shape is an attribute."""
-
-    name = "conv2d_wgrad"
-
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
-        dy, x = inputs
-        w = TensorType(attrs["shape"], dy.dtype)
-        y = self.output_type(x, w, attrs)
-        self.require(y.shape == dy.shape, f"dy has shape {dy.shape}, needs {y.shape}")
-        return (w,)
-
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        dy, x = inputs
-        w = unread_like(x, attrs["shape"])
-        return (convolution_backward(dy, x, w, attrs, (False, True))[1],)
-
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return 2 * self.macs(inputs[0], outputs[0])
+    def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
+        return 2 * self.macs(inputs[0], inputs[1] if self._of_image else outputs[0])
 
 
-OPS: tuple[Op, ...] = (Conv2d(), Conv2dDgrad(), Conv2dWgrad())
+OPS: tuple[Op, ...] = (
+    Conv2d(),
+    Conv2dGrad("conv2d_dgrad", of_image=True),
+    Conv2dGrad("conv2d_wgrad", of_image=False),
+)

@@ -7,7 +7,7 @@ the epilogues of kernels (`kernels/patterns/expression.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Gradient, Op, PointwiseOp
+from plantune.graph.ops.base import Gradient, Gradients, Op, PointwiseOp, Tensors
 
 aten = torch.ops.aten
 
@@ -76,7 +76,7 @@ class FunctionOp(PointwiseOp):
         self.name, self.torch, self.cxx = name, of.torch, of.cxx
         self.arity, self.writes = (1, "out") if isinstance(of, Function) else (2, of.writes)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (self.torch(*inputs),)
 
 
@@ -87,11 +87,9 @@ class Differentiable(FunctionOp):
         super().__init__(function.name, function)
         self._of_argument = derivative.of_argument
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
         (read,) = grad.inputs if self._of_argument else grad.outputs
-        return (grad.emit(f"{self.name}_grad", dy, read),)
+        return (grad.emit(f"{self.name}_grad", grad.dy, read),)
 
 
 def ops_of(function: Function) -> tuple[Op, ...]:

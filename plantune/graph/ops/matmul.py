@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Gradient, Op, Types
+from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
 
 
@@ -17,7 +15,7 @@ class Matmul(Op):
     name = "matmul"
     arity = 2
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         a, b = inputs
         self.require(len(a.shape) == len(b.shape) == 2, f"needs matrices, got {a.shape}, {b.shape}")
         self.require(a.dtype == b.dtype, f"dtypes differ: {a.dtype} and {b.dtype}")
@@ -26,13 +24,12 @@ class Matmul(Op):
         self.require(k == k_of_b, f"inner sizes differ: {k} and {k_of_b}")
         return (TensorType((m, n), a.dtype),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         a, b = operands(inputs, attrs)
         return (a @ b,)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         a, b = grad.inputs
         ta, tb = grad.attrs["transpose_a"], grad.attrs["transpose_b"]
 
@@ -48,14 +45,12 @@ class Matmul(Op):
             db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
         return (da, db)
 
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
+    def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         k = inputs[0].shape[0 if attrs["transpose_a"] else 1]
         return 2 * outputs[0].numel * k
 
 
-def operands(inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, Tensor]:
+def operands(inputs: Tensors, attrs: Attrs) -> tuple[Tensor, Tensor]:
     """The two matrices as the product takes them."""
     a, b = inputs
     return (a.t() if attrs["transpose_a"] else a, b.t() if attrs["transpose_b"] else b)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Domain, Gradient, Op, Types
+from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import DTYPES, TensorType, dtype_name
 
 
@@ -28,8 +25,9 @@ class BatchNorm(Op):
 
     name = "batch_norm"
     arity = 5
+    flops_per_input = 8
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         x, *channels = inputs
         self.require(len(x.shape) >= 2, f"needs rank 2 or more, got {x.shape}")
         wanted = (x.shape[1],)
@@ -41,7 +39,7 @@ class BatchNorm(Op):
         statistic = TensorType(wanted, _statistics(x.torch_dtype, weight.dtype))
         return (TensorType(x.shape, x.dtype), statistic, statistic, mean, var)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         x, weight, bias, running_mean, running_var = inputs
         mean, var = running_mean.clone(), running_var.clone()
         y, *batch = torch.native_batch_norm(
@@ -50,21 +48,14 @@ class BatchNorm(Op):
         dtype = DTYPES[_statistics(x.dtype, dtype_name(weight.dtype))]
         return (y, *(statistic.to(dtype) for statistic in batch), mean, var)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        dy = grad.output_gradients[0]
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
         x, weight = grad.inputs[:2]
         _, mean, invstd, _, _ = grad.outputs
-        dx, dweight, dbias = grad.emit_all("batch_norm_grad", dy, x, weight, mean, invstd)
+        dx, dweight, dbias = grad.emit_all("batch_norm_grad", grad.dy, x, weight, mean, invstd)
         return (dx, dweight, dbias, None, None)
 
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         return Domain("positive") if position == 4 else Domain()
-
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return 8 * inputs[0].numel
 
 
 class BatchNormGrad(Op):
@@ -72,8 +63,9 @@ class BatchNormGrad(Op):
 
     name = "batch_norm_grad"
     arity = 5
+    flops_per_input = 10
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         dy, x, weight, mean, invstd = inputs
         self.require(len(x.shape) >= 2, f"needs rank 2 or more, got {x.shape}")
         self.require(dy.shape == x.shape, f"dy has shape {dy.shape}, needs {x.shape}")
@@ -82,7 +74,7 @@ class BatchNormGrad(Op):
         self.require(fits, f"per-channel inputs need shape {channels}")
         return (TensorType(x.shape, x.dtype), weight, weight)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         dy, x, weight, *statistics = inputs
         batch = statistics if x.is_cuda else [s.to(weight.dtype) for s in statistics]
         return tuple(
@@ -91,13 +83,8 @@ class BatchNormGrad(Op):
             )
         )
 
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         return Domain("positive") if position == 4 else Domain()
-
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return 10 * inputs[0].numel
 
 
 OPS: tuple[Op, ...] = (BatchNorm(), BatchNormGrad())

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Domain, Gradient, Op, PointwiseOp, Types
+from plantune.graph.ops.base import (
+    Domain,
+    Gradient,
+    Gradients,
+    Op,
+    PointwiseOp,
+    Tensors,
+    Types,
+    broadcasts,
+)
 from plantune.graph.types import TensorType
 
 
@@ -18,12 +25,10 @@ class BroadcastOp(Op):
     pointwise = True
     arity = 2
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         x, y = inputs
         self.require(x.dtype == y.dtype, f"dtypes differ: {x.dtype} and {y.dtype}")
-        fits = len(y.shape) <= len(x.shape) and all(
-            b in (1, a) for a, b in zip(reversed(x.shape), reversed(y.shape), strict=False)
-        )
+        fits = broadcasts(y.shape, x.shape)
         self.require(fits, f"shape {y.shape} does not broadcast to {x.shape}")
         return (TensorType(x.shape, x.dtype),)
 
@@ -39,24 +44,22 @@ def _to_shape_of(grad: Gradient, gradient: str, position: int) -> str:
 class Add(BroadcastOp):
     name = "add"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0] + inputs[1],)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         return (dy, _to_shape_of(grad, dy, 1) if grad.needs(1) else None)
 
 
 class Sub(BroadcastOp):
     name = "sub"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0] - inputs[1],)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         if not grad.needs(1):
             return (dy, None)
         summed = _to_shape_of(grad, dy, 1)
@@ -66,12 +69,11 @@ class Sub(BroadcastOp):
 class Mul(BroadcastOp):
     name = "mul"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0] * inputs[1],)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         x, y = grad.inputs
         dx = grad.emit("mul", dy, y) if grad.needs(0) else None
         return (dx, _to_shape_of(grad, grad.emit("mul", dy, x), 1) if grad.needs(1) else None)
@@ -80,19 +82,17 @@ class Mul(BroadcastOp):
 class Div(BroadcastOp):
     name = "div"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0] / inputs[1],)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
-        dx = grad.emit("div", dy, grad.inputs[1])
+    def gradient(self, grad: Gradient) -> Gradients:
+        dx = grad.emit("div", grad.dy, grad.inputs[1])
         if not grad.needs(1):
             return (dx, None)
         summed = _to_shape_of(grad, grad.emit("mul", dx, grad.outputs[0]), 1)
         return (dx, grad.emit("affine", summed, alpha=-1.0, beta=0.0))
 
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         return Domain("positive") if position == 1 else Domain()
 
 
@@ -102,7 +102,7 @@ class ChannelOp(Op):
     pointwise = True
     arity = 2
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         x, channel = inputs
         axis = attrs["axis"]
         self.require(x.dtype == channel.dtype, f"dtypes differ: {x.dtype} and {channel.dtype}")
@@ -129,26 +129,24 @@ def _to_channel(grad: Gradient, gradient: str) -> str:
 class AddChannel(ChannelOp):
     name = "add_channel"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         x, bias = inputs
         return (x + along_axis(bias, x.dim(), attrs["axis"]),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         return (dy, _to_channel(grad, dy) if grad.needs(1) else None)
 
 
 class MulChannel(ChannelOp):
     name = "mul_channel"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         x, scale = inputs
         return (x * along_axis(scale, x.dim(), attrs["axis"]),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         x, scale = grad.inputs
         dx = grad.emit("mul_channel", dy, scale, axis=grad.attrs["axis"]) if grad.needs(0) else None
         if not grad.needs(1):
@@ -161,20 +159,19 @@ class Affine(PointwiseOp):
 
     name = "affine"
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         (x,) = inputs
         whole = all(float(attrs[key]).is_integer() for key in ("alpha", "beta"))
         self.require(x.is_float or whole, f"{x.dtype} needs whole numbers, got {attrs}")
         return super().infer(inputs, attrs)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         (x,) = inputs
         number = float if x.is_floating_point() else int
         return (x * number(attrs["alpha"]) + number(attrs["beta"]),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
+        dy = grad.dy
         if grad.attrs["alpha"] == 1.0:
             return (dy,)
         return (grad.emit("affine", dy, alpha=grad.attrs["alpha"], beta=0.0),)
@@ -185,10 +182,10 @@ class Rsqrt(PointwiseOp):
 
     name = "rsqrt"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (torch.rsqrt(inputs[0] + attrs["eps"]),)
 
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         return Domain("positive")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Domain, Gradient, Op, Types
+from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
 
 
@@ -43,9 +41,7 @@ class PoolOp(Op):
         self.require(y == dy.shape, f"dy has shape {dy.shape}, needs {y}")
         return x
 
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
+    def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         smaller = min(inputs[0].numel, outputs[0].numel)
         return int(smaller * math.prod(attrs["kernel"]))
 
@@ -60,10 +56,10 @@ class AvgPool2d(PoolOp):
 
     name = "avg_pool2d"
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         return (TensorType(self.output_shape(inputs[0], attrs), inputs[0].dtype),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (
             torch.nn.functional.avg_pool2d(
                 inputs[0],
@@ -74,20 +70,18 @@ class AvgPool2d(PoolOp):
             ),
         )
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
         shape = grad.type_of(grad.inputs[0]).shape
-        return (grad.emit("avg_pool2d_grad", dy, shape=shape, **window(grad.attrs)),)
+        return (grad.emit("avg_pool2d_grad", grad.dy, shape=shape, **window(grad.attrs)),)
 
 
 class AvgPool2dGrad(PoolOp):
     name = "avg_pool2d_grad"
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         return (self.gradient_type(inputs[0], attrs),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         (dy,) = inputs
         x = dy.new_empty(1).expand(attrs["shape"])
         dx = torch.ops.aten.avg_pool2d_backward(
@@ -108,22 +102,20 @@ class MaxPool2d(PoolOp):
 
     name = "max_pool2d"
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         shape = self.output_shape(inputs[0], attrs)
         return (TensorType(shape, inputs[0].dtype), TensorType(shape, "int64"))
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         y, places = torch.ops.aten.max_pool2d_with_indices(
             inputs[0], attrs["kernel"], attrs["stride"], attrs["padding"]
         )
         return (y, places)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        dy, _ = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
         shape = grad.type_of(grad.inputs[0]).shape
         places = grad.outputs[1]
-        return (grad.emit("max_pool2d_grad", dy, places, shape=shape, **window(grad.attrs)),)
+        return (grad.emit("max_pool2d_grad", grad.dy, places, shape=shape, **window(grad.attrs)),)
 
 
 class MaxPool2dGrad(PoolOp):
@@ -132,7 +124,7 @@ class MaxPool2dGrad(PoolOp):
     name = "max_pool2d_grad"
     arity = 2
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         dy, places = inputs
         self.require(
             places.dtype == "int64" and places.shape == dy.shape,
@@ -140,14 +132,14 @@ class MaxPool2dGrad(PoolOp):
         )
         return (self.gradient_type(dy, attrs),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         dy, places = inputs
         n, c, h, w = attrs["shape"]
         dx = dy.new_zeros(n, c, h * w)
         dx.scatter_add_(2, places.reshape(n, c, -1), dy.reshape(n, c, -1))
         return (dx.view(n, c, h, w),)
 
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         return Domain("index", attrs["shape"][2] * attrs["shape"][3]) if position else Domain()
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops.base import Gradient, Op, Types
+from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types, broadcasts
 from plantune.graph.types import TensorType
 
 
@@ -16,8 +13,9 @@ class ReduceOp(Op):
     """Reduces the axes `dims`; they stay with size 1 where `keepdim` is true."""
 
     arity = 1
+    flops_per_input = 1
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         (x,) = inputs
         dims = attrs["dims"]
         inside = all(0 <= axis < len(x.shape) for axis in dims) and len(set(dims)) == len(dims)
@@ -27,11 +25,6 @@ class ReduceOp(Op):
         if not attrs["keepdim"]:
             kept = [size for axis, size in enumerate(x.shape) if axis not in dims]
         return (TensorType(tuple(kept), x.dtype),)
-
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return inputs[0].numel
 
 
 def _spread(grad: Gradient, dy: str) -> str:
@@ -46,28 +39,24 @@ def _spread(grad: Gradient, dy: str) -> str:
 class Sum(ReduceOp):
     name = "sum"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0].sum(attrs["dims"], keepdim=attrs["keepdim"]),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
-        return (_spread(grad, dy),)
+    def gradient(self, grad: Gradient) -> Gradients:
+        return (_spread(grad, grad.dy),)
 
 
 class Mean(ReduceOp):
     name = "mean"
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0].mean(attrs["dims"], keepdim=attrs["keepdim"]),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
+    def gradient(self, grad: Gradient) -> Gradients:
         x = grad.type_of(grad.inputs[0])
         count = math.prod(x.shape[axis] for axis in grad.attrs["dims"])
         # Scaled before it is spread: the small tensor costs less.
-        return (_spread(grad, grad.emit("affine", dy, alpha=1 / max(count, 1), beta=0.0)),)
+        return (_spread(grad, grad.emit("affine", grad.dy, alpha=1 / max(count, 1), beta=0.0)),)
 
 
 class SumTo(Op):
@@ -75,23 +64,16 @@ class SumTo(Op):
 
     name = "sum_to"
     arity = 1
+    flops_per_input = 1
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         (x,) = inputs
         shape = attrs["shape"]
-        fits = len(shape) <= len(x.shape) and all(
-            b in (1, a) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)
-        )
-        self.require(fits, f"{x.shape} does not sum to {shape}")
+        self.require(broadcasts(shape, x.shape), f"{x.shape} does not sum to {shape}")
         return (TensorType(shape, x.dtype),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0].sum_to_size(attrs["shape"]),)
-
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return inputs[0].numel
 
 
 class BroadcastTo(Op):
@@ -99,29 +81,20 @@ class BroadcastTo(Op):
 
     name = "broadcast_to"
     arity = 1
+    flops_per_input = 0
     pointwise = True
 
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
         (x,) = inputs
         shape = attrs["shape"]
-        fits = len(x.shape) <= len(shape) and all(
-            b in (1, a) for a, b in zip(reversed(shape), reversed(x.shape), strict=False)
-        )
-        self.require(fits, f"{x.shape} does not broadcast to {shape}")
+        self.require(broadcasts(x.shape, shape), f"{x.shape} does not broadcast to {shape}")
         return (TensorType(shape, x.dtype),)
 
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         return (inputs[0].expand(attrs["shape"]),)
 
-    def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        (dy,) = grad.output_gradients
-        assert dy is not None
-        return (grad.emit("sum_to", dy, shape=grad.type_of(grad.inputs[0]).shape),)
-
-    def flops(
-        self, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attrs: Attrs
-    ) -> int:
-        return 0
+    def gradient(self, grad: Gradient) -> Gradients:
+        return (grad.emit("sum_to", grad.dy, shape=grad.type_of(grad.inputs[0]).shape),)
 
 
 OPS: tuple[Op, ...] = (Sum(), Mean(), SumTo(), BroadcastTo())

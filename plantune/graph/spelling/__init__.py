@@ -6,30 +6,18 @@ A reader takes a `Reader` and what the call was given, emits nodes and returns t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from plantune.graph.spelling import arithmetic, casts, layers, shapes
-from plantune.graph.spelling.reader import Reader, Value
+from plantune.graph.spelling.reader import Reader, Spelled, Value
 from plantune.graph.spelling.shapes import VIEWS
 
-MODULES: dict[type[nn.Module], Callable[..., Value]] = {
-    **arithmetic.MODULES,
-    **layers.MODULES,
-    **shapes.MODULES,
-}
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **arithmetic.FUNCTIONS,
-    **layers.FUNCTIONS,
-    **shapes.FUNCTIONS,
-}
-METHODS: dict[str, Callable[..., Any]] = {
-    **arithmetic.METHODS,
-    **casts.METHODS,
-    **shapes.METHODS,
-}
+_ALL: Spelled = {}
+for _file in (arithmetic, casts, layers, shapes):
+    _ALL |= _file.SPELLED
+MODULES = {key: read for key, read in _ALL.items() if isinstance(key, type)}
+METHODS = {key: read for key, read in _ALL.items() if isinstance(key, str)}
+FUNCTIONS = {key: read for key, read in _ALL.items() if not isinstance(key, (type, str))}
 
 # torch ends the names of methods that write to their tensor with an underscore.
 IN_PLACE: frozenset[Any] = frozenset(

@@ -13,7 +13,7 @@ from torch import nn
 from plantune.graph.ops.functions import FUNCTIONS as TABLE
 from plantune.graph.ops.functions import Function
 from plantune.graph.spelling.casts import floating, promoted
-from plantune.graph.spelling.reader import Reader, Value
+from plantune.graph.spelling.reader import Reader, Spelled, Value
 
 Shape = tuple[int, ...]
 
@@ -118,40 +118,21 @@ def readers_of(
     return modules, calls
 
 
-MODULES, _CALLS = readers_of(TABLE.values())
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
+_MODULES, _CALLS = readers_of(TABLE.values())
+SPELLED: Spelled = {
+    **_MODULES,
     **_CALLS,
-    torch.mean: _reduce("mean"),
-    torch.sum: _reduce("sum"),
-    operator.add: _add,
-    operator.iadd: _add,
-    torch.add: _add,
-    operator.sub: _sub,
-    operator.isub: _sub,
-    torch.sub: _sub,
-    operator.mul: _mul,
-    operator.imul: _mul,
-    torch.mul: _mul,
-    operator.truediv: _div,
-    operator.itruediv: _div,
-    torch.div: _div,
-    operator.neg: _neg,
-}
-METHODS: dict[str, Callable[..., Value]] = {
-    "add": _add,
-    "add_": _add,
-    "sub": _sub,
-    "sub_": _sub,
-    "mul": _mul,
-    "mul_": _mul,
-    "div": _div,
-    "div_": _div,
     **{
         method: _activation(name)
         for name in TABLE
         for method in (name, f"{name}_")
         if hasattr(torch.Tensor, method)
     },
-    "mean": _reduce("mean"),
-    "sum": _reduce("sum"),
+    **dict.fromkeys((torch.mean, "mean"), _reduce("mean")),
+    **dict.fromkeys((torch.sum, "sum"), _reduce("sum")),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), _add),
+    **dict.fromkeys((operator.sub, operator.isub, torch.sub, "sub", "sub_"), _sub),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), _mul),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), _div),
+    operator.neg: _neg,
 }

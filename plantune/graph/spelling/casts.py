@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from plantune.graph.spelling.reader import Reader, Value
+from plantune.graph.spelling.reader import Reader, Spelled, Value
 from plantune.graph.types import dtype_name
 
 
@@ -69,7 +69,7 @@ def _fixed(dtype: torch.dtype) -> Callable[..., Value]:
     return read
 
 
-METHODS: dict[str, Callable[..., Value]] = {
+SPELLED: Spelled = {
     "to": _to,
     "type": _type,
     "type_as": lambda g, x, other: cast(g, x, g.type_of(other).torch_dtype),

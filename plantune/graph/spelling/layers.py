@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from plantune.graph.spelling.reader import Reader, Value, by_attributes
+from plantune.graph.spelling.reader import Reader, Spelled, Value, by_attributes
 from plantune.graph.spelling.shapes import reshape
 from plantune.layers import SpaceToDepth
 
@@ -145,7 +144,7 @@ def _space_to_depth(g: Reader, m: SpaceToDepth, x: Value) -> Value:
     return g.emit("space_to_depth", x, block=m.block)
 
 
-MODULES: dict[type[nn.Module], Callable[..., Value]] = {
+SPELLED: Spelled = {
     nn.Conv2d: _conv2d_module,
     nn.Linear: _linear_module,
     nn.BatchNorm2d: _batch_norm_module,
@@ -154,14 +153,10 @@ MODULES: dict[type[nn.Module], Callable[..., Value]] = {
     nn.AdaptiveAvgPool2d: by_attributes(_adaptive_avg_pool2d),
     nn.Dropout: by_attributes(_dropout),
     SpaceToDepth: _space_to_depth,
-}
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
-    torch.conv2d: _conv2d,
-    F.conv2d: _conv2d,
+    **dict.fromkeys((torch.conv2d, F.conv2d), _conv2d),
+    **dict.fromkeys((torch.max_pool2d, F.max_pool2d), _max_pool2d),
     F.linear: _linear,
     F.avg_pool2d: _avg_pool2d,
-    F.max_pool2d: _max_pool2d,
-    torch.max_pool2d: _max_pool2d,
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.dropout: _dropout,
 }

@@ -14,6 +14,9 @@ from torch import nn
 from plantune.errors import UnsupportedModule
 from plantune.graph.types import TensorType
 
+# Readers by module class, function or method name.
+Spelled = dict[Any, Callable[..., Any]]
+
 
 @dataclass(frozen=True)
 class Value:

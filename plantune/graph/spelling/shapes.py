@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from plantune.graph.spelling.reader import Reader, Value, by_attributes
+from plantune.graph.spelling.reader import Reader, Spelled, Value, by_attributes
 
 
 def _identity(g: Reader, x: Value, *_: Any, **__: Any) -> Value:
@@ -59,29 +58,21 @@ def _attribute(g: Reader, x: Value, name: str) -> Any:
     return known[name]
 
 
-MODULES: dict[type[nn.Module], Callable[..., Value]] = {
+# Their result shares the memory of their input.
+_VIEWS: Spelled = {
     nn.Flatten: by_attributes(_flatten),
     nn.Identity: lambda g, m, x: x,
-}
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.flatten: _flatten,
-    torch.reshape: reshape,
-    torch.permute: _permute,
-    torch.transpose: _transpose,
-    torch.unsqueeze: _unsqueeze,
-    getattr: _attribute,
-}
-METHODS: dict[str, Callable[..., Any]] = {
-    "view": reshape,
-    "reshape": reshape,
-    "flatten": _flatten,
-    "permute": _permute,
-    "transpose": _transpose,
-    "t": _transpose,
-    "unsqueeze": _unsqueeze,
+    **dict.fromkeys((torch.reshape, "reshape", "view"), reshape),
+    **dict.fromkeys((torch.flatten, "flatten"), _flatten),
+    **dict.fromkeys((torch.permute, "permute"), _permute),
+    **dict.fromkeys((torch.transpose, "transpose", "t"), _transpose),
+    **dict.fromkeys((torch.unsqueeze, "unsqueeze"), _unsqueeze),
     "contiguous": _identity,
+}
+VIEWS: frozenset[Any] = frozenset(_VIEWS)
+SPELLED: Spelled = {
+    **_VIEWS,
+    getattr: _attribute,
     "size": _size,
     "dim": lambda g, x: len(g.shape(x)),
 }
-# Their result shares the memory of their input.
-VIEWS: frozenset[Any] = frozenset((*MODULES, *FUNCTIONS, *METHODS)) - {getattr, "size", "dim"}

@@ -37,8 +37,8 @@ struct Linear {
     return (row < count ? row : count - 1) * kDepth;
   }
 
-  /// Has the L2 cache read a warp's columns of b, which mostly are weights, while the kernel in front
-  /// still runs: nothing of them is used before it ended.
+  /// Has the L2 cache read a warp's columns of b, which mostly are weights, while the kernel in
+  /// front still runs: nothing of them is used before it ended.
   static __device__ __forceinline__ void prefetch(const Arguments& args, long long column) {
     constexpr int kLine = 128 / int(sizeof(T));
     for (int j = 0; j < kColumns; ++j) {

@@ -97,11 +97,15 @@ def test_nothing_is_stale(seed, calls):
             for buffer, old in zip(model.buffers(), before, strict=True):
                 if not torch.equal(buffer, old):  # else a write would hide a stale weight
                     buffer.copy_(old)
-        for got, expected in zip(ours, found(model.reference, x, trains), strict=True):
+        theirs = found(model.reference, x, trains)
+        # A sum of terms that cancel, such as the gradient of a bias before a batch norm, is off by
+        # their roundings.
+        rounding = 1e-7 * max(float(t.abs().max()) for t in theirs if t is not None) + 1e-4
+        for got, expected in zip(ours, theirs, strict=True):
             assert (got is None) == (expected is None), (call, CHANGES.index(change))
             if got is not None:
                 scale = float(expected.abs().max())
-                torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * scale + 1e-4)
+                torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * scale + rounding)
     stats = model.stats()
     assert stats.planned > calls / 2
     assert stats.instances < 20

@@ -175,7 +175,7 @@ def call_of(node: Node, values: Values) -> Call:
     writer = _writer_of(node.op)
     if writer is not None:
         run = writer(node, *(values[name] for name in outputs))
-        return lambda: run(*(values[name] for name in inputs))
+        return lambda: run(*map(values.__getitem__, inputs))
     op = op_named(node.op)
 
     def call() -> None:

@@ -9,6 +9,7 @@ from plantune.graph.types import TensorType
 
 # What every vector load, cache line and tensor copy of a GPU asks for at most, and CPUs less.
 ALIGNMENT_BYTES = 256
+HOST_MEMORY = torch.device("cpu")
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 

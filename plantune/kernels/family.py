@@ -22,11 +22,11 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.constants import Constant
+from plantune.layouts import HOST_MEMORY
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
 Values = dict[str, Tensor]
-CPU = torch.device("cpu")
 # Readings that are kept: some steps of a network, for each family.
 READINGS = 1 << 14
 
@@ -59,7 +59,7 @@ class Frame:
     values: Values
     workspace: Tensor | None = None
     built: Any = None
-    device: torch.device = CPU
+    device: torch.device = HOST_MEMORY
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from plantune.layouts import HOST_MEMORY
 from plantune.runtime import epoch
 
-CPU = torch.device("cpu")
 _version = attrgetter("_version")
 # Private, but what torch's own compiled graphs use; builds for the CPU alone lack it.
 _all_at = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -82,7 +82,7 @@ class _Snapshot:
 class HeldTensors:
     """All parameters and buffers of a module, as they were when somebody last looked."""
 
-    def __init__(self, module: nn.Module, otherwise: torch.device = CPU) -> None:
+    def __init__(self, module: nn.Module, otherwise: torch.device = HOST_MEMORY) -> None:
         self.module = module
         # Where it runs if there is none.
         self.otherwise = otherwise

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 
 from plantune.graph.types import TensorType, dtype_name
+from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
 from plantune.problem import MODES
@@ -20,7 +21,6 @@ from plantune.runtime.calls import Calls, Stats
 from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
-from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import Pool
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall", "input_type_of"]
@@ -50,7 +50,7 @@ class TunedModule(nn.Module):
         known: bool = False,
         fallback: str = "warn",
         frozen: bool = False,
-        device: torch.device = CPU,
+        device: torch.device = HOST_MEMORY,
     ) -> None:
         super().__init__()
         _one_of("mode", mode, MODES)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plantune.cuda.driver import capture_of
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
-from plantune.kernels.family import CPU
+from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.runtime.captured import program_on
 from plantune.runtime.current_gpu import on_its_gpu
@@ -84,7 +84,7 @@ class Instance:
         return written or (self._frozen and writes != self._held.writes)
 
 
-def device_of(module: nn.Module, otherwise: torch.device = CPU) -> torch.device:
+def device_of(module: nn.Module, otherwise: torch.device = HOST_MEMORY) -> torch.device:
     """Where the module lives; all of it does, or the framework would refuse it too.
 
     One without a tensor of its own runs where its input is, which `otherwise` says.

@@ -13,8 +13,8 @@ from plantune.cuda import recording
 from plantune.graph.graph import Graph
 from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
-from plantune.kernels.family import CPU, Values
-from plantune.layouts import in_layout
+from plantune.kernels.family import Values
+from plantune.layouts import HOST_MEMORY, in_layout
 from plantune.plan import Plan, check_plan
 from plantune.runtime.binding import bind, made_for
 from plantune.runtime.branches import Call, Lanes, branches_of
@@ -35,7 +35,7 @@ class Program:
     keeps_copies = True
 
     def __init__(
-        self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device = CPU
+        self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device = HOST_MEMORY
     ) -> None:
         schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
         branches = branches_of(schedule) if plan.branches else ()

@@ -19,7 +19,7 @@ from plantune.distance import Distance
 from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
-from plantune.layouts import in_layout
+from plantune.layouts import HOST_MEMORY, in_layout
 from plantune.plan import Plan
 from plantune.products import float32_products
 from plantune.runtime.copies import copied
@@ -32,7 +32,6 @@ from plantune.runtime.distances import (
     joined,
     names_of,
 )
-from plantune.runtime.live_state import CPU
 from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace
@@ -70,7 +69,7 @@ def recheck(
     plan: Plan,
     space: SearchSpace,
     module: nn.Module,
-    otherwise: torch.device = CPU,
+    otherwise: torch.device = HOST_MEMORY,
 ) -> None:
     """Raises WrongResult if the plan's outputs or gradients are not the network's, CannotJudge
     where the framework's own are of no use; `otherwise` is where a module without a tensor runs.

@@ -23,11 +23,11 @@ def failing(monkeypatch):
     faults: set[tuple[str, str]] = set()
     bind = Framework.bind
 
-    def bind_with_faults(self, step, config, frame):
-        binding = bind(self, step, config, frame)
+    def bind_with_faults(self, parts, config, frame):
+        binding = bind(self, parts, config, frame)
 
         def launch(stream):
-            if (step.phase, step.ops[0]) in faults:
+            if (parts.step.phase, parts.step.ops[0]) in faults:
                 raise RuntimeError("the kernel failed")
             binding.launch(stream)
 

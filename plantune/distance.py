@@ -29,8 +29,8 @@ class Distance:
 
     @property
     def share(self) -> float:
-        """1 at the bound; above it, or NaN, the result is wrong."""
-        return part(self.ours, self.bound)
+        """1 at the bound; above it the result is wrong. What overflows in PyTorch may here too."""
+        return 0.0 if math.isinf(self.bound) else part(self.ours, self.bound)
 
 
 def part(off: float, size: float) -> float:

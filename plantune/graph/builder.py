@@ -37,21 +37,18 @@ class GraphBuilder:
 
     def input(self, name: str, type_: TensorType) -> str:
         self.inputs.append((name, type_))
-        return self._declare(name, type_)
+        return self.declare(name, type_)
 
     def parameter(self, name: str, type_: TensorType) -> str:
         self.parameters.append((name, type_))
-        return self._declare(name, type_)
+        return self.declare(name, type_)
 
     def buffer(self, name: str, type_: TensorType) -> str:
         self.buffers.append((name, type_))
-        return self._declare(name, type_)
+        return self.declare(name, type_)
 
     def declare(self, name: str, type_: TensorType) -> str:
-        """A source of another kind, such as the gradient of an output."""
-        return self._declare(name, type_)
-
-    def _declare(self, name: str, type_: TensorType) -> str:
+        """A source; by itself one of another kind, such as the gradient of an output."""
         self.types[name] = type_
         return name
 

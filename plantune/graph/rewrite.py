@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
@@ -58,18 +59,16 @@ def round_constants_once(graph: Graph) -> Graph:
             (wide[value],) = builder.emit("cast", value, dtype="float32")
         return wide[value]
 
-    def rule(
-        builder: GraphBuilder, node: Node, inputs: list[str], now: Names
-    ) -> tuple[str, ...] | None:
+    def rule(new: _New) -> tuple[str, ...] | None:
+        node, builder = new.node, new.builder
         constant = graph.constants.issuperset(node.outputs)
         if not constant or node.op == "cast" or not op_named(node.op).pointwise:
             return None
-        place, dtype = _place(node), node.types[0].dtype
-        operands = [widened(builder, value) for value in inputs]
-        (result,) = builder.emit(node.op, *operands, place=place, **node.attrs)
-        if not _is_16_bits(builder.types[inputs[0]]):
+        operands = [widened(builder, value) for value in new.inputs]
+        result = new.emit(node.op, *operands, **node.attrs)
+        if not _is_16_bits(builder.types[new.inputs[0]]):
             return (result,)
-        (rounded,) = builder.emit("cast", result, place=place, dtype=dtype)
+        rounded = new.emit("cast", result, dtype=node.types[0].dtype)
         wide[rounded] = result
         return (rounded,)
 
@@ -80,15 +79,24 @@ def _is_16_bits(type_: TensorType) -> bool:
     return type_.is_float and type_.torch_dtype.itemsize == 2
 
 
-Names = Callable[[str], str]
-Rule = Callable[[GraphBuilder, Node, list[str], Names], tuple[str, ...] | None]
+@dataclass(frozen=True)
+class _New:
+    """A node that is rebuilt, with its new inputs; `now` gives the new names of old values."""
+
+    builder: GraphBuilder
+    node: Node
+    inputs: list[str]
+    now: Callable[[str], str]
+
+    def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
+        """Adds a node at the place of this one."""
+        return self.builder.emit(op, *inputs, place=_place(self.node), **attrs)[0]
 
 
-def _rebuilt(graph: Graph, rule: Rule) -> Graph:
-    """The graph with each node as `rule` makes it from its new inputs; None keeps the node.
+def _rebuilt(graph: Graph, rule: Callable[[_New], tuple[str, ...] | None]) -> Graph:
+    """The graph with the values that `rule` makes for each node; None keeps the node.
 
-    A rule also gets the new names of the old values. What follows from weights alone goes first, so
-    that a rule may use it anywhere.
+    What follows from weights alone goes first, so that a rule may use it anywhere.
     """
     builder = GraphBuilder.extending(replace(graph, nodes=(), outputs=(), updates=()))
     renamed: dict[str, str] = {}
@@ -98,7 +106,7 @@ def _rebuilt(graph: Graph, rule: Rule) -> Graph:
 
     for node in sorted(graph.nodes, key=lambda node: not graph.constants.issuperset(node.outputs)):
         inputs = [now(value) for value in node.inputs]
-        outputs = rule(builder, node, inputs, now)
+        outputs = rule(_New(builder, node, inputs, now))
         if outputs is None:
             outputs = builder.emit(node.op, *inputs, place=_place(node), **node.attrs)
         renamed.update(zip(node.outputs, outputs, strict=True))
@@ -122,18 +130,15 @@ def _biases_after_scales(graph: Graph) -> Graph:
         and (scale := _scale_after(graph, node)) is not None
     }
 
-    def rule(
-        builder: GraphBuilder, node: Node, inputs: list[str], now: Names
-    ) -> tuple[str, ...] | None:
-        if node in swapped.values():
-            return (inputs[0],)
-        if node.name not in swapped:
+    def rule(new: _New) -> tuple[str, ...] | None:
+        if new.node in swapped.values():
+            return (new.inputs[0],)
+        if new.node.name not in swapped:
             return None
-        (y, scale), place = inputs, _place(node)
-        (y,) = builder.emit("mul_channel", y, scale, place=place, axis=1)
-        bias = now(swapped[node.name].inputs[1])
-        (bias,) = builder.emit("mul", bias, scale, place=place)
-        return builder.emit("add_channel", y, bias, place=place, axis=1)
+        y, scale = new.inputs
+        y = new.emit("mul_channel", y, scale, axis=1)
+        bias = new.emit("mul", new.now(swapped[new.node.name].inputs[1]), scale)
+        return (new.emit("add_channel", y, bias, axis=1),)
 
     return _rebuilt(graph, rule)
 
@@ -153,16 +158,12 @@ def _scales_in_weights(graph: Graph) -> Graph:
         and (scale := _scale_after(graph, node)) is not None
     }
 
-    def rule(
-        builder: GraphBuilder, node: Node, inputs: list[str], now: Names
-    ) -> tuple[str, ...] | None:
-        if node in scales.values():
-            return (inputs[0],)
-        if node.name in scales:
-            factor = now(scales[node.name].inputs[1])
-            (inputs[1],) = builder.emit(
-                "mul_channel", inputs[1], factor, place=_place(node), axis=0
-            )
+    def rule(new: _New) -> tuple[str, ...] | None:
+        if new.node in scales.values():
+            return (new.inputs[0],)
+        if new.node.name in scales:
+            factor = new.now(scales[new.node.name].inputs[1])
+            new.inputs[1] = new.emit("mul_channel", new.inputs[1], factor, axis=0)
         return None
 
     return _rebuilt(graph, rule)

@@ -35,7 +35,7 @@ class Device:
         return 0
 
     def generator(self, seed: int) -> torch.Generator:
-        """Draws random numbers where they are needed."""
+        """Draws random numbers on the device."""
         return torch.Generator(self.place).manual_seed(seed)
 
     def own_stream(self) -> AbstractContextManager[None]:

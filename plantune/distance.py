@@ -75,7 +75,7 @@ class Exact:
         return f"{list(index)} is {got:.6g} instead of {wanted:.6g}"
 
     def _difference(self, result: Tensor) -> Tensor:
-        """In double; where neither is finite there is none."""
+        """In double; zero where both are not finite."""
         # Promoted on the way: a copy in double took as long as the rest of the comparison.
         off = result - _wide(self.value)
         if self.not_finite is not None:

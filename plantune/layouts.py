@@ -25,5 +25,5 @@ def view_bytes(memory: Tensor, start: int, type_: TensorType, layout: str) -> Te
 
 
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
-    """`tensor` itself where it is stored in `layout`, else a copy that is."""
+    """`tensor` itself if it is stored in `layout`, else a copy that is."""
     return tensor.contiguous(memory_format=MEMORY_FORMATS[layout])

@@ -31,7 +31,7 @@ def data_folder(name: str) -> Path:
 def cache_folder() -> Path:
     """Where plantune keeps what it can make again: PLANTUNE_CACHE_DIR, else the user's cache.
 
-    Where neither can be written, a folder of this process that goes with it.
+    If neither can be written, a folder that is removed at the end of this process.
     """
     named = os.environ.get("PLANTUNE_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

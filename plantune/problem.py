@@ -29,7 +29,7 @@ TYPE_FIELDS = {"shape", "dtype", "layout"}
 
 @dataclass(frozen=True)
 class Problem:
-    """`graph` is the digest of the layers, and so of the tensors' types, too. `network` is a name
+    """`graph` is the digest of the layers, and so of the tensors' types. `network` is a name
     for people, `batch` and `dtype` are those of the first tensor. `call` is None in plans from
     before it was kept.
     """

@@ -42,7 +42,7 @@ WINOGRAD = (
 )
 ONCE_MORE = (
     "One rounding: a kernel may store a value in 16 bits once more than PyTorch does between two "
-    "ops of a step, where the own error of few elements is small by luck"
+    "ops of a step, if the own error of few elements is small by luck"
 )
 LUCK = (
     "PyTorch rounds a result of few elements luckily now and then; from 600 elements on this is "

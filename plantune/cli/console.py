@@ -47,7 +47,7 @@ class Console:
         self.say(table(titles, rows, align, self.width))
 
     def emit(self, data: Mapping[str, Any]) -> None:
-        """The one JSON object, where it was asked for."""
+        """The one JSON object, if it was asked for."""
         if self.json == STDOUT:
             click.echo(dumps(data))
         elif self.json_file is not None:

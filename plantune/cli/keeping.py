@@ -1,4 +1,4 @@
-"""A search's database that goes on in memory where the file fails it, and remembers that."""
+"""A search's database that goes on in memory if the file fails, and remembers that."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def predict(console: Console, place: Path | None, workload: Workload, budget_s: 
 
 @contextmanager
 def _checking(arch: Arch) -> Iterator[tuple[Check | None, str]]:
-    """A check of a kernel's numbers on a later GPU, where one is here, and what to say of it."""
+    """A check of a kernel's numbers on a later GPU, if there is one, and what to say of it."""
     device, reason = later_gpu(arch), why_not_portable(arch)
     if device is None or reason is not None:
         why = reason or "there is no GPU of a later arch here to run them"

@@ -1,4 +1,4 @@
-"""`plantune profile`: where the framework spends its time, and what of it a plan removed."""
+"""`plantune profile`: where the framework spends its time, and what a plan saves of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def profile_command(
     fresh: bool,
     levels: bool,
 ) -> None:
-    """Shows where the framework's time goes, and what a plan removed.
+    """Shows where the framework's time goes, and what a plan saves of it.
 
     The framework's ops and the plan's steps are timed one by one, in the same way; what a search
     measured here already is not measured again. With --levels whole passes are timed: nothing

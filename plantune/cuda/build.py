@@ -43,7 +43,7 @@ class Binary:
 
 
 def compile_cuda(source: str, arch: Arch, *, kind: Kind = "CUBIN") -> Binary:
-    """The binary of a source for an arch, from the cache where it was compiled before.
+    """The binary of a source for an arch, from the cache if it was compiled before.
 
     Raises BuildError with the compiler's log. PTX runs on any later chip too, through the driver.
     """

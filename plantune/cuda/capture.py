@@ -44,7 +44,7 @@ def capture(
 def _captured(
     graph: torch.cuda.CUDAGraph, run: Callable[[], object], device: torch.device, pool: Any
 ) -> Recording:
-    # torch ends the process where a capture finds no room for the state of random numbers.
+    # torch ends the process if a capture finds no room for the state of random numbers.
     # This raises instead, and leaves the room. torch.cuda.graph would give it back, and would
     # collect garbage, 0.1 s each time.
     torch.empty(1 << 14, dtype=torch.uint8, device=device)

@@ -28,7 +28,7 @@ from plantune.paths import cache_folder
 # Addresses that a plan takes are multiples of this.
 ALIGNMENT_BYTES = 16
 DTYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT"}
-# What no plan may do: differ from run to run, or round where the framework does not.
+# What no plan may do: differ from run to run, or round more than the framework does.
 REFUSED_NOTES = ("NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS")
 # Engines that compile take 0.2 to 15 s, to read that again 7 ms (H200, 2026-11-20).
 WORTH_KEEPING_S = 0.05

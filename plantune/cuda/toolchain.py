@@ -98,7 +98,7 @@ def _cuda_of_torch() -> str | None:
 
 
 def include_folders(nvrtc: Nvrtc) -> tuple[Path, ...]:
-    """Where kernels find their headers: plantune's own, CUTLASS's where they are, CUDA's."""
+    """Where kernels find their headers: plantune's own, CUTLASS's if they are installed, CUDA's."""
     cutlass = cutlass_include()
     return (data_folder("csrc"), *((cutlass,) if cutlass else ()), *nvrtc.includes)
 

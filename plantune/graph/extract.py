@@ -26,7 +26,7 @@ from plantune.graph.spelling import (
 from plantune.graph.trace import state_names, trace, unsupported
 from plantune.graph.types import TensorType, dtype_name
 
-# What a reader, or plain Python on sizes, raises where a call does not fit.
+# What a reader, or plain Python on sizes, raises if a call does not fit.
 NOT_READ = (
     InvalidGraph,
     TypeError,
@@ -43,7 +43,7 @@ def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) ->
     submodules has.
 
     `fold` puts the scales of batch norms into the weights before them; it changes what a backward
-    pass would differentiate, so it defaults to true only where the module is not training. Raises
+    pass would differentiate, so it defaults to true only if the module is not training. Raises
     UnsupportedModule naming the place in the module where an operation is unknown.
     """
     return extract_with_outputs(module, *inputs, fold=fold)[0]
@@ -128,7 +128,7 @@ class _Extraction(Reader):
         )
 
     def _handler(self, node: fx.Node, args: Any, kwargs: Any) -> Callable[..., Any]:
-        """What reads this node: the table's entry, or plain Python where no tensor takes part."""
+        """What reads this node: the table's entry, or plain Python if no tensor takes part."""
         if node.op == "call_module":
             child = self.module.get_submodule(str(node.target))
             if type(child) not in MODULES:

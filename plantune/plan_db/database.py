@@ -50,7 +50,7 @@ class PlanDatabase:
     def open(
         path: Path | None = None, *, read_only: bool = False, timeout_s: float = 10.0
     ) -> PlanDatabase:
-        """The database at `path`, else the user's; made where it is missing.
+        """The database at `path`, else the user's; made if it is missing.
 
         A damaged file is moved aside; one that stays locked for `timeout_s` or cannot be written is
         opened for reading, and where that is impossible too, one in memory is used: each with a
@@ -100,7 +100,7 @@ class PlanDatabase:
             return self._add(StoredPlan(0, plan, environment, status, now_text()))
 
     def put_plans(self, plans: Sequence[StoredPlan]) -> None:
-        """Keeps all of them or, where one fails, none; their ids become new ones."""
+        """Keeps all of them or, if one fails, none; their ids become new ones."""
         with self._writing():
             for stored in plans:
                 self._add(stored)

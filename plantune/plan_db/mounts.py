@@ -17,7 +17,7 @@ def network_file_system(path: Path) -> str | None:
     """The type of the network file system under `path`, None of a local or unknown one."""
     real = os.path.realpath(path)
     below = [(len(point), type_) for point, type_ in _mounts() if _is_under(real, point)]
-    # The deepest mount point decides, the last one where several are mounted on it.
+    # The deepest mount point decides, the last one if several are mounted on it.
     deepest = max((length for length, _ in below), default=0)
     types = [type_ for length, type_ in below if length == deepest]
     return types[-1] if types and NETWORK.fullmatch(types[-1]) else None

@@ -155,14 +155,14 @@ def _evidence(plan: Plan, name: str) -> float | str | None:
 
 
 def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
-    """A connection that writes nothing, not even where the folder cannot be written."""
+    """A connection that writes nothing, not even if the folder cannot be written."""
     uri = path.absolute().as_uri() + "?mode=ro"
     connection = _connected(uri, timeout_s)
     try:
         connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
     except sqlite3.OperationalError as error:
         connection.close()
-        # WAL needs a file beside the database. Where it cannot be made and no other process has
+        # WAL needs a file beside the database. If it cannot be made and no other process has
         # made one, there is no writer, and the file can be read as it is.
         unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
         if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):

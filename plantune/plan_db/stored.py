@@ -38,7 +38,7 @@ def find_stored_plan(
     """The newest complete plan for a problem; `database` is read instead of the user's.
 
     An exact match comes before a compatible one, the user's plans before the shipped ones. The
-    match is `foreign` where all there is was made for another chip: such a plan must not be used.
+    match is `foreign` if all plans there are were made for another chip: they must not be used.
     What is wrong with a database is warned of and never raised.
     """
     found: list[Found | None] = []

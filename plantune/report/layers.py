@@ -54,7 +54,7 @@ class StepTime:
 
     @property
     def removed_us(self) -> float | None:
-        """Negative where the framework's kernels alone are faster."""
+        """Negative if the framework's kernels alone are faster."""
         if self.framework_us is None or self.plan_us is None:
             return None
         return self.framework_us - self.plan_us

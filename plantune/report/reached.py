@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 # What a budget that was too short should be at least, and how many times longer.
 ENOUGH_S, LONGER = 60.0, 5
-# Starting counts for no budget; it is said where it takes this long.
+# Starting is not part of the budget; it is mentioned if it takes this long.
 LONG_START_S = 1.5
 
 
@@ -19,7 +19,7 @@ def longer_s(budget_s: float) -> float:
 
 
 def tried_text(result: Result, seconds: float) -> str:
-    """How much was measured, and how to go on where there was no time for the rest."""
+    """How much was measured, and how to go on if there was no time for the rest."""
     took = f"{seconds:.0f} s"
     if (starting := seconds - result.spent_s) >= LONG_START_S:
         took += f", {starting:.0f} of them until Python, torch and the machine were ready"
@@ -32,7 +32,7 @@ def tried_text(result: Result, seconds: float) -> str:
 
 
 def unraced_text(result: Result) -> str:
-    """What is kept where no plan got through a race in time."""
+    """What is kept if no plan got through a race in time."""
     text = f"{result.budget_s:g} s were too short to race a plan"
     if result.known is None:
         return f"{text}: the network runs as it is, which is never slower"

@@ -109,7 +109,7 @@ def _word(value: Any) -> str:
 
 
 def machine_text(environment: Mapping[str, Any]) -> str:
-    """The processor of an environment, and how many threads where that matters."""
+    """The processor of an environment, and how many threads if that matters."""
     threads = environment["threads"]
     return (
         f"{environment['device']}, {counted(threads, 'thread')}"

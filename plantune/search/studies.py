@@ -1,5 +1,5 @@
 """What Optuna does: its studies keep every trial, where `optuna-dashboard` and later searches read
-them, and its TPE proposes configs where there are too many to try them in order.
+them, and its TPE proposes configs if there are too many to try in order.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SearchSpace:
 
     def admits(self, family: str, config: Attrs) -> bool:
         """Whether a config has the family's axes, with values that are listed, or that have the
-        right form where the axis is open.
+        right form if the axis is open.
         """
         axes = self.families.get(family)
         return (

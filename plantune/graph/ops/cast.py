@@ -8,7 +8,7 @@ from plantune.graph.types import DTYPES, TensorType
 
 
 class Cast(Op):
-    """The same numbers in the floating `dtype`, rounded where it has fewer digits."""
+    """The same numbers in the floating `dtype`, rounded if it has fewer digits."""
 
     name = "cast"
     arity = 1

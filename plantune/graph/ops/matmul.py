@@ -10,7 +10,7 @@ from plantune.graph.types import TensorType
 
 
 class Matmul(Op):
-    """a @ b of two matrices, each transposed first where its flag says so."""
+    """a @ b of two matrices, each transposed first if its flag says so."""
 
     name = "matmul"
     arity = 2

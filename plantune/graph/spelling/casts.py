@@ -12,7 +12,7 @@ from plantune.graph.types import dtype_name
 
 
 def cast(g: Reader, x: Value, dtype: torch.dtype) -> Value:
-    """`x` in that dtype; itself where it has it."""
+    """`x` in that dtype; `x` itself if it has it."""
     if g.type_of(x).torch_dtype is dtype:
         return x
     if not dtype.is_floating_point:
@@ -33,7 +33,7 @@ def _like(g: Reader, value: Value) -> torch.Tensor:
 
 
 def floating(g: Reader, x: Value) -> Value:
-    """`x`, an integer as torch makes it floating where a result must be."""
+    """`x`; an integer in the floating dtype that torch would give it."""
     return x if g.type_of(x).is_float else cast(g, x, torch.get_default_dtype())
 
 

@@ -9,15 +9,8 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants
 from plantune.kernels.family import Binding, Frame
+from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.family import (
-    HopperFamily,
-    WarpgroupParts,
-    estimate_us,
-    filter_and_scalars,
-    not_a_warpgroups,
-    why_not_reuse,
-)
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import dense_box, reused_box
 from plantune.kernels.legality import refuse
@@ -27,7 +20,7 @@ from plantune.space.arch import Arch
 INCLUDE = '#include "cuda/hopper_conv.h"\n'
 
 
-class HopperConv(HopperFamily[WarpgroupParts]):
+class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     """Config: `tile_m` pixels by `tile_n` channels, `stages` of weights (and of images) in flight,
     `split_k` blocks of a cluster share a tile, `reuse` loads a pixel once for all taps, at most
     `blocks_per_sm` share an SM. Where a kernel follows at once, the blocks of a small grid are
@@ -37,17 +30,17 @@ class HopperConv(HopperFamily[WarpgroupParts]):
 
     name: ClassVar = "hopper_conv"
 
-    def read(self, step: Step) -> WarpgroupParts:
+    def read(self, step: Step) -> hopper.WarpgroupParts:
         epilogue = conv_epilogue(step, unshifted=True)
-        refuse(not_a_warpgroups(step, epilogue))
-        return WarpgroupParts(step, epilogue)
+        refuse(hopper.not_a_warpgroups(step, epilogue))
+        return hopper.WarpgroupParts(step, epilogue)
 
-    def why_not_config(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> str | None:
-        if config["reuse"] and (reason := why_not_reuse(parts.shape, int(config["tile_m"]))):
+    def why_not_config(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str | None:
+        if config["reuse"] and (reason := hopper.why_not_reuse(parts.shape, int(config["tile_m"]))):
             return reason
         return super().why_not_config(parts, config, arch)
 
-    def design(self, parts: WarpgroupParts, config: Attrs) -> Design:
+    def design(self, parts: hopper.WarpgroupParts, config: Attrs) -> Design:
         shape, tile_m = parts.shape, int(config["tile_m"])
         box = reused_box(shape, tile_m) if config["reuse"] else dense_box(shape, tile_m)
         if box is None:
@@ -55,17 +48,17 @@ class HopperConv(HopperFamily[WarpgroupParts]):
         axes: dict[str, Any] = dict(config)
         return Design(shape, box, **axes, outputs=1 if parts.epilogue.unshifted is None else 2)
 
-    def source(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> str:
+    def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
         constants = design.constants(parts.dtype, parts.epilogue)
         return INCLUDE + constants + design.kernel("HopperConv", "ConvScalars")
 
-    def bind(self, parts: WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
-        constants = Constants(frame, filter_and_scalars(parts.step, parts.epilogue))
+    def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
+        constants = Constants(frame, hopper.filter_and_scalars(parts.step, parts.epilogue))
         return Launch(parts, self.design(parts, config), frame, constants).bound()
 
-    def estimate_us(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> float:
-        return estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
+    def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
+        return hopper.estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
 
 
 FAMILY = HopperConv()

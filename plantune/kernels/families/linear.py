@@ -7,20 +7,13 @@ from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
+from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
-from plantune.kernels.vector_kernel import (
-    ELEMENTS,
-    ENTRIES,
-    VECTOR_BYTES,
-    VectorKernel,
-    members,
-    not_an_element,
-)
 from plantune.space.arch import Arch
 
 THREADS, WARPS = 256, 8
@@ -30,7 +23,7 @@ SOURCE = (
     """#include "cuda/linear.h"
 {functors}using Kernel = plantune::Linear<{element}, {rows}, {columns}, {depth}, {width}, {threads},
                                 {expression}>;"""
-    + ENTRIES
+    + vector_kernel.ENTRIES
 )
 
 
@@ -46,7 +39,7 @@ class Linear(CudaFamily[LinearLayer]):
         refuse(
             {
                 "rows of both matrices must be contiguous along the inner axis": turned,
-                **not_an_element(step.types[layer.a].dtype),
+                **vector_kernel.not_an_element(step.types[layer.a].dtype),
                 "there is nothing to multiply": 0 in sizes,
                 f"it is for {ROWS_MAX} rows at most, got {sizes[0]}": sizes[0] > ROWS_MAX,
             }
@@ -76,11 +69,11 @@ class Linear(CudaFamily[LinearLayer]):
     def source(self, parts: LinearLayer, config: Attrs, arch: Arch) -> str:
         type_, depth = parts.step.types[parts.a], parts.sizes[2]
         return SOURCE.format(
-            element=ELEMENTS[type_.dtype],
+            element=vector_kernel.ELEMENTS[type_.dtype],
             rows=config["rows"],
             columns=config["tile_n"] // WARPS,
             depth=depth,
-            width=math.gcd(VECTOR_BYTES // type_.torch_dtype.itemsize, depth),
+            width=math.gcd(vector_kernel.VECTOR_BYTES // type_.torch_dtype.itemsize, depth),
             threads=THREADS,
             **rendered((parts.activation,) if parts.activation else ()),
         )
@@ -89,12 +82,12 @@ class Linear(CudaFamily[LinearLayer]):
         values, (m, n, _) = frame.values, parts.sizes
         constants = rows_of(parts.step, frame)
         blocks = -(-n // int(config["tile_n"])), -(-m // int(config["rows"]))
-        kernel = VectorKernel(frame.built, blocks, THREADS)
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, THREADS)
 
         def launch(stream: int) -> None:
             a, b, to = constants.tensor(parts.a), constants.tensor(parts.b), values[parts.y]
             bias = 0 if parts.bias is None else constants.tensor(parts.bias).data_ptr()
-            arguments = members(a.data_ptr(), b.data_ptr(), bias, to.data_ptr(), m, n)
+            arguments = vector_kernel.members(a.data_ptr(), b.data_ptr(), bias, to.data_ptr(), m, n)
             kernel.launch(stream, arguments, [a, b])
 
         return Binding(launch, constants=constants.all)

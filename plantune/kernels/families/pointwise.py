@@ -13,12 +13,7 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import first_reason, refuse
-from plantune.kernels.patterns.pointwise_chain import (
-    Expression,
-    Geometry,
-    expression_of,
-    geometry_of,
-)
+from plantune.kernels.patterns import pointwise_chain
 from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
@@ -45,16 +40,16 @@ using Kernel = plantune::Pointwise<Chain>;"""
 class Chain(Parts):
     """What a step computes for each element of the result, whose type is that of all outputs."""
 
-    expression: Expression
+    expression: pointwise_chain.Expression
 
     @property
     def type(self) -> TensorType:
         return self.step.outputs[-1][1]
 
-    def geometry(self, config: Attrs) -> Geometry:
+    def geometry(self, config: Attrs) -> pointwise_chain.Geometry:
         """The addresses of the elements."""
         width = vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
-        return geometry_of(self.step, self.expression, config["layout"], width)
+        return pointwise_chain.geometry_of(self.step, self.expression, config["layout"], width)
 
 
 class Pointwise(CudaFamily[Chain]):
@@ -63,7 +58,7 @@ class Pointwise(CudaFamily[Chain]):
     name: ClassVar = "pointwise"
 
     def read(self, step: Step) -> Chain:
-        chain = Chain(step, expression_of(step))
+        chain = Chain(step, pointwise_chain.expression_of(step))
         dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
         inputs, outputs = len(chain.expression.operands), len(chain.expression.results)
         many = inputs > INPUTS_MAX or outputs > OUTPUTS_MAX

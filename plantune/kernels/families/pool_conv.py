@@ -9,6 +9,7 @@ from typing import ClassVar
 from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
+from plantune.kernels import warp_mma
 from plantune.kernels.constants import Constants, Parameter, in_rows
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import refuse
@@ -17,16 +18,6 @@ from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.kernels.warp_mma import (
-    CHANNELS,
-    ENTRY,
-    ROWS,
-    VALUES,
-    TiledFamily,
-    TiledParts,
-    not_countable,
-    padded,
-)
 from plantune.space.arch import Arch
 
 VECTOR = 8
@@ -44,12 +35,12 @@ using Kernel =
     plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>,
                        {bias}, {expression}>;
 """
-    + ENTRY
+    + warp_mma.ENTRY
 )
 
 
 @dataclass(frozen=True)
-class PoolConvParts(TiledParts):
+class PoolConvParts(warp_mma.TiledParts):
     """An average pool, and the 1x1 convolution after it."""
 
     @property
@@ -63,12 +54,12 @@ class PoolConvParts(TiledParts):
 
     def shared_bytes(self, config: Attrs) -> int:
         """The pooled pixels, each followed by a gap that spreads them over the banks."""
-        values = padded(self.channels, 2 * VALUES)
+        values = warp_mma.padded(self.channels, 2 * warp_mma.VALUES)
         pitch = values + (32 if values % 64 == 0 else 0)
         return int(config["tile_m"]) * pitch * 2
 
 
-class PoolConv(TiledFamily[PoolConvParts]):
+class PoolConv(warp_mma.TiledFamily[PoolConvParts]):
     """Config: output pixels `tile_m` and channels `tile_n` of a block."""
 
     name: ClassVar = "pool_conv"
@@ -85,7 +76,7 @@ class PoolConv(TiledFamily[PoolConvParts]):
                 "only a bias and functions may follow the convolution": epilogue.offset,
                 f"channels move {VECTOR} at once, {channels} to {outputs} do not divide": odd,
                 window: rows * columns > PLACES_MAX,
-                **not_countable(parts.pixels),
+                **warp_mma.not_countable(parts.pixels),
             }
         )
         return parts
@@ -97,7 +88,9 @@ class PoolConv(TiledFamily[PoolConvParts]):
         return super().why_not_config(parts, config, arch)
 
     def threads(self, parts: PoolConvParts, config: Attrs) -> int:
-        return int(config["tile_m"]) // ROWS * int(config["tile_n"]) // CHANNELS * 32
+        return (
+            int(config["tile_m"]) // warp_mma.ROWS * int(config["tile_n"]) // warp_mma.CHANNELS * 32
+        )
 
     def source(self, parts: PoolConvParts, config: Attrs, arch: Arch) -> str:
         pool = parts.pool

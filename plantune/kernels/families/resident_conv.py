@@ -14,13 +14,8 @@ from plantune.graph.step import Step
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, conv_weight, floats
 from plantune.kernels.family import Binding, Frame
+from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
-from plantune.kernels.hopper.family import (
-    COSTS,
-    WarpgroupFamily,
-    WarpgroupParts,
-    not_a_warpgroups,
-)
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape
@@ -119,21 +114,21 @@ class Design:
         )
 
 
-class ResidentConv(WarpgroupFamily[WarpgroupParts]):
+class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
     """Config: the warpgroups of `threads` take turns, with `stages` boxes of pixels each."""
 
     name: ClassVar = "resident_conv"
     reads_channels_last: ClassVar = True
 
-    def read(self, step: Step) -> WarpgroupParts:
-        parts = WarpgroupParts(step, conv_epilogue(step))
+    def read(self, step: Step) -> hopper.WarpgroupParts:
+        parts = hopper.WarpgroupParts(step, conv_epilogue(step))
         shape, offset = parts.shape, parts.epilogue.offset
         alone = shape.stride != (1, 1) or shape.r * shape.s == 1
         refuse(
             {
                 "only scale, bias, residual and functions may follow the convolution": offset
                 is not None,
-                **not_a_warpgroups(step, parts.epilogue),
+                **hopper.not_a_warpgroups(step, parts.epilogue),
                 "only the taps of a larger kernel with stride 1 read the same pixels": alone,
                 "tiles are counted in 31 bits": shape.n * shape.p * shape.q >= 1 << 31,
                 "elements of a tile's rows are counted in 31 bits": ROWS_MAX * shape.q * shape.o
@@ -142,16 +137,16 @@ class ResidentConv(WarpgroupFamily[WarpgroupParts]):
         )
         return parts
 
-    def design(self, parts: WarpgroupParts, config: Attrs) -> Design:
+    def design(self, parts: hopper.WarpgroupParts, config: Attrs) -> Design:
         return Design(parts.epilogue, parts.shape, config["stages"], config["threads"] // WARPGROUP)
 
-    def workspace_bytes(self, parts: WarpgroupParts, config: Attrs) -> int:
+    def workspace_bytes(self, parts: hopper.WarpgroupParts, config: Attrs) -> int:
         return placing_bytes(parts)
 
-    def source(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> str:
+    def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         return self.design(parts, config).source(parts.dtype)
 
-    def bind(self, parts: WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
         design = self.design(parts, config)
         constants = read_constants(parts, design, frame)
         place = placing(parts, frame)
@@ -168,9 +163,9 @@ class ResidentConv(WarpgroupFamily[WarpgroupParts]):
 
         return Binding(launch, constants=constants.all)
 
-    def estimate_us(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> float:
+    def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
         """Products of an SM's tiles, its last tile alone, and what the cache does not hold."""
-        design, cost = self.design(parts, config), arch.cost(COSTS)
+        design, cost = self.design(parts, config), arch.cost(hopper.COSTS)
         shape, box = design.shape, design.box
         tiles = -(-shape.tiles(box) * design.tiles_o // design.blocks)
         products = shape.chunks * shape.r * shape.s * 4 * (4 * box.h)

@@ -10,25 +10,10 @@ from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
+from plantune.kernels.hopper import family as hopper
+from plantune.kernels.hopper import squeeze
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
-from plantune.kernels.hopper.family import (
-    COSTS,
-    estimate_us,
-    filter_and_scalars,
-    not_a_warpgroups,
-)
 from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.squeeze import (
-    HIDDEN_MAX,
-    TILE_NS,
-    SeFamily,
-    SeParts,
-    SeScalars,
-    beginning,
-    hidden_constants,
-    layer_constants,
-    parts_of,
-)
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
@@ -43,14 +28,14 @@ CONSTANTS = """  static constexpr int kR2 = {r}, kS2 = {s};
 """
 
 
-class BlockScalars(SeScalars):
+class BlockScalars(squeeze.SeScalars):
     """plantune::BlockScalars."""
 
     _fields_ = tuple((name, Parameter) for name in ("mid_scale", "mid_bias", "mid_offset"))
 
 
 @dataclass(frozen=True)
-class BlockParts(SeParts):
+class BlockParts(squeeze.SeParts):
     """Both convolutions with what follows each. `epilogue` reads and leaves what the block does."""
 
     first: ConvEpilogue
@@ -61,7 +46,7 @@ class BlockParts(SeParts):
         return conv_shape(self.step, self.second)
 
 
-class HopperBlock(SeFamily[BlockParts]):
+class HopperBlock(squeeze.SeFamily[BlockParts]):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
@@ -76,8 +61,10 @@ class HopperBlock(SeFamily[BlockParts]):
         keeps = second.stride == (1, 1) and second.padding == same and second.r % 2 * second.s % 2
         refuse(
             {
-                f"it takes up to {HIDDEN_MAX} hidden channels, got {width}": width > HIDDEN_MAX,
-                f"a block has all channels: 64 or 128, got {shape.o}": shape.o not in TILE_NS
+                f"it takes up to {squeeze.HIDDEN_MAX} hidden channels, got {width}": width
+                > squeeze.HIDDEN_MAX,
+                f"a block has all channels: 64 or 128, got {shape.o}": shape.o
+                not in squeeze.TILE_NS
                 or second.o != shape.o,
                 f"a warpgroup has 8x8 pixels, got {shape.p}x{shape.q}": shape.p % 8 or shape.q % 8,
                 "without a margin, 64 rows are 8x8 pixels in images of 8 columns": not rows
@@ -85,8 +72,8 @@ class HopperBlock(SeFamily[BlockParts]):
                 "the second convolution keeps the image's size, with an odd kernel": not keeps,
             }
         )
-        refuse(not_a_warpgroups(step, parts.first))
-        refuse(not_a_warpgroups(step, parts.second))
+        refuse(hopper.not_a_warpgroups(step, parts.first))
+        refuse(hopper.not_a_warpgroups(step, parts.second))
         return parts
 
     def extra(self, parts: BlockParts, images: int) -> tuple[tuple[int, int], ...]:
@@ -99,32 +86,32 @@ class HopperBlock(SeFamily[BlockParts]):
         flags = cxx_bools({part: getattr(first, part) for part in ("scale", "bias")})
         mid = expression(first.chain)
         more = CONSTANTS.format(r=second.r, s=second.s, expression=mid, **flags)
-        more += hidden_constants(parts.layers)
+        more += squeeze.hidden_constants(parts.layers)
         constants = design.constants(parts.dtype, parts.epilogue, more, first.chain)
         return INCLUDE + constants + design.kernel("HopperBlock", "BlockScalars", "BlockMaps")
 
     def bind(self, parts: BlockParts, config: Attrs, frame: Frame) -> Binding:
         read = {
-            **filter_and_scalars(parts.step, parts.first, prefix="mid_"),
-            **filter_and_scalars(parts.step, parts.second, "w2"),
-            **layer_constants(parts),
+            **hopper.filter_and_scalars(parts.step, parts.first, prefix="mid_"),
+            **hopper.filter_and_scalars(parts.step, parts.second, "w2"),
+            **squeeze.layer_constants(parts),
         }
         constants = Constants(frame, read)
         return Launch(parts, self.design(parts, config), frame, constants, BlockScalars).bound()
 
     def estimate_us(self, parts: BlockParts, config: Attrs, arch: Arch) -> float:
         design = self.design(parts, config)
-        first_us = estimate_us(design, parts.step.traffic_bytes, arch)
-        second_us = estimate_us(replace(design, shape=parts.second_shape), 0.0, arch)
+        first_us = hopper.estimate_us(design, parts.step.traffic_bytes, arch)
+        second_us = hopper.estimate_us(replace(design, shape=parts.second_shape), 0.0, arch)
         # One launch, one wait for the kernel in front.
-        return first_us + second_us - 1.8 + arch.cost(COSTS)["layers_us"]
+        return first_us + second_us - 1.8 + arch.cost(hopper.COSTS)["layers_us"]
 
 
 def _block(step: Step) -> BlockParts:
     """The parts of a residual block; raises IllegalCandidate with what is missing."""
     convs = [i for i, op in enumerate(step.ops) if op == "conv2d"]
     refuse({"a block is two convolutions and what follows them": len(convs) != 2 or convs[0] != 0})
-    start = beginning(step, convs[1])
+    start = squeeze.beginning(step, convs[1])
     first = conv_epilogue(start)
     made = {value for node in start.nodes for value in node.outputs}
     left = [name for name, _ in step.outputs if name in made]
@@ -141,7 +128,7 @@ def _block(step: Step) -> BlockParts:
     inputs = tuple((name, type_) for name, type_ in step.inputs if name in read)
     inputs += ((middle, step.types[middle]),)
     constants = step.constants & read
-    second, layers = parts_of(Step(nodes, inputs, step.outputs, constants, step.phase))
+    second, layers = squeeze.parts_of(Step(nodes, inputs, step.outputs, constants, step.phase))
     return BlockParts(step, replace(second, conv=first.conv), layers, first, second)
 
 

@@ -8,69 +8,60 @@ from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.hopper.family import (
-    COSTS,
-    estimate_us,
-    filter_and_scalars,
-    not_a_warpgroups,
-    why_not_reuse,
-)
+from plantune.kernels.hopper import family as hopper
+from plantune.kernels.hopper import squeeze
 from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.squeeze import (
-    HIDDEN_MAX,
-    TILE_NS,
-    SeFamily,
-    SeParts,
-    SeScalars,
-    hidden_constants,
-    layer_constants,
-    parts_of,
-)
 from plantune.kernels.legality import refuse
 from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_conv_se.h"\n'
 
 
-class HopperConvSe(SeFamily[SeParts]):
+class HopperConvSe(squeeze.SeFamily[squeeze.SeParts]):
     """Config: `tile_m` pixels of whole images and `stages` of weights in flight; at most
     `blocks_per_sm` share an SM.
     """
 
     name: ClassVar = "hopper_conv_se"
 
-    def read(self, step: Step) -> SeParts:
-        epilogue, layers = parts_of(step)
-        parts, width = SeParts(step, epilogue, layers), layers.squeeze.width
+    def read(self, step: Step) -> squeeze.SeParts:
+        epilogue, layers = squeeze.parts_of(step)
+        parts, width = squeeze.SeParts(step, epilogue, layers), layers.squeeze.width
         o, p, q = parts.shape.o, parts.shape.p, parts.shape.q
         refuse(
             {
-                f"it takes up to {HIDDEN_MAX} hidden channels, got {width}": width > HIDDEN_MAX,
-                f"a block has all channels of its pixels: 64 or 128, got {o}": o not in TILE_NS,
+                f"it takes up to {squeeze.HIDDEN_MAX} hidden channels, got {width}": width
+                > squeeze.HIDDEN_MAX,
+                f"a block has all channels of its pixels: 64 or 128, got {o}": o
+                not in squeeze.TILE_NS,
                 f"a warpgroup has 8x8 pixels of one image, got {p}x{q}": p % 8 or q % 8,
-                **not_a_warpgroups(step, epilogue),
+                **hopper.not_a_warpgroups(step, epilogue),
             }
         )
         return parts
 
-    def why_not_config(self, parts: SeParts, config: Attrs, arch: Arch) -> str | None:
-        reason = why_not_reuse(parts.shape, int(config["tile_m"]))
+    def why_not_config(self, parts: squeeze.SeParts, config: Attrs, arch: Arch) -> str | None:
+        reason = hopper.why_not_reuse(parts.shape, int(config["tile_m"]))
         return reason or super().why_not_config(parts, config, arch)
 
-    def source(self, parts: SeParts, config: Attrs, arch: Arch) -> str:
+    def source(self, parts: squeeze.SeParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
-        more = hidden_constants(parts.layers)
+        more = squeeze.hidden_constants(parts.layers)
         constants = design.constants(parts.dtype, parts.epilogue, more)
         return INCLUDE + constants + design.kernel("HopperConvSe", "ConvSeScalars")
 
-    def bind(self, parts: SeParts, config: Attrs, frame: Frame) -> Binding:
-        read = filter_and_scalars(parts.step, parts.epilogue) | layer_constants(parts)
+    def bind(self, parts: squeeze.SeParts, config: Attrs, frame: Frame) -> Binding:
+        read = hopper.filter_and_scalars(parts.step, parts.epilogue) | squeeze.layer_constants(
+            parts
+        )
         constants = Constants(frame, read)
-        return Launch(parts, self.design(parts, config), frame, constants, SeScalars).bound()
+        return Launch(
+            parts, self.design(parts, config), frame, constants, squeeze.SeScalars
+        ).bound()
 
-    def estimate_us(self, parts: SeParts, config: Attrs, arch: Arch) -> float:
-        conv_us = estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
-        return conv_us + arch.cost(COSTS)["layers_us"]
+    def estimate_us(self, parts: squeeze.SeParts, config: Attrs, arch: Arch) -> float:
+        conv_us = hopper.estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
+        return conv_us + arch.cost(hopper.COSTS)["layers_us"]
 
 
 FAMILY = HopperConvSe()

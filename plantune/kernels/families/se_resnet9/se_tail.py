@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
+from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
@@ -18,13 +19,6 @@ from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
-from plantune.kernels.vector_kernel import (
-    ELEMENTS,
-    ENTRIES,
-    VECTOR_BYTES,
-    VectorKernel,
-    not_an_element,
-)
 from plantune.space.arch import Arch
 
 SOURCE = (
@@ -32,7 +26,7 @@ SOURCE = (
 {functors}using Parts = plantune::SeTailParts<{expression}, {flags}>;
 using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
                                 {threads}, plantune::{matrix}>;"""
-    + ENTRIES
+    + vector_kernel.ENTRIES
 )
 HIDDEN_MAX = 256
 UNIT = 4  # columns of a row that a lane reads at least
@@ -46,7 +40,7 @@ class SeTailParts(TailParts):
     @property
     def vectors(self) -> int:
         """Vectors of a pixel's channels."""
-        return self.image.shape[1] * self.image.torch_dtype.itemsize // VECTOR_BYTES
+        return self.image.shape[1] * self.image.torch_dtype.itemsize // vector_kernel.VECTOR_BYTES
 
     def shared_bytes_at_most(self, config: Attrs) -> int:
         """What plantune::SeTail declares: the sums of each group of pixels, and for both layers."""
@@ -75,7 +69,7 @@ class SeTail(CudaFamily[SeTailParts]):
         many = len(tail.means) > 2 or len(tail.gates) > 2
         refuse(
             {
-                **not_an_element(type_.dtype),
+                **vector_kernel.not_an_element(type_.dtype),
                 f"channels are read by eights, got shape {type_.shape}": not by_eights,
                 f"it takes up to {HIDDEN_MAX} hidden channels, got {width}": width > HIDDEN_MAX,
                 "more than two shapes of the means or gates are read outside": many,
@@ -100,7 +94,7 @@ class SeTail(CudaFamily[SeTailParts]):
     def source(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str:
         _, channels, height, width = parts.image.shape
         return SOURCE.format(
-            element=ELEMENTS[parts.image.dtype],
+            element=vector_kernel.ELEMENTS[parts.image.dtype],
             channels=channels,
             hidden=parts.tail.squeeze.width,
             pixels=height * width,
@@ -114,7 +108,7 @@ class SeTail(CudaFamily[SeTailParts]):
     def bind(self, parts: SeTailParts, config: Attrs, frame: Frame) -> Binding:
         tail, values, count = parts.tail, frame.values, parts.image.shape[0]
         blocks = -(-count // int(config["images"]))
-        kernel = VectorKernel(frame.built, blocks, int(config["threads"]))
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
         constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
         images = {
             "x": tail.image,

@@ -15,11 +15,12 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.problem import PROBLEM_FIELDS, Problem
 from plantune.space.search_space import SearchSpace
+from plantune.step_times import StepTimes
 
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
-FORMATS = {"branches": 2, "frozen_runner": 3, "call": 4}
+FORMATS = {"branches": 2, "frozen_runner": 3, "call": 4, "times": 4}
 PROGRAM, EAGER = "program", "eager"
 # Who runs the network: the plan's program, or a way of the framework's that was faster as a whole.
 # All read the weights as they are now.
@@ -37,13 +38,17 @@ ORIGINS = ("default", "hand", "measured", "predicted")
 
 @dataclass(frozen=True)
 class Choice:
-    """One step, by the names of its nodes, and the candidate that runs it."""
+    """One step, by the names of its nodes, and the candidate that runs it. `times` is what a search
+    measured of it; choices are equal without that.
+    """
 
     nodes: tuple[str, ...]
     candidate: Candidate
+    times: StepTimes | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        return {"nodes": list(self.nodes), **self.candidate.to_json()}
+        data = {"nodes": list(self.nodes), **self.candidate.to_json()}
+        return data if self.times is None else {**data, "times": self.times.to_json()}
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,11 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("branches", "frozen_runner")}
         data = self.problem.to_json() | {name: value for name, value in told.items() if value}
+        choices = [choice.to_json() for choice in self.choices]
         return {
-            "format": _format_of(data),
+            "format": _format_of(data, choices),
             **data,
-            "choices": [choice.to_json() for choice in self.choices],
+            "choices": choices,
             "origin": self.origin,
             "runner": self.runner,
             "evidence": dict(self.evidence),
@@ -121,10 +127,9 @@ def plan_from_json(data: Any) -> Plan:
     """Checks every field before it is used; see `check_plan` for whether it fits a graph."""
     added = {k: t for k, t in ADDED_FIELDS.items() if isinstance(data, dict) and k in data}
     fields = _fields(data, "plan", {**PLAN_FIELDS, **added})
-    if fields["format"] != _format_of(added):
-        raise InvalidPlan(
-            f"format: this plantune reads {_format_of(added)}, got {fields['format']!r}"
-        )
+    expected = _format_of(added, fields["choices"])
+    if fields["format"] != expected:
+        raise InvalidPlan(f"format: this plantune reads {expected}, got {fields['format']!r}")
     branches = "branches" in added
     if branches and not fields["branches"]:
         raise InvalidPlan("branches: must be true or left out, got False")
@@ -145,8 +150,10 @@ def plan_from_json(data: Any) -> Plan:
     )
 
 
-def _format_of(fields: Iterable[str]) -> int:
-    return max((FORMATS.get(name, FORMAT) for name in fields), default=FORMAT)
+def _format_of(fields: Iterable[str], choices: Iterable[Any]) -> int:
+    """The first format that has these fields, and those of the choices."""
+    named = [*fields, *(name for item in choices if isinstance(item, dict) for name in item)]
+    return max((FORMATS.get(name, FORMAT) for name in named), default=FORMAT)
 
 
 PLAN_FIELDS: dict[str, type] = {
@@ -179,13 +186,18 @@ def _fields(data: Any, where: str, wanted: Mapping[str, type]) -> dict[str, Any]
 
 
 def _choice(data: Any, where: str) -> Choice:
-    fields = _fields(data, where, CHOICE_FIELDS)
+    added = {"times": dict} if isinstance(data, dict) and "times" in data else {}
+    fields = _fields(data, where, {**CHOICE_FIELDS, **added})
     nodes = fields["nodes"]
     names = all(type(name) is str for name in nodes)
     if not nodes or not names or len(set(nodes)) < len(nodes):
         raise InvalidPlan(f"{where}.nodes: must be names of nodes, each once, got {nodes!r:.80}")
     config = _attrs(fields["config"], f"{where}.config")
-    return Choice(tuple(nodes), Candidate(fields["family"], config))
+    try:
+        times = StepTimes.from_json(fields["times"]) if added else None
+    except InvalidPlan as error:
+        raise InvalidPlan(f"{where}.times: {error}") from error
+    return Choice(tuple(nodes), Candidate(fields["family"], config), times)
 
 
 def _attrs(data: dict[str, Any], where: str) -> Attrs:

@@ -25,6 +25,7 @@ ORDER = (
     "gpus",
     "workload",
     "kernels",
+    "step_times",
     "plan",
     "plan_db",
     "default_plans",

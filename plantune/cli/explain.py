@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ from plantune.rivals import Rivals, loss_text, ratio_text, runner_text
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
+    from plantune.graph.step import Step
+    from plantune.kernels.family import Candidate
     from plantune.report.covers import Trials
     from plantune.report.packing import Packing
     from plantune.report.steps import StepStory
@@ -56,7 +58,8 @@ def explain_command(
     For each step there are the chosen candidate, other kernels for the same step, its ops in
     smaller steps, and fusions with its neighbours, with the reason why each lost. The plan is the
     one for the options, or the one with this ID. The roofline is what arithmetic and traffic take
-    at this machine's best.
+    at the best of the machine where the times are from. A plan brings the time of each step, its
+    roofline and its runner-up from the search that found it.
     """
     from plantune.report.packing import packing_of
     from plantune.space.arch import load_arch
@@ -99,29 +102,18 @@ def _stories(place: Path | None, chosen: Chosen) -> list[StepStory]:
         for step in (*(step for step, _ in steps), *others):
             if step.signature not in known:
                 known[step.signature] = opened.trials(step.signature, chosen.environment)
-    alone = [
-        StepStory(
-            step,
-            candidate,
-            known[step.signature],
-            step_roofline_us(step, arch.name),
-            estimate_us(step, candidate, arch),
-        )
-        for step, candidate in steps
-    ]
+    kept = {name: choice.times for choice in plan.choices for name in choice.nodes}
+
+    def story(step: Step, candidate: Candidate) -> StepStory:
+        times = kept[step.name]
+        roofline_us = step_roofline_us(step, arch.name) if times is None else times.roofline_us
+        guess_us = estimate_us(step, candidate, arch)
+        return StepStory(step, candidate, known[step.signature], roofline_us, guess_us, times)
+
+    alone = [story(step, candidate) for step, candidate in steps]
     planned = [(story.step, story.chosen_us) for story in alone]
     tried = [(step, known[step.signature]) for step in others if known[step.signature]]
-    return [
-        StepStory(
-            s.step,
-            s.chosen,
-            s.trials,
-            s.roofline_us,
-            s.guess_us,
-            other_covers(s.step, planned, tried),
-        )
-        for s in alone
-    ]
+    return [replace(s, covers=other_covers(s.step, planned, tried)) for s in alone]
 
 
 def _is_wanted(story: StepStory, text: str | None) -> bool:
@@ -151,14 +143,22 @@ def _show(
     console.say(_what_follows(shown, stories, total_us))
     predicted = chosen.plan.origin == "predicted"
     if not predicted and any(story.chosen_us is None for story in shown):
-        console.say("~ is an estimate: no time of the step is stored here")
+        console.say(_why_estimates(stories))
     console.say(summary_table(shown, total_us, console.width))
     for story in shown:
-        if not (predicted or story.tried):
+        if not (predicted or story.tried or story.kept):
             continue
         console.say()
         console.say(bold(f"{title(story.step)}: {' + '.join(story.step.ops)}"))
         console.say(story_text(story, whole=show.whole, predicted=predicted, width=console.width))
+
+
+def _why_estimates(stories: Sequence[StepStory]) -> str:
+    if all(story.chosen_us is None for story in stories):
+        return (
+            "~ is an estimate: this plan came without times of its steps, and none are stored here"
+        )
+    return "~ is an estimate: no time of the step came with the plan or is stored here"
 
 
 def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> None:

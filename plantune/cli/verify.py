@@ -103,7 +103,8 @@ def _measured(place: Path | None, chosen: Chosen, race: Race) -> int | None:
     if chosen.match == "exact" and chosen.plan.origin != "predicted":
         remember_proof(chosen.plan, here)
         return None
-    plan = judged_alone(replace(chosen.plan, origin="measured"), race)
+    choices = tuple(replace(choice, times=None) for choice in chosen.plan.choices)
+    plan = judged_alone(replace(chosen.plan, origin="measured", choices=choices), race)
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, here)
     remember_proof(plan, here)

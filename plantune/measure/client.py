@@ -184,6 +184,12 @@ class Worker:
         with self._lock:
             return self._ask_for_all(asked, arch, effort, len(plans))
 
+    def rooflines(self, steps: Sequence[Step], arch: str) -> list[float]:
+        """The least that each step can take on this machine, in microseconds."""
+        asked = request(work.rooflines, tuple(steps), arch)
+        with self._lock:
+            return self._ask_for_all(asked, arch, Effort(), 1)
+
     def pass_cost(
         self, graph: Graph, plan: Plan, runs: int, effort: Effort | None = None, seed: int = 0
     ) -> PassCost | Rejected:

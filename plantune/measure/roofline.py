@@ -56,6 +56,14 @@ def least_us(step: Step, candidate: Candidate, device: Device) -> float:
     return max(step.flops / peak(step, device) / FEWER_FLOPS, written / NEARER_CACHE)
 
 
+def step_us(step: Step, device: Device) -> float:
+    """What arithmetic and traffic take at this machine's best, as the graph defines them.
+
+    Winograd and Karatsuba tiles need fewer products than that, so they may be below it.
+    """
+    return max(step.flops / peak(step, device), step.traffic_bytes / bytes_per_us(device))
+
+
 def peak(step: Step, device: Device) -> float:
     """What the machine reaches in products of the step's dtypes, per microsecond."""
     own = {type_.dtype for _, type_ in step.outputs if type_.is_float}

@@ -94,6 +94,13 @@ def pass_cost(say: Say, graph: Graph, plan: Plan, runs: int, seed: int) -> PassC
     return attempted(lambda: programs.pass_cost(graph, plan, runs, seed), device)
 
 
+def rooflines(say: Say, steps: tuple[Step, ...], arch: str) -> list[float]:
+    """The least that each step can take here; see `roofline.step_us`."""
+    say("time")
+    device = device_for(load_arch(arch))
+    return [roofline.step_us(step, device) for step in steps]
+
+
 def warm_up(say: Say, arch: str) -> None:
     """Loads what the first candidate would wait for: the driver's context, cuDNN."""
     device = device_for(load_arch(arch))
@@ -102,7 +109,7 @@ def warm_up(say: Say, arch: str) -> None:
     device.synchronize()
 
 
-OF_CANDIDATES = (check_and_time, build_ahead, check_elsewhere, warm_up)
+OF_CANDIDATES = (check_and_time, build_ahead, check_elsewhere, rooflines, warm_up)
 OF_PROGRAMS = (time_programs, pass_cost, race)
 WORK: Mapping[str, Callable[..., Any]] = {
     work.__name__: work for work in (*OF_CANDIDATES, *OF_PROGRAMS)

@@ -9,8 +9,9 @@ from typing import Any
 
 from plantune.errors import InvalidPlan
 from plantune.graph.types import DTYPES, TensorType
+from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.plan import Choice, Plan
+from plantune.plan import Plan
 from plantune.plan_db.rows import EVIDENCE, StoredPlan
 from plantune.problem import Problem
 from plantune.space.arch import ARCH_NAMES
@@ -40,6 +41,7 @@ def check_stored_plan(stored: StoredPlan) -> None:
 def _check_prediction(plan: Plan) -> None:
     """Nothing predicted may look as if it was measured."""
     measured = [key for key in plan.evidence if key in EVIDENCE]
+    measured += ["times" for choice in plan.choices if choice.times is not None]
     if plan.origin == "predicted":
         _require(not measured, "evidence", measured, "no times, for nothing was measured")
 
@@ -69,7 +71,10 @@ def _check_choices(plan: Plan) -> None:
     _require(bool(plan.choices), "choices", [], "at least one")
     for index, choice in enumerate(plan.choices):
         where = f"choices[{index}]"
-        _check_candidate(choice, where, plan.problem.arch)
+        _check_candidate(choice.candidate, where, plan.problem.arch)
+        if choice.times is not None and choice.times.runner_up is not None:
+            other, _ = choice.times.runner_up
+            _check_candidate(other, f"{where}.times.runner_up", plan.problem.arch)
         for node in choice.nodes:
             named = len(node) <= NODE_LENGTH and ".." not in node and _matches(_NODE, node)
             _require(named, f"{where}.nodes", node, "names of nodes")
@@ -77,9 +82,9 @@ def _check_choices(plan: Plan) -> None:
             seen.add(node)
 
 
-def _check_candidate(choice: Choice, where: str, arch: str) -> None:
+def _check_candidate(candidate: Candidate, where: str, arch: str) -> None:
     space = _search_space(arch)
-    family, config = choice.candidate.family, choice.candidate.config
+    family, config = candidate.family, candidate.config
     known = ", ".join(space.families)
     _require(family in space.families, f"{where}.family", family, f"one of {known}")
     admitted = space.admits(family, config)

@@ -16,6 +16,7 @@ from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.report.covers import OtherCover, Trials, measured_of, rejected_of, trials_json
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
+from plantune.step_times import StepTimes
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class StepStory:
     trials: Trials
     roofline_us: float | None
     guess_us: float
+    kept: StepTimes | None = None
     covers: tuple[OtherCover, ...] = ()
 
     @property
     def chosen_us(self) -> float | None:
         outcome = self.trials.get(self.chosen)
-        return outcome.median_us if isinstance(outcome, Measured) else None
+        if isinstance(outcome, Measured):
+            return outcome.median_us
+        return None if self.kept is None else self.kept.us
 
     @property
     def about_us(self) -> float:
@@ -56,16 +60,17 @@ class StepStory:
         return len(self.trials) + sum(len(cover.trials) for cover in self.covers)
 
     @property
-    def runner_up(self) -> tuple[Candidate, Measured] | None:
-        """The fastest of those that were not chosen."""
-        return next((pair for pair in self.measured if pair[0] != self.chosen), None)
+    def runner_up(self) -> tuple[Candidate, float] | None:
+        """The fastest of those that were not chosen, with its time."""
+        others = ((c, o.median_us) for c, o in self.measured if c != self.chosen)
+        return next(others, None if self.kept is None else self.kept.runner_up)
 
     @property
     def margin(self) -> float | None:
         """By which part of the chosen one's time the runner-up is slower; negative if faster."""
         if self.chosen_us is None or self.runner_up is None:
             return None
-        return self.runner_up[1].median_us / self.chosen_us - 1
+        return self.runner_up[1] / self.chosen_us - 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,23 +83,24 @@ class StepStory:
             "guess_us": self.guess_us,
             "margin": self.margin,
             "roofline_us": self.roofline_us,
+            "runner_up": self._runner_up_json(),
             **trials_json(self.trials),
             "other_covers": [cover.to_json() for cover in self.covers],
         }
 
+    def _runner_up_json(self) -> dict[str, Any] | None:
+        if self.runner_up is None:
+            return None
+        candidate, us = self.runner_up
+        return {**candidate.to_json(), "median_us": us}
+
 
 def step_roofline_us(step: Step, arch: str) -> float | None:
-    """What arithmetic and traffic take at this machine's best, as the graph defines them; None for
-    an arch that is not here.
-
-    Winograd and Karatsuba tiles need fewer products than that, so they may be below it.
-    """
+    """The step's roofline on this machine; None for an arch that is not here."""
     try:
-        device = device_for(load_arch(arch))
+        return roofline.step_us(step, device_for(load_arch(arch)))
     except UnsupportedDevice:
         return None
-    peak = roofline.peak(step, device)
-    return max(step.flops / peak, step.traffic_bytes / roofline.bytes_per_us(device))
 
 
 def plan_steps(plan: Plan, graph: Graph) -> list[tuple[Step, Candidate]]:

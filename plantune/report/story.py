@@ -73,7 +73,7 @@ def verdict(story: StepStory, *, predicted: bool = False) -> str:
     if predicted:
         return f"{name} by a guess of {us_text(story.guess_us)}"
     if story.chosen_us is None:
-        return f"{name}; no time of it is stored here"
+        return f"{name}; no time of it came with the plan or is stored here"
     limit = _limit(story.roofline_us, story.chosen_us)
     if story.margin is None:
         return f"{name}, {us_text(story.chosen_us)}; nothing else was measured; {limit}"

@@ -124,7 +124,7 @@ def is_deterministic(
 def swapped(plan: Plan, graph: Graph, space: SearchSpace, swaps: Mapping[str, Candidate]) -> Plan:
     """The plan with other candidates for the steps that start with these nodes."""
     choices = tuple(
-        replace(choice, candidate=swaps.get(choice.nodes[0], choice.candidate))
+        Choice(choice.nodes, swaps.get(choice.nodes[0], choice.candidate))
         for choice in plan.choices
     )
     changed = replace(plan, choices=choices)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from plantune.canonical import Attrs
 from plantune.default_plans import default_plan, hand_plan
-from plantune.errors import OutOfTime
+from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph.graph import Graph
 from plantune.machine import Environment
 from plantune.measure.client import Worker
@@ -23,6 +23,7 @@ from plantune.search.budget import Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
 from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
+from plantune.search.kept_times import with_times
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
 from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
@@ -86,6 +87,8 @@ class Search:
         duels = race_again(run, plan, race)
         race = with_all_rounds(race, duels)
         plan = self._finished(run, plan, race, duels)
+        with suppress(MeasureTimeout, OutOfTime, WorkerDied):  # it is as good without them
+            plan = self._with_times(run, plan)
         self._database.put_plan(plan, self._environment)
         gaps = race_notes(race, run.steps.best_us, run.steps.framework_us(), state)
         return self._result(plan, race=race, notes=gaps)
@@ -162,6 +165,12 @@ class Search:
         same = is_deterministic(plan, graph, space, run.steps.costs.outcomes)
         told = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}
         return replace(plan, evidence=Attrs({**plan.evidence, **told, **self._log.evidence()}))
+
+    def _with_times(self, run: Run, plan: Plan) -> Plan:
+        """The plan with what was measured of its steps."""
+        outcomes, rooflines = run.steps.costs.outcomes, run.worker.rooflines
+        arch = self.problem.arch
+        return with_times(plan, self.graph, self.space, outcomes, lambda s: rooflines(s, arch))
 
     def _without_race(self) -> Result:
         """The plan that calls use already stays; if there is none, the network runs as it is, which

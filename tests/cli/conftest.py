@@ -131,6 +131,9 @@ class FakeWorker:
     times_ms: Mapping[str, float]
     outcomes: Callable[[Step, Candidate], Outcome]
     failure: BaseException | None = None
+    threads: int | None = None
+    limits: object = None
+    environment: object = None
 
     def __call__(self, **options: object) -> FakeWorker:
         return self
@@ -166,12 +169,23 @@ class FakeWorker:
         return Race(timings, {}, best, ratio, in_turns=64, details=details)
 
     def check_and_time(
-        self, step: Step, candidate: Candidate, arch: str, effort: object = None
+        self,
+        step: Step,
+        candidate: Candidate,
+        arch: str,
+        effort: object = None,
+        seeds: tuple[int, ...] = (0, 1),
     ) -> Outcome:
         return self.outcomes(step, candidate)
 
+    def start(self, cut_at: float | None = None) -> None:
+        pass
+
+    def rooflines(self, steps: Sequence[Step], arch: str) -> list[float]:
+        return [2.5] * len(steps)
+
     def time_programs(
-        self, graph: object, plans: Sequence[Plan], effort: object = None
+        self, graph: object, plans: Sequence[Plan], effort: object = None, seed: int = 0
     ) -> list[Timing | Rejected]:
         return [timing(4.0 / (1 + number)) for number in range(len(plans))]
 

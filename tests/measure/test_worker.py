@@ -25,6 +25,7 @@ from plantune.errors import (
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
+from plantune.graph.partition import one_by_one
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates
@@ -314,3 +315,10 @@ def test_families_of_the_user_are_found(monkeypatch):
         assert "faulty" not in all_families()
     finally:
         all_families.cache_clear()
+
+
+def test_the_least_that_steps_can_take_is_measured(worker):
+    steps = one_by_one(small())
+    least = worker.rooflines(steps, "cpu")
+    assert len(least) == len(steps)
+    assert all(0 < us < 1e4 for us in least)

@@ -17,6 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.plan import LIVE_RUNNERS, Choice, Plan, candidates_by_step, check_plan
 from plantune.problem import Problem
 from plantune.space.search_space import load_search_space
+from plantune.step_times import StepTimes
 
 
 @pytest.fixture
@@ -110,6 +111,54 @@ def test_every_field_changes_the_digest(plan, field):
     if field not in OF_PLAN:
         other = {"problem": replace(plan.problem, **other)}
     assert replace(plan, **other).digest != plan.digest
+
+
+TIMES = StepTimes(12.5, 3.25, (Candidate("gemm", Attrs(tile_m=64)), 13.75))
+
+
+def timed(plan, times=TIMES):
+    first, *rest = plan.choices
+    return replace(plan, choices=(replace(first, times=times), *rest))
+
+
+@pytest.mark.parametrize("times", [TIMES, StepTimes(12.5, 0.0)])
+def test_a_choice_brings_what_a_search_measured_of_it(plan, times):
+    """Plans are equal without that; it is in the text and the digest."""
+    made = timed(plan, times)
+    again = Plan.loads(made.dumps())
+    assert again.choices[0].times == times
+    assert again == plan
+    assert (again.dumps(), again.digest) == (made.dumps(), made.digest)
+    assert again.digest != plan.digest
+    old = timed(replace(plan, branches=False, problem=plan.problem.key), times)
+    assert old.to_json()["format"] == 4
+    assert Plan.loads(old.dumps()).choices[0].times == times
+
+
+OTHER = {"family": "gemm", "config": {}, "us": 2.0}
+FALSE_TIMES = {
+    "a number": 12.5,
+    "nothing": {},
+    "a field too many": {"us": 1.0, "roofline_us": 1.0, "runner_up": None, "run": 1},
+    "an integer": {"us": 1, "roofline_us": 1.0, "runner_up": None},
+    "a negative time": {"us": -1.0, "roofline_us": 1.0, "runner_up": None},
+    "a text": {"us": 1.0, "roofline_us": "1", "runner_up": None},
+    "a runner-up without time": {"us": 1.0, "roofline_us": 1.0, "runner_up": {"family": "gemm"}},
+    "a family as a list": {"us": 1.0, "roofline_us": 1.0, "runner_up": {**OTHER, "family": []}},
+    "null in a config": {
+        "us": 1.0,
+        "roofline_us": 1.0,
+        "runner_up": {**OTHER, "config": {"a": None}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", FALSE_TIMES)
+def test_times_that_nobody_measured_are_refused_with_their_place(plan, name):
+    data = timed(plan).to_json()
+    data["choices"][0]["times"] = FALSE_TIMES[name]
+    with pytest.raises(InvalidPlan, match=r"choices\[0\]\.times: "):
+        Plan.loads(json.dumps(data))
 
 
 CHOICE_CHANGES = {

@@ -15,6 +15,7 @@ from plantune.outcome import Measured, Rejected
 from plantune.report.covers import ACROSS, WIDER, OtherCover
 from plantune.report.steps import StepStory
 from plantune.report.story import WIDER_SHOWN, story_text, summary_table, verdict
+from plantune.step_times import StepTimes
 from plantune.workload import Workload
 
 CHOSEN = Candidate("framework", Attrs(layout="nchw"))
@@ -99,7 +100,18 @@ def test_more_fusions_are_counted(story: StepStory, steps: list[Step]) -> None:
 
 def test_without_a_time_there_is_an_estimate(story: StepStory) -> None:
     unknown = replace(story, trials={})
-    assert verdict(unknown) == "framework layout=nchw; no time of it is stored here"
+    assert (
+        verdict(unknown)
+        == "framework layout=nchw; no time of it came with the plan or is stored here"
+    )
     row = summary_table([unknown], 160.0, None).splitlines()[1]
     assert "~80 us" in row
     assert "50.0 %" in row
+
+
+def test_the_times_of_the_plan_stand_where_none_are_stored(story: StepStory) -> None:
+    other = Candidate("onednn_conv", Attrs(layout="nhwc", prepack=True))
+    brought = replace(story, trials={}, kept=StepTimes(100.0, 50.0, (other, 125.0)))
+    assert (brought.chosen_us, brought.runner_up, brought.margin) == (100.0, (other, 125.0), 0.25)
+    assert "100 us; the runner-up is 25.0 % slower; 50.0 % of the roofline" in verdict(brought)
+    assert brought.to_json()["runner_up"] == {**other.to_json(), "median_us": 125.0}

@@ -51,6 +51,9 @@ class HastyWorker:
             raise OutOfTime("build was cut off")
         return [Timing((float(1 + place),) * 5) for place in range(len(plans))]
 
+    def rooflines(self, steps, arch):
+        return [1.0] * len(steps)
+
     def race(self, workload, plan, baselines, effort, seed):
         self.plans.append(plan)
         assert effort.cut_at is not None

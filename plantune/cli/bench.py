@@ -71,18 +71,10 @@ class Wanted:
 @workload_options
 @click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
 @click.option(
-    "--budget",
-    type=Seconds(),
-    default=10.0,
-    show_default=True,
-    help="Seconds for timing; building comes on top.",
+    "--budget", type=Seconds(), default=10.0, help="Seconds for timing; building comes on top."
 )
 @click.option(
-    "--seed",
-    type=click.IntRange(0, (1 << 31) - 2),
-    default=0,
-    show_default=True,
-    help="Of weights and images.",
+    "--seed", type=click.IntRange(0, (1 << 31) - 2), default=0, help="Of weights and images."
 )
 @click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
 @click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE too.")

@@ -25,7 +25,6 @@ WIDTH = max(map(len, COLORS))
     "--arch",
     type=click.Choice(ARCH_NAMES),
     default="cpu",
-    show_default=True,
     help="Exit 6 if plans for it cannot be measured here.",
 )
 def doctor_command(console: Console, place: Path | None, arch: str) -> None:

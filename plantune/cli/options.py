@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -17,9 +17,6 @@ from plantune.errors import UnknownNetwork
 from plantune.models.registry import network, network_names
 from plantune.space.arch import ARCH_NAMES
 from plantune.workload import Workload
-
-if TYPE_CHECKING:
-    pass
 
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
@@ -99,18 +96,17 @@ def _applied(options: Sequence[Decorator], command: Command) -> Command:
 
 def workload_options(command: Command) -> Command:
     """--model and all else that decides which plan is meant; the command gets it as `workload`."""
-    shown: dict[str, Any] = {"show_default": True}
     options = [
-        click.option("--model", "network", type=ModelName(), default=Workload.network, **shown,
+        click.option("--model", "network", type=ModelName(), default=Workload.network,
                      help=f"Reference network: {', '.join(network_names())}."),
         click.option("--arch", type=click.Choice(ARCH_NAMES), show_default=ARCH_DEFAULT,
                      help="Kind of processor."),
         click.option("--batch", type=click.IntRange(1, BATCH_MAX), default=Workload.batch,
-                     **shown, help="Images in one call."),
-        click.option("--in-channels", type=click.IntRange(1, 4096), **shown,
+                     help="Images in one call."),
+        click.option("--in-channels", type=click.IntRange(1, 4096),
                      default=Workload.in_channels, help="Channels of an image."),
         click.option("--mode", type=click.Choice(("infer", "train")), default=Workload.mode,
-                     **shown, help="Train is forward and backward."),
+                     help="Train is forward and backward."),
         click.option("--dtype", type=click.Choice(DTYPES), show_default=DTYPE_DEFAULT,
                      help="Of weights and images."),
     ]  # fmt: skip

@@ -136,7 +136,7 @@ def _told_by_worker(text: str) -> str:
 
 @click.group(
     cls=Root,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog=f"Exit codes: {EXIT_CODES}.",
 )
 @click.version_option(__version__, message="plantune %(version)s")

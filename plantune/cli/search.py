@@ -81,48 +81,27 @@ class How:
 )
 @common_options()
 @workload_options
-@click.option(
-    "--budget",
-    type=Seconds(),
-    default=90.0,
-    show_default=True,
-    help="Seconds for the whole search.",
-)
+@click.option("--budget", type=Seconds(), default=90.0, help="Seconds for the whole search.")
 @click.option(
     "--resume/--fresh",
     "resume",
     default=True,
-    show_default=True,
     help="Use what earlier searches measured here, or measure everything again.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, SEED_MAX),
-    default=0,
-    show_default=True,
-    help="Of every random draw.",
-)
+@click.option("--seed", type=click.IntRange(0, SEED_MAX), default=0, help="Of every random draw.")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried, and how long at most.")
-@click.option(
-    "--predict",
-    is_flag=True,
-    help="Plan for a GPU that is not here, without measuring.",
-)
+@click.option("--predict", is_flag=True, help="Plan for a GPU that is not here, without measuring.")
 @click.option(
     "--storage",
     metavar="URL",
     help="Optuna storage of the trials, instead of a file beside the plan database.",
 )
 @click.option(
-    "--wait/--no-wait",
-    default=True,
-    show_default=True,
-    help="Wait for another search of the same plan, or exit 75.",
+    "--wait/--no-wait", default=True, help="Wait for another search of the same plan, or exit 75."
 )
 @click.option(
     "--shipped/--no-shipped",
     default=True,
-    show_default=True,
     help="Begin from plans that plantune ships and from those of other machines too.",
 )
 @bundled(How, "how")

@@ -44,11 +44,7 @@ STEP_BUDGET_S = 0.05
 @workload_options
 @click.argument("id", type=ID, required=False)
 @click.option(
-    "--budget",
-    type=Seconds(),
-    default=5.0,
-    show_default=True,
-    help="Seconds for timing the whole against eager.",
+    "--budget", type=Seconds(), default=5.0, help="Seconds for timing the whole against eager."
 )
 def verify_command(
     console: Console, place: Path | None, workload: Workload, id: int | None, budget: float

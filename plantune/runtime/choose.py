@@ -19,7 +19,7 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.graph.graph import Graph
-from plantune.machine import Environment, environment_of
+from plantune.machine import environment_of
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan
 from plantune.plan_db.plan_file import PlanFile
 from plantune.plan_db.proofs import is_proved, remember_proof
@@ -73,35 +73,91 @@ def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Optio
     `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
     stored, there is a word only for a `known` network, for which a search can find something.
     """
-    frozen, name = options.frozen, options.name
-    here = environment_of(device_of(held.module, held.otherwise))
-    given = _given(options.plan, graph, space, name, here)
-    if given is not None:
-        check_plan(given, graph, space)
-        _prove(given, graph, space, held, here, frozen=frozen)
-        return Pool(graph, given, space, held, frozen=frozen)
-    if options.plan is None:
-        problem = Problem.of(graph, space.arch.name, name)
-        found = find_stored_plan(problem, here)
-        if found is not None and found.match != "foreign":
-            pool = _pool_of_stored(found, graph, space, held, here, options)
-            if pool is not None:
-                return pool
-        elif options.known:
-            _without_plan(_what_is_missing(problem, found), options.fallback)
-    plain = default_plan(graph, space, network=name)
-    plain = replace(plain, runner=UNPLANNED[space.arch.kind])
-    return Pool(graph, plain, space, held, frozen=frozen)
+    return _Choice(graph, space, held, options).pool()
 
 
-def _given(
-    plan: Plan | PlanFile | None, graph: Graph, space: SearchSpace, name: str, here: Environment
-) -> Plan | None:
-    """The plan that the user gave, if it is one for this graph and kind of chip."""
-    if isinstance(plan, PlanFile):
-        found = plan.find(Problem.of(graph, space.arch.name, name), here)
-        return None if found is None or found.match == "foreign" else found.plan
-    return plan if plan is not None and plan.problem.graph == graph.digest else None
+class _Choice:
+    """Looks for the plan of one graph here, and proves what was not measured here."""
+
+    def __init__(
+        self, graph: Graph, space: SearchSpace, held: HeldTensors, options: Options
+    ) -> None:
+        self._graph, self._space, self._held, self._options = graph, space, held, options
+        self._device = device_of(held.module, held.otherwise)
+        self._here = environment_of(self._device)
+        self._problem = Problem.of(graph, space.arch.name, options.name)
+
+    def pool(self) -> Pool:
+        given, options = self._given(), self._options
+        if given is not None:
+            return self._proved(given)
+        if options.plan is None:
+            found = find_stored_plan(self._problem, self._here)
+            if found is not None and found.match != "foreign":
+                pool = self._stored(found)
+                if pool is not None:
+                    return pool
+            elif options.known:
+                _without_plan(_what_is_missing(self._problem, found), options.fallback)
+        plain = default_plan(self._graph, self._space, network=options.name)
+        return self._pool_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
+
+    def _given(self) -> Plan | None:
+        """The plan that the user gave, if it is one for this graph and kind of chip."""
+        plan = self._options.plan
+        if isinstance(plan, PlanFile):
+            found = plan.find(self._problem, self._here)
+            return None if found is None or found.match == "foreign" else found.plan
+        return plan if plan is not None and plan.problem.graph == self._graph.digest else None
+
+    def _pool_of(self, plan: Plan) -> Pool:
+        return Pool(self._graph, plan, self._space, self._held, frozen=self._options.frozen)
+
+    def _stored(self, found: Found) -> Pool | None:
+        """The pool of a stored plan with one instance made, None if it cannot run here."""
+        why_not: str | None = None
+        try:
+            pool = self._proved(found.plan)
+            pool.match = found.match
+            pool.lease().release()
+        except CANNOT_RUN as error:
+            why_not = str(error)
+        if why_not is not None:
+            # After the handler: an error keeps the memory of what it ended.
+            text = f"the stored plan {found.id} cannot run here, the framework's kernels do"
+            _without_plan(f"{text}: {why_not}", self._options.fallback)
+            return None
+        _tell_of_loss(found.plan, self._options.fallback)
+        if found.plan.origin == "predicted":
+            warnings.warn(_predicted(found.plan.problem), PredictedPlan, stacklevel=3)
+        return pool
+
+    def _proved(self, plan: Plan) -> Pool:
+        """The pool of a plan that has computed the network once in this environment, wherever it
+        came from, unless it was measured or proved here before. Raises as `recheck` does.
+        """
+        check_plan(plan, self._graph, self._space)
+        runs = plan.run_by(frozen=self._options.frozen) == PROGRAM
+        if runs and not is_proved(plan, self._here):
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise CaptureError(_not_in_a_capture(plan.problem))
+            recheck(self._graph, plan, self._space, self._held.module, self._held.otherwise)
+            remember_proof(plan, self._here)
+        return self._pool_of(plan)
+
+
+def _not_in_a_capture(problem: Problem) -> str:
+    return (
+        f"the plan for {problem.network} must be proved before its first use, which a CUDA graph "
+        "cannot hold: call the module once before the capture"
+    )
+
+
+def _predicted(problem: Problem) -> str:
+    return (
+        f"the plan for {problem.network} was predicted for {problem.arch}, nothing of it was "
+        "measured; `plantune verify` or `plantune search` measures it here"
+    )
 
 
 def _what_is_missing(problem: Problem, found: Found | None) -> str:
@@ -121,42 +177,7 @@ def _without_plan(text: str, fallback: str) -> None:
     if fallback == "error":
         raise NoPlan(text)
     if fallback == "warn":
-        warnings.warn(text, NoStoredPlan, stacklevel=3)
-
-
-def _pool_of_stored(
-    found: Found,
-    graph: Graph,
-    space: SearchSpace,
-    held: HeldTensors,
-    here: Environment,
-    options: Options,
-) -> Pool | None:
-    """The pool of a stored plan with one instance made, None if it cannot run here."""
-    why_not: str | None = None
-    try:
-        check_plan(found.plan, graph, space)
-        _prove(found.plan, graph, space, held, here, frozen=options.frozen)
-        pool = Pool(graph, found.plan, space, held, frozen=options.frozen)
-        pool.match = found.match
-        pool.lease().release()
-    except CANNOT_RUN as error:
-        why_not = str(error)
-    if why_not is not None:
-        # Behind the handler: an error keeps the memory of what it ended.
-        text = f"the stored plan {found.id} cannot run here, the framework's kernels do: {why_not}"
-        _without_plan(text, options.fallback)
-        return None
-    _tell_of_loss(found.plan, options.fallback)
-    problem = found.plan.problem
-    if found.plan.origin == "predicted":
-        warnings.warn(
-            f"the plan for {problem.network} was predicted for {problem.arch}, nothing of it was "
-            "measured; `plantune verify` or `plantune search` measures it here",
-            PredictedPlan,
-            stacklevel=2,
-        )
-    return pool
+        warnings.warn(text, NoStoredPlan, stacklevel=4)
 
 
 def _tell_of_loss(plan: Plan, fallback: str) -> None:
@@ -170,27 +191,3 @@ def _tell_of_loss(plan: Plan, fallback: str) -> None:
         LosingPlan,
         stacklevel=2,
     )
-
-
-def _prove(
-    plan: Plan,
-    graph: Graph,
-    space: SearchSpace,
-    held: HeldTensors,
-    here: Environment,
-    *,
-    frozen: bool,
-) -> None:
-    """Lets a plan compute the network once in this environment, wherever it came from, unless it
-    was measured or proved here before. Raises as `recheck` does.
-    """
-    if plan.run_by(frozen=frozen) != PROGRAM or is_proved(plan, here):
-        return
-    on_gpu = device_of(held.module, held.otherwise).type == "cuda"
-    if on_gpu and torch.cuda.is_current_stream_capturing():
-        raise CaptureError(
-            f"the plan for {plan.problem.network} must be proved before its first use, which a "
-            "CUDA graph cannot hold: call the module once before the capture"
-        )
-    recheck(graph, plan, space, held.module, held.otherwise)
-    remember_proof(plan, here)

@@ -17,16 +17,17 @@ class Launcher:
     def __init__(
         self,
         binary: Binary,
-        blocks: int | tuple[int, int],
+        blocks: int | tuple[int, ...],
         threads: int,
         *,
         name: str = "run",
         shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
-        columns, rows = (blocks, 1) if isinstance(blocks, int) else blocks
+        columns, *others = (blocks,) if isinstance(blocks, int) else blocks
+        rows, layers = (*others, 1, 1)[:2]
         self._kernel = Kernel(binary, name)
-        self._grid, self._threads = (columns, rows, 1), threads
+        self._grid, self._threads = (columns, rows, layers), threads
         self._options: dict[str, Any] = {"shared_bytes": shared_bytes, "cluster": (cluster, 1, 1)}
         self._programmatic = self._kernel.written_for >= PROGRAMMATIC_FROM
 

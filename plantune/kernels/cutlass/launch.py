@@ -7,7 +7,6 @@ from ctypes import c_char, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from plantune.cuda.build import Binary
 from plantune.cuda.kernel import Kernel
@@ -85,7 +84,3 @@ def evenly_spread_bytes(shared_bytes: int, blocks: int, device: torch.device) ->
     share = -(-blocks // chip.multi_processor_count)
     too_many = chip.shared_memory_per_multiprocessor // (share + 1) - RESERVED_BYTES
     return max(shared_bytes, too_many // SHARED_UNIT_BYTES * SHARED_UNIT_BYTES + SHARED_UNIT_BYTES)
-
-
-def address_of(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

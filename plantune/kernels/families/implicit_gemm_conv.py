@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 
 from plantune.canonical import Attrs
-from plantune.cuda.kernel import Kernel
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, conv_weight, floats
@@ -38,7 +37,6 @@ from plantune.kernels.cutlass.launch import (
     SPLIT_MODES,
     ConvOperands,
     ConvProblem,
-    address_of,
     evenly_spread_bytes,
     prepare,
 )
@@ -222,7 +220,8 @@ def _launching(
         if word not in constants
     }
     same: dict[str, Any] = {"applies": bool(functions_in(parts.epilogue.chain))}
-    if config["split_k"] > 1 and (work := address_of(frame.workspace)):
+    if config["split_k"] > 1 and frame.workspace is not None:
+        work = frame.workspace.data_ptr()
         same |= {"partial": work, "counters": work + partial_bytes(gemm, config)}
 
     def launch(stream: int) -> None:
@@ -244,29 +243,25 @@ def _launching_tiles(
     report, programmatic = prepared.report, bool(prepared.report.waits)
     rows, columns, slices = report.tiles
     width = config["swizzle"]
-    run, reduce, clear = (Kernel(frame.built, name) for name in ("run", "reduce", "clear"))
-    grids = [(run, (rows * width, -(-columns // width), slices), report.shared_bytes)]
+
+    def launcher(name: str, grid: tuple[int, ...], shared_bytes: int) -> Launcher:
+        if programmatic:
+            shared_bytes = evenly_spread_bytes(shared_bytes, math.prod(grid), frame.device)
+        return Launcher(frame.built, grid, report.threads, name=name, shared_bytes=shared_bytes)
+
+    clear = Launcher(frame.built, 1, 256, name="clear")
+    grid = (rows * width, -(-columns // width), slices)
+    launchers = [launcher("run", grid, report.shared_bytes)]
     if slices > 1 and config["split_mode"] == "parallel":
-        grids.append((reduce, (rows * report.parts, columns, 1), report.epilogue_bytes))
-    if programmatic:
-        grids = [
-            (kernel, grid, evenly_spread_bytes(shared, math.prod(grid), frame.device))
-            for kernel, grid, shared in grids
-        ]
+        grid = (rows * report.parts, columns, 1)
+        launchers.append(launcher("reduce", grid, report.epilogue_bytes))
 
     def launch(stream: int, operands: ConvOperands) -> None:
         if counters:
             memory, count = ctypes.c_void_p(operands.counters), ctypes.c_int(counters)
-            clear.launch(stream, (1, 1, 1), 256, (memory, count), programmatic=programmatic)
-        for kernel, grid, shared_bytes in grids:
-            kernel.launch(
-                stream,
-                grid,
-                report.threads,
-                (prepared.params, operands),
-                shared_bytes=shared_bytes,
-                programmatic=programmatic,
-            )
+            clear.launch(stream, memory, count, programmatic=programmatic)
+        for each in launchers:
+            each.launch(stream, prepared.params, operands, programmatic=programmatic)
 
     return launch
 

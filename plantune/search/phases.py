@@ -24,9 +24,8 @@ from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.search.budget import Budget
-from plantune.search.finalists import branched, improved, swaps
 from plantune.search.judgement import Duels, duels_of, repeated, undecided
-from plantune.search.ranking import affordable, fastest, kept
+from plantune.search.ranking import affordable, branched, fastest, improved, kept, swaps
 from plantune.search.results import Report, Settings
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace

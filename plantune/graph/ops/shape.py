@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.ops.base import Gradient, Gradients, Op, Tensors, Types
@@ -13,15 +12,6 @@ from plantune.graph.types import TensorType
 class MoveOp(Op):
     arity = 1
     flops_per_input = 0
-
-
-class BlockOp(MoveOp):
-    """Moves pixels of blocks to channels, or back as its inverse does."""
-
-    inverse: ClassVar[str]
-
-    def gradient(self, grad: Gradient) -> Gradients:
-        return (grad.emit(self.inverse, grad.dy, block=grad.attrs["block"]),)
 
 
 class Reshape(MoveOp):
@@ -63,39 +53,23 @@ class Permute(MoveOp):
         return (grad.emit("permute", grad.dy, dims=inverse),)
 
 
-class SpaceToDepth(BlockOp):
-    """block x block pixels become channels: channel = (dy * block + dx) * C + c."""
+class Blocks(MoveOp):
+    """Pixels of block x block become channels, or back: channel = (dy * block + dx) * C + c."""
 
-    name = "space_to_depth"
-    inverse = "depth_to_space"
-
-    def infer(self, inputs: Types, attrs: Attrs) -> Types:
-        (x,) = inputs
-        b = attrs["block"]
-        self.require(len(x.shape) == 4, f"needs rank 4, got {x.shape}")
-        n, c, h, w = x.shape
-        self.require(b > 0 and h % b == 0 and w % b == 0, f"{h}x{w} does not divide into {b}x{b}")
-        return (TensorType((n, c * b * b, h // b, w // b), x.dtype),)
-
-    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
-        (x,) = inputs
-        b = attrs["block"]
-        n, c, h, w = x.shape
-        split = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
-        return (split.reshape(n, c * b * b, h // b, w // b),)
-
-
-class DepthToSpace(BlockOp):
-    """The inverse of space_to_depth."""
-
-    name = "depth_to_space"
-    inverse = "space_to_depth"
+    def __init__(self, *, to_depth: bool) -> None:
+        names = ("space_to_depth", "depth_to_space")
+        self.name, self._inverse = names if to_depth else names[::-1]
+        self._to_depth = to_depth
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
         (x,) = inputs
         b = attrs["block"]
         self.require(len(x.shape) == 4, f"needs rank 4, got {x.shape}")
         n, c, h, w = x.shape
+        if self._to_depth:
+            fits = b > 0 and h % b == 0 and w % b == 0
+            self.require(fits, f"{h}x{w} does not divide into {b}x{b}")
+            return (TensorType((n, c * b * b, h // b, w // b), x.dtype),)
         self.require(b > 0 and c % (b * b) == 0, f"{c} channels do not divide by {b}x{b}")
         return (TensorType((n, c // (b * b), h * b, w * b), x.dtype),)
 
@@ -103,8 +77,14 @@ class DepthToSpace(BlockOp):
         (x,) = inputs
         b = attrs["block"]
         n, c, h, w = x.shape
+        if self._to_depth:
+            split = x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4)
+            return (split.reshape(n, c * b * b, h // b, w // b),)
         split = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
         return (split.reshape(n, c // (b * b), h * b, w * b),)
 
+    def gradient(self, grad: Gradient) -> Gradients:
+        return (grad.emit(self._inverse, grad.dy, block=grad.attrs["block"]),)
 
-OPS: tuple[Op, ...] = (Reshape(), Permute(), SpaceToDepth(), DepthToSpace())
+
+OPS: tuple[Op, ...] = (Reshape(), Permute(), Blocks(to_depth=True), Blocks(to_depth=False))

@@ -14,7 +14,7 @@ from plantune.measure.timing import Timing
 from plantune.outcome import Measured, Rejected
 from plantune.plan import check_plan
 from plantune.search.candidates import StepCandidate, step_candidates
-from plantune.search.finalists import NEAR, branched, improved, swaps
+from plantune.search.ranking import NEAR, branched, improved, swaps
 from plantune.space.search_space import load_search_space
 
 

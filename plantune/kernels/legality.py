@@ -8,7 +8,7 @@ from plantune.errors import IllegalCandidate
 
 
 def first_reason(reasons: Mapping[str, object]) -> str | None:
-    """The first reason that holds, None where none does."""
+    """The first reason that holds, None if none does."""
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 

@@ -1,4 +1,4 @@
-"""How the framework runs each op: writing into given memory where it has a way to.
+"""How the framework runs each op: writing into given memory if it can.
 
 An entry takes a node and the memory of its outputs, and returns what to call at each launch with
 the inputs: they may be other tensors each time.

@@ -108,7 +108,7 @@ class Worker:
 
     def start(self, cut_at: float | None = None) -> None:
         """Makes sure that a process waits; raises WorkerDied if it does not start, OutOfTime
-        where it has not done so by `cut_at`.
+        if it has not done so by `cut_at`.
         """
         with self._lock:
             self._ready(Effort(cut_at=cut_at))
@@ -176,7 +176,7 @@ class Worker:
     ) -> list[Timing | Rejected]:
         """Times whole programs of one graph in turns, on the same random weights.
 
-        Raises MeasureTimeout or WorkerDied where one of them takes the others along.
+        Raises MeasureTimeout or WorkerDied if one of them crashes the worker of all.
         """
         effort = effort or Effort(budget_s=2.0)
         arch = plans[0].problem.arch if plans else ""

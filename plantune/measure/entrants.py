@@ -29,7 +29,7 @@ from plantune.workload import Workload
 PLANTUNE, PLANTUNE_FROZEN = "plantune", "plantune-frozen"
 # torch.compile records its graphs in the second and third call, TorchScript compiles in the second.
 FIRST_CALLS = 3
-# Images that differ from call to call, in each of two layouts; fewer where they are large.
+# Images that differ from call to call, in each of two layouts; fewer if they are large.
 MOST_IMAGES = 64
 IMAGES_BYTES = 1 << 30
 CallOf = Callable[[Sequence[Tensor]], Call]
@@ -103,7 +103,7 @@ class Entrants:
         return self._ways[name].captured
 
     def baseline(self, name: str) -> Entrant:
-        """One of the framework's ways; raises whatever the framework does where it fails."""
+        """One of the framework's ways; raises whatever the framework raises."""
         way = self._ways[name]
         if way.compiles and cxx_compiler() is None:
             raise BuildError(NO_COMPILER)

@@ -29,7 +29,7 @@ class Kept:
         self._bytes = 0
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value under a key, made where it is not there. One over the limit is not kept."""
+        """The value under a key, made if it is missing. One over the limit is not kept."""
         if key in self._held:
             self._held.move_to_end(key)
             return cast(T, self._held[key][0])

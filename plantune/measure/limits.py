@@ -87,7 +87,7 @@ def rejection(error: Exception) -> Rejected | None:
 
 def attempted(make: Callable[[], T], device: Device | None = None) -> T | Rejected:
     """What `make` gives, or what its failure says of a candidate. Raises what no candidate is to
-    blame for, and anything where it left `device` broken.
+    blame for, and anything if it left `device` broken.
     """
     try:
         return make()

@@ -40,7 +40,7 @@ class State:
 
     @property
     def reason(self) -> str:
-        """What disturbed, in words; "" where nothing did."""
+        """What disturbed, in words; "" if nothing did."""
         said = []
         if self.others >= BUSY_CORES:
             named = f" ({', '.join(self.names)})" if self.names else ""
@@ -139,7 +139,7 @@ class Machine:
 
 
 def gpu_watcher(arch: str) -> Callable[[], str]:
-    """Says what slows the GPU of an arch down, "" where nothing does or it is a CPU.
+    """Says what slows the GPU of an arch down, "" if nothing does or it is a CPU.
 
     Of other processes it tells only those that ran before this one's workers.
     """

@@ -50,7 +50,7 @@ class Channel:
     def receive(self, deadline: float = math.inf) -> Message:
         """The next message.
 
-        Raises EOFError if the other side is gone, ProtocolError where it sent something else.
+        Raises EOFError if the other side is gone, ProtocolError if it sent something else.
         """
         mark, length, checksum = HEADER.unpack(self._read(HEADER.size, deadline))
         if mark != MARK or length > LIMIT_BYTES:

@@ -68,7 +68,7 @@ class Race:
 
 
 def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
-    """The fastest of these ways; None where none of them ran."""
+    """The fastest of these ways; None if none of them ran."""
     ran = [name for name in names if name in timings]
     return min(ran, key=lambda name: timings[name].median_us, default=None)
 

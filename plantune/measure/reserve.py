@@ -53,7 +53,7 @@ class Reserve:
         try:
             child = self._start()
             warmed_up(child, self._arch)
-        except PlantuneError:  # The next one is started where it is needed, and says why.
+        except PlantuneError:  # The next one is started when it is needed, and says why.
             if child is not None:
                 child.end()
             return

@@ -189,7 +189,7 @@ def _is_done(timing: Timing, effort: Effort) -> bool:
 def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
     """One Timing for each callable, of the rounds in which no thread waited for a core.
 
-    Where they are too few, those with the least waiting count too.
+    If they are too few, those with the least waiting count too.
     """
     waited = [max(sample.waited for sample in turns) for turns in rounds]
     by_waiting = sorted(range(len(rounds)), key=waited.__getitem__)

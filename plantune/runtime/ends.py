@@ -134,7 +134,7 @@ class Ends:
         } or {object(): Variant(graph.launch)}
 
     def _patches(self, end: End, executables: Sequence[Executable]) -> list[list[Patch]]:
-        """What moves an end, for each executable; empty where it cannot be moved."""
+        """What moves an end, for each executable; empty if it cannot be moved."""
         labels = self._program.touching(end.name) if end.name in self._direct else ()
         if not executables or not labels:
             return []

@@ -99,7 +99,7 @@ class TunedModule(nn.Module):
         self._calls.refresh(weights_only)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What nn.Module's does, in half of the time where that would call `forward` alone."""
+        """As nn.Module's, in half of its time if that would call `forward` alone."""
         own = self.__dict__  # each attribute of a module takes five times as long
         if (
             is_dynamo_compiling()

@@ -19,7 +19,7 @@ from plantune.layouts import aligned, in_layout, view_bytes
 from plantune.space.arch import Arch
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
-# another layout, pools copy the image first where it is not that of the result.
+# another layout, pools copy the image first if it is not that of the result.
 BY_LAYOUT_OF_IMAGE = (
     "conv2d",
     "conv2d_dgrad",
@@ -117,7 +117,7 @@ def _made_in(step: Step, name: str, config: Attrs) -> str:
 def _settled(
     step: Step, config: Attrs, values: dict[str, Tensor], adopted: frozenset[str]
 ) -> list[Call]:
-    """Calls that bring adopted images into the layout that was promised, where they are not."""
+    """Calls that bring adopted images into the layout that was promised, if they are not."""
 
     def settle(name: str, layout: str) -> Call:
         def call() -> None:

@@ -1,1 +1,1 @@
-"""How the nodes of a step read as what a kernel computes, with the reason where they do not."""
+"""How the nodes of a step read as what a kernel computes, or why they do not."""

@@ -33,7 +33,7 @@ class ConvEpilogue:
 
     def only_function(self) -> str | None:
         """The one function, for kernels that apply it after the residual and before the offset;
-        raises IllegalCandidate where there are more, or another order.
+        raises IllegalCandidate if there are more, or another order.
         """
         function = next(iter(functions_in(self.chain)), None)
         usual = self.chain == usual_chain(self.residual, function, self.offset)
@@ -136,7 +136,7 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
 def channel_parts(
     step: Step, epilogue: ConvEpilogue, prefix: str = ""
 ) -> dict[str, tuple[str, Form]]:
-    """Scale, bias and offset where they are there, as kernels read numbers of each channel."""
+    """Scale, bias and offset if there are any, as kernels read numbers of each channel."""
     channels = epilogue.conv.types[0].shape[1]
     named = {part: getattr(epilogue, part) for part in ("scale", "bias", "offset")}
     return {

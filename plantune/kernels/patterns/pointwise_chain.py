@@ -11,7 +11,7 @@ from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
 from plantune.graph.step import Step
 
-# Which axis of the result each axis of a value runs along; NONE where it is broadcast.
+# Which axis of the result each axis of a value runs along; NONE if it is broadcast.
 Place = tuple[int, ...]
 NONE = -1
 # Ops that are no functions of the table in C++, as csrc/cuda/arithmetic.h has them.
@@ -92,7 +92,7 @@ class _Writer:
         return self.made[key]
 
     def reads(self, node: Node, place: Place) -> list[tuple[str, Place]]:
-        """Each input of a node with its place, where that of the result is known."""
+        """Each input of a node with its place, if that of the result is known."""
         op, shapes = op_named(node.op), [self.step.types[name].shape for name in node.inputs]
         places = [place] * len(node.inputs)
         if isinstance(op, ChannelOp):

@@ -133,7 +133,7 @@ class _Chain:
         self.last = self.rest[0].inputs[0]
 
     def take(self, *ops: str) -> Node | None:
-        """The next node where it is one of `ops`."""
+        """The next node if it is one of `ops`."""
         if not self.rest or self.rest[0].op not in ops:
             return None
         node = self.rest.pop(0)

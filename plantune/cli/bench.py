@@ -19,10 +19,11 @@ from plantune.cli.lookup import (
 )
 from plantune.cli.options import (
     FILE,
-    Seconds,
+    budget_option,
     bundled,
     common_options,
     example,
+    seed_option,
     workload_options,
 )
 from plantune.files import require_writable
@@ -70,12 +71,8 @@ class Wanted:
 @common_options(json_file=True)
 @workload_options
 @click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
-@click.option(
-    "--budget", type=Seconds(), default=10.0, help="Seconds for timing; building comes on top."
-)
-@click.option(
-    "--seed", type=click.IntRange(0, (1 << 31) - 2), default=0, help="Of weights and images."
-)
+@budget_option(10.0, "Seconds for timing; building comes on top.")
+@seed_option("Of weights and images.")
 @click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
 @click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE too.")
 @bundled(Wanted, "wanted")

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -37,11 +37,11 @@ def checks(place: Path | None) -> Iterator[Check]:
     """Every check that needs no GPU, what plantune cannot run without first."""
     yield _python()
     yield _torch()
-    yield _onednn()
+    yield _of_torch("oneDNN", _onednn)
     yield _compiler()
     yield _cache()
     yield _database(place or database_path())
-    yield _threads()
+    yield _of_torch("threads", _threads)
     for package, extra in OPTIONAL.items():
         yield package_check(package, extra)
 
@@ -71,11 +71,17 @@ def _torch() -> Check:
     return Check("torch", OK if ok else MISSING, torch.__version__, how, required=True)
 
 
-def _onednn() -> Check:
+def _of_torch(name: str, check: Callable[[], Check]) -> Check:
+    """What a check finds that imports torch."""
     try:
-        import torch
+        return check()
     except (ImportError, OSError):
-        return Check("oneDNN", MISSING, "there is no torch")
+        return Check(name, MISSING, "there is no torch")
+
+
+def _onednn() -> Check:
+    import torch
+
     if not torch.backends.mkldnn.is_available():
         how = "install another torch wheel; without it oneDNN's kernels are left out"
         return Check("oneDNN", LIMITED, "this torch was built without it", how)
@@ -143,10 +149,8 @@ def _database(path: Path) -> Check:
 
 
 def _threads() -> Check:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return Check("threads", MISSING, "there is no torch")
+    import torch
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
     how = "" if threads == cores else "plans are for this number: see OMP_NUM_THREADS"

@@ -11,7 +11,7 @@ import click
 
 from plantune.cli.console import Console, bold
 from plantune.cli.lookup import Chosen, chosen_plan, database
-from plantune.cli.options import bundled, common_options, example, workload_options
+from plantune.cli.options import bundled, common_options, example, plan_options
 from plantune.report.tables import counted, percent
 from plantune.rivals import Rivals, loss_text, ratio_text, runner_text
 from plantune.workload import Workload
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from plantune.report.packing import Packing
     from plantune.report.steps import StepStory
 
-ID = click.IntRange(min=1)
 # Steps that are shown unless all of them are asked for.
 MOST = 10
 
@@ -44,8 +43,7 @@ class Wanted:
     ),
 )
 @common_options()
-@workload_options
-@click.argument("id", type=ID, required=False)
+@plan_options
 @click.option("--step", "wanted", metavar="TEXT", help="Only steps with this in a node's name.")
 @click.option("--all", "every", is_flag=True, help=f"All steps, not only the {MOST} longest.")
 @click.option("--whole", is_flag=True, help="Every candidate on a line of its own.")

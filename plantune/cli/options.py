@@ -25,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 BATCH_MAX = 1 << 24
 WEEK_S = 7 * 24 * 3600
+SEED_MAX = (1 << 31) - 2
 
 
 # What follows from the arch, in the words of the help.
@@ -68,6 +69,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
 
 
 PATH = click.Path(path_type=Path)
+ID = click.IntRange(min=1)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -92,6 +94,20 @@ def _applied(options: Sequence[Decorator], command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def budget_option(seconds: float, help: str) -> Decorator:
+    """--budget, with so many seconds unless it is given."""
+    return click.option("--budget", type=Seconds(), default=seconds, help=help)
+
+
+def seed_option(help: str) -> Decorator:
+    return click.option("--seed", type=click.IntRange(0, SEED_MAX), default=0, help=help)
+
+
+def plan_options(command: Command) -> Command:
+    """The options of a workload, or an ID in their place."""
+    return workload_options(click.argument("id", type=ID, required=False)(command))
 
 
 def workload_options(command: Command) -> Command:

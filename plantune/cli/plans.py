@@ -10,7 +10,7 @@ import click
 from plantune.cli.console import Console, bold
 from plantune.cli.exchange import summary_of
 from plantune.cli.lookup import database, environment_here, stored_plan
-from plantune.cli.options import FILE, ModelName, common_options, example
+from plantune.cli.options import FILE, ID, ModelName, common_options, example
 from plantune.errors import InvalidPlan
 from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import config_text
@@ -19,7 +19,6 @@ from plantune.rivals import NO_COMPILED, UNKNOWN, Rivals, ratio_text, runner_tex
 if TYPE_CHECKING:
     from plantune.plan_db.rows import StoredPlan
 
-ID = click.IntRange(min=1)
 TITLES = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "of", "here", "status"]
 OF = TITLES.index("of")
 # Beside the rival of a ratio that is none to torch.compile, by whether that is known.
@@ -146,7 +145,7 @@ def diff_command(console: Console, place: Path | None, first: int, second: int) 
     with database(place) as opened:
         found = difference(stored_plan(opened, first), stored_plan(opened, second))
     console.say(difference_text(found, console.width))
-    console.emit({"first": first, "second": second, **found.to_json()})
+    console.emit({"first": first, "second": second, **found})
 
 
 @plans_command.command("export", epilog=example("plantune plans export 3 > plan.json"))

@@ -18,7 +18,7 @@ from plantune.cli.lookup import (
     require_match,
     worker_for,
 )
-from plantune.cli.options import common_options, example, workload_options
+from plantune.cli.options import common_options, example, plan_options
 from plantune.report.progress import StatusLine, waiting
 from plantune.report.tables import counted, percent, us_text
 from plantune.workload import Workload
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from plantune.plan_db.database import PlanDatabase
     from plantune.report.layers import LayerTime, StepTime, Timed
 
-ID = click.IntRange(min=1)
 STEP_BUDGET_S = 0.1
 WHOLE_BUDGET_S = 3.0
 RUNS = 25
@@ -44,8 +43,7 @@ RUNS = 25
     epilog=example("plantune profile --batch 8", "plantune profile --model resnet18 --levels"),
 )
 @common_options()
-@workload_options
-@click.argument("id", type=ID, required=False)
+@plan_options
 @click.option("--fresh", is_flag=True, help="Measure every step now, whatever is stored.")
 @click.option("--levels", is_flag=True, help="What each level of fusion costs instead.")
 def profile_command(
@@ -164,13 +162,10 @@ def _document(
     """The sums are those of the steps of which both times are known."""
     from plantune.report.layers import compared, untimed
 
-    sums = compared(steps)
     return {
         "plan_id": chosen.id,
         "match": chosen.match,
-        "framework_us": sums.framework_us,
-        "plan_us": sums.plan_us,
-        "compared_steps": sums.compared,
+        **compared(steps),
         "framework_whole_us": whole[0],
         "plan_whole_us": whole[1],
         "not_timed": untimed(framework, planned),

@@ -18,10 +18,11 @@ from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
 from plantune.cli.lookup import database, environment_here, require_device, worker_for
 from plantune.cli.options import (
-    Seconds,
+    budget_option,
     bundled,
     common_options,
     example,
+    seed_option,
     workload_options,
 )
 from plantune.errors import (
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 BEAT_S = 10.0
 # What ends a search and leaves what it measured as good as it was.
 STOPPED = (MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed)
-SEED_MAX = (1 << 31) - 2
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class How:
 )
 @common_options()
 @workload_options
-@click.option("--budget", type=Seconds(), default=90.0, help="Seconds for the whole search.")
+@budget_option(90.0, "Seconds for the whole search.")
 @click.option(
     "--resume/--fresh",
     "resume",
     default=True,
     help="Use what earlier searches measured here, or measure everything again.",
 )
-@click.option("--seed", type=click.IntRange(0, SEED_MAX), default=0, help="Of every random draw.")
+@seed_option("Of every random draw.")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried, and how long at most.")
 @click.option("--predict", is_flag=True, help="Plan for a GPU that is not here, without measuring.")
 @click.option(

@@ -20,7 +20,7 @@ from plantune.cli.lookup import (
     require_match,
     worker_for,
 )
-from plantune.cli.options import Seconds, common_options, example, workload_options
+from plantune.cli.options import budget_option, common_options, example, plan_options
 from plantune.errors import WrongResult
 from plantune.report.bench_text import verdict
 from plantune.report.progress import StatusLine, waiting
@@ -34,18 +34,14 @@ if TYPE_CHECKING:
     from plantune.measure.race import Race
     from plantune.outcome import Outcome
 
-ID = click.IntRange(min=1)
 RIGHT, WRONG, UNCHECKED = "right", "wrong", "not checked"
 STEP_BUDGET_S = 0.05
 
 
 @click.command("verify", epilog=example("plantune verify --batch 8", "plantune verify 3"))
 @common_options()
-@workload_options
-@click.argument("id", type=ID, required=False)
-@click.option(
-    "--budget", type=Seconds(), default=5.0, help="Seconds for timing the whole against eager."
-)
+@plan_options
+@budget_option(5.0, "Seconds for timing the whole against eager.")
 def verify_command(
     console: Console, place: Path | None, workload: Workload, id: int | None, budget: float
 ) -> None:

@@ -63,16 +63,6 @@ class StepTime:
         return {**asdict(self), "removed_us": self.removed_us}
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Both sides over the `compared` of all `steps`: those of which both times are known."""
-
-    compared: int
-    steps: int
-    framework_us: float
-    plan_us: float
-
-
 def layer_of(node: str) -> str:
     """The module of a node: `stem.1` of `stem.1/conv2d` and of `d(stem.1/conv2d)/add_2`."""
     inner = node
@@ -117,10 +107,14 @@ def _sum(times: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(times) else None
 
 
-def compared(steps: Sequence[StepTime]) -> Sums:
+def compared(steps: Sequence[StepTime]) -> dict[str, Any]:
+    """The sums of both sides over the steps of which both times are known, and their number."""
     both = [s for s in steps if s.framework_us is not None and s.plan_us is not None]
-    framework_us = sum(step.framework_us or 0.0 for step in both)
-    return Sums(len(both), len(steps), framework_us, sum(step.plan_us or 0.0 for step in both))
+    return {
+        "framework_us": sum(step.framework_us or 0.0 for step in both),
+        "plan_us": sum(step.plan_us or 0.0 for step in both),
+        "compared_steps": len(both),
+    }
 
 
 def untimed(*sides: Timed) -> dict[str, str]:

@@ -11,9 +11,9 @@ from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
-from plantune.outcome import Measured, Rejected
+from plantune.outcome import Measured
 from plantune.plan import Plan, candidates_by_step, check_plan
-from plantune.report.covers import OtherCover, Trials, measured_of, rejected_of, trials_json
+from plantune.report.covers import OtherCover, Trials, measured_of, trials_json
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from plantune.step_times import StepTimes
@@ -46,15 +46,6 @@ class StepStory:
         return self.guess_us if self.chosen_us is None else self.chosen_us
 
     @property
-    def measured(self) -> list[tuple[Candidate, Measured]]:
-        """The fastest first."""
-        return measured_of(self.trials)
-
-    @property
-    def rejected(self) -> list[tuple[Candidate, Rejected]]:
-        return rejected_of(self.trials)
-
-    @property
     def tried(self) -> int:
         """Candidates, those for other covers included."""
         return len(self.trials) + sum(len(cover.trials) for cover in self.covers)
@@ -62,7 +53,7 @@ class StepStory:
     @property
     def runner_up(self) -> tuple[Candidate, float] | None:
         """The fastest of those that were not chosen, with its time."""
-        others = ((c, o.median_us) for c, o in self.measured if c != self.chosen)
+        others = ((c, o.median_us) for c, o in measured_of(self.trials) if c != self.chosen)
         return next(others, None if self.kept is None else self.kept.runner_up)
 
     @property

@@ -101,7 +101,10 @@ def _tried_rows(story: StepStory) -> Iterator[Row]:
 def _family_rows(story: StepStory) -> Iterator[Row]:
     """Other candidates for the same step, by their family, the fastest first."""
     families: dict[str, dict[Candidate, Outcome]] = {}
-    outcomes: list[tuple[Candidate, Outcome]] = [*story.measured, *story.rejected]
+    outcomes: list[tuple[Candidate, Outcome]] = [
+        *measured_of(story.trials),
+        *rejected_of(story.trials),
+    ]
     for candidate, outcome in outcomes:
         if candidate != story.chosen:
             families.setdefault(candidate.family, {})[candidate] = outcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -136,12 +136,12 @@ def hand_plan(
     space: SearchSpace,
     *,
     network: str,
-    compiled: bool = True,
+    without: Collection[str] = (),
     fusions: Sequence[Fusion] | None = None,
 ) -> Plan:
     """What one would pick without measuring: a search starts from it and must beat it.
 
-    `compiled` admits the families of the CPU that need a C++ compiler and seconds for each step.
+    `without` names families that it leaves out, such as those that are compiled on a CPU.
     `fusions` are those that one would pick, unless they are given.
     """
     kind = space.arch.kind
@@ -150,7 +150,7 @@ def hand_plan(
         space,
         network=network,
         fusions=fusions_named(*FUSIONS[kind]) if fusions is None else fusions,
-        preferences=[p for p in PREFERENCES[kind] if compiled or p.family not in COMPILED],
+        preferences=[p for p in PREFERENCES[kind] if p.family not in without],
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.default_plans import default_plan, hand_plan
+from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.graph.fusions import Fusion, parse_item
 from plantune.graph.graph import Graph
 from plantune.measure.programs import PassCost
@@ -44,7 +44,7 @@ def levels(workload: Workload, plan: Plan) -> list[Level]:
     found = [Level("none", plain, default_plan(plain, space, network=name))]
     for level, path in PATHS.items():
         fusion = Fusion(level, tuple(parse_item(item, level) for item in path))
-        fused = hand_plan(workload.graph, space, network=name, compiled=False, fusions=(fusion,))
+        fused = hand_plan(workload.graph, space, network=name, without=COMPILED, fusions=(fusion,))
         found.append(Level(level, workload.graph, fused))
     return [*found, Level("plan", workload.graph, plan)]
 

@@ -7,10 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
-from plantune.errors import BuildError
+from plantune.errors import BuildError, PlantuneError
+from plantune.host import cxx_compiler
 from plantune.kernels.registry import family_named
 from plantune.measure.builder import Builder
 from plantune.measure.client import Worker
@@ -30,10 +31,14 @@ class Builds:
     """Threads that build what is wanted, in order, each in a process of its own.
 
     Without threads everything counts as ready, and the worker builds. `build` raises BuildError.
+    Each thread begins with `prepare`.
     """
 
-    def __init__(self, build: Build, source: Source, threads: int) -> None:
+    def __init__(
+        self, build: Build, source: Source, threads: int, prepare: Callable[[], object] = list
+    ) -> None:
         self._build = build
+        self._prepare = prepare
         self._source = source
         self._sources: dict[Key, Hashable | None] = {}
         # By source: None while it is built, then why it failed, else "".
@@ -86,6 +91,8 @@ class Builds:
     def _work(self) -> None:
         if sys.platform == "linux":
             os.nice(NICENESS)  # of this thread and of the compilers that it starts
+        with suppress(PlantuneError):  # the first build meets it again
+            self._prepare()
         while (candidate := self._next()) is not None:
             source, failure = self._source_of(candidate), ""
             try:
@@ -117,8 +124,10 @@ def builds_for(arch: Arch, worker: Worker) -> Iterator[Builds]:
     """
     if arch.kind == "cpu":
         builder = Builder(worker)
+        # Its start would disturb the first times; without a compiler nothing may ever be built.
+        prepare = builder.start if cxx_compiler() is not None else list
         worker.on_stage = lambda stage: builder.pause(stage == "time")
-        builds = Builds(partial(_build_in, builder, arch), partial(_built_as, arch), 1)
+        builds = Builds(partial(_build_in, builder, arch), partial(built_as, arch), 1, prepare)
     else:
         builder = None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -149,7 +158,7 @@ def _source(arch: Arch, candidate: StepCandidate) -> str | None:
     return family.source(family.parts(candidate.step), config, arch)
 
 
-def _built_as(arch: Arch, candidate: StepCandidate) -> Hashable | None:
+def built_as(arch: Arch, candidate: StepCandidate) -> Hashable | None:
     """What is compiled for a candidate: a source that it shares with others, or its own."""
     is_long = candidate.build_s >= LONG_BUILD_S
     return _source(arch, candidate) or (candidate.key if is_long else None)

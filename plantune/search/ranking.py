@@ -17,7 +17,8 @@ from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.runtime.branches import branches_of
 from plantune.runtime.schedule import make_schedule
-from plantune.search.candidates import FRAMEWORK, VIEW, Key
+from plantune.search.builds import built_as
+from plantune.search.candidates import FRAMEWORK, VIEW, Key, StepCandidate
 from plantune.search.cover import Cover
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
@@ -154,12 +155,19 @@ def affordable(
 
 
 def building_s(plan: Plan, graph: Graph, space: SearchSpace, steps: StepSearch) -> float:
-    """The time to build what this search did not; what an earlier one built takes less."""
+    """The time to build what this search did not, each source once; what an earlier search built
+    takes less.
+    """
     parts = check_plan(plan, graph, space)
     chosen = candidates_by_step(plan, parts)
-    keys = {(step.signature, chosen[step.name]) for step in parts} - steps.ran
+    wanted = [StepCandidate(step, chosen[step.name], space.arch) for step in parts]
+    missing = {built_as(space.arch, c): c for c in wanted if c.key not in steps.ran}
+    for built in [None, *(built_as(space.arch, c) for c in steps.candidates if c.key in steps.ran)]:
+        missing.pop(built, None)
     known = steps.costs.outcomes
-    return sum(steps.durations.build_s(key[1], cached=key in known) for key in keys)
+    return sum(
+        steps.durations.build_s(c.candidate, cached=c.key in known) for c in missing.values()
+    )
 
 
 def swaps(

@@ -16,7 +16,7 @@ from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds
-from plantune.search.candidates import FRAMEWORK, Key, StepCandidate, step_candidates
+from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
 from plantune.search.clusters import Clusters
 from plantune.search.costs import Costs
 from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_covers
@@ -202,7 +202,8 @@ class StepSearch:
         """What is built from now on: what is missing, then what probably will be."""
         assert self._builds is not None
         wanted = self._unknown((*missing, *self._clusters.ahead(self._cover, DEPTH)))
-        self._builds.want(wanted)
+        # One short build serves many steps, and would wait for minutes of long ones.
+        self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
     def covers(self, wanted: int, beam: int = BEAM) -> list[tuple[float, Cover]]:

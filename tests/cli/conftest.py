@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from plantune.canonical import Attrs
 from plantune.cli import main
-from plantune.default_plans import default_plan, hand_plan
+from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment
@@ -88,7 +88,7 @@ def plan(problem: Workload) -> Plan:
 
 @pytest.fixture(scope="session")
 def fused_plan(problem: Workload) -> Plan:
-    made = hand_plan(problem.graph, load_search_space("cpu"), network=NETWORK, compiled=False)
+    made = hand_plan(problem.graph, load_search_space("cpu"), network=NETWORK, without=COMPILED)
     return changed(made, origin="measured", evidence=EVIDENCE)
 
 

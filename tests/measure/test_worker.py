@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plantune.canonical import Attrs
-from plantune.default_plans import CPU_PREFERENCES, compose, default_plan, hand_plan
+from plantune.default_plans import COMPILED, CPU_PREFERENCES, compose, default_plan, hand_plan
 from plantune.device import CPU
 from plantune.errors import (
     BuildError,
@@ -81,7 +81,7 @@ def test_programs_are_timed_in_one_run(worker, space, train):
     graph = small(train)
     plans = [
         default_plan(graph, space, network="small"),
-        hand_plan(graph, space, network="small", compiled=False),
+        hand_plan(graph, space, network="small", without=COMPILED),
     ]
     found = worker.time_programs(graph, plans, EFFORT)
     assert len(found) == 2
@@ -290,7 +290,7 @@ def test_a_peak_that_was_disturbed_is_measured_again_and_the_best_one_counts(mon
 def test_kernels_are_timed_on_memory_as_a_program_gives_it(space):
     """Every candidate of every step of the small network runs again and again."""
     graph = small()
-    plan = hand_plan(graph, space, network="small", compiled=False)
+    plan = hand_plan(graph, space, network="small", without=COMPILED)
     for step in check_plan(plan, graph, space):
         for candidate in candidates(step, space):
             if candidate.family in ("inductor", "winograd"):

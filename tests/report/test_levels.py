@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from plantune.default_plans import hand_plan
+from plantune.default_plans import COMPILED, hand_plan
 from plantune.measure.programs import PassCost, launches, pass_cost
 from plantune.measure.timing import Timing
 from plantune.outcome import Rejected
@@ -26,7 +26,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def found(problem):
-    plan = hand_plan(problem.graph, SPACE, network="resnet18", compiled=False)
+    plan = hand_plan(problem.graph, SPACE, network="resnet18", without=COMPILED)
     return {level.name: level for level in levels(problem, plan)}
 
 

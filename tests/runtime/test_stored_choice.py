@@ -13,7 +13,7 @@ from torch import nn
 
 from plantune import load_model, optimize, rivals
 from plantune.canonical import Attrs
-from plantune.default_plans import default_plan, hand_plan
+from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -38,7 +38,7 @@ NAME = "se_resnet9_fixup"
 @pytest.fixture(scope="module")
 def plan():
     graph = load_model(NAME, batch=1, fallback="silent").pool().graph
-    return hand_plan(graph, load_search_space("cpu"), network=NAME, compiled=False)
+    return hand_plan(graph, load_search_space("cpu"), network=NAME, without=COMPILED)
 
 
 @pytest.fixture

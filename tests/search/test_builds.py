@@ -136,6 +136,9 @@ class StandIn:
     def __init__(self, worker):
         self.told = []
 
+    def start(self):
+        self.started = True
+
     def build(self, step, candidate, arch):
         self.told.append(candidate.family)
 
@@ -173,3 +176,19 @@ def test_the_framework_is_timed_while_the_first_kernels_are_built(
     first = [candidate for _, candidate in measurer.asked[:ops]]
     assert {(c.family, c.config["layout"]) for c in first} == {("framework", "nchw")}
     assert len(set(measurer.asked)) == len(measurer.asked)
+
+
+@pytest.mark.parametrize("compiler", [None, "/bin/g++"])
+def test_the_building_process_starts_at_once_if_anything_can_be_built(monkeypatch, compiler):
+    """Later its start would disturb what is timed."""
+    started = threading.Event()
+
+    class Starting(StandIn):
+        def start(self):
+            started.set()
+
+    monkeypatch.setattr(builds_module, "Builder", Starting)
+    monkeypatch.setattr(builds_module, "cxx_compiler", lambda: compiler)
+    with builds_for(load_arch("cpu"), SimpleNamespace(on_stage=None)) as builds:
+        assert started.wait(10 if compiler else 0.2) == (compiler is not None)
+        builds.want([])

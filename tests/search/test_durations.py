@@ -13,9 +13,11 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.outcome import Rejected
 from plantune.search.budget import CACHED, Budget, Durations
+from plantune.search.candidates import LONG_BUILD_S
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
 from plantune.search.step_search import StepSearch
+from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 COMPILED = Candidate("inductor", Attrs(layout="nchw"))
@@ -109,6 +111,50 @@ def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, stor
     steps.run(Budget(4000.0), silent)
     steps.ran.update((s, c) for s, c in measurer.asked)
     assert building_s(compiled, graph, space, steps) <= needed
+
+
+@pytest.mark.usefixtures("as_with_a_compiler")
+def test_one_source_is_built_once_for_all_steps(space, measurer, store, monkeypatch):
+    monkeypatch.setattr("plantune.kernels.families.winograd.carried_library", lambda *unit: None)
+    graph = Workload("resnet18", 1).graph
+    steps = StepSearch(graph, space, measurer, store)
+    compiled = hand_plan(graph, space, network="resnet18")
+    winograds = [c for c in compiled.choices if c.candidate.family == "winograd"]
+    assert len(winograds) > 3
+    one_s = steps.durations.build_s(winograds[0].candidate, cached=False)
+    assert building_s(compiled, graph, space, steps) == one_s
+    # Whichever step had it built.
+    names = {c.candidate.family: c.key for c in steps.candidates}
+    steps.ran.add(names["winograd"])
+    assert building_s(compiled, graph, space, steps) == 0
+
+
+class Wishes:
+    """Has nothing built, and remembers what it was asked for."""
+
+    threads = 1
+
+    def __init__(self):
+        self.wanted = []
+
+    def want(self, candidates):
+        self.wanted.append([c.build_s >= LONG_BUILD_S for c in candidates])
+
+    def is_ready(self, candidate):
+        return True
+
+    def failure(self, candidate):
+        return None
+
+
+@pytest.mark.usefixtures("as_with_a_compiler")
+def test_what_is_built_for_many_steps_is_built_before_what_takes_long(
+    graph, space, measurer, store
+):
+    builds = Wishes()
+    StepSearch(graph, space, measurer, store, builds=builds).run(Budget(4000.0), silent)
+    assert any(len(set(found)) == 2 for found in builds.wanted)
+    assert all(found == sorted(found) for found in builds.wanted)
 
 
 def test_where_all_is_noisy_the_frameworks_ops_still_cover(graph, space, measurer, store):

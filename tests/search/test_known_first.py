@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.default_plans import hand_plan
+from plantune.default_plans import COMPILED, hand_plan
 from plantune.errors import WorkerDied
 from plantune.machine import cpu_environment
 from plantune.measure.race import Race
@@ -96,7 +96,7 @@ def nothing_shipped(monkeypatch):
 def by_hand():
     def plan(problem, **changes):
         space = search_of(problem, Settings(), None, HERE).space
-        made = hand_plan(problem.graph, space, network=problem.network, compiled=False)
+        made = hand_plan(problem.graph, space, network=problem.network, without=COMPILED)
         return replace(made, origin="measured", **changes)
 
     return plan

@@ -69,7 +69,8 @@ ORDER = ("plantune", "eager")
 @pytest.fixture
 def hasty(tmp_path, monkeypatch):
     """A search of a database of its own, where no plans are shipped."""
-    monkeypatch.setattr("plantune.plan_db.stored.data_folder", lambda name: tmp_path / name)
+    for reader in ("plan_db.stored", "search.known"):
+        monkeypatch.setattr(f"plantune.{reader}.data_folder", lambda name: tmp_path / name)
     with PlanDatabase.open(tmp_path / "plans.db") as database:
         yield search_of(
             Workload("se_resnet9_fixup", 1), Settings(60.0), database, cpu_environment()

@@ -23,8 +23,9 @@ from plantune.graph.graph import Graph, Node
 from plantune.graph.partition import why_not_group
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
-from plantune.kernels import families, folded
+from plantune.kernels import families, onednn
 from plantune.kernels.family import Binding, Candidate, KernelFamily, Parts, _reading
+from plantune.kernels.folded import Folded
 from plantune.kernels.patterns import epilogue as epilogue_module
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.registry import candidates
@@ -233,43 +234,61 @@ def test_every_fusion_has_its_whole_path_here():
         assert found > len(items) - optional, fusion.name
 
 
+def without(epilogue: ConvEpilogue, part: str, **changes: str | None) -> ConvEpilogue:
+    """The same without a part of what follows the sums."""
+    chain = tuple(each for each in epilogue.chain if each != part)
+    return replace(epilogue, chain=chain, **changes)
+
+
+def with_late_bias(epilogue: ConvEpilogue) -> ConvEpilogue:
+    """Its bias is added last, unless there is an offset."""
+    offset = epilogue.offset or epilogue.bias
+    chain = (*without(epilogue, "offset").chain, *(("offset",) if offset else ()))
+    return replace(epilogue, bias=None, offset=offset, chain=chain)
+
+
 # Wrong readings of an epilogue, as every family with a convolution would get them.
 MISREADINGS = {
     "the scale is dropped": lambda e: replace(e, scale=None),
     "the bias is dropped": lambda e: replace(e, bias=None),
-    "the residual is dropped": lambda e: replace(e, residual=None),
-    "the ReLU is dropped": lambda e: replace(e, relu=False),
-    "the offset is dropped": lambda e: replace(e, offset=None),
-    "the offset is a bias": lambda e: replace(e, offset=None, bias=e.bias or e.offset),
-    "the bias is an offset": lambda e: replace(e, bias=None, offset=e.offset or e.bias),
+    "the residual is dropped": lambda e: without(e, "residual", residual=None),
+    "the ReLU is dropped": lambda e: without(e, "relu"),
+    "the offset is dropped": lambda e: without(e, "offset", offset=None),
+    "the offset is a bias": lambda e: without(e, "offset", offset=None, bias=e.bias or e.offset),
+    "the bias is an offset": with_late_bias,
     "scale and bias change places": lambda e: replace(e, scale=e.bias, bias=e.scale),
     "the input is the residual": lambda e: replace(e, residual=e.residual and e.conv.inputs[0]),
 }
 
 
-def folded_bias_first(epilogue: ConvEpilogue, values):
+class BiasFirst(Folded):
     """(conv + bias) * scale instead of conv * scale + bias."""
-    weight, bias, least = original_folding(epilogue, values)
-    if bias is not None and epilogue.scale is not None:
-        bias = bias * values[epilogue.scale].flatten()
-    return weight, bias, least
+
+    def refresh(self):
+        super().refresh()
+        scale = self._epilogue.scale
+        if self.bias is not None and scale is not None:
+            self.bias = self.bias * self._values[scale].view(self._bias_shape)
 
 
-def folded_relu_last(epilogue: ConvEpilogue, values):
+class ReluLast(Folded):
     """relu(v + offset) instead of relu(v) + offset."""
-    weight, bias, least = original_folding(epilogue, values)
-    return weight, bias, None if least is None else 0.0
+
+    def refresh(self):
+        super().refresh()
+        self.offset = 0.0
 
 
-def folded_without_bias(epilogue: ConvEpilogue, values):
+class WithoutBias(Folded):
     """max(v, offset) instead of relu(v) + offset."""
-    weight, bias, _ = original_folding(replace(epilogue, offset=None), values)
-    return weight, bias, original_folding(epilogue, values)[2]
+
+    def __init__(self, epilogue, *arguments, **options):
+        super().__init__(epilogue, *arguments, **options)
+        self._biases = (epilogue.bias, None)
 
 
 original_reading = epilogue_module.conv_epilogue
-original_folding = epilogue_module.folded_constants
-FOLDINGS = (folded_bias_first, folded_relu_last, folded_without_bias)
+FOLDINGS = (BiasFirst, ReluLast, WithoutBias)
 
 
 @pytest.fixture
@@ -278,7 +297,7 @@ def everywhere(monkeypatch):
 
     def patch(name, function):
         found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
-        for module in (epilogue_module, folded, *(import_module(each.name) for each in found)):
+        for module in (epilogue_module, onednn, *(import_module(each.name) for each in found)):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, function)
         monkeypatch.setattr("plantune.kernels.build._built", {})
@@ -323,7 +342,7 @@ def test_a_misread_epilogue_is_seen_by_the_check(space, conv_steps, everywhere, 
 
 @pytest.mark.parametrize("folding", FOLDINGS)
 def test_a_misfolded_epilogue_is_seen_by_the_check(space, conv_steps, everywhere, folding):
-    everywhere("folded_constants", folding)
+    everywhere("Folded", folding)
     assert wrong_families(space, conv_steps) >= set(CONV_FAMILIES)
 
 
@@ -349,7 +368,7 @@ def breaks(case_of, space, why_wrong):
 def test_a_mutation_breaks_a_random_network(breaks, everywhere, name):
     folding = {f.__name__: f for f in FOLDINGS}.get(name)
     if folding is not None:
-        everywhere("folded_constants", folding)
+        everywhere("Folded", folding)
     else:
         everywhere(
             "conv_epilogue", lambda step, **how: MISREADINGS[name](original_reading(step, **how))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from plantune.problem import PROBLEM_FIELDS
 from plantune.report.tables import config_text, table
 
 if TYPE_CHECKING:
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from plantune.plan import Plan
     from plantune.plan_db.rows import StoredPlan
 
-HEADER = (*PROBLEM_FIELDS, "origin", "runner", "branches")
 Steps = Mapping[tuple[str, ...], "Candidate"]
 
 
@@ -24,7 +22,7 @@ def difference(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
     changed = [nodes for nodes in both if one[nodes] != other[nodes]]
     there = first.environment.differences(second.environment)
     return {
-        "header": _changed(first.plan.to_json(), second.plan.to_json(), HEADER),
+        "header": _changed(_header(first.plan), _header(second.plan)),
         "environment": {name: list(pair) for name, pair in there.items()},
         "evidence": _changed(first.plan.evidence, second.plan.evidence),
         "other_candidates": [
@@ -37,12 +35,14 @@ def difference(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
     }
 
 
-def _changed(
-    one: Mapping[str, Any], other: Mapping[str, Any], names: Iterable[str] | None = None
-) -> dict[str, Any]:
-    """What differs, of these names or of all that either has."""
-    names = dict.fromkeys((*one, *other)) if names is None else names
-    pairs = {name: [one.get(name), other.get(name)] for name in names}
+def _header(plan: Plan) -> dict[str, Any]:
+    of_plan = {name: getattr(plan, name) for name in ("origin", "runner", "branches")}
+    return {**plan.problem.key.to_json(), **of_plan}
+
+
+def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs of all that either has."""
+    pairs = {name: [one.get(name), other.get(name)] for name in (*one, *other)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -49,6 +49,7 @@ def test_header_evidence_and_environment_are_compared() -> None:
     )
     data = difference(STORED, other)
     assert data["header"] == {"batch": [8, 9]}
+    assert difference(STORED, changed(branches=True))["header"] == {"branches": [False, True]}
     assert data["environment"] == {"threads": [2, 4], "torch": ["2.13.0", "2.12.0"]}
     assert data["evidence"] == {"median_ms": [2.0, 1.0], "ratio": [None, 0.5]}
 

@@ -3,9 +3,9 @@
 //
 //   PlusOffset<Applied<Relu, PlusResidual<Value>>>        relu(value + residual) + offset
 //
-// Relu is a function of the table in `plantune/graph/ops/functions.py`: a struct whose `of` takes and
-// returns a float. All of it is float; the kernel rounds what it stores. `Inner` is the expression
-// without its last part, for kernels that store that value, too.
+// Relu is a function of the table in `plantune/graph/ops/functions.py`: a struct whose `of` takes
+// and returns a float. All of it is float; the kernel rounds what it stores. `Inner` is the
+// expression without its last part, for kernels that store that value, too.
 
 #pragma once
 

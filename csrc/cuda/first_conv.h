@@ -5,8 +5,9 @@
 //
 // x is NCHW or NHWC, y is NHWC, both of T (2 bytes); w is packed as below, scale and bias are
 // float. It writes `=`, sums in float in a fixed order, and rounds once: of several values the
-// largest is that after rounding. A ReLU can wait until then (kReluLast). A NaN or infinity of x may also reach the next output to the
-// left, whose window it is one pixel beyond: a product takes taps by twos.
+// largest is that after rounding. A ReLU can wait until then (kReluLast). A NaN or infinity of x
+// may also reach the next output to the left, whose window it is one pixel beyond: a product takes
+// taps by twos.
 //
 // A warpgroup makes kRows rows of y, one by one. Channels are the rows of its products, pixels of
 // one row of v their columns, so that the pool compares a thread's own values and those of a

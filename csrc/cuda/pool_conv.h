@@ -3,7 +3,7 @@
 //   x       (images, kHeight, kWidth, kChannels)                input, nhwc, at any address
 //   weight  (kOutputs, kChannels), aligned to 16 bytes
 //   bias    (kOutputs) or one value
-//   y       (images, rows, columns, kOutputs) =                 Expression(conv(avg_pool(x)) + bias), nhwc
+//   y       (images, rows, columns, kOutputs) =       Expression(conv(avg_pool(x)) + bias), nhwc
 //
 // Means are float32, rounded once to the elements that tensor cores take: the framework rounds them
 // at the same place, and what is beyond the window contributes nothing, not even a product with 0.

@@ -68,7 +68,8 @@ class HopperBlock : public HopperConvSe<C> {
     load_mid_scales();
     this->load_scales();
     sync_first<kConsumers>();
-    const float offset = Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
+    const float offset =
+        Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
     const float mid_offset = MidExpression::kOffset ? load_parameter<T>(mid_.mid_offset, 0) : 0.f;
     float sums[kChannels / 2];
     Slot<C::kWeightStages> slot;

@@ -64,7 +64,8 @@ class HopperConvSe : public HopperConv<C> {
   __device__ __forceinline__ void consume() const {
     load_layers();
     this->load_scales();
-    const float offset = Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
+    const float offset =
+        Base::Expression::kOffset ? load_parameter<T>(this->scalars_.offset, 0) : 0.f;
     float sums[kChannels / 2];
     this->multiply(sums);
     this->scale_sums(sums);

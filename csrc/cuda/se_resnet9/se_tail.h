@@ -93,7 +93,9 @@ struct SeTail {
     Word x[Tile::kBatch], residual[Tile::kBatch];
     typename Tile::Floats sum = {};
     tile.template load<kAligned>(a.x, 0, x);
-    if constexpr (kKept && Expression::kResidual) tile.template load<kAligned>(a.residual, 0, residual);
+    if constexpr (kKept && Expression::kResidual) {
+      tile.template load<kAligned>(a.residual, 0, residual);
+    }
     float offset = 0.f;
     if constexpr (Expression::kOffset) offset = to_float(*a.offset);
     tile.add(x, 0, sum);
@@ -132,7 +134,9 @@ struct SeTail {
     for (int batch = 0; batch < Tile::kBatches; ++batch) {
       if constexpr (!kKept) {
         tile.template load<kAligned>(a.x, batch, x);
-        if constexpr (Expression::kResidual) tile.template load<kAligned>(a.residual, batch, residual);
+        if constexpr (Expression::kResidual) {
+          tile.template load<kAligned>(a.residual, batch, residual);
+        }
       }
 #pragma unroll
       for (int i = 0; i < Tile::kBatch; ++i) {

@@ -4,7 +4,7 @@
 //   scales  (kChannels, 2)                  a scale each and a shift, which pixels get first
 //   weight  (kOutputs, 16 * kChannels), aligned to 16 bytes     value (dy * 4 + dx) * kChannels + c
 //   bias    (kOutputs) or one value, offset one value           as the parameters are, of type T
-//   y       (images, kHeight / 4, kWidth / 4, kOutputs) =       Expression(conv + bias, offset), nhwc
+//   y       (images, kHeight / 4, kWidth / 4, kOutputs) =     Expression(conv + bias, offset), nhwc
 //   plain   the same shape =                        that without its last part, where asked for
 //
 // Each lane reads patches straight into the operand of its instruction and holds 8 channels of a

@@ -33,6 +33,7 @@ from plantune.plan_db.rows import (
     environment_row,
     parse_plan,
     plan_row,
+    require,
     select,
 )
 from plantune.plan_db.validation import check_stored_plan
@@ -154,11 +155,11 @@ def _content(path: Path, size_limit_bytes: int) -> bytes:
 
 
 def _unpacked(content: bytes) -> sqlite3.Connection:
-    _require(
+    require(
         content.startswith(_MAGIC) and len(content) >= 512,
         "is not an exported plan; give a file that plantune export wrote",
     )
-    _require(
+    require(
         _WAL_FORMAT not in content[18:20], "is a working database; make a file by plantune export"
     )
     connection = sqlite3.connect(":memory:")
@@ -176,18 +177,18 @@ def _unpacked(content: bytes) -> sqlite3.Connection:
 def _checked(connection: sqlite3.Connection) -> tuple[StoredPlan, ...]:
     _require_schema(connection)
     faults = connection.execute("PRAGMA integrity_check").fetchall()
-    _require(faults == [("ok",)], f"is damaged: {faults[0][0]}")
+    require(faults == [("ok",)], f"is damaged: {faults[0][0]}")
     version = select(connection, "meta", {})
-    _require(
+    require(
         version == [{"key": SCHEMA_KEY, "value": str(SCHEMA_VERSION)}],
         f"was written by another plantune: schema {SCHEMA_VERSION} expected",
     )
     count = connection.execute("SELECT count(*) FROM plans").fetchone()[0]
-    _require(1 <= count <= PLANS_LIMIT, f"must hold 1 to {PLANS_LIMIT} plans, got {count}")
+    require(1 <= count <= PLANS_LIMIT, f"must hold 1 to {PLANS_LIMIT} plans, got {count}")
     environments = {row["key"]: row for row in select(connection, "environments", {})}
     plans = tuple(_checked_plan(row, environments) for row in select(connection, "plans", {}))
     used = {item.environment.key for item in plans}
-    _require(used == set(environments), "has environments without a plan")
+    require(used == set(environments), "has environments without a plan")
     return plans
 
 
@@ -196,7 +197,7 @@ def _require_schema(connection: sqlite3.Connection) -> None:
     query = "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
     with closing(_empty()) as empty:
         expected = empty.execute(query).fetchall()
-    _require(connection.execute(query).fetchall() == expected, "has another schema than an export")
+    require(connection.execute(query).fetchall() == expected, "has another schema than an export")
 
 
 def _checked_plan(row: Row, environments: dict[Any, Row]) -> StoredPlan:
@@ -205,9 +206,9 @@ def _checked_plan(row: Row, environments: dict[Any, Row]) -> StoredPlan:
         environment = environments.get(row["environment"])
         stored = parse_plan(row, environment)
         check_stored_plan(stored)
-        _require(stored.status == COMPLETE, "status: only complete plans are exchanged")
-        _require(environment == _same_environment(stored, environment), "environment: was changed")
-        _require(_identical(plan_row(stored), row), "its checksum or a column does not match")
+        require(stored.status == COMPLETE, "status: only complete plans are exchanged")
+        require(environment == _same_environment(stored, environment), "environment: was changed")
+        require(_identical(plan_row(stored), row), "its checksum or a column does not match")
         return stored
 
 
@@ -231,8 +232,3 @@ def _at(place: str) -> Iterator[None]:
         raise InvalidPlan(f"{place}: {error}") from error
     except (*FAULTS, sqlite3.Error, MemoryError) as error:
         raise InvalidPlan(f"{place}: is damaged: {error}") from error
-
-
-def _require(condition: bool, fault: str) -> None:
-    if not condition:
-        raise InvalidPlan(fault)

@@ -18,7 +18,7 @@ from pathlib import Path
 from plantune.errors import InvalidDatabase
 from plantune.files import kind_of
 from plantune.paths import database_path
-from plantune.plan_db.rows import lenient_text, schema_version
+from plantune.plan_db.rows import connected, schema_version
 from plantune.plan_db.soundness import is_export, is_known
 
 SMALLEST_BYTES = 512  # the smallest page of SQLite
@@ -104,7 +104,7 @@ def looked_into(path: Path) -> Iterator[sqlite3.Connection]:
         copy = Path(folder) / "copy.db"
         for ending in ("", "-wal"):
             shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
-        with closing(_connected(f"{copy.as_uri()}?mode=rw")) as connection:
+        with closing(connected(f"{copy.as_uri()}?mode=rw")) as connection:
             yield connection
 
 
@@ -119,10 +119,4 @@ def _has_log(path: Path) -> bool:
 
 
 def _untouched(path: Path) -> sqlite3.Connection:
-    return _connected(path.absolute().as_uri() + "?mode=ro&immutable=1")
-
-
-def _connected(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True)
-    connection.text_factory = lenient_text
-    return connection
+    return connected(path.absolute().as_uri() + "?mode=ro&immutable=1")

@@ -157,7 +157,7 @@ def _evidence(plan: Plan, name: str) -> float | str | None:
 def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
     """A connection that writes nothing, not even if the folder cannot be written."""
     uri = path.absolute().as_uri() + "?mode=ro"
-    connection = _connected(uri, timeout_s)
+    connection = connected(uri, timeout_s)
     try:
         connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
     except sqlite3.OperationalError as error:
@@ -167,14 +167,15 @@ def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
         unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
         if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):
             raise
-        return _connected(uri + "&immutable=1", timeout_s)
+        return connected(uri + "&immutable=1", timeout_s)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _connected(uri: str, timeout_s: float) -> sqlite3.Connection:
+def connected(uri: str, timeout_s: float = 5.0) -> sqlite3.Connection:
+    """A connection that reads any text."""
     connection = sqlite3.connect(uri, uri=True, timeout=timeout_s)
     connection.text_factory = lenient_text
     return connection
@@ -222,8 +223,8 @@ def read(
     for row in select(connection, table, where):
         try:
             # An index that was damaged returns rows that were not asked for.
-            _require(all(row[name] == value for name, value in where.items()), "its key differs")
-            _require(row[CHECKSUM] == checksum(table, row), "its checksum does not match")
+            require(all(row[name] == value for name, value in where.items()), "its key differs")
+            require(row[CHECKSUM] == checksum(table, row), "its checksum does not match")
             values.append(parse(row))
         except FAULTS as error:
             faults.append(str(error))
@@ -237,7 +238,8 @@ def read(
     return values
 
 
-def _require(condition: bool, fault: str) -> None:
+def require(condition: bool, fault: str) -> None:
+    """Raises InvalidPlan with the fault unless the condition holds."""
     if not condition:
         raise InvalidPlan(fault)
 
@@ -262,12 +264,12 @@ def parse_plan(row: Row, environment: Row | None) -> StoredPlan:
     """The plan of a row whose checksum was checked; raises InvalidPlan."""
     plan = Plan.loads(row["plan"])
     own = Problem(**{name: row[name] for name in PROBLEM})
-    _require(plan.problem.key == own, "its key is not that of its plan")
-    _require(row["status"] in (COMPLETE, PARTIAL), f"status: got {row['status']!r}")
+    require(plan.problem.key == own, "its key is not that of its plan")
+    require(row["status"] in (COMPLETE, PARTIAL), f"status: got {row['status']!r}")
     if environment is None or environment[CHECKSUM] != checksum("environments", environment):
         raise InvalidPlan(f"plan {row['id']}: its environment is missing or damaged")
     parsed = Environment.from_json(json.loads(environment["json"]))
-    _require(parsed.key == row["environment"], "its environment has another key")
+    require(parsed.key == row["environment"], "its environment has another key")
     return StoredPlan(row["id"], plan, parsed, row["status"], row["created_at"])
 
 

@@ -75,14 +75,13 @@ SAME_BITS = """
 import ctypes, itertools, sys
 import torch
 from plantune.kernels.cxx import load_library, unit_source
-from plantune.kernels.families.winograd import Images
+from plantune.kernels.families.winograd import Epilogue, Images
 
-LESS = -float("inf")
 here, carried = load_library(unit_source("winograd")), ctypes.CDLL(sys.argv[1])
 for library, name in itertools.product((here, carried), ("winograd", "karatsuba")):
     address, images = ctypes.c_void_p, ctypes.POINTER(Images)
     getattr(library, f"{name}_input").argtypes = [images, address, address]
-    after = [images, address, address, address, ctypes.c_float, address]
+    after = [images, address, ctypes.POINTER(Epilogue), address]
     getattr(library, f"{name}_output").argtypes = after
 for name, height, width, channels in (
     *(("winograd", h, w, c) for h, w in ((2, 4), (6, 8)) for c in (1, 8, 16, 21, 64)),
@@ -97,9 +96,9 @@ for name, height, width, channels in (
         v, y, bare = torch.full_like(m, 7), torch.full_like(x, 7), torch.full_like(x, 7)
         getattr(library, f"{name}_input")(images, x.data_ptr(), v.data_ptr())
         output = getattr(library, f"{name}_output")
-        rest = (bias.data_ptr(), residual.data_ptr(), 0.0, y.data_ptr())
-        output(images, m.data_ptr(), *rest)
-        output(images, m.data_ptr(), None, None, LESS, bare.data_ptr())
+        epilogue = Epilogue(bias.data_ptr(), residual.data_ptr(), True, 0.5)
+        output(images, m.data_ptr(), epilogue, y.data_ptr())
+        output(images, m.data_ptr(), Epilogue(), bare.data_ptr())
         found.append(torch.cat([t.flatten() for t in (v, y, bare)]).view(torch.int32))
     assert torch.equal(*found), (name, height, width, channels)
     assert not (found[0] == torch.tensor(7.0).view(torch.int32)).any()

@@ -107,11 +107,11 @@ class _NodeGradient:
         self.inputs = node.inputs
         self.outputs = node.outputs
         self.attrs: Attrs = node.attrs
-        self._output_gradients = output_gradients
+        self.output_gradients = output_gradients
 
     @property
     def dy(self) -> str:
-        first = self._output_gradients[0]
+        first = self.output_gradients[0]
         assert first is not None
         return first
 

@@ -1,41 +1,32 @@
-"""From a torch module to a layer graph: torch.fx traces, each node is read at one input shape."""
+"""From a torch module to a layer graph: torch traces it into ATen ops, each of which is read."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
+from plantune.graph.ops.overload import attributes
 from plantune.graph.outputs import TENSOR, Outputs
-from plantune.graph.rewrite import fold_scales, round_constants_once, without_dead_nodes
-from plantune.graph.spelling import (
-    FUNCTIONS,
-    IN_PLACE,
-    METHODS,
-    MODULES,
-    VIEWS,
-    Reader,
-    Value,
+from plantune.graph.purity import Overload, why_impure, without_writing
+from plantune.graph.rewrite import (
+    fold_scales,
+    round_constants_once,
+    with_space_to_depth,
+    without_dead_nodes,
 )
-from plantune.graph.trace import state_names, trace, unsupported
+from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
+from plantune.graph.trace import CONSTANT, Record, Trace, state_of, trace, unsupported
 from plantune.graph.types import TensorType, dtype_name
 
-# What a reader, or plain Python on sizes, raises if a call does not fit.
-NOT_READ = (
-    InvalidGraph,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-)
+# What multiplies only operands of one dtype, which torch does not check without memory.
+PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "bmm", "addmm"))
 
 
 def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) -> Graph:
@@ -43,8 +34,8 @@ def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) ->
     submodules has.
 
     `fold` puts the scales of batch norms into the weights before them; it changes what a backward
-    pass would differentiate, so it defaults to true only if the module is not training. Raises
-    UnsupportedModule naming the place in the module where an operation is unknown.
+    pass would differentiate, so it defaults to true only where the module is not training. Raises
+    UnsupportedModule naming the place in the module that torch cannot trace, or that has no graph.
     """
     return extract_with_outputs(module, *inputs, fold=fold)[0]
 
@@ -53,68 +44,50 @@ def extract_with_outputs(
     module: nn.Module, *inputs: TensorType, fold: bool | None = None
 ) -> tuple[Graph, Outputs]:
     """As `extract`, with what the module makes of the graph's outputs."""
-    traced = trace(module, len(inputs))
-    extraction = _Extraction(module, inputs)
-    graph = without_dead_nodes(extraction.run(traced.graph))
+    traced = trace(module, inputs)
+    graph = _Extraction(module, inputs, traced).run()
+    graph = without_dead_nodes(with_space_to_depth(without_dead_nodes(graph)))
     if not module.training if fold is None else fold:
         graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
-    return graph, Outputs(traced.structure, extraction.leaves)
+    kept = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in traced.leaves)
+    return graph, Outputs(traced.structure, kept)
 
 
 class _Extraction(Reader):
-    """Reads the traced nodes in order; other values (sizes, flags) are computed at once."""
+    """Reads the records in order. A tensor of the trace is known by its identity, else by its
+    memory: torch may hand out another object for what it has just made.
+    """
 
-    def __init__(self, module: nn.Module, inputs: tuple[TensorType, ...]) -> None:
-        names = state_names(module)
-        self.module = module
+    def __init__(self, module: nn.Module, inputs: tuple[TensorType, ...], traced: Trace) -> None:
+        self.module, self.traced = module, traced
+        self.tensors = state_of(module)
         self.builder = GraphBuilder()
-        self.builder.reserved = frozenset(names.values())
-        self.known: dict[fx.Node, Any] = {}
-        self.order: dict[fx.Node, int] = {}
-        self.sources = iter([(f"x{i}" if i else "x", type_) for i, type_ in enumerate(inputs)])
-        self.names = names
+        self.builder.reserved = frozenset(self.tensors)
+        self.state = {_memory(tensor): name for name, tensor in traced.state.items()}
+        self.known: dict[int, Value] = {}
+        self.newest: dict[Memory, Value] = {}
+        self.memories: dict[int, Memory] = {}
         self.moved: dict[str, str] = {}
-        self.roots: dict[str, str] = {}
-        self.now, self.place, self.line = 0, "", ""
-        self.leaves: tuple[Any, ...] = ()
+        self.owners = {_memory(tensor).storage: name for name, tensor in traced.state.items()}
+        for at, (tensor, type_) in enumerate(zip(traced.inputs, inputs, strict=True)):
+            name = f"x{at}" if at else "x"
+            self._know(tensor, self._input(name, type_))
+            self.owners[_memory(tensor).storage] = name
+        self.records = _counted_last(traced.records)
+        self.last_used = _last_used(self.records, traced.leaves)
+        self.now = 0
 
-    def run(self, traced: fx.Graph) -> Graph:
-        self.order = {node: index for index, node in enumerate(traced.nodes)}
-        for node in traced.nodes:
-            self.now, self.place = self.order[node], _place(node)
-            self.line = node.meta.get("line", "")
-            self.known[node] = self._read(node)
-        output = self.known[next(node for node in traced.nodes if node.op == "output")]
-        values = [leaf.name for leaf in output if isinstance(leaf, Value)]
+    def run(self) -> Graph:
+        for now, record in enumerate(self.records):
+            self.now = now
+            self._read(record)
+        values = [self._value(leaf) for leaf in self.traced.leaves if isinstance(leaf, Tensor)]
         if not values:
             raise UnsupportedModule(f"{type(self.module).__name__} returns no tensor")
-        self.leaves = tuple(map(_leaf, output))
         self.builder.updates = list(self.moved.items())
-        return self.builder.build(tuple(values))
+        return self.builder.build(tuple(value.name for value in values))
 
-    def _read(self, node: fx.Node) -> Any:
-        args, kwargs = self._resolved(node.args), self._resolved(node.kwargs)
-        if node.op == "placeholder":
-            return self._input()
-        if node.op == "get_attr":
-            return self.state(operator.attrgetter(str(node.target))(self.module))
-        if node.op == "output":
-            return args[0]
-        handler = self._handler(node, args, kwargs)
-        try:
-            result = handler(*args, **kwargs)
-        except UnsupportedModule:
-            raise
-        except NOT_READ as error:
-            raise self.unsupported(f"{_spelled(node)} in this form ({error})") from error
-        if self._is_in_place(node):
-            self._replace(node, result)
-        elif self._is_view(node) and isinstance(result, Value):
-            self.roots[result.name] = self._root(args[0])
-        return result
-
-    def _input(self) -> Value:
-        name, type_ = next(self.sources)
+    def _input(self, name: str, type_: TensorType) -> Value:
         if name in self.builder.reserved:
             raise UnsupportedModule(
                 f"{type(self.module).__name__} has a parameter or buffer called {name!r}, the name "
@@ -122,125 +95,175 @@ class _Extraction(Reader):
             )
         return Value(self.builder.input(name, type_))
 
-    def _resolved(self, value: Any) -> Any:
-        return fx.node.map_aggregate(
-            value, lambda item: self.known[item] if isinstance(item, fx.Node) else item
-        )
+    def _read(self, record: Record) -> None:
+        args, kwargs = tree_map_only(Tensor, self._value, (record.args, dict(record.kwargs)))
+        if record.overload._schema.is_mutable:
+            self._write(record, args, kwargs)
+            return
+        made = tree_leaves(self._call(record, record.overload, args, kwargs))
+        tensors = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
+        for tensor, value in zip(tensors, made, strict=True):
+            self._know(tensor, value)
 
-    def _handler(self, node: fx.Node, args: Any, kwargs: Any) -> Callable[..., Any]:
-        """What reads this node: the table's entry, or plain Python if no tensor takes part."""
-        if node.op == "call_module":
-            child = self.module.get_submodule(str(node.target))
-            if type(child) not in MODULES:
-                raise self.unsupported(f"module {type(child).__name__}")
-            entry = MODULES[type(child)]
-            return lambda *a, **k: entry(self, child, *a, **k)
-        if not any(isinstance(item, Value) for item in _leaves((args, kwargs))):
-            if node.op == "call_method":
-                return lambda owner, *a, **k: getattr(owner, str(node.target))(*a, **k)
-            return cast("Callable[..., Any]", node.target)
-        table: dict[Any, Any] = METHODS if node.op == "call_method" else FUNCTIONS
-        if node.target not in table:
-            raise self.unsupported(_spelled(node))
-        entry = table[node.target]
-        return lambda *a, **k: entry(self, *a, **k)
+    def _know(self, tensor: Tensor, value: Value) -> None:
+        memory = _memory(tensor)
+        self.known[id(tensor)] = self.newest[memory] = value
+        self.memories[id(tensor)] = memory
 
-    def state(self, tensor: torch.Tensor) -> Value:
-        """A parameter or buffer under its name in the state_dict; a buffer as last updated."""
-        name = self.names.get(id(tensor))
-        if name is None:
-            raise self.unsupported("a tensor that is neither parameter nor buffer (register it)")
+    def torch_op(self, overload: Overload, *args: Any) -> Value:
+        (value,) = self._overload(overload, args, {})
+        return value
+
+    def _call(self, record: Record, overload: Overload, args: Any, kwargs: Any) -> Any:
+        """What an overload makes, by the table if it has it, else as an op of torch's."""
+        reader = OVERLOADS.get(str(overload))
+        if reader is not None:
+            try:
+                return reader(self, *args, **kwargs)
+            except (NotRead, InvalidGraph, TypeError):
+                pass  # with these arguments it is no op of ours
+        return self._overload(overload, args, kwargs)
+
+    def _overload(self, overload: Overload, args: Any, kwargs: Any) -> tuple[Value, ...]:
+        impure = why_impure(overload, args, kwargs)
+        if impure is not None:
+            raise self._unsupported(f"{overload}, which {impure},")
+        inputs: list[Value] = []
+
+        def place(value: Any) -> int | None:
+            if not isinstance(value, Value):
+                return None
+            if value not in inputs:
+                inputs.append(value)
+            return inputs.index(value)
+
+        try:
+            attrs = attributes(overload, args, kwargs, place)
+            if not inputs:  # what it makes is to be where the network's input is
+                inputs.append(Value(self.builder.inputs[0][0]))
+            self._check_dtypes(overload, inputs)
+            return self.emit_all(str(overload), *inputs, **attrs)
+        except InvalidGraph as error:
+            raise self._unsupported(f"{overload} in this form ({error})") from error
+
+    def _check_dtypes(self, overload: Overload, inputs: list[Value]) -> None:
+        dtypes = {self.type_of(value).dtype for value in inputs if self.type_of(value).is_float}
+        if len(dtypes) > 1 and str(overload).startswith(PRODUCTS):
+            raise InvalidGraph(f"dtypes differ: {' and '.join(sorted(dtypes))}")
+
+    def _write(self, record: Record, args: Any, kwargs: Any) -> None:
+        """An overload that writes to its first argument: its result replaces the value."""
+        plain = without_writing(record.overload)
+        if plain is None:
+            raise self._unsupported(f"in-place op {record.overload}")
+        (result,) = tree_leaves(self._call(record, plain, args, kwargs))
+        self._replace(_memory(record.args[0]), args[0], result)
+
+    def _state(self, name: str) -> Value:
+        """A parameter or buffer; a buffer as last updated."""
         if name in self.moved:
             return Value(self.moved[name])
         if name not in self.builder.types:
-            type_ = TensorType(tuple(tensor.shape), dtype_name(tensor.dtype))
-            declare = self.builder.parameter if _is_parameter(tensor) else self.builder.buffer
-            declare(name, type_)
+            tensor = self.tensors[name]
+            is_parameter = isinstance(tensor, nn.Parameter)
+            declare = self.builder.parameter if is_parameter else self.builder.buffer
+            try:
+                declare(name, TensorType(tuple(tensor.shape), dtype_name(tensor.dtype)))
+            except InvalidGraph as error:
+                raise self._unsupported(f"{name}, {error},") from error
         return Value(name)
 
-    def update(self, buffer: torch.Tensor, value: Value) -> None:
-        self._rebind(self.state(buffer), value)
-        self.moved[self.names[id(buffer)]] = value.name
+    def update(self, buffer: Value, value: Value) -> None:
+        name = self._buffer(buffer)
+        if name is None:
+            raise NotRead("statistics that are no buffer")
+        self._check_views(_memory(self.traced.state[name]))
+        self.moved[name] = value.name
+
+    def _buffer(self, value: Value) -> str | None:
+        """The buffer whose newest value this is."""
+        buffers = (name for name, _ in self.builder.buffers)
+        return next((name for name in buffers if self.moved.get(name, name) == value.name), None)
 
     def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
         names = [value.name for value in inputs]
-        return tuple(map(Value, self.builder.emit(op, *names, place=self.place, **attrs)))
+        return tuple(
+            map(Value, self.builder.emit(op, *names, place=self.records[self.now].place, **attrs))
+        )
 
     def type_of(self, value: Value) -> TensorType:
         return self.builder.types[value.name]
 
-    def unsupported(self, what: str) -> UnsupportedModule:
-        return unsupported(self.module, self.place, what, self.line)
+    def _unsupported(self, what: str) -> UnsupportedModule:
+        record = self.records[self.now]
+        return unsupported(self.module, record.place, what, record.line)
 
-    def _is_in_place(self, node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return bool(getattr(self.module.get_submodule(str(node.target)), "inplace", False))
-        # torch gives the flag of its functions by name, however they were called.
-        return node.target in IN_PLACE or bool(node.kwargs.get("inplace", False))
+    def _value(self, tensor: Tensor) -> Value:
+        memory = _memory(tensor)
+        if memory in self.state:
+            return self._state(self.state[memory])
+        value = self.known.get(id(tensor), self.newest.get(memory))
+        if value is None:
+            raise self._unsupported(CONSTANT)
+        return value
 
-    def _is_view(self, node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return type(self.module.get_submodule(str(node.target))) in VIEWS
-        return node.target in VIEWS
+    def _replace(self, memory: Memory, old: Value, result: Value) -> None:
+        """`result` is written where `old` was."""
+        if self.type_of(old) != self.type_of(result):
+            raise self._unsupported("an in-place op whose result has another type")
+        self._check_views(memory)
+        owner = self.owners.get(memory.storage)
+        if owner is None:
+            same = [at for at, held in self.memories.items() if held == memory]
+            self.known.update(dict.fromkeys(same, result))
+            self.newest[memory] = result
+        elif self._buffer(old) == owner:
+            self.moved[owner] = result.name
+        elif owner in dict(self.builder.inputs):
+            raise self._unsupported("an in-place op on the input, which belongs to the caller,")
+        else:
+            raise self._unsupported("an in-place op on a parameter or on a part of a buffer")
 
-    def _replace(self, node: fx.Node, result: Value) -> None:
-        old = self.known[node.args[0]]  # type: ignore[index]
-        if not isinstance(old, Value):  # a size, which Python has changed already
-            return
-        if self._root(old) in {name for name, _ in self.builder.inputs}:
-            raise self.unsupported("an in-place op on the input, which belongs to the caller,")
-        if self._root(old) in self.builder.reserved.union(self.moved.values()):
-            raise self.unsupported("an in-place op on a parameter or buffer")
-        if self.type_of(old).dtype != self.type_of(result).dtype:
-            raise self.unsupported("an in-place op whose result has another dtype")
-        self._rebind(old, result)
-
-    def _rebind(self, old: Value, result: Value) -> None:
-        """After a write in place every name of the old value means the new one."""
-        for other, value in self.known.items():
-            if not isinstance(value, Value) or self._root(value) != self._root(old):
-                continue
-            if value == old:
-                self.known[other] = result
-            elif any(self.order[user] > self.now for user in other.users):
-                raise self.unsupported("an in-place op on a tensor of which a view is used later")
-
-    def _root(self, value: Value) -> str:
-        return self.roots.get(value.name, value.name)
+    def _check_views(self, memory: Memory) -> None:
+        """What sees the memory in another shape would have to change with it."""
+        views = (other for other in self.newest if other.storage == memory.storage)
+        if any(self.last_used.get(view, -1) > self.now for view in views if view != memory):
+            raise self._unsupported("an in-place op on a tensor of which a view is used later")
 
 
-def _leaf(value: Any) -> Any:
-    if isinstance(value, Value):
-        return TENSOR
-    return torch.Size(value) if isinstance(value, tuple) else value
+def _counted_last(records: tuple[Record, ...]) -> list[Record]:
+    """torch counts a batch before it normalises it. Graphs of earlier releases, which plans and
+    trials are found by, have it after.
+    """
+    ordered = list(records)
+    for at, (count, norm) in enumerate(pairwise(records)):
+        names = (str(count.overload), str(norm.overload))
+        if names == ("aten.add_.Tensor", "aten.batch_norm.default"):
+            counts = all(count.args[0] is not given for given in norm.args)
+            ordered[at : at + 2] = (norm, count) if counts else (count, norm)
+    return ordered
 
 
-def _leaves(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
+def _last_used(records: list[Record], leaves: tuple[Any, ...]) -> dict[Memory, int]:
+    """The last record that reads each tensor; what the module returns is read after all."""
+    found: dict[Memory, int] = {}
+    for at, record in enumerate(records):
+        given = tree_leaves((record.args, dict(record.kwargs)))
+        found.update({_memory(tensor): at for tensor in given if isinstance(tensor, Tensor)})
+    return {**found, **{_memory(leaf): len(records) for leaf in leaves if isinstance(leaf, Tensor)}}
 
 
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
+class Memory(NamedTuple):
+    """Where a traced tensor is: views share the storage of their base."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
-def _place(node: fx.Node) -> str:
-    """The path of the module in whose forward the node stands."""
-    if node.op == "call_module":
-        return str(node.target)
-    # The keys count repeated calls (block@1); the values begin with the path.
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(list(stack.values())[-1][0]) if stack else ""
-
-
-def _spelled(node: fx.Node) -> str:
-    if node.op == "call_module":
-        return f"module {node.target}"
-    if node.op == "call_method":
-        return f"method {node.target}"
-    return f"function {getattr(node.target, '__name__', node.target)}"
+def _memory(tensor: Tensor) -> Memory:
+    storage = int(tensor.untyped_storage()._cdata)
+    offset = int(tensor.storage_offset())
+    return Memory(storage, offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)

@@ -228,7 +228,7 @@ def _check_nodes(graph: Graph) -> None:
         missing = [value for value in node.inputs if value not in known]
         if missing:
             raise InvalidGraph(f"node {node.name!r} reads {missing}, which nothing before it makes")
-        if len(node.inputs) != op.arity:
+        if op.arity is not None and len(node.inputs) != op.arity:
             raise InvalidGraph(
                 f"node {node.name!r}: {node.op} takes {op.arity} inputs, got {len(node.inputs)}"
             )

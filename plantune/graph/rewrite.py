@@ -33,6 +33,43 @@ def without_dead_nodes(graph: Graph) -> Graph:
     )
 
 
+def with_space_to_depth(graph: Graph) -> Graph:
+    """Finds the op that moves blocks of pixels into channels: a reshape that splits pixels, a
+    permutation and a reshape that joins them.
+    """
+    found = {
+        node.name: block
+        for node in graph.nodes
+        if node.op == "reshape" and (block := _block_of(graph, node)) is not None
+    }
+    if not found:
+        return graph
+
+    def rule(new: _New) -> tuple[str, ...] | None:
+        if new.node.name not in found:
+            return None
+        image, block = found[new.node.name]
+        return (new.emit("space_to_depth", new.now(image), block=block),)
+
+    return _rebuilt(graph, rule)
+
+
+def _block_of(graph: Graph, joined: Node) -> tuple[str, int] | None:
+    """The image and the block that a reshape joins into channels."""
+    moved = graph.producers.get(joined.inputs[0])
+    split = graph.producers.get(moved.inputs[0]) if moved is not None else None
+    if moved is None or split is None or (moved.op, split.op) != ("permute", "reshape"):
+        return None
+    image, parts = graph.types[split.inputs[0]].shape, split.types[0].shape
+    if len(image) != 4 or len(parts) != 6 or moved.attrs["dims"] != (0, 3, 5, 1, 2, 4):
+        return None
+    n, c, h, w = image
+    block = parts[3]
+    wanted = (n, c, h // block, block, w // block, block)
+    whole = parts == wanted and joined.types[0].shape == (n, c * block**2, h // block, w // block)
+    return (split.inputs[0], block) if whole else None
+
+
 def fold_scales(graph: Graph) -> Graph:
     """Moves a constant channel scale that follows a convolution into its weight.
 

@@ -17,7 +17,11 @@ DTYPES: dict[str, torch.dtype] = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
     "uint8": torch.uint8,
+    "bool": torch.bool,
 }
 LAYOUTS = ("nchw", "nhwc")
 

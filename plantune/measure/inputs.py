@@ -12,8 +12,9 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Values
 
-# Integers that are not indices: every value of a pixel, and counters.
-BELOW = {"uint8": 256, "int64": 100}
+# Integers that are no index: every value of a pixel, and counters.
+BELOW = {"uint8": 256, "bool": 2}
+COUNTS_BELOW = 100
 # Numbers that are scaled are drawn such that their sums fit every dtype.
 LARGEST = 256.0
 
@@ -21,7 +22,7 @@ LARGEST = 256.0
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
     """Random numbers for each input of a step, in the domain that its readers name.
 
-    They are stored where `random` draws them.
+    They lie where `random` draws them.
     """
     drawn = {
         name: _drawn(type_, domain_of(step, name), name in step.constants, random)
@@ -60,7 +61,7 @@ def _size(step: Step, name: str) -> float:
 def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Generator) -> Tensor:
     shape, dtype, place = type_.shape, type_.torch_dtype, random.device
     if not type_.is_float:
-        below = domain.below if domain.kind == "index" else BELOW[type_.dtype]
+        below = domain.below if domain.kind == "index" else BELOW.get(type_.dtype, COUNTS_BELOW)
         return torch.randint(below, shape, generator=random, dtype=dtype, device=place)
     # Off centre, so that sums do not cancel to what rounding left.
     normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place) + 0.5

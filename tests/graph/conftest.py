@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
@@ -93,7 +94,7 @@ def check_extraction(module: nn.Module, *inputs: Tensor, **options: Any) -> Grap
 
     names = [name for name, _ in graph.inputs]
     known = evaluate_graph(graph, {**held, **dict(zip(names, inputs, strict=True))})
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
     for name, expected in zip(graph.outputs, outputs, strict=True):
         torch.testing.assert_close(known[name], expected, rtol=1e-9, atol=1e-10)
     moved = {**held, **{buffer: known[value] for buffer, value in graph.updates}}

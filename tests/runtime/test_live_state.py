@@ -92,9 +92,14 @@ class TestReplaced:
         assert model(images).min() == 0
         close(model(images), model.reference(images))
 
-    def test_something_unknown_is_named_at_the_next_call(self, model, images):
-        model.layers[3] = nn.Sequential(nn.Hardswish())
-        with pytest.raises(UnsupportedModule, match=r"layers\.3.*[Hh]ardswish"):
+    def test_a_layer_that_only_torch_knows(self, named, images, tuned, close):
+        model = tuned(named(conv=nn.Conv2d(3, 8, 3), last=nn.ReLU()), images)
+        model.last = nn.Hardswish()
+        close(model(images), model.reference(images))
+
+    def test_what_cannot_be_traced_is_named_at_the_next_call(self, model, images):
+        model.layers[3] = nn.Sequential(nn.Dropout().train())
+        with pytest.raises(UnsupportedModule, match=r"layers\.3.*dropout"):
             model(images)
 
     @pytest.mark.parametrize("mode", ["infer", "train"])

@@ -117,10 +117,10 @@ def test_other_arguments_than_planned(x, close):
     close(model(x), torch.relu(x))
 
 
-def test_an_unknown_op_is_named_at_once_with_its_line(policy, x):
-    policy.forward = lambda v: torch.tanh(policy.body(v))
+def test_what_cannot_be_traced_is_named_at_once_with_its_line(policy, x):
+    policy.forward = lambda v: policy.body(v).bernoulli()
     line = inspect.getsourcelines(policy.forward)[1]
-    with pytest.raises(UnsupportedModule, match=rf"function tanh.*{__file__}:{line}"):
+    with pytest.raises(UnsupportedModule, match=rf"bernoulli.*random numbers.*{__file__}:{line}"):
         optimize(policy, x)
 
 

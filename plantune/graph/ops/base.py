@@ -31,6 +31,7 @@ class Gradient(Protocol):
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    output_gradients: tuple[str | None, ...]
     attrs: Attrs
 
     @property
@@ -54,7 +55,8 @@ class Op(ABC):
     """One operation: pure, without state; every output is a new value."""
 
     name: str
-    arity: int
+    arity: int | None
+    """None if nodes differ in it."""
     pointwise: ClassVar[bool] = False
     # Arithmetic per element of the first input; if None, one per element of the outputs.
     flops_per_input: ClassVar[int | None] = None

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.graph.ops.base import Gradient, Gradients, Op, PointwiseOp, Tensors
@@ -40,13 +38,13 @@ class Derivative:
 class Function:
     """`torch` takes x, and `out` if given; `cxx` makes the same of {0}, a float.
 
-    `spelled` are torch's modules and functions for it; methods have its name.
+    `spelled` are torch's overloads for it.
     """
 
     name: str
     torch: Callable[..., Tensor]
     cxx: str
-    spelled: tuple[Callable[..., Any], ...]
+    spelled: tuple[str, ...]
     derivative: Derivative | None = None
 
 
@@ -55,14 +53,14 @@ FUNCTIONS: dict[str, Function] = {
     for function in (
         Function(
             *("relu", partial(torch.clamp_min, min=0), "plantune::relu({0})"),
-            (nn.ReLU, F.relu, F.relu_, torch.relu, torch.relu_),
+            ("aten.relu.default",),
             Derivative(
                 partial(aten.threshold_backward, threshold=0), "plantune::relu_grad({0}, {1})"
             ),
         ),
         Function(
             *("sigmoid", torch.sigmoid, "plantune::sigmoid({0})"),
-            (nn.Sigmoid, torch.sigmoid),
+            ("aten.sigmoid.default",),
             Derivative(aten.sigmoid_backward, "plantune::sigmoid_grad({0}, {1})"),
         ),
     )

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from plantune.graph.spelling.reader import Reader, Spelled, Value
+from plantune.graph.spelling.reader import NotRead, Reader, Value
 from plantune.graph.types import dtype_name
 
 
 def cast(g: Reader, x: Value, dtype: torch.dtype) -> Value:
-    """`x` in that dtype; `x` itself if it has it."""
+    """`x` in that dtype; itself where it has it."""
     if g.type_of(x).torch_dtype is dtype:
         return x
     if not dtype.is_floating_point:
-        raise g.unsupported(f"a cast to {dtype}")
+        raise NotRead("a cast to integers")
     return g.emit("cast", x, dtype=dtype_name(dtype))
 
 
@@ -33,48 +33,39 @@ def _like(g: Reader, value: Value) -> torch.Tensor:
 
 
 def floating(g: Reader, x: Value) -> Value:
-    """`x`; an integer in the floating dtype that torch would give it."""
+    """`x`, an integer as torch makes it floating where a result must be."""
     return x if g.type_of(x).is_float else cast(g, x, torch.get_default_dtype())
 
 
-def _to(
+def _to_dtype(
     g: Reader,
     x: Value,
-    target: Any = None,
-    *,
-    dtype: torch.dtype | None = None,
-    other: Value | None = None,
+    dtype: torch.dtype,
     non_blocking: bool = False,
+    copy: bool = False,
     memory_format: Any = None,
 ) -> Value:
-    for named in (dtype, other):
-        target = named if target is None else target
-    if isinstance(target, Value):
-        return cast(g, x, g.type_of(target).torch_dtype)
-    if target is not None and not isinstance(target, torch.dtype):
-        raise g.unsupported(f"a move to {target!r}")
-    return x if target is None else cast(g, x, target)
-
-
-def _type(g: Reader, x: Value, dtype: torch.dtype) -> Value:
-    if not isinstance(dtype, torch.dtype):
-        raise g.unsupported(f"a cast to {dtype!r}")
     return cast(g, x, dtype)
 
 
-def _fixed(dtype: torch.dtype) -> Callable[..., Value]:
-    def read(g: Reader, x: Value) -> Value:
-        return cast(g, x, dtype)
-
-    return read
+def _to_other(g: Reader, x: Value, other: Value, *_: Any, **__: Any) -> Value:
+    return cast(g, x, g.type_of(other).torch_dtype)
 
 
-SPELLED: Spelled = {
-    "to": _to,
-    "type": _type,
-    "type_as": lambda g, x, other: cast(g, x, g.type_of(other).torch_dtype),
-    "half": _fixed(torch.float16),
-    "bfloat16": _fixed(torch.bfloat16),
-    "float": _fixed(torch.float32),
-    "double": _fixed(torch.float64),
+def _to_device(g: Reader, x: Value, device: Any, dtype: torch.dtype, *_: Any, **__: Any) -> Value:
+    """A network is on one device: torch would refuse to trace one that is not."""
+    return cast(g, x, dtype)
+
+
+def _to_layout(g: Reader, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
+    return x if dtype is None else cast(g, x, dtype)
+
+
+OVERLOADS: dict[str, Callable[..., Any]] = {
+    "aten.to.dtype": _to_dtype,
+    "aten.to.other": _to_other,
+    "aten.to.device": _to_device,
+    "aten.to.dtype_layout": _to_layout,
+    "aten.type_as.default": _to_other,
+    "aten._to_copy.default": _to_layout,
 }

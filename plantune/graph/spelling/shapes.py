@@ -1,22 +1,20 @@
-"""How torch spells what changes or asks for a shape."""
+"""How torch spells what changes a shape."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import nn
-
-from plantune.graph.spelling.reader import Reader, Spelled, Value, by_attributes
+from plantune.graph.spelling.reader import NotRead, Reader, Value
 
 
-def _identity(g: Reader, x: Value, *_: Any, **__: Any) -> Value:
+def _identity(g: Reader, x: Value, **_: Any) -> Value:
     return x
 
 
-def reshape(g: Reader, x: Value, *sizes: Any) -> Value:
-    wanted = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else [*sizes]
+def reshape(g: Reader, x: Value, sizes: Sequence[int]) -> Value:
+    wanted = list(sizes)
     if -1 in wanted:
         rest = math.prod(size for size in wanted if size != -1)
         wanted[wanted.index(-1)] = g.type_of(x).numel // max(rest, 1)
@@ -25,54 +23,76 @@ def reshape(g: Reader, x: Value, *sizes: Any) -> Value:
 
 def _flatten(g: Reader, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     shape = g.shape(x)
+    if not shape:
+        return reshape(g, x, (1,))
     start, end = start_dim % len(shape), end_dim % len(shape)
-    return reshape(g, x, *shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :])
+    middle = math.prod(shape[start : end + 1])
+    return reshape(g, x, (*shape[:start], middle, *shape[end + 1 :]))
+
+
+def _unflatten(g: Reader, x: Value, dim: int, sizes: Sequence[int]) -> Value:
+    shape = g.shape(x)
+    at = dim % len(shape)
+    known = math.prod(size for size in sizes if size != -1)
+    split = [shape[at] // max(known, 1) if size == -1 else size for size in sizes]
+    return reshape(g, x, (*shape[:at], *split, *shape[at + 1 :]))
 
 
 def _unsqueeze(g: Reader, x: Value, dim: int) -> Value:
     shape = list(g.shape(x))
     shape.insert(dim % (len(shape) + 1), 1)
-    return reshape(g, x, *shape)
+    return reshape(g, x, shape)
 
 
-def _permute(g: Reader, x: Value, *dims: Any) -> Value:
-    order = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+def _squeeze(g: Reader, x: Value, dim: Any = None) -> Value:
+    shape = g.shape(x)
+    if not shape:
+        return x
+    dims = range(len(shape)) if dim is None else dim if isinstance(dim, list) else [dim]
+    gone = {axis % len(shape) for axis in dims if shape[axis] == 1}
+    return reshape(g, x, [size for axis, size in enumerate(shape) if axis not in gone])
+
+
+def _permute(g: Reader, x: Value, dims: Sequence[int]) -> Value:
     rank = len(g.shape(x))
-    return g.emit("permute", x, dims=tuple(dim % rank for dim in order))
+    return g.emit("permute", x, dims=tuple(dim % rank for dim in dims))
 
 
 def _transpose(g: Reader, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
     order = list(range(len(g.shape(x))))
+    if not order:
+        return x
     order[dim0], order[dim1] = order[dim1], order[dim0]
-    return _permute(g, x, *order)
+    return _permute(g, x, order)
 
 
-def _size(g: Reader, x: Value, dim: int | None = None) -> Any:
-    return g.shape(x) if dim is None else g.shape(x)[dim]
+def _t(g: Reader, x: Value) -> Value:
+    return _transpose(g, x) if len(g.shape(x)) == 2 else x
 
 
-def _attribute(g: Reader, x: Value, name: str) -> Any:
-    known = {"shape": g.shape(x), "ndim": len(g.shape(x)), "dtype": g.type_of(x).torch_dtype}
-    if name not in known:
-        raise g.unsupported(f"attribute {name!r} of a tensor")
-    return known[name]
+def _expand(g: Reader, x: Value, sizes: Sequence[int], *, implicit: bool = False) -> Value:
+    shape, new = g.shape(x), len(sizes) - len(g.shape(x))
+    wanted = [shape[at - new] if size == -1 else size for at, size in enumerate(sizes)]
+    if not g.type_of(x).is_float:
+        raise NotRead("an expansion of integers")
+    return x if tuple(wanted) == shape else g.emit("broadcast_to", x, shape=tuple(wanted))
 
 
-# Their result shares the memory of their input.
-_VIEWS: Spelled = {
-    nn.Flatten: by_attributes(_flatten),
-    nn.Identity: lambda g, m, x: x,
-    **dict.fromkeys((torch.reshape, "reshape", "view"), reshape),
-    **dict.fromkeys((torch.flatten, "flatten"), _flatten),
-    **dict.fromkeys((torch.permute, "permute"), _permute),
-    **dict.fromkeys((torch.transpose, "transpose", "t"), _transpose),
-    **dict.fromkeys((torch.unsqueeze, "unsqueeze"), _unsqueeze),
-    "contiguous": _identity,
-}
-VIEWS: frozenset[Any] = frozenset(_VIEWS)
-SPELLED: Spelled = {
-    **_VIEWS,
-    getattr: _attribute,
-    "size": _size,
-    "dim": lambda g, x: len(g.shape(x)),
+OVERLOADS: dict[str, Callable[..., Any]] = {
+    "aten.view.default": reshape,
+    "aten.reshape.default": reshape,
+    "aten._unsafe_view.default": reshape,
+    "aten.flatten.using_ints": _flatten,
+    "aten.unflatten.int": _unflatten,
+    "aten.permute.default": _permute,
+    "aten.transpose.int": _transpose,
+    "aten.t.default": _t,
+    "aten.unsqueeze.default": _unsqueeze,
+    "aten.squeeze.default": _squeeze,
+    "aten.squeeze.dim": _squeeze,
+    "aten.squeeze.dims": _squeeze,
+    "aten.expand.default": _expand,
+    "aten.contiguous.default": _identity,
+    "aten.clone.default": _identity,
+    "aten.alias.default": _identity,
 }

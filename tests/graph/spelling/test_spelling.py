@@ -1,4 +1,4 @@
-"""Every spelling that the tables know, in a tiny module, against eager in float64."""
+"""Every way to spell the ops of the table, in a tiny module, against eager in float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
-from plantune.graph.spelling import FUNCTIONS, METHODS, MODULES
+from plantune.graph.spelling import OVERLOADS
+from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
 
 Forward = Callable[[Any, Tensor], Any]
@@ -213,6 +215,38 @@ METHOD_CASES: dict[str, list[Forward]] = {
 }
 
 
+aten = torch.ops.aten
+# What a Python call spells in another way, here under torch's own name.
+OVERLOAD_CASES: list[Forward] = [
+    lambda m, x: aten.add.Scalar(x, 2),
+    lambda m, x: aten.sub.Scalar(x, 0.5),
+    lambda m, x: aten.rsub.Tensor(x, m.row),
+    lambda m, x: aten.mul.Scalar(x, 3),
+    lambda m, x: aten.div.Scalar(x, 4),
+    lambda m, x: aten._to_copy(x, dtype=torch.float32),
+    lambda m, x: aten.to.other(x.half(), m.row),
+    lambda m, x: aten.to.dtype_layout(x, dtype=torch.float32),
+    lambda m, x: x.transpose(0, 1).contiguous(),
+    lambda m, x: aten._unsafe_view(x, (6, 4)),
+    lambda m, x: aten.alias(x) * 2.0,
+    lambda m, x: aten.convolution(
+        x.view(2, 3, 4, 1), m.kernel, m.three, (1, 1), (0, 0), (1, 1), False, (0, 0), 1
+    ),
+    lambda m, x: torch.mm(x.view(6, 4), m.weight.t()),
+    lambda m, x: torch.addmm(m.bias, x.view(6, 4), m.weight.t()),
+    lambda m, x: x.unflatten(2, (2, -1)),
+    lambda m, x: x.unsqueeze(1).squeeze(1),
+    lambda m, x: x.unsqueeze(1).unsqueeze(-1).squeeze(),
+    lambda m, x: x.unsqueeze(1).squeeze((1, 2)),
+    lambda m, x: m.row.expand(3, -1) + x,
+    lambda m, x: x.clone().mul_(2.0),
+    lambda m, x: x.to(x.device, torch.float32),
+    lambda m, x: torch.feature_dropout(x, 0.5, False),
+    lambda m, x: F.conv2d(x.view(1, 6, 2, 2), m.grouped, padding="same", dilation=2, groups=2),
+    lambda m, x: F.conv2d(x.view(1, 6, 2, 2), m.grouped, padding="valid", groups=2),
+]  # fmt: skip
+
+
 def state() -> dict[str, nn.Parameter]:
     shapes = {
         "row": (4,),
@@ -227,45 +261,47 @@ def state() -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(torch.empty(shape)) for name, shape in shapes.items()}
 
 
-def test_every_spelling_has_a_case() -> None:
-    assert set(MODULE_CASES) == set(MODULES)
-    assert set(FUNCTION_CASES) == set(FUNCTIONS)
-    assert set(METHOD_CASES) == set(METHODS)
+CALLS: list[Forward] = [
+    *(forward for forwards in FUNCTION_CASES.values() for forward in forwards),
+    *(forward for forwards in METHOD_CASES.values() for forward in forwards),
+    *OVERLOAD_CASES,
+]
+LAYERS: list[nn.Module] = [module for modules in MODULE_CASES.values() for module in modules]
+# What is not in the table is no op of the graph, however a layer is called.
+ROWS, IMAGE = (2, 3, 4), (2, 4, 6, 6)
 
 
-@pytest.mark.parametrize(
-    "module", [m for modules in MODULE_CASES.values() for m in modules], ids=str
-)
+def check_own_ops(graph: Graph) -> None:
+    assert [node.op for node in graph.nodes if "." in node.op] == []
+
+
+@pytest.mark.parametrize("module", LAYERS, ids=str)
 def test_module(module: nn.Module, randomise: Any, extracts: Callable[..., Graph]) -> None:
-    extracts(randomise(nn.Sequential(module)), torch.randn(2, 4, 6, 6, dtype=torch.float64))
+    x = torch.randn(IMAGE, dtype=torch.float64)
+    check_own_ops(extracts(randomise(nn.Sequential(module)), x))
 
 
-@pytest.mark.parametrize(
-    ("spelling", "forward"),
-    [
-        ((table, spelling), forward)
-        for table, cases in ((FUNCTIONS, FUNCTION_CASES), (METHODS, METHOD_CASES))
-        for spelling, forwards in cases.items()
-        for forward in forwards
-    ],
-    ids=lambda value: getattr(value[-1], "__name__", value[-1]) if isinstance(value, tuple) else "",
-)
-def test_call(
-    spelling: tuple[dict[Any, Any], Any],
-    forward: Forward,
-    calls: Any,
-    randomise: Any,
-    extracts: Callable[..., Graph],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    table, key = spelling
-    reader = table[key]
-    read = []
+@pytest.mark.parametrize("forward", CALLS)
+def test_call(forward: Forward, calls: Any, randomise: Any, extracts: Callable[..., Graph]) -> None:
+    x = torch.randn(ROWS, dtype=torch.float64)
+    check_own_ops(extracts(randomise(calls(forward, **state())), x))
 
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        read.append(key)
-        return reader(*args, **kwargs)
 
-    monkeypatch.setitem(table, key, spy)
-    extracts(randomise(calls(forward, **state())), torch.randn(2, 3, 4, dtype=torch.float64))
-    assert read, "the trace has spelled this call in another way"
+def test_every_overload_of_the_table_is_read(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = set()
+
+    def spy(name: str, reader: Callable[..., Any]) -> Callable[..., Any]:
+        def reads(*args: Any, **kwargs: Any) -> Any:
+            result = reader(*args, **kwargs)
+            read.add(name)
+            return result
+
+        return reads
+
+    for name, reader in OVERLOADS.items():
+        monkeypatch.setitem(OVERLOADS, name, spy(name, reader))
+    for module in LAYERS:
+        extract(module.double(), TensorType(IMAGE, "float64"))
+    for forward in CALLS:
+        extract(calls(forward, **state()), TensorType(ROWS))
+    assert set(OVERLOADS) - read == set()

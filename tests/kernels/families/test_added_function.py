@@ -14,8 +14,7 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.ops import OPS
 from plantune.graph.ops.functions import FUNCTIONS, Derivative, Function, ops_of
 from plantune.graph.partition import alternatives
-from plantune.graph.spelling import FUNCTIONS as CALLS
-from plantune.graph.spelling import MODULES
+from plantune.graph.spelling import OVERLOADS
 from plantune.graph.spelling.arithmetic import readers_of
 from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
@@ -26,7 +25,7 @@ from plantune.space.search_space import load_search_space
 aten = torch.ops.aten
 HARDSWISH = Function(
     *("hardswish", aten.hardswish, "{0} * fminf(fmaxf({0} + 3.0f, 0.0f), 6.0f) / 6.0f"),
-    (nn.Hardswish, F.hardswish),
+    ("aten.hardswish.default",),
     Derivative(
         aten.hardswish_backward,
         "{1} < -3.0f ? 0.0f : {1} <= 3.0f ? {0} * ({1} / 3.0f + 0.5f) : {0}",
@@ -43,9 +42,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FUNCTIONS, NAME, HARDSWISH)
     for op in ops_of(HARDSWISH):
         monkeypatch.setitem(OPS, op.name, op)
-    for table, readers in zip((MODULES, CALLS), readers_of([HARDSWISH]), strict=True):
-        for spelled, reader in readers.items():
-            monkeypatch.setitem(table, spelled, reader)
+    for overload, reader in readers_of([HARDSWISH]).items():
+        monkeypatch.setitem(OVERLOADS, overload, reader)
 
 
 def conv(b, *parts, x=(2, 64, 16, 16), w=(64, 64, 3, 3), padding=1, **more):

@@ -1,0 +1,73 @@
+"""What an overload makes, without asking torch: for its own shape rules torch loads Dynamo, which
+takes 1.2 s of a first call (torch 2.13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from plantune.canonical import Attrs
+from plantune.errors import InvalidGraph
+from plantune.graph.ops import op_named
+from plantune.graph.purity import Overload, without_writing
+from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
+from plantune.graph.types import TensorType, dtype_name
+
+META = torch.device("meta")
+
+
+def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The tensor without memory that an overload of the table returns; None of any other, and of
+    one that may return a view.
+    """
+    writes = overload._schema.is_mutable
+    plain = without_writing(overload) if writes else overload
+    if plain is None or str(plain) not in OVERLOADS or (not writes and _may_view(plain)):
+        return None
+    shapes = _Shapes()
+    try:
+        given = tree_map_only(Tensor, shapes.value_of, (args, dict(kwargs)))
+        made = OVERLOADS[str(plain)](shapes, *given[0], **given[1])
+        type_ = shapes.type_of(made)
+    except (NotRead, InvalidGraph, TypeError):
+        return None
+    if writes:
+        return args[0] if shapes.type_of(given[0][0]) == type_ else None
+    return torch.empty(type_.shape, dtype=type_.torch_dtype, device=META)
+
+
+def _may_view(overload: Overload) -> bool:
+    return any(result.alias_info is not None for result in overload._schema.returns)
+
+
+class _Shapes(Reader):
+    """Reads types alone: no node is made."""
+
+    def __init__(self) -> None:
+        self._types: list[TensorType] = []
+
+    def value_of(self, tensor: Tensor) -> Value:
+        return self._new(TensorType(tuple(tensor.shape), dtype_name(tensor.dtype)))
+
+    def _new(self, type_: TensorType) -> Value:
+        self._types.append(type_)
+        return Value(str(len(self._types) - 1))
+
+    def type_of(self, value: Value) -> TensorType:
+        return self._types[int(value.name)]
+
+    def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
+        types = op_named(op).infer([self.type_of(value) for value in inputs], Attrs(attrs))
+        return tuple(map(self._new, types))
+
+    def torch_op(self, overload: Overload, *args: Any) -> Value:
+        """The spellings ask for such that return what is like their first argument."""
+        return self._new(self.type_of(args[0]))
+
+    def update(self, buffer: Value, value: Value) -> None:
+        """Nothing moves."""

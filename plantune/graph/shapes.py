@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
@@ -23,7 +23,7 @@ META = torch.device("meta")
 
 def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The tensor without memory that an overload of the table returns; None of any other, and of
-    one that may return a view.
+    one that returns a view or what it was given.
     """
     writes = overload._schema.is_mutable
     plain = without_writing(overload) if writes else overload
@@ -38,6 +38,8 @@ def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         return None
     if writes:
         return args[0] if shapes.type_of(given[0][0]) == type_ else None
+    if made in tree_leaves(given):
+        return None
     return torch.empty(type_.shape, dtype=type_.torch_dtype, device=META)
 
 

@@ -127,6 +127,9 @@ class _Tracing:
         before = [dict(table) for shadow in shadows.values() for table in _tables(shadow)]
         with (
             self._refusing(),
+            # A caller's autocast is not the module's own.
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
             enable_python_dispatcher(),
             _Recorder(self) as recorder,
             _Calls(self),

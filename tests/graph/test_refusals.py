@@ -19,6 +19,18 @@ from plantune.graph.types import TensorType
 IMAGE = TensorType((2, 4, 6, 6))
 TO_DO = r"is not known to plantune. Write it with known ops, or add it \(CONTRIBUTING, a new op\)"
 
+
+def under_autocast(m: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.conv2d(x, m.four)
+
+
+def without_gradients(m: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x = x * 2.0
+    return x + 1.0
+
+
 FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: x.half().mul_(x), "an in-place op whose result has another type"),
     (lambda m, x: x.to(torch.float8_e5m2), "float8_e5m2 is not one of"),
@@ -30,6 +42,8 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: F.instance_norm(x, m.mean, m.var), "which moves statistics in this form,"),
     (lambda m, x: x + torch.tensor([1.0] * 6), r"a constant tensor \(register it as a buffer\)"),
     (lambda m, x: x + m.plain, "a constant tensor"),
+    (under_autocast, "a forward under autocast"),
+    (without_gradients, "switches gradients on or off"),
     (lambda m, x: F.conv2d(x.half(), m.four), "dtypes differ: float16 and float32"),
     (lambda m, x: torch.add(x, x, out=x * 2.0), r"in-place op aten\.add\.out"),
 ]

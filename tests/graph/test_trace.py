@@ -88,6 +88,21 @@ class TestReplacedMethods:
 
 
 class TestModes:
+    def test_the_callers_autocast_is_not_the_modules(self, extracts: Extracts) -> None:
+        net = nn.Sequential(nn.Conv2d(3, 4, 3)).double()
+        with torch.autocast("cpu", torch.bfloat16):
+            graph = extract_with_outputs(net, TensorType(IMAGE, "float64"))[0]
+        assert graph.digest == extracts(net, image()).digest
+
+    def test_gradients_that_are_off_do_not_count_in_inference(self, extracts: Extracts) -> None:
+        @torch.no_grad()
+        def forward(x: Tensor) -> Tensor:
+            return x * 2.0
+
+        net = nn.Sequential(nn.ReLU()).eval()
+        net.forward = forward  # type: ignore[method-assign]
+        assert len(extracts(net, image()).nodes) == 1
+
     def test_each_submodules_own_counts(self, extracts: Extracts) -> None:
         for training in (True, False):
             net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))

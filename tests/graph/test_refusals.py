@@ -94,7 +94,7 @@ def test_a_call_inside_of_a_module(forward: Any, message: str, calls: Any) -> No
 
 def scripted() -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # scripting is deprecated
         return torch.jit.script(nn.ReLU())  # type: ignore[no-any-return]
 
 

@@ -120,6 +120,8 @@ def transform_of(x: Any) -> str | None:
         return "a dispatch mode sees each operation, as in make_fx and torch.export"
     if has_transforms():
         return "it is inside of a transform of torch.func"
+    if type(x) is Tensor and x.is_meta:
+        return "its input has no memory, as while a module around it is traced"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are on"
     return "torch.fx traces it" if type(x) is not Tensor and isinstance(x, fx.Proxy) else None

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from plantune import TunedModule, optimize
 from plantune.default_plans import default_plan
+from plantune.machine import cpu_environment
+from plantune.plan_db.rows import COMPLETE, StoredPlan
+from plantune.plan_db.validation import check_stored_plan
 from plantune.space.search_space import load_search_space
 
 
@@ -146,3 +149,10 @@ def test_as_a_graph_on_a_gpu(make, mode, randomise, images):
             torch.testing.assert_close(own, their, rtol=2e-3, atol=2e-3)
         assert tuned.last_call().how == "captured"
         randomise(tuned)
+
+
+def test_its_plan_can_be_shared(images):
+    """Whoever imports a plan checks the names of its nodes."""
+    tuned = planned(EVERYDAY["cat, GELU, GroupNorm"](), images[..., :8, :8].contiguous(), "train")
+    stored = StoredPlan(1, tuned.pool().plan, cpu_environment(), COMPLETE, "2026-11-22T00:00:00Z")
+    check_stored_plan(stored)

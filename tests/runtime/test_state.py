@@ -301,9 +301,25 @@ class TestParametrized:
             model.conv.parametrizations.weight.original.mul_(3)
         close(model(images), model.reference(images))
 
-    def test_what_cannot_be_planned_runs_in_the_framework(self, named, images, close):
+    def test_by_an_op_of_torchs_own(self, named, images, close):
         module = named(conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU())
         nn.utils.parametrizations.weight_norm(module.conv)
+        model = optimize(module, images)
+        for _ in range(2):
+            close(model(images), module(images))
+            assert model.last_call().how in ("planned", "eager")
+            for parameter in model.parameters():
+                parameter.data.uniform_(0.5, 1.5)
+            module.load_state_dict(model.state_dict())
+            model.refresh()
+
+    def test_what_cannot_be_planned_runs_in_the_framework(self, named, images, close):
+        class Noisy(nn.Module):
+            def forward(self, w):
+                return w + torch.rand_like(w) * 0.0
+
+        module = named(conv=nn.Conv2d(3, 4, 3), relu=nn.ReLU())
+        nn.utils.parametrize.register_parametrization(module.conv, "weight", Noisy())
         model = optimize(module, images, fallback="silent")
         close(model(images), module(images))
         assert "parametrized" in model.last_call().reason

@@ -20,7 +20,7 @@ from plantune.errors import InvalidGraph
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.types import DTYPES, TensorType, dtype_name
 
-BACKWARD = "backward of "
+BACKWARD = "backward_of_"
 ARGUMENTS, DTYPE = "arguments", "dtype"
 # An argument that is the tensor at that place, or the dtype of `Attrs[DTYPE]`.
 TENSOR, OF_ATTRS = "tensor", "same"

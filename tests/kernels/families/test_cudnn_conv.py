@@ -437,8 +437,7 @@ def test_the_library_is_not_imported_with_the_families():
 
 @pytest.mark.parametrize("name", ["eng0", NAME, "eng1234_k1=0_k27=99999"])
 def test_a_name_from_elsewhere_is_taken_by_its_form(name):
-    choice = SimpleNamespace(candidate=Candidate(FAMILY.name, Attrs(plan=name)))
-    _check_candidate(choice, "choices[0]", "sm90")
+    _check_candidate(Candidate(FAMILY.name, Attrs(plan=name)), "choices[0]", "sm90")
 
 
 @pytest.mark.parametrize(
@@ -465,7 +464,7 @@ def test_what_is_not_a_name_of_a_plan_is_refused(config, step_of):
     assert not SPACE.admits(FAMILY.name, candidate.config)
     assert "is not in the search space of sm90" in why_not(step_of(conv), candidate, SPACE)
     with pytest.raises(Exception, match=r"choices\[0\].config"):
-        _check_candidate(SimpleNamespace(candidate=candidate), "choices[0]", "sm90")
+        _check_candidate(candidate, "choices[0]", "sm90")
 
 
 @pytest.mark.gpu

@@ -15,7 +15,13 @@ from torch.autograd import forward_ad
 from plantune.errors import InputMismatch
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
-from plantune.runtime.torch_internals import dispatch_modes, has_transforms, tracing_state
+from plantune.runtime.torch_internals import (
+    PRE_DISPATCH,
+    dispatch_modes,
+    has_transforms,
+    is_included,
+    tracing_state,
+)
 from plantune.settings import is_disabled, is_logging
 
 WAY_OF_A_CALL = (
@@ -120,8 +126,8 @@ def transform_of(x: Any) -> str | None:
         return "a dispatch mode sees each operation, as in make_fx and torch.export"
     if has_transforms():
         return "it is inside of a transform of torch.func"
-    if type(x) is Tensor and x.is_meta:
-        return "its input has no memory, as while a module around it is traced"
+    if type(x) is Tensor and x.is_meta and is_included(PRE_DISPATCH):
+        return "a module around it is traced"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are on"
     return "torch.fx traces it" if type(x) is not Tensor and isinstance(x, fx.Proxy) else None

@@ -43,3 +43,6 @@ asks_for_determinism: Any = torch._C._get_deterministic_algorithms
 tracing_state: Any = torch._C._get_tracing_state
 dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 has_transforms: Any = torch._C._are_functorch_transforms_active
+# Whether this thread has a mode before dispatch, as plantune's own trace is.
+is_included: Any = torch._C._dispatch_tls_is_dispatch_key_included
+PRE_DISPATCH = torch._C.DispatchKey.PreDispatch

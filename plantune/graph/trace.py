@@ -87,8 +87,8 @@ def trace(module: nn.Module, inputs: Sequence[TensorType]) -> Trace:
 
 def unsupported(module: nn.Module, place: str, what: str, line: str = "") -> UnsupportedModule:
     return UnsupportedModule(
-        f"{type(module).__name__}, at {place or 'its own forward'}: {what} is not "
-        "known to plantune. Write it with known ops, or add it (CONTRIBUTING, a new op)"
+        f"{type(module).__name__}, at {place or 'its own forward'}: {what} cannot be part of a "
+        "plan. Optimize the modules around it, or write it in another way"
         + (f"; {line}" if line else "")
     )
 

@@ -78,7 +78,7 @@ EVERYDAY = {
     "upsampling": lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.Upsample(scale_factor=2)),
     "adaptive pooling": lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(7)),
     "ceil_mode": lambda: nn.MaxPool2d(3, 2, ceil_mode=True),
-    "depthwise, dropout": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Dropout(0.0)),
+    "depthwise": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Dropout(0.0)),
 }  # fmt: skip
 
 

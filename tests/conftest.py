@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections import Counter
@@ -155,6 +156,25 @@ def is_gone() -> Callable[[int], bool]:
             return True
 
     return ended
+
+
+@pytest.fixture(scope="session")
+def is_free() -> Callable[[threading.RLock], bool]:
+    """Whether another thread gets a lock, whoever holds it."""
+
+    def ask(lock: threading.RLock) -> bool:
+        def attempt() -> None:
+            found.append(lock.acquire(blocking=False))
+            if found[0]:
+                lock.release()
+
+        found: list[bool] = []
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    return ask
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,7 @@ def test_nothing_is_collected_while_it_is_captured(gpu):
     assert gc.isenabled()
 
 
-def test_what_cannot_be_captured_says_why(gpu):
+def test_what_cannot_be_captured_says_why(gpu, is_free):
     def call():
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nadvice")
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_captured_says_why(gpu):
     assert "advice" not in str(error.value)
     assert gc.isenabled()
     assert gpu.streams[-1] is torch.cuda.current_stream(gpu.place)
-    assert not capture._one_capture.locked()
+    assert is_free(capture.one_capture)
 
 
 def test_memory_that_runs_out_is_not_the_fault_of_capturing(gpu):

@@ -12,8 +12,9 @@ import torch
 
 from plantune.cuda.recording import Recording, recorded
 
-# torch captures one graph at a time in a process.
-_one_capture = threading.Lock()
+# torch captures one graph at a time in a process, and a thread that waits for the GPU breaks
+# another thread's capture: who warms up or synchronizes before a capture holds this throughout.
+one_capture = threading.RLock()
 # Private, but what torch's own captures end with.
 _end_allocation = getattr(torch._C, "_cuda_endAllocateToPool", lambda index, pool: None)
 _release_pool = getattr(torch._C, "_cuda_releasePool", lambda index, pool: None)
@@ -34,7 +35,7 @@ def capture(
     current = torch.cuda.current_stream(device)
     with torch.cuda.device(device):
         try:
-            with _one_capture, no_collection(), torch.cuda.stream(side):
+            with one_capture, no_collection(), torch.cuda.stream(side):
                 return _captured(graph, run, device, pool)
         except BaseException:
             _recover(current, side, device, pool)
@@ -75,7 +76,7 @@ def _recover(
         return  # It had not begun, or it ended.
     # On the side: next to the spare tensor that capture has room for its random numbers.
     torch.cuda.set_stream(side)
-    with suppress(RuntimeError), _one_capture:
+    with suppress(RuntimeError), one_capture:
         spare = torch.zeros(1, device=device)
         with torch.cuda.graph(
             torch.cuda.CUDAGraph(), stream=side, capture_error_mode="thread_local"

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from plantune.cuda import driver
-from plantune.cuda.capture import capture
+from plantune.cuda.capture import capture, one_capture
 from plantune.cuda.patches import Executable
 from plantune.cuda.recording import Recording
 from plantune.runtime.streams import stream_for
@@ -77,16 +77,20 @@ class Recorder:
             # torch captures nothing into a pool whose graphs are all gone.
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph(**_KEPT)
-        self._side.wait_stream(current)
         try:
-            with torch.cuda.device(self._device), torch.cuda.stream(self._side):
-                for _ in range(WARM_UP_PASSES):
-                    run()
-                torch.cuda.synchronize(self._device)
-                torch.cuda.empty_cache()
-            launches = capture(graph, run, self._side, self._device, self._pool)
+            with one_capture:
+                self._warm_up(run, current)
+                launches = capture(graph, run, self._side, self._device, self._pool)
+                if _KEPT:
+                    graph.instantiate()
         finally:
             current.wait_stream(self._side)
-        if _KEPT:
-            graph.instantiate()
         return Recorded(graph, launches)
+
+    def _warm_up(self, run: Callable[[], None], current: torch.cuda.Stream) -> None:
+        self._side.wait_stream(current)
+        with torch.cuda.device(self._device), torch.cuda.stream(self._side):
+            for _ in range(WARM_UP_PASSES):
+                run()
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()

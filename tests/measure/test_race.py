@@ -263,6 +263,7 @@ def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, 
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_detailed_race_on_a_gpu():
     """Graphs with images of their own, images at one address, host and GPU each for itself."""
     problem = Workload(NAME, batch=8, dtype="float16", arch=best_arch()).problem

@@ -26,7 +26,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("which", ["failure", "later"], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", FAILURES)
-def test_in_the_first_forward_of_training(module, x, captures, close, name, which):
+def test_in_the_first_forward_of_training(module, x, captures, close, is_free, name, which):
     """Both passes are captured there, so that the framework can still run both (F35)."""
     failure, raised = FAILURES[name]
     program, stream = program_of(module, train=True), Stream.current
@@ -37,7 +37,7 @@ def test_in_the_first_forward_of_training(module, x, captures, close, name, whic
     assert Stream.current is stream
     for buffer, value in module.named_buffers():
         assert torch.equal(value, before[buffer]), buffer
-    assert not capture._one_capture.locked()
+    assert is_free(capture.one_capture)
 
     captures.failure = None
     other = copy.deepcopy(module)
@@ -118,3 +118,12 @@ def test_while_the_places_of_inputs_are_looked_for(module, x, captures, close, m
     (y,) = program.forward(x)
     close(y, expected(module, x))
     assert len(captures) == 2
+
+
+def test_no_other_thread_captures_while_one_warms_up(module, x, captures, is_free, monkeypatch):
+    """To wait for the GPU, as each warm-up does, breaks a capture that is under way (F49)."""
+    found = []
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: found.append(is_free(capture.one_capture)))
+    program_of(module).forward(x)
+    assert found == [False, False]

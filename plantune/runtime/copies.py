@@ -21,6 +21,10 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
     memo = {} if memo is None else memo
     result = copy.deepcopy(module, memo)
     rebind(result, memo)
+    for child in result.modules():
+        # Copies are apart in memory: cuDNN would gather them in each call, and warn of it.
+        if isinstance(child, nn.RNNBase):
+            child.flatten_parameters()
     return result
 
 

@@ -14,6 +14,7 @@ from plantune.default_plans import default_plan
 from plantune.machine import cpu_environment
 from plantune.plan_db.rows import COMPLETE, StoredPlan
 from plantune.plan_db.validation import check_stored_plan
+from plantune.runtime.copies import copied
 from plantune.space.search_space import load_search_space
 
 
@@ -137,7 +138,7 @@ def test_as_a_graph_on_a_gpu(make, mode, randomise, images):
     tuned = optimize(module, images[..., :8, :8].cuda(), mode=mode)
     for _ in range(3):
         x = torch.randn(2, 3, 8, 8, device="cuda")
-        reference = copy.deepcopy(module)
+        reference = copied(module)
         reference.load_state_dict(tuned.state_dict())
         tuned.zero_grad()
         if mode == "train":

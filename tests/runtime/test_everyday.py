@@ -147,7 +147,8 @@ def test_as_a_graph_on_a_gpu(make, mode, randomise, images):
             with torch.no_grad():
                 ours, theirs = leaves(tuned(x)), leaves(reference(x))
         for own, their in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(own, their, rtol=2e-3, atol=2e-3)
+            # TF32 has 10 bits, and cuDNN's algorithms round it in different places.
+            assert (own - their).norm() <= 3e-3 * their.norm() + 1e-4
         assert tuned.last_call().how == "captured"
         randomise(tuned)
 

@@ -21,8 +21,9 @@ from plantune.graph.rewrite import (
     with_space_to_depth,
     without_dead_nodes,
 )
+from plantune.graph.shadow import state_of, unsupported
 from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
-from plantune.graph.trace import CONSTANT, Record, Trace, state_of, trace, unsupported
+from plantune.graph.trace import CONSTANT, Record, Trace, trace
 from plantune.graph.types import TensorType, dtype_name
 
 # What multiplies only operands of one dtype, which torch does not check without memory.
@@ -120,7 +121,7 @@ class _Extraction(Reader):
         if reader is not None:
             try:
                 return reader(self, *args, **kwargs)
-            except (NotRead, InvalidGraph, TypeError):
+            except (NotRead, InvalidGraph):
                 pass  # with these arguments it is no op of ours
         return self._overload(overload, args, kwargs)
 

@@ -34,7 +34,7 @@ def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         given = tree_map_only(Tensor, shapes.value_of, (args, dict(kwargs)))
         made = OVERLOADS[str(plain)](shapes, *given[0], **given[1])
         type_ = shapes.type_of(made)
-    except (NotRead, InvalidGraph, TypeError):
+    except (NotRead, InvalidGraph):
         return None
     if writes:
         return args[0] if shapes.type_of(given[0][0]) == type_ else None

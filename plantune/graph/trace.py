@@ -11,8 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.purity import Overload
+from plantune.graph.shadow import Shadow, unsupported
 from plantune.graph.shapes import META, made_by
 from plantune.graph.types import TensorType
 
@@ -46,10 +46,10 @@ MOVES = (Tensor.cuda, Tensor.cpu)
 # What makes plain Python of a tensor's values.
 READS = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__"}
 READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
-# torch's recurrent layers keep lists of their weights, which they make anew for other tensors.
-OWN_LISTS = {"_flat_weights", "_flat_weight_refs"}
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
+# What these files raise is a mistake of theirs, and says nothing about the module.
+_OWN = (str(Path(_HERE, "spelling")), str(Path(_HERE, "shapes.py")))
 
 
 @dataclass(frozen=True)
@@ -85,46 +85,17 @@ def trace(module: nn.Module, inputs: Sequence[TensorType]) -> Trace:
         return _Tracing(module).run(inputs)
 
 
-def unsupported(module: nn.Module, place: str, what: str, line: str = "") -> UnsupportedModule:
-    return UnsupportedModule(
-        f"{type(module).__name__}, at {place or 'its own forward'}: {what} cannot be part of a "
-        "plan. Optimize the modules around it, or write it in another way"
-        + (f"; {line}" if line else "")
-    )
-
-
-def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Each parameter and buffer under its first name: tied weights are one value."""
-    named = (*module.named_parameters(), *module.named_buffers())
-    first: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in named:
-        first.setdefault(id(tensor), (name, tensor))
-    return dict(first.values())
-
-
 class _Tracing:
-    """One trace. It runs a shadow of the module: other objects of the same classes with the same
-    attributes, whose parameters and buffers have no memory. Nothing of the module itself changes.
-    """
+    """One trace, on a shadow of the module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.state = state_of(module)
-        # What stands for each parameter and buffer, by its identity.
-        self.stand_ins = {id(tensor): _without_memory(tensor) for tensor in self.state.values()}
+        self.shadow = Shadow(module)
         self.trains = any(child.training for child in module.modules())
-        self.path: list[str] = []
         self.line = ""
 
-    @property
-    def place(self) -> str:
-        """The path of the module in whose forward the trace is, or stopped."""
-        return self.path[-1] if self.path else ""
-
     def run(self, inputs: Sequence[TensorType]) -> Trace:
-        shadows = self._shadows()
         given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in inputs]
-        before = [dict(table) for shadow in shadows.values() for table in _tables(shadow)]
         with (
             self._refusing(),
             # A caller's autocast is not the module's own.
@@ -134,61 +105,12 @@ class _Tracing:
             _Recorder(self) as recorder,
             _Calls(self),
         ):
-            made = shadows[id(self.module)](*given)
-        self._check_assigned(shadows.values(), before)
+            made = self.shadow(*given)
         leaves, structure = self._flat(made)
-        state = {name: self.stand_ins[id(tensor)] for name, tensor in self.state.items()}
-        return Trace(tuple(recorder.records), state, tuple(given), leaves, structure)
-
-    def _shadows(self) -> dict[int, nn.Module]:
-        """A shadow of each submodule, by the identity of what it stands for."""
-        made: dict[int, nn.Module] = {}
-        for path, child in self.module.named_modules():
-            self._check_module(path, child)
-            shadow = object.__new__(type(child))
-            shadow.__dict__.update(vars(child))
-            for table in ("_parameters", "_buffers"):
-                shadow.__dict__[table] = {
-                    key: tensor if tensor is None else self.stand_ins[id(tensor)]
-                    for key, tensor in vars(child)[table].items()
-                }
-            shadow.__dict__["_modules"] = dict(child._modules)
-            made[id(child)] = shadow
-            shadow.__dict__["_forward_pre_hooks"] = {0: self._enters(path)}
-            shadow.__dict__["_forward_hooks"] = {0: self._leaves}
-        for shadow in made.values():
-            children = shadow._modules
-            children.update({k: made[id(c)] for k, c in children.items() if c is not None})
-            for name, value in vars(shadow).items():
-                if isinstance(value, types.MethodType) and id(value.__self__) in made:
-                    own = types.MethodType(value.__func__, made[id(value.__self__)])
-                    shadow.__dict__[name] = own
-        return made
+        return Trace(tuple(recorder.records), self.shadow.state, tuple(given), leaves, structure)
 
     def unsupported(self, what: str) -> UnsupportedModule:
-        return unsupported(self.module, self.place, what, self.line)
-
-    def _enters(self, path: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any) -> None:
-            self.path.append(path)
-
-        return enter
-
-    def _leaves(self, module: nn.Module, args: Any, result: Any) -> None:
-        self.path.pop()
-
-    def _check_module(self, path: str, child: nn.Module) -> None:
-        if isinstance(child, torch.jit.ScriptModule):
-            raise unsupported(self.module, path, "a scripted module")
-        if child._forward_hooks or child._forward_pre_hooks:
-            raise unsupported(self.module, path, "a module with forward hooks")
-
-    def _check_assigned(self, shadows: Any, before: list[dict[str, Any]]) -> None:
-        now = [table for shadow in shadows for table in _tables(shadow)]
-        for table, then in zip(now, before, strict=True):
-            for key in {**then, **table}:
-                if table.get(key) is not then.get(key) and key not in OWN_LISTS:
-                    raise unsupported(self.module, "", f"a forward that assigns to self.{key}")
+        return unsupported(self.module, self.shadow.place, what, self.line)
 
     def _flat(self, made: Any) -> tuple[tuple[Any, ...], TreeSpec]:
         leaves, structure = tree_flatten(made, lambda leaf: isinstance(leaf, torch.Size))
@@ -207,12 +129,15 @@ class _Tracing:
         except UnsupportedModule:
             raise
         except Exception as error:
+            if _files_of(error)[-1].startswith(_OWN):
+                raise
             line = _line_of(error)
             said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
             said = BY_VALUE if any(words in said for words in BY_VALUES) else said
+            place = self.shadow.place or "its own forward"
             raise UnsupportedModule(
-                f"{type(self.module).__name__}, at {self.place or 'its own forward'}: torch cannot "
-                f"trace it: {said}" + (f"; {line}" if line else "")
+                f"{type(self.module).__name__}, at {place}: torch cannot trace it: {said}"
+                + (f"; {line}" if line else "")
             ) from error
 
 
@@ -241,7 +166,7 @@ class _Recorder(ProxyTorchDispatchMode):
             with no_python_dispatcher():  # whose rules for views load SymPy
                 result = func(*args, **(kwargs or {}))
         tracing = self._tracing
-        record = Record(func, args, kwargs or {}, result, tracing.place, tracing.line)
+        record = Record(func, args, kwargs or {}, result, tracing.shadow.place, tracing.line)
         if torch.is_grad_enabled() != self._grad and tracing.trains:
             raise tracing.unsupported("a forward that switches gradients on or off")
         if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
@@ -284,19 +209,12 @@ class _Calls(TorchFunctionMode):
         """What stands for a parameter or buffer that a closure holds."""
         if tensor.is_meta:
             return tensor
-        found = self._tracing.stand_ins.get(id(tensor))
+        found = self._tracing.shadow.stand_ins.get(id(tensor))
         if found is None:
             read = f"a tensor's value as a number, by {func.__name__}(),"
             what = read if getattr(func, "__name__", "") in READS else CONSTANT
             raise self._tracing.unsupported(what)
         return found
-
-
-def _without_memory(tensor: Tensor) -> Tensor:
-    """In row-major order: a graph depends on no strides."""
-    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
 
 
 def _check_count(module: nn.Module, inputs: int) -> None:
@@ -317,6 +235,15 @@ def _line(frame: FrameType | None) -> str:
     return ""
 
 
+def _files_of(error: BaseException) -> list[str]:
+    """The files that an error came through."""
+    files, step = [""], error.__traceback__
+    while step is not None:
+        files.append(step.tb_frame.f_code.co_filename)
+        step = step.tb_next
+    return files
+
+
 def _line_of(error: BaseException) -> str:
     """The innermost such line that an error came through."""
     lines, step = [""], error.__traceback__
@@ -326,8 +253,3 @@ def _line_of(error: BaseException) -> str:
             lines.append(f"{file}:{step.tb_lineno}")
         step = step.tb_next
     return lines[-1]
-
-
-def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Where an assignment to an attribute of a module can go."""
-    return (vars(module), module._parameters, module._buffers, module._modules)

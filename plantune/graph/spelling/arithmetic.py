@@ -56,7 +56,7 @@ def _affine(g: Reader, x: Value, alpha: Any, beta: Any) -> Value:
     return g.emit("affine", x, alpha=number(alpha), beta=number(beta))
 
 
-def _add(g: Reader, a: Value, b: Any, *, alpha: Any = 1) -> Value:
+def _add(g: Reader, a: Value, b: Any, alpha: Any = 1) -> Value:
     if alpha != 1:
         raise NotRead("an addition with alpha")
     if not isinstance(b, Value):
@@ -64,7 +64,7 @@ def _add(g: Reader, a: Value, b: Any, *, alpha: Any = 1) -> Value:
     return g.emit("add", *_broadcast(g, *_larger_first(g, a, b)))
 
 
-def _sub(g: Reader, a: Value, b: Any, *, alpha: Any = 1) -> Value:
+def _sub(g: Reader, a: Value, b: Any, alpha: Any = 1) -> Value:
     if alpha != 1:
         raise NotRead("a subtraction with alpha")
     if not isinstance(b, Value):

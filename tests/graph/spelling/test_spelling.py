@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from plantune.graph.extract import extract
 from plantune.graph.graph import Graph
+from plantune.graph.ops.overload import OverloadOp, overload_op
 from plantune.graph.spelling import OVERLOADS
 from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
@@ -305,3 +307,21 @@ def test_every_overload_of_the_table_is_read(calls: Any, monkeypatch: pytest.Mon
     for forward in CALLS:
         extract(calls(forward, **state()), TensorType(ROWS))
     assert set(OVERLOADS) - read == set()
+
+
+@pytest.mark.parametrize("name", OVERLOADS)
+def test_a_reader_takes_every_argument_of_its_overload(name: str) -> None:
+    op = overload_op(name)
+    assert isinstance(op, OverloadOp)
+    arguments = op.overload._schema.arguments
+    positional = [None for argument in arguments if not argument.kwarg_only]
+    named = {argument.name: None for argument in arguments if argument.kwarg_only}
+    inspect.signature(OVERLOADS[name]).bind(None, *positional, **named)
+
+
+def test_a_mistake_in_a_spelling_is_no_refusal(calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("aten.relu.default", "aten.view.default"):
+        monkeypatch.setitem(OVERLOADS, name, OVERLOADS["aten.batch_norm.default"])
+    for forward in (lambda m, x: x.relu(), lambda m, x: x.view(2, -1)):
+        with pytest.raises(TypeError, match="required positional arguments"):
+            extract(calls(forward), TensorType((2, 4, 6, 6)))

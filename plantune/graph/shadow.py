@@ -1,0 +1,119 @@
+"""A module as a trace runs it: other objects of the same classes, with tensors without memory."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plantune.errors import UnsupportedModule
+from plantune.graph.shapes import META
+
+# torch's recurrent layers keep lists of their weights, which they make anew for other tensors.
+OWN_LISTS = {"_flat_weights", "_flat_weight_refs"}
+
+
+def unsupported(module: nn.Module, place: str, what: str, line: str = "") -> UnsupportedModule:
+    return UnsupportedModule(
+        f"{type(module).__name__}, at {place or 'its own forward'}: {what} cannot be part of a "
+        "plan. Optimize the modules around it, or write it in another way"
+        + (f"; {line}" if line else "")
+    )
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Each parameter and buffer under its first name: tied weights are one value."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in named:
+        first.setdefault(id(tensor), (name, tensor))
+    return dict(first.values())
+
+
+class Shadow:
+    """Has the attributes of the module and its submodules, but for their parameters and buffers.
+    Nothing of the module itself changes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        named = state_of(module)
+        # What stands for each parameter and buffer, by its identity.
+        self.stand_ins = {id(tensor): _without_memory(tensor) for tensor in named.values()}
+        self.state = {name: self.stand_ins[id(tensor)] for name, tensor in named.items()}
+        self._path: list[str] = []
+        self._made = self._shadows()
+        self._before = self._tables()
+
+    @property
+    def place(self) -> str:
+        """The path of the module in whose forward the call is, or stopped."""
+        return self._path[-1] if self._path else ""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the module's own forward makes; raises UnsupportedModule if it assigned to self."""
+        made = self._made[id(self._module)](*inputs)
+        for table, then in zip(self._tables(now=True), self._before, strict=True):
+            for key in {**then, **table}:
+                if table.get(key) is not then.get(key) and key not in OWN_LISTS:
+                    what = f"a forward that assigns to self.{key}"
+                    raise unsupported(self._module, "", what)
+        return made
+
+    def _shadows(self) -> dict[int, nn.Module]:
+        """A shadow of each submodule, by the identity of what it stands for."""
+        made: dict[int, nn.Module] = {}
+        for path, child in self._module.named_modules():
+            self._check_module(path, child)
+            shadow = made[id(child)] = object.__new__(type(child))
+            shadow.__dict__.update(vars(child))
+            for table in ("_parameters", "_buffers"):
+                shadow.__dict__[table] = {
+                    key: tensor if tensor is None else self.stand_ins[id(tensor)]
+                    for key, tensor in vars(child)[table].items()
+                }
+            shadow.__dict__["_modules"] = dict(child._modules)
+            shadow.__dict__["_forward_pre_hooks"] = {0: self._enters(path)}
+            shadow.__dict__["_forward_hooks"] = {0: self._leaves}
+        for shadow in made.values():
+            children = shadow._modules
+            children.update({k: made[id(c)] for k, c in children.items() if c is not None})
+            for name, value in vars(shadow).items():
+                if isinstance(value, types.MethodType) and id(value.__self__) in made:
+                    own = types.MethodType(value.__func__, made[id(value.__self__)])
+                    shadow.__dict__[name] = own
+        return made
+
+    def _check_module(self, path: str, child: nn.Module) -> None:
+        if isinstance(child, torch.jit.ScriptModule):
+            raise unsupported(self._module, path, "a scripted module")
+        if child._forward_hooks or child._forward_pre_hooks:
+            raise unsupported(self._module, path, "a module with forward hooks")
+
+    def _enters(self, path: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._path.append(path)
+
+        return enter
+
+    def _leaves(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._path.pop()
+
+    def _tables(self, *, now: bool = False) -> list[dict[str, Any]]:
+        """Where an assignment to an attribute can go; as copies, unless they are those of now."""
+        tables = [
+            table
+            for shadow in self._made.values()
+            for table in (vars(shadow), shadow._parameters, shadow._buffers, shadow._modules)
+        ]
+        return tables if now else [dict(table) for table in tables]
+
+
+def _without_memory(tensor: Tensor) -> Tensor:
+    """In row-major order: a graph depends on no strides."""
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty

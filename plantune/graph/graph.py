@@ -113,6 +113,11 @@ class Graph:
         yield from self.output_gradients
 
     @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """Where each node stands."""
+        return {node.name: place for place, node in enumerate(self.nodes)}
+
+    @cached_property
     def producers(self) -> Mapping[str, Node]:
         """The node that makes each value."""
         return {value: node for node in self.nodes for value in node.outputs}

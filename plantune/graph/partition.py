@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import Fusion, groups_from
-from plantune.graph.graph import Graph
+from plantune.graph.graph import Graph, Node
 from plantune.graph.step import PHASES, Step, make_step, phase_of
 
 Group = tuple[str, ...]
 Partition = tuple[Step, ...]
+WAITS = "it would wait for a step that waits for it"
 
 
 def partition_into(graph: Graph, groups: Iterable[Collection[str]]) -> Partition:
@@ -76,16 +77,43 @@ def alternatives(graph: Graph, fusions: Sequence[Fusion]) -> tuple[Step, ...]:
 
 def why_not_group(graph: Graph, group: Collection[str], others: Iterable[Group] = ()) -> str | None:
     """Why these nodes cannot be one step beside the `others`, or None if they can."""
-    nodes = [node for node in graph.nodes if node.name in set(group)]
+    nodes = [graph.nodes[graph.positions[name]] for name in group]
     phases = {phase_of(graph, node) for node in nodes}
     if len(phases) > 1:
         return f"its nodes run in several phases: {', '.join(sorted(phases))}"
-    together = [tuple(group), *others]
+    taken = tuple(others)
+    if not taken:
+        return WAITS if _waits_for_itself(graph, nodes) else None
+    together = [tuple(group), *taken]
     covered = {name for members in together for name in members}
     singles = [(node.name,) for node in graph.nodes if node.name not in covered]
     if _runnable_order(graph, [*together, *singles]) is None:
-        return "it would wait for a step that waits for it"
+        return WAITS
     return None
+
+
+def _waits_for_itself(graph: Graph, nodes: Sequence[Node]) -> bool:
+    """Whether a node of the group reads, by way of others outside of it, what the group makes.
+
+    Nodes stand in an order in which they can run, so only those after the group's first matter.
+    """
+    inside = {node.name for node in nodes}
+    first = min(graph.positions[name] for name in inside)
+    seen: set[str] = set()
+    left = [
+        maker
+        for node in nodes
+        for maker in map(graph.producers.get, node.inputs)
+        if maker is not None and maker.name not in inside
+    ]
+    while left:
+        node = left.pop()
+        if node.name in inside:
+            return True
+        if node.name not in seen and graph.positions[node.name] > first:
+            seen.add(node.name)
+            left += filter(None, map(graph.producers.get, node.inputs))
+    return False
 
 
 def _runnable_order(graph: Graph, groups: Sequence[Collection[str]]) -> list[int] | None:
@@ -93,7 +121,7 @@ def _runnable_order(graph: Graph, groups: Sequence[Collection[str]]) -> list[int
 
     Phases run one after the other; within a phase ties go to the group that starts first.
     """
-    position = {node.name: place for place, node in enumerate(graph.nodes)}
+    position = graph.positions
     group_of = {name: index for index, group in enumerate(groups) for name in group}
     waits: list[set[int]] = [set() for _ in groups]
     frees: list[set[int]] = [set() for _ in groups]

@@ -155,10 +155,10 @@ def _check_step(step: Step) -> None:
 def make_step(graph: Graph, names: Collection[str]) -> Step:
     """The step that covers the named nodes; raises InvalidGraph if they are not of one phase."""
     wanted = set(names)
-    nodes = tuple(node for node in graph.nodes if node.name in wanted)
-    if not nodes or len(nodes) != len(wanted):
-        known = {node.name for node in graph.nodes}
-        raise InvalidGraph(f"no step can cover {sorted(wanted - known) or 'nothing'}")
+    unknown = wanted - graph.positions.keys()
+    if not wanted or unknown:
+        raise InvalidGraph(f"no step can cover {sorted(unknown) or 'nothing'}")
+    nodes = tuple(graph.nodes[place] for place in sorted(graph.positions[name] for name in wanted))
     phases = {phase_of(graph, node) for node in nodes}
     if len(phases) != 1:
         raise InvalidGraph(f"nodes {sorted(wanted)} belong to several phases: {sorted(phases)}")

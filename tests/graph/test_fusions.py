@@ -41,7 +41,7 @@ def load(folder: Path, text: str) -> tuple[Fusion, ...]:
         ("[a]\npath = ['relu', 'add']\nextra = 1", r"\[a\]: needs one `path`"),
         ("[a]\npath = ['relu?', 'add']", r"\[a\]: the first item of a path cannot be optional"),
         ("[a]\npath = ['relu*', 'add']", r"\[a\]: the first item of a path cannot be optional"),
-        ("[a]\npath = ['relu', 'gelu']", r"\[a\]: 'gelu' names no op; see plantune.graph.ops"),
+        ("[a]\npath = ['relu', 'swish']", r"\[a\]: 'swish' names no op; see plantune.graph.ops"),
         ("[a]\npath = ['relu', 'add|']", r"\[a\]: '' names no op"),
         ("[a]\npath = ['relu', '']", r"\[a\]: '' names no op"),
         ("[a]\npath = ['relu', 'add??']", r"\[a\]: 'add\?' names no op"),

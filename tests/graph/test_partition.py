@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from plantune.graph.partition import (
     partition_into,
     why_not_group,
 )
+from plantune.graph.step import phase_of
 from plantune.graph.types import TensorType
 
 Values = dict[str, Tensor]
@@ -79,6 +81,19 @@ def test_why_not_group(group: tuple[str, ...], others: Any, reason: str | None) 
         singles = [(n.name,) for n in graph.nodes if n.name not in group]
         with pytest.raises(InvalidGraph):
             partition_into(graph, [group, *singles])
+
+
+def test_a_group_alone_waits_for_itself_just_where_no_order_runs_it() -> None:
+    graph = differentiate(diamond())
+    singles = {node.name for node in graph.nodes}
+    reasons = set()
+    for group in itertools.combinations(singles, 3):
+        if len({phase_of(graph, graph.nodes[graph.positions[name]]) for name in group}) == 1:
+            rest = [(name,) for name in singles - {*group}]
+            order = partitioning._runnable_order(graph, [group, *rest])
+            reasons.add(reason := why_not_group(graph, group))
+            assert (reason is None) == (order is not None)
+    assert reasons == {None, WAITS}
 
 
 def test_groups_that_wait_for_each_other() -> None:

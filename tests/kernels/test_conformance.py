@@ -17,6 +17,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.ops import OPS
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
@@ -103,11 +104,13 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "cast of counters": lambda b: b("cast", b.x(3, dtype="int64"), dtype=b.dtype),
     "cast to fewer digits": lambda b: b("cast", b.x(2, 3, 5, 7), dtype="float16"),
     "cast to more digits": lambda b: b("cast", b.x(2, 3, 5, 7), dtype="float64"),
-    "relu": lambda b: b("relu", b.x(2, 3, 5, 7)),
+    **{name: lambda b, name=name: b(name, b.x(2, 3, 5, 7)) for name in FUNCTIONS},
+    **{
+        f"{name}_grad": lambda b, name=name: b(f"{name}_grad", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7))
+        for name in FUNCTIONS
+    },
     "relu of one value": lambda b: b("relu", b.x(1, 1, 1, 1)),
-    "relu_grad": lambda b: b("relu_grad", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7)),
-    "sigmoid": lambda b: b("sigmoid", b.x(2, 3, 5, 7)),
-    "sigmoid_grad": lambda b: b("sigmoid_grad", b.x(2, 3), b.x(2, 3)),
+    "sigmoid_grad of rows": lambda b: b("sigmoid_grad", b.x(2, 3), b.x(2, 3)),
     "rsqrt": lambda b: b("rsqrt", b.w(19), eps=1e-5),
     "sum": lambda b: b("sum", b.x(2, 3, 5, 7), dims=(0, 2, 3), keepdim=False),
     "sum to one value": lambda b: b("sum", b.x(2, 3, 5, 7), dims=(0, 1, 2, 3), keepdim=False),

@@ -8,7 +8,7 @@ the epilogues of kernels (`kernels/patterns/expression.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -38,7 +38,7 @@ class Derivative:
 class Function:
     """`torch` takes x, and `out` if given; `cxx` makes the same of {0}, a float.
 
-    `spelled` are torch's overloads for it.
+    `spelled` are torch's overloads for it: with these `arguments` after x, or without any.
     """
 
     name: str
@@ -46,6 +46,68 @@ class Function:
     cxx: str
     spelled: tuple[str, ...]
     derivative: Derivative | None = None
+    arguments: tuple[object, ...] = ()
+
+
+def _of_argument(name: str) -> Derivative:
+    """The derivative of torch's function `name`, of the argument, as `arithmetic.h` has it."""
+    backward = getattr(aten, f"{name}_backward")
+    return Derivative(backward, f"plantune::{name}_grad({{0}}, {{1}})", of_argument=True)
+
+
+def _run_gelu(x: Tensor, out: Tensor | None = None, *, approximate: str) -> Tensor:
+    """On a CPU torch 2.13 leaves given memory as it is if its strides are not those of x."""
+    if out is not None and out.is_cuda:
+        return aten.gelu.out(x, approximate=approximate, out=out)  # type: ignore[no-any-return]
+    return _into(out, aten.gelu(x, approximate=approximate))
+
+
+def _gelu(name: str, approximate: str) -> Function:
+    backward = partial(aten.gelu_backward, approximate=approximate)
+    return Function(
+        *(name, partial(_run_gelu, approximate=approximate), f"plantune::{name}({{0}})"),
+        ("aten.gelu.default",),
+        Derivative(backward, f"plantune::{name}_grad({{0}}, {{1}})", of_argument=True),
+        (approximate,),
+    )
+
+
+def _hardtanh(name: str, low: float, high: float, *more: str) -> Function:
+    return Function(
+        *(name, partial(aten.hardtanh, min_val=low, max_val=high)),
+        f"({{0}} <= {low}f ? {low}f : {{0}} >= {high}f ? {high}f : {{0}})",
+        ("aten.hardtanh.default", *more),
+        Derivative(
+            partial(aten.hardtanh_backward, min_val=low, max_val=high),
+            f"({{1}} <= {low}f || {{1}} >= {high}f ? 0.0f : {{0}})",
+        ),
+        (low, high),
+    )
+
+
+def _leaky_relu(name: str, slope: float) -> Function:
+    backward = partial(aten.leaky_relu_backward, negative_slope=slope, self_is_result=False)
+    return Function(
+        *(name, partial(aten.leaky_relu, negative_slope=slope)),
+        f"({{0}} > 0.0f ? {{0}} : {{0}} * {slope}f)",
+        ("aten.leaky_relu.default",),
+        Derivative(backward, f"({{1}} > 0.0f ? {{0}} : {{0}} * {slope}f)", of_argument=True),
+        (slope,),
+    )
+
+
+def _elu_backward(dy: Tensor, x: Tensor, grad_input: Tensor | None = None) -> Tensor:
+    """torch's own loses NaN where it works by vectors (2.13, CPU)."""
+    return _into(grad_input, torch.where(x > 0, dy, dy * x.exp()))
+
+
+def _mish_backward(dy: Tensor, x: Tensor, grad_input: Tensor | None = None) -> Tensor:
+    """torch has none that writes into given memory."""
+    return _into(grad_input, aten.mish_backward(dy, x))
+
+
+def _into(memory: Tensor | None, made: Tensor) -> Tensor:
+    return made if memory is None else memory.copy_(made)
 
 
 FUNCTIONS: dict[str, Function] = {
@@ -62,6 +124,50 @@ FUNCTIONS: dict[str, Function] = {
             *("sigmoid", torch.sigmoid, "plantune::sigmoid({0})"),
             ("aten.sigmoid.default",),
             Derivative(aten.sigmoid_backward, "plantune::sigmoid_grad({0}, {1})"),
+        ),
+        Function(
+            *("tanh", torch.tanh, "tanhf({0})", ("aten.tanh.default",)),
+            Derivative(aten.tanh_backward, "{0} * (1.0f - {1} * {1})"),
+        ),
+        Function(
+            *("silu", aten.silu, "plantune::silu({0})", ("aten.silu.default",)),
+            _of_argument("silu"),
+        ),
+        _gelu("gelu", "none"),
+        _gelu("gelu_tanh", "tanh"),
+        _hardtanh("relu6", 0.0, 6.0, "aten.relu6.default"),
+        _hardtanh("hardtanh", -1.0, 1.0),
+        Function(
+            *("hardswish", aten.hardswish, "plantune::hardswish({0})"),
+            ("aten.hardswish.default",),
+            replace(_of_argument("hardswish"), writes="out"),
+        ),
+        Function(
+            *("hardsigmoid", aten.hardsigmoid, "plantune::hardsigmoid({0})"),
+            ("aten.hardsigmoid.default",),
+            _of_argument("hardsigmoid"),
+        ),
+        # A chain of an epilogue holds names alone, so each slope that networks have is an entry.
+        _leaky_relu("leaky_relu", 0.01),
+        _leaky_relu("leaky_relu_10", 0.1),
+        _leaky_relu("leaky_relu_20", 0.2),
+        Function(
+            *("elu", aten.elu, "plantune::elu({0})", ("aten.elu.default",)),
+            Derivative(_elu_backward, "plantune::elu_grad({0}, {1})", of_argument=True),
+            (1, 1, 1),
+        ),
+        Function(
+            *("mish", aten.mish, "plantune::mish({0})", ("aten.mish.default",)),
+            Derivative(_mish_backward, "plantune::mish_grad({0}, {1})", of_argument=True),
+        ),
+        Function(
+            *("softplus", aten.softplus, "plantune::softplus({0})", ("aten.softplus.default",)),
+            Derivative(
+                partial(aten.softplus_backward, beta=1, threshold=20),
+                "plantune::softplus_grad({0}, {1})",
+                of_argument=True,
+            ),
+            (1, 20),
         ),
     )
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
+
+import torch
 
 from plantune.graph.ops.functions import FUNCTIONS, Function
 from plantune.graph.spelling.casts import floating, promoted
@@ -13,11 +15,19 @@ from plantune.graph.spelling.reader import NotRead, Reader, Value
 Shape = tuple[int, ...]
 
 
-def _activation(op: str) -> Callable[..., Value]:
-    def read(g: Reader, x: Value) -> Value:
-        if not g.type_of(x).is_float:
-            raise NotRead("an activation of integers")
-        return g.emit(op, x)
+def _activation(overload: str, functions: Sequence[Function]) -> Callable[..., Value]:
+    """Reads an overload as the one of `functions` that has its arguments."""
+    _, packet, name = overload.split(".")
+    schema = getattr(getattr(torch.ops.aten, packet), name)._schema.arguments[1:]
+
+    def read(g: Reader, x: Value, *args: Any, **kwargs: Any) -> Value:
+        given = tuple(args) + tuple(
+            kwargs.get(argument.name, argument.default_value) for argument in schema[len(args) :]
+        )
+        names = [f.name for f in functions if given in ((), f.arguments)]
+        if not names or not g.type_of(x).is_float:
+            raise NotRead("an activation of integers, or with other numbers than the table's")
+        return g.emit(names[0], x)
 
     return read
 
@@ -107,7 +117,11 @@ def _neg(g: Reader, a: Value) -> Value:
 
 def readers_of(functions: Iterable[Function]) -> dict[str, Callable[..., Value]]:
     """How functions of the table are spelled."""
-    return {name: _activation(f.name) for f in functions for name in f.spelled}
+    spelled: dict[str, list[Function]] = {}
+    for function in functions:
+        for overload in function.spelled:
+            spelled.setdefault(overload, []).append(function)
+    return {overload: _activation(overload, those) for overload, those in spelled.items()}
 
 
 OVERLOADS: dict[str, Callable[..., Any]] = {

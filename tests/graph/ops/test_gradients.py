@@ -15,6 +15,7 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
 from plantune.graph.ops import OPS, Gradient, Op
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.types import TensorType
 
 Shape = tuple[int, ...]
@@ -96,8 +97,7 @@ CASES = [
     *[Case(op, ((5,),), {"axis": 0}, reads=(0, 0)) for op in ("add_channel", "mul_channel")],
     Case("affine", ((3, 4),), {"alpha": -2.5, "beta": 0.75}),
     Case("affine", ((3, 4),), {"alpha": 1.0, "beta": 0.75}),
-    Case("relu", ((3, 4),)),
-    Case("sigmoid", ((3, 4),)),
+    *[Case(name, ((3, 4),)) for name in FUNCTIONS],
     *[
         Case(op, (shape,), {"dims": dims, "keepdim": keepdim})
         for op in ("sum", "mean")

@@ -9,6 +9,7 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import OPS, op_named
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.types import TensorType
 
 CONV = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
@@ -65,7 +66,7 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("mul_channel", [IMAGE, C], {"axis": -3}, "axis -3 is outside"),
     ("mul_channel", [(4,), HALF], {"axis": 0}, "dtypes differ"),
     ("affine", [WHOLE], {"alpha": 1, "beta": 0.5}, "int64 needs whole numbers"),
-    ("relu_grad", [(2, 3), (3, 2)], {}, "inputs differ"),
+    *((f"{name}_grad", [(2, 3), (3, 2)], {}, "inputs differ") for name in FUNCTIONS),
     ("sigmoid_grad", [C, HALF], {}, "inputs differ"),
     ("avg_pool2d", [(4, 8, 8)], AVG, "needs rank 4"),
     ("avg_pool2d", [IMAGE], {**AVG, "padding": (2, 0)}, "is over half of kernel"),
@@ -95,7 +96,7 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("depth_to_space", [(6, 2, 2)], {"block": 2}, "needs rank 4"),
 ]
 # No input of the right number can be wrong for these.
-TAKE_ANYTHING = {"relu", "sigmoid", "rsqrt"}
+TAKE_ANYTHING = {*FUNCTIONS, "rsqrt"}
 
 
 def typed(inputs: list[Any]) -> list[TensorType]:

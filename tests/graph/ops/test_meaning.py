@@ -56,6 +56,57 @@ def depth_to_space(x: Tensor, b: int) -> Tensor:
     return y
 
 
+def wide(*shape: Any, **how: Any) -> Tensor:
+    """Beyond every kink."""
+    return torch.randn(*shape, **how) * 4
+
+
+def normal_below(x: Tensor) -> Tensor:
+    return torch.distributions.Normal(0.0, 1.0).cdf(x)
+
+
+def softplus(x: Tensor) -> Tensor:
+    return torch.where(x > 20, x, (1 + x.exp()).log())
+
+
+FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": lambda x: 1 - 2 / (1 + (2 * x).exp()),
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "gelu": lambda x: x * normal_below(x),
+    "gelu_tanh": lambda x: x / (1 + (-math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)).exp()),
+    "relu6": lambda x: ((x.abs() + x) - ((x - 6).abs() + x - 6)) / 2,
+    "hardtanh": lambda x: ((x + 1).abs() - (x - 1).abs()) / 2,
+    "hardswish": lambda x: x * ((x + 3).abs() - (x - 3).abs() + 6) / 12,
+    "hardsigmoid": lambda x: ((x + 3).abs() - (x - 3).abs() + 6) / 12,
+    "leaky_relu": lambda x: torch.where(x < 0, x / 100, x),
+    "leaky_relu_10": lambda x: torch.where(x < 0, x / 10, x),
+    "leaky_relu_20": lambda x: torch.where(x < 0, x / 5, x),
+    "elu": lambda x: torch.where(x > 0, x, x.clamp(max=0).exp() - 1),
+    "softplus": softplus,
+    "mish": lambda x: x * (1 - 2 / (1 + (2 * softplus(x)).exp())),
+}
+SIXTH = torch.tensor(1 / 6).double()  # torch's is a float32, whatever it multiplies
+SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "hardsigmoid": lambda dy, x: dy * (x.abs() < 3) * SIXTH,
+    # Of the result:
+    "tanh": lambda dy, y: dy - dy * y * y,
+    "relu6": lambda dy, y: dy * (y > 0) * (y < 6),
+    "hardtanh": lambda dy, y: dy * (y > -1) * (y < 1),
+}
+
+
+def slope(name: str, dy: Tensor, x: Tensor) -> Tensor:
+    """dy times the slope of the formula at x."""
+    leaf = x.clone().requires_grad_()
+    (dx,) = torch.autograd.grad(FORMULAS[name](leaf), leaf, dy)
+    return dx
+
+
+def slope_of(name: str) -> Case:
+    formula = SLOPES.get(name, lambda dy, x: slope(name, dy, x))
+    return Case(f"{name}_grad", ((9, 9), (9, 9)), formula, {}, wide)
+
+
 @dataclass(frozen=True)
 class Case:
     op: str
@@ -157,6 +208,8 @@ CASES = [
     Case("relu_grad", ((3, 4), (3, 4)), lambda dy, y: dy * (y > 0), {}, few),
     Case("sigmoid", ((3, 4),), lambda x: 1 / (1 + (-x).exp())),
     Case("sigmoid_grad", ((3, 4), (3, 4)), lambda dy, y: dy * y - dy * y * y),
+    *[Case(name, ((9, 9),), formula, {}, wide) for name, formula in FORMULAS.items()],
+    *[slope_of(name) for name in FORMULAS],
     Case("rsqrt", ((5,),), lambda x: (x + 1e-3) ** -0.5, {"eps": 1e-3}, torch.rand),
     Case("sum_to", ((2, 3, 4),), lambda x: x.sum((0, 2)).view(3, 1), {"shape": (3, 1)}),
     Case("sum_to", ((2, 3, 4),), lambda x: x.sum().view(1), {"shape": (1,)}),

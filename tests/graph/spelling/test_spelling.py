@@ -19,6 +19,7 @@ from plantune.graph.spelling import OVERLOADS
 from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
 
+aten = torch.ops.aten
 Forward = Callable[[Any, Tensor], Any]
 
 # Modules read an image (2, 4, 6, 6).
@@ -129,6 +130,18 @@ FUNCTION_CASES: dict[Callable[..., Any], list[Forward]] = {
     torch.relu: [one(torch.relu)],
     torch.relu_: [lambda m, x: torch.relu_(x * 2.0), lambda m, x: F.relu_(x * 2.0)],
     torch.sigmoid: [one(torch.sigmoid)],
+    torch.tanh: [one(torch.tanh), lambda m, x: (x * 2.0).tanh_()],
+    F.gelu: [one(F.gelu), one(F.gelu, approximate="tanh")],
+    F.silu: [one(F.silu), lambda m, x: F.silu(x * 2.0, inplace=True)],
+    F.relu6: [one(F.relu6), one(F.hardtanh, 0, 6), lambda m, x: F.relu6(x * 2.0, inplace=True)],
+    aten.relu6: [one(aten.relu6)],
+    F.hardtanh: [one(F.hardtanh)],
+    F.hardswish: [one(F.hardswish), lambda m, x: F.hardswish(x * 2.0, inplace=True)],
+    F.hardsigmoid: [one(F.hardsigmoid)],
+    F.leaky_relu: [one(F.leaky_relu), one(F.leaky_relu, 0.1), one(F.leaky_relu, 0.2)],
+    F.elu: [one(F.elu), one(F.elu, 1.0)],
+    F.mish: [one(F.mish)],
+    F.softplus: [one(F.softplus)],
     torch.mean: reduced(torch.mean),
     torch.sum: reduced(torch.sum),
     operator.add: both(operator.add),
@@ -217,7 +230,6 @@ METHOD_CASES: dict[str, list[Forward]] = {
 }
 
 
-aten = torch.ops.aten
 # What a Python call spells in another way, here under torch's own name.
 OVERLOAD_CASES: list[Forward] = [
     lambda m, x: aten.add.Scalar(x, 2),

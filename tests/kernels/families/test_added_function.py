@@ -23,8 +23,8 @@ from plantune.measure.numerics import check
 from plantune.space.search_space import load_search_space
 
 aten = torch.ops.aten
-HARDSWISH = Function(
-    *("hardswish", aten.hardswish, "{0} * fminf(fmaxf({0} + 3.0f, 0.0f), 6.0f) / 6.0f"),
+ADDED = Function(
+    *("added", aten.hardswish, "{0} * fminf(fmaxf({0} + 3.0f, 0.0f), 6.0f) / 6.0f"),
     ("aten.hardswish.default",),
     Derivative(
         aten.hardswish_backward,
@@ -33,16 +33,16 @@ HARDSWISH = Function(
         writes="out",
     ),
 )
-NAME = HARDSWISH.name
+NAME = ADDED.name
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 
 
 @pytest.fixture(autouse=True)
 def added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FUNCTIONS, NAME, HARDSWISH)
-    for op in ops_of(HARDSWISH):
+    monkeypatch.setitem(FUNCTIONS, NAME, ADDED)
+    for op in ops_of(ADDED):
         monkeypatch.setitem(OPS, op.name, op)
-    for overload, reader in readers_of([HARDSWISH]).items():
+    for overload, reader in readers_of([ADDED]).items():
         monkeypatch.setitem(OVERLOADS, overload, reader)
 
 
@@ -184,7 +184,7 @@ def test_it_is_right_on_a_gpu(step_of, gpu_space, name):
 
 def test_cudnn_says_why_it_does_not_run_it(step_of):
     step = step_of(EVERY_ORDER["hopper_conv"], "float16")
-    assert "relu alone, not for hardswish" in family_named("cudnn_conv").why_not_step(step)
+    assert f"relu alone, not for {NAME}" in family_named("cudnn_conv").why_not_step(step)
 
 
 class Network(nn.Module):

@@ -7,6 +7,7 @@ import torch
 
 from plantune.canonical import Attrs
 from plantune.graph.ops import OPS
+from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pointwise import FAMILY
 from plantune.kernels.family import Frame
@@ -60,9 +61,12 @@ CHAINS = {
     "mul_channel of a weight": lambda b: b("mul_channel", b.w(4, 3, 3, 3), b.w(4), axis=0),
     "affine": lambda b: b("affine", b.x(*IMAGE), alpha=-1.5, beta=0.25),
     "relu of one value": lambda b: b("relu", b.x(1, 1, 1, 1)),
-    "relu_grad": lambda b: b("relu_grad", b.x(*IMAGE), b.x(*IMAGE)),
-    "sigmoid": lambda b: b("sigmoid", b.x(5, 7)),
-    "sigmoid_grad": lambda b: b("sigmoid_grad", b.x(2, 3), b.x(2, 3)),
+    **{name: lambda b, name=name: b(name, b.x(*IMAGE)) for name in FUNCTIONS},
+    **{
+        f"{name}_grad": lambda b, name=name: b(f"{name}_grad", b.x(*IMAGE), b.x(*IMAGE))
+        for name in FUNCTIONS
+    },
+    "sigmoid of rows": lambda b: b("sigmoid", b.x(5, 7)),
     "rsqrt": lambda b: b("rsqrt", b.w(19), eps=1e-5),
     "broadcast_to": lambda b: b("broadcast_to", b.x(2, 3, 1, 1), shape=IMAGE),
     "broadcast_to, new axes": lambda b: b("broadcast_to", b.x(7), shape=(2, 5, 7)),
@@ -176,7 +180,7 @@ def test_what_it_does_not_read_is_refused_with_the_reason(step_of, name):
 
 def test_only_images_have_a_layout(step_of):
     arch = load_arch("sm90")
-    for name, reason in (("sigmoid", "not images"), ("mul_channel of a weight", "weights")):
+    for name, reason in (("sigmoid of rows", "not images"), ("mul_channel of a weight", "weights")):
         assert reason in FAMILY.why_not_config(
             FAMILY.parts(step_of(CHAINS[name], "float16")), CONFIG, arch
         )
@@ -224,6 +228,18 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
 def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
     usage = build_within_limits(FAMILY, step_of(conv_tail, "float16"), CONFIG, cuda_arch)
     assert set(usage) == {"run", "run_unaligned"}
+
+
+def all_functions(b):
+    y = b.x(3, 64)
+    for name in FUNCTIONS:
+        y = b(f"{name}_grad", b(name, y), y)
+    return y
+
+
+def test_every_function_builds(step_of, build_within_limits):
+    step = step_of(all_functions, "float16")
+    build_within_limits(FAMILY, step, Attrs(CONFIG, layout="nchw"), load_arch("sm90"))
 
 
 @pytest.mark.gpu

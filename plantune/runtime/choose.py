@@ -1,13 +1,14 @@
-"""Which plan runs a graph: the given one, a stored one, or the framework's kernels."""
+"""Which plan runs a graph: a given, a stored or a guessed one, or the framework's kernels."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import replace
 
 import torch
 
-from plantune.default_plans import default_plan
+from plantune.default_plans import default_plan, guessed_plan
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -34,6 +35,8 @@ from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace
 from plantune.workload import Workload
 
+log = logging.getLogger(__name__)
+
 # What a plan may raise that is none for this machine as it is now: other libraries, less memory.
 CANNOT_RUN = (
     InvalidPlan,
@@ -46,13 +49,13 @@ CANNOT_RUN = (
 )
 
 
-# Without a plan: on a GPU the framework's kernels as one captured graph; on a CPU op by op they are
-# slower than eager, which took 7 us for a layer that they took 60 for (2 cores, 2026-11-22).
+# The framework's kernels: on a GPU as one captured graph; on a CPU op by op they are slower than
+# eager, which took 7 us for a layer that they took 60 for (2 cores, 2026-11-22).
 UNPLANNED = {"cpu": EAGER, "cuda": PROGRAM}
 
 
 class NoStoredPlan(UserWarning):
-    """A known network runs from the framework's kernels, because nothing better is known."""
+    """A known network runs from no plan that was measured."""
 
 
 class PredictedPlan(UserWarning):
@@ -68,7 +71,7 @@ _told: set[str] = set()
 
 def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Options) -> Pool:
     """Instances of the best plan there is for a graph: the given one, else one that is stored for
-    this graph under whatever name, else the framework's kernels.
+    this graph under whatever name, else a guessed one or the framework's kernels.
 
     `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
     stored, there is a word only for a `known` network, for which a search can find something.
@@ -99,7 +102,20 @@ class _Choice:
                     return pool
             elif options.known:
                 _without_plan(_what_is_missing(self._problem, found), options.fallback)
-        plain = default_plan(self._graph, self._space, network=options.name)
+        return self._unplanned()
+
+    def _unplanned(self) -> Pool:
+        """Of kernels that estimates choose, where these are known to be good, else of the
+        framework's.
+        """
+        name = self._options.name
+        guessed = guessed_plan(self._graph, self._space, network=name)
+        if guessed is not None:
+            made = self._attempt(guessed)
+            if isinstance(made, Pool):
+                return made
+            log.info("%s: the framework's kernels run: %s", name, made)
+        plain = default_plan(self._graph, self._space, network=name)
         return self._pool_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
 
     def _given(self) -> Plan | None:
@@ -115,21 +131,27 @@ class _Choice:
 
     def _stored(self, found: Found) -> Pool | None:
         """The pool of a stored plan with one instance made, None if it cannot run here."""
-        why_not: str | None = None
-        try:
-            pool = self._proved(found.plan)
-            pool.match = found.match
-            pool.lease().release()
-        except CANNOT_RUN as error:
-            why_not = str(error)
-        if why_not is not None:
-            # After the handler: an error keeps the memory of what it ended.
+        pool = self._attempt(found.plan)
+        if not isinstance(pool, Pool):
             text = f"the stored plan {found.id} cannot run here, the framework's kernels do"
-            _without_plan(f"{text}: {why_not}", self._options.fallback)
+            _without_plan(f"{text}: {pool}", self._options.fallback)
             return None
+        pool.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)
         if found.plan.origin == "predicted":
             warnings.warn(_predicted(found.plan.problem), PredictedPlan, stacklevel=3)
+        return pool
+
+    def _attempt(self, plan: Plan) -> Pool | str:
+        """The pool of a plan with one instance made, or why it cannot run here.
+
+        Not the error itself, which would keep the memory of what it ended.
+        """
+        try:
+            pool = self._proved(plan)
+            pool.lease().release()
+        except CANNOT_RUN as error:
+            return str(error)
         return pool
 
     def _proved(self, plan: Plan) -> Pool:
@@ -168,7 +190,7 @@ def _what_is_missing(problem: Problem, found: Found | None) -> str:
         )
     workload = Workload.of(problem)
     return (
-        f"no plan for {workload} is stored, the framework's kernels run; "
+        f"no plan for {workload} is stored, so nothing that was measured runs; "
         f"`plantune search {workload.arguments()}` finds one"
     )
 

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 from torch import nn
 
-from plantune.default_plans import Preference, compose, default_plan, hand_plan
+from plantune.default_plans import (
+    Preference,
+    compose,
+    default_plan,
+    guessed_plan,
+    hand_plan,
+)
 from plantune.errors import IllegalCandidate
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
@@ -62,6 +70,33 @@ def test_without_a_convolution_the_callers_layout_stays():
     graph = extract(nn.ReLU(), TensorType((2, 4, 8, 8)))
     plan = default_plan(graph, load_search_space("sm90"), network="relu")
     assert dict(plan.choices[0].candidate.config) == {"layout": "nchw"}
+
+
+class TestGuess:
+    """What runs on a GPU until a search has measured something."""
+
+    MODULE = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+
+    def guess(self, module, arch="sm90", train=False):
+        graph = extract(module.train(train), TensorType((2, 8, 8, 8), "float16"))
+        graph = differentiate(graph) if train else graph
+        return guessed_plan(graph, load_search_space(arch), network="guess")
+
+    @pytest.mark.parametrize("arch", ["sm80", "sm90"])
+    def test_it_is_the_plan_by_hand(self, arch):
+        plan = self.guess(copy.deepcopy(self.MODULE).half(), arch)
+        assert plan.origin == "default"
+        (choice,) = (c for c in plan.choices if any("conv2d" in node for node in c.nodes))
+        assert len(choice.nodes) == 3
+        assert choice.candidate.family != "framework"
+
+    @pytest.mark.parametrize(
+        ("module", "arch", "train"),
+        [(MODULE, "cpu", False), (MODULE, "sm90", True), (nn.Softmax(1), "sm90", False)],
+        ids=["on a CPU", "in training", "without a kernel of ours"],
+    )
+    def test_there_is_none(self, module, arch, train):
+        assert self.guess(copy.deepcopy(module).half(), arch, train) is None
 
 
 def test_a_plan_says_what_it_is_for(graph, space):

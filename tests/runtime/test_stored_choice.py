@@ -343,6 +343,40 @@ def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
     assert (model.plan, said) == (plan, [])
 
 
+class TestGuess:
+    """Without a stored plan, one that estimates chose, where there is one."""
+
+    @pytest.fixture(autouse=True)
+    def guess(self, monkeypatch):
+        def guessed(graph, space, *, network):
+            plan = hand_plan(graph, space, network=network, without=COMPILED)
+            return replace(plan, origin="default")
+
+        monkeypatch.setattr(choose, "guessed_plan", guessed)
+
+    def families(self, model):
+        return {choice.candidate.family for choice in model.plan.choices} - {"view"}
+
+    def test_it_is_proved_and_runs(self, monkeypatch, close):
+        proved = []
+        monkeypatch.setattr(choose, "recheck", lambda graph, plan, *_: proved.append(plan))
+        module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
+        model = optimize(module, x)
+        close(model(x), module(x))
+        assert self.families(model) > {"framework"}
+        assert proved == [model.plan]
+
+    def test_where_it_cannot_run_the_frameworks_kernels_do(self, monkeypatch, close):
+        def fails(graph, plan, *_):
+            raise WrongResult("the output is off", 1.0, 0.1)
+
+        monkeypatch.setattr(choose, "recheck", fails)
+        module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
+        model = optimize(module, x, fallback="error")
+        close(model(x), module(x))
+        assert self.families(model) == {"framework"}
+
+
 @pytest.mark.parametrize(
     "error",
     [

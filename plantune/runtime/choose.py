@@ -21,7 +21,7 @@ from plantune.errors import (
 )
 from plantune.graph.graph import Graph
 from plantune.machine import environment_of
-from plantune.plan import EAGER, PROGRAM, Plan, check_plan
+from plantune.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_as
 from plantune.plan_db.plan_file import PlanFile
 from plantune.plan_db.proofs import is_proved, remember_proof
 from plantune.plan_db.rows import Found
@@ -123,8 +123,8 @@ class _Choice:
         plan = self._options.plan
         if isinstance(plan, PlanFile):
             found = plan.find(self._problem, self._here)
-            return None if found is None or found.match == "foreign" else found.plan
-        return plan if plan is not None and plan.problem.graph == self._graph.digest else None
+            plan = None if found is None or found.match == "foreign" else found.plan
+        return plan if plan is not None and is_for(plan, self._graph) else None
 
     def _pool_of(self, plan: Plan) -> Pool:
         return Pool(self._graph, plan, self._space, self._held, frozen=self._options.frozen)
@@ -158,14 +158,15 @@ class _Choice:
         """The pool of a plan that has computed the network once in this environment, wherever it
         came from, unless it was measured or proved here before. Raises as `recheck` does.
         """
-        check_plan(plan, self._graph, self._space)
+        own = named_as(plan, self._graph)
+        check_plan(own, self._graph, self._space)
         runs = plan.run_by(frozen=self._options.frozen) == PROGRAM
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise CaptureError(_not_in_a_capture(plan.problem))
-            recheck(self._graph, plan, self._space, self._held.module, self._held.otherwise)
+            recheck(self._graph, own, self._space, self._held.module, self._held.otherwise)
             remember_proof(plan, self._here)
-        return self._pool_of(plan)
+        return self._pool_of(own)
 
 
 def _not_in_a_capture(problem: Problem) -> str:

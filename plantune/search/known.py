@@ -17,7 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.machine import Environment
 from plantune.paths import data_folder
-from plantune.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
+from plantune.plan import EAGER, Choice, Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.stored import find_stored_plan, stored_plans_in
@@ -45,24 +45,21 @@ def known_plans(
     rows = [row for row in _rows(space, database, shipped=shipped) if _is_alike(row, problem)]
     if not shipped:
         rows = [row for row in rows if row.environment.device_digest == environment.device_digest]
-    own = [row for row in rows if is_for(row.plan, graph)]
+    own = [row for row in rows if row.plan.problem.graph == graph.digest]
     own.sort(key=lambda row: row.environment.key != environment.key)
-    others = [row for row in rows if not is_for(row.plan, graph)]
+    others = [row for row in rows if row.plan.problem.graph != graph.digest]
     others.sort(key=lambda row: _distance(row, problem, environment))
-    plans = [named_as(row.plan, graph) for row in own] + [row.plan for row in others]
-    fitting = (fitted(plan, graph, space) for plan in plans)
+    fitting = (fitted(row.plan, graph, space) for row in (*own, *others))
     found = distinct(plan for plan in fitting if plan is not None)
     return found[: MOST_OWN + MOST_OTHERS]
 
 
-def incumbent(
-    graph: Graph, problem: Problem, environment: Environment, database: PlanDatabase
-) -> Plan | None:
+def incumbent(problem: Problem, environment: Environment, database: PlanDatabase) -> Plan | None:
     """The plan in this database that calls here use now; only a better one replaces it."""
     found = database.find_plan(problem, environment)
     if found is None or found.match == "foreign" or found.plan.origin == "predicted":
         return None
-    return named_as(found.plan, graph)
+    return found.plan
 
 
 def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
@@ -111,7 +108,7 @@ def _is_alike(row: StoredPlan, problem: Problem) -> bool:
     other = row.plan.problem
     named = ("network", "arch", "mode", "dtype")
     return row.plan.origin in ("measured", "predicted") and (
-        other.graph in (problem.graph, problem.earlier)
+        other.graph == problem.graph
         or all(getattr(other, name) == getattr(problem, name) for name in named)
     )
 

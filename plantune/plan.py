@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plantune.canonical import Attrs, canonical, digest
@@ -20,7 +20,7 @@ from plantune.step_times import StepTimes
 # A plan is written in the first format that can say it: earlier releases read what they can run.
 FORMAT = 1
 # What a plan has only if it needs it, and the format that brought it.
-FORMATS = {"branches": 2, "frozen_runner": 3, "call": 4, "times": 4}
+FORMATS = {"branches": 2, "frozen_runner": 3, "call": 4, "times": 4, "order": 5}
 PROGRAM, EAGER = "program", "eager"
 # Who runs the network: the plan's program, or a way of the framework's that was faster as a whole.
 # All read the weights as they are now.
@@ -139,8 +139,12 @@ def plan_from_json(data: Any) -> Plan:
     for key, known in KNOWN_VALUES.items():
         if key in fields and fields[key] not in known:
             raise InvalidPlan(f"{key}: must be one of {', '.join(known)}, got {fields[key]!r}")
+    problem = Problem.from_json(fields)
+    covered = {name for choice in choices for name in choice.nodes}
+    if problem.order and not covered <= set(problem.order):
+        raise InvalidPlan("order: must have each node of the choices")
     return Plan(
-        Problem.from_json(fields),
+        problem,
         choices,
         origin=fields["origin"],
         evidence=_attrs(fields["evidence"], "evidence"),
@@ -164,7 +168,12 @@ PLAN_FIELDS: dict[str, type] = {
     "runner": str,
     "evidence": dict,
 }
-ADDED_FIELDS: dict[str, type] = {"branches": bool, "frozen_runner": str, "call": list}
+ADDED_FIELDS: dict[str, type] = {
+    "branches": bool,
+    "frozen_runner": str,
+    "call": list,
+    "order": list,
+}
 KNOWN_VALUES: dict[str, tuple[str, ...]] = {
     "origin": ORIGINS,
     "runner": LIVE_RUNNERS,
@@ -205,6 +214,33 @@ def _attrs(data: dict[str, Any], where: str) -> Attrs:
         return Attrs(data)
     except (TypeError, ValueError) as error:
         raise InvalidPlan(f"{where}: {error}") from error
+
+
+def is_for(plan: Plan, graph: Graph) -> bool:
+    """Whether it was made for a network of these layers."""
+    return plan.problem.graph == (graph.digest if plan.problem.order else graph.named_digest)
+
+
+def named_as(plan: Plan, graph: Graph) -> Plan:
+    """A plan for a network of these layers, with the names that they have in this graph. One from
+    before layers were told apart without names has them already.
+    """
+    nodes = graph.structure.nodes
+    if plan.problem.order == nodes:
+        return plan
+    named = plan.problem.order or nodes
+    if len(named) != len(nodes):
+        raise InvalidPlan(f"order: must be names of {len(nodes)} nodes, got {len(named)}")
+    names = dict(zip(named, nodes, strict=True))
+    place = {node.name: at for at, node in enumerate(graph.nodes)}
+
+    def renamed(choice: Choice) -> Choice:
+        own = [names.get(name, name) for name in choice.nodes]
+        return replace(choice, nodes=tuple(sorted(own, key=lambda name: place.get(name, -1))))
+
+    choices = tuple(map(renamed, plan.choices))
+    problem = replace(plan.problem, graph=graph.digest, call=graph.inputs, order=nodes)
+    return replace(plan, problem=problem, choices=choices)
 
 
 def check_plan(plan: Plan, graph: Graph, space: SearchSpace) -> Partition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plantune.errors import InvalidGraph, InvalidPlan
@@ -32,6 +32,10 @@ class Problem:
     """`graph` is the digest of the layers, and so of the tensors' types. `network` is a name
     for people, `batch` and `dtype` are those of the first tensor. `call` is None in plans from
     before it was kept.
+
+    `order` holds the names of the graph's nodes as its digest numbers them: by it a plan is one for
+    every network of these layers, whatever its own names are. Plans from before that
+    have none, and are found by `earlier`, a digest with names in it.
     """
 
     network: str
@@ -41,23 +45,38 @@ class Problem:
     dtype: str
     mode: str
     call: Call | None = None
+    order: tuple[str, ...] = field(default=(), compare=False)
+    earlier: str = field(default="", compare=False)
 
     @staticmethod
     def of(graph: Graph, arch: str, network: str) -> Problem:
         """What a plan for the graph solves."""
         mode = "infer" if graph.backward_from is None else "train"
         batch, dtype = _batch_and_dtype(graph.inputs)
-        return Problem(network, graph.digest, arch, batch, dtype, mode, graph.inputs)
+        return Problem(
+            network,
+            graph.digest,
+            arch,
+            batch,
+            dtype,
+            mode,
+            graph.inputs,
+            graph.structure.nodes,
+            graph.named_digest,
+        )
 
     @property
     def key(self) -> Problem:
         """Without the call, whose types are in the graph: plans from before it was kept match."""
-        return replace(self, call=None)
+        return replace(self, call=None, order=(), earlier="")
 
     @property
-    def layers(self) -> dict[str, Any]:
-        """What a plan must have to fit, whatever its network is called and its arch is."""
-        return {name: getattr(self, name) for name in ("graph", "batch", "dtype", "mode")}
+    def layers(self) -> list[dict[str, Any]]:
+        """What a plan must have to fit, whatever its network is called and its arch is: all of one
+        of these.
+        """
+        others = {name: getattr(self, name) for name in ("batch", "dtype", "mode")}
+        return [{"graph": graph, **others} for graph in (self.graph, self.earlier) if graph]
 
     @property
     def tensors(self) -> Named:
@@ -70,15 +89,18 @@ class Problem:
         return ", ".join(f"{name} {_argument_text(value)}" for name, value in self.call or ())
 
     def to_json(self) -> dict[str, Any]:
-        """`call` is left out if it was not kept."""
+        """`call` and `order` are left out if they were not kept."""
         data = {name: getattr(self, name) for name in PROBLEM_FIELDS}
-        return data if self.call is None else {**data, "call": _call_to_json(self.call)}
+        call = {} if self.call is None else {"call": _call_to_json(self.call)}
+        return {**data, **call, **({"order": [*self.order]} if self.order else {})}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Problem:
         """The problem of fields whose types were checked; raises InvalidPlan."""
         call = _call_from_json(data["call"]) if "call" in data else None
-        problem = Problem(**{name: data[name] for name in PROBLEM_FIELDS}, call=call)
+        order = _names(data["order"]) if "order" in data else ()
+        fields = {name: data[name] for name in PROBLEM_FIELDS}
+        problem = Problem(**fields, call=call, order=order)
         if problem.mode not in MODES:
             raise InvalidPlan(f"mode: must be one of {', '.join(MODES)}, got {problem.mode!r}")
         if problem.batch < 1:
@@ -122,6 +144,12 @@ def _call_from_json(data: Any) -> Call:
     if len(dict(call)) < len(call) or not _tensors(call):
         raise InvalidPlan(f"call: must hold a tensor, and each name once, got {data!r:.80}")
     return call
+
+
+def _names(data: Any) -> tuple[str, ...]:
+    if not data or any(type(name) is not str for name in data) or len(set(data)) < len(data):
+        raise InvalidPlan(f"order: must be names of nodes, each once, got {data!r:.80}")
+    return tuple(data)
 
 
 def _name(name: Any) -> str:

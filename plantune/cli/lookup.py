@@ -100,13 +100,17 @@ def stored_plan(opened: PlanDatabase, id: int) -> StoredPlan:
 
 
 def _by_id(opened: PlanDatabase, workload: Workload, id: int) -> Chosen:
+    from plantune.plan import named_as
+
     stored = stored_plan(opened, id)
     match = environment_here(stored.plan.problem.arch).match(stored.environment)
     wanted = _workload_for(stored.plan, workload.in_channels)
-    return Chosen(stored.plan, stored.environment, match, stored.id, wanted)
+    plan = named_as(stored.plan, wanted.graph)
+    return Chosen(plan, stored.environment, match, stored.id, wanted)
 
 
 def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
+    from plantune.plan import named_as
     from plantune.plan_db.rows import best
     from plantune.plan_db.stored import find_stored_plan
 
@@ -123,7 +127,8 @@ def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
         expected = f"for another chip: expected {workload.arch}, got {got}"
         text = f"the only plan for these layers is {expected}"
         raise ForeignPlan(f"{text}; run plantune search {workload.arguments()}", workload.arch, got)
-    return Chosen(found.plan, found.environment, found.match, found.id if own else None, workload)
+    plan = named_as(found.plan, workload.graph)
+    return Chosen(plan, found.environment, found.match, found.id if own else None, workload)
 
 
 def _workload_for(plan: Plan, in_channels: int) -> Workload:
@@ -131,13 +136,15 @@ def _workload_for(plan: Plan, in_channels: int) -> Workload:
 
     Raises InvalidPlan if that does not give the plan's graph.
     """
+    from plantune.plan import is_for
+
     kept = plan.problem
     workload = (
         Workload(kept.network, kept.batch, in_channels, kept.mode, kept.dtype, kept.arch)
         if kept.call is None
         else Workload.of(kept)
     )
-    if workload.graph.digest != kept.graph:
+    if not is_for(plan, workload.graph):
         raise InvalidPlan(
             f"the plan's layers are not those of {kept.network} in this plantune; search again"
             + ("" if kept.call else ", or give --in-channels if images do not have 3 channels")

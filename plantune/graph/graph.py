@@ -13,6 +13,7 @@ from torch import Tensor
 from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
+from plantune.graph.structure import Structure, structure_of
 from plantune.graph.types import TensorType, dtype_name
 
 
@@ -175,8 +176,17 @@ class Graph:
         return tuple(name for name, _ in named if name in read & self.constants)
 
     @cached_property
+    def structure(self) -> Structure:
+        return structure_of(self)
+
+    @property
     def digest(self) -> str:
-        """The network's signature: it changes with every field."""
+        """The network's signature: the same under other names."""
+        return self.structure.digest
+
+    @cached_property
+    def named_digest(self) -> str:
+        """It changes with every field, names too. Plans of earlier releases are found by it."""
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:

@@ -31,8 +31,10 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def by_pixels(weight: Tensor) -> Tensor:
-    """A convolution's weight as (O, R, S, C): in channels_last memory it has this form."""
-    return weight.permute(0, 2, 3, 1)
+    """A convolution's weight as (O, R, S, C): in channels_last memory it has this form, and so has
+    the weight of a linear layer.
+    """
+    return weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight[:, None, None, :]
 
 
 @dataclass(frozen=True)

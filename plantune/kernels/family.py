@@ -22,6 +22,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.constants import Constant
+from plantune.kernels.patterns.product_as_conv import StepOfRows
 from plantune.layouts import HOST_MEMORY
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
@@ -214,6 +215,8 @@ def _reading(family: KernelFamily[P], step: Step) -> P | str:
 
 def images(step: Step, layout: str) -> dict[str, str]:
     """`layout` for each rank-4 input that is not a weight, and each rank-4 output."""
+    if isinstance(step, StepOfRows):
+        return step.layouts
     inputs = {name: type_ for name, type_ in step.inputs if name not in step.constants}
     values = {**inputs, **dict(step.outputs)}
     return {name: layout for name, type_ in values.items() if len(type_.shape) == 4}

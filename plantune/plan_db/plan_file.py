@@ -39,7 +39,12 @@ class PlanFile:
 
     def find(self, problem: Problem, here: Environment) -> Found | None:
         """The best plan for these layers, one for another chip included."""
-        fits = [item for item in self.stored if item.plan.problem.layers == problem.layers]
+        fits = [
+            item
+            for layers in problem.layers
+            for item in self.stored
+            if layers in item.plan.problem.layers
+        ]
         return best_of(fits, problem, here)
 
     def plan_for(self, problem: Problem, here: Environment) -> Plan:

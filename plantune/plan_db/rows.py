@@ -283,7 +283,11 @@ def find_plan(
 
     The name of the network does not count: its layers are all in the graph.
     """
-    stored = read_plans(connection, {**problem.layers, "status": status})
+    stored = [
+        item
+        for layers in problem.layers
+        for item in read_plans(connection, {**layers, "status": status})
+    ]
     return best_of(stored, problem, environment)
 
 

@@ -75,7 +75,7 @@ def _check_choices(plan: Plan) -> None:
         if choice.times is not None and choice.times.runner_up is not None:
             other, _ = choice.times.runner_up
             _check_candidate(other, f"{where}.times.runner_up", plan.problem.arch)
-        for node in choice.nodes:
+        for node in choice.nodes:  # these are also all names of the problem
             named = len(node) <= NODE_LENGTH and ".." not in node and _matches(_NODE, node)
             _require(named, f"{where}.nodes", node, "names of nodes")
             _require(node not in seen, f"{where}.nodes", node, "nodes of no other choice")

@@ -24,7 +24,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.graph.types import TensorType
 from plantune.machine import arch_of, environment_of, why_no_plans
-from plantune.plan import Plan, check_plan
+from plantune.plan import Plan, check_plan, is_for, named_as
 from plantune.plan_db.plan_file import PlanFile
 from plantune.problem import Problem
 from plantune.runtime.autograd import run_with_gradients
@@ -104,13 +104,13 @@ class Calls:
         if isinstance(plan, PlanFile):
             problem = Problem.of(graph, self._space().arch.name, self.options.name)
             plan = plan.plan_for(problem, environment_of(self._device))
-        if plan.problem.graph != graph.digest:
+        if not is_for(plan, graph):
             raise InvalidPlan(
                 f"the given plan is for other layers: it is for {plan.problem}, and this is "
                 f"{self.options.name} with input {self.input_type.shape}, {self.options.mode}, "
                 f"{self.input_type.dtype}"
             )
-        check_plan(plan, graph, self._space())
+        check_plan(named_as(plan, graph), graph, self._space())
 
     def expected(self) -> Planned:
         """What runs the call that this was made for."""
@@ -252,7 +252,7 @@ class Calls:
         # What changed may be nothing that the graph was read from.
         threads = threads_on(self._device)
         for kept in self._all_kept():
-            if kept.pool.graph.digest == graph.digest and kept.threads == threads:
+            if kept.pool.graph.named_digest == graph.named_digest and kept.threads == threads:
                 return Planned(kept.pool, outputs, self._device)
         pool = pool_for(graph, self._space(), self._held, self.options)
         return Planned(pool, outputs, self._device)

@@ -1,13 +1,14 @@
-"""Which plan runs a graph: the given one, a stored one, or the framework's kernels."""
+"""Which plan runs a graph: a given, a stored or a guessed one, or the framework's kernels."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import replace
 
 import torch
 
-from plantune.default_plans import default_plan, training_plan
+from plantune.default_plans import default_plan, guessed_plan
 from plantune.errors import (
     BuildError,
     CannotJudge,
@@ -20,7 +21,7 @@ from plantune.errors import (
 )
 from plantune.graph.graph import Graph
 from plantune.machine import environment_of
-from plantune.plan import EAGER, PROGRAM, Plan, check_plan
+from plantune.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_as
 from plantune.plan_db.plan_file import PlanFile
 from plantune.plan_db.proofs import is_proved, remember_proof
 from plantune.plan_db.rows import Found
@@ -34,6 +35,8 @@ from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace
 from plantune.workload import Workload
 
+log = logging.getLogger(__name__)
+
 # What a plan may raise that is none for this machine as it is now: other libraries, less memory.
 CANNOT_RUN = (
     InvalidPlan,
@@ -46,13 +49,13 @@ CANNOT_RUN = (
 )
 
 
-# Without a plan: on a GPU the framework's kernels as one captured graph; on a CPU op by op they are
-# slower than eager, which took 7 us for a layer that they took 60 for (2 cores, 2026-11-22).
+# The framework's kernels: on a GPU as one captured graph; on a CPU op by op they are slower than
+# eager, which took 7 us for a layer that they took 60 for (2 cores, 2026-11-22).
 UNPLANNED = {"cpu": EAGER, "cuda": PROGRAM}
 
 
 class NoStoredPlan(UserWarning):
-    """A known network runs from the framework's kernels, because nothing better is known."""
+    """A known network runs from no plan that was measured."""
 
 
 class PredictedPlan(UserWarning):
@@ -68,7 +71,7 @@ _told: set[str] = set()
 
 def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Options) -> Pool:
     """Instances of the best plan there is for a graph: the given one, else one that is stored for
-    this graph under whatever name, else the framework's kernels.
+    this graph under whatever name, else a guessed one or the framework's kernels.
 
     `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
     stored, there is a word only for a `known` network, for which a search can find something.
@@ -99,70 +102,71 @@ class _Choice:
                     return pool
             elif options.known:
                 _without_plan(_what_is_missing(self._problem, found), options.fallback)
-        return self._few_passes() or self._framework()
+        return self._unplanned()
 
-    def _framework(self) -> Pool:
-        """The framework's kernels, op by op."""
-        plain = default_plan(self._graph, self._space, network=self._options.name)
-        return self._pool_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
-
-    def _few_passes(self) -> Pool | None:
-        """In training on a GPU, the framework's kernels with some of ours between; None where these
-        cannot run, or cannot be proved: random integers may be no inputs for a network.
+    def _unplanned(self) -> Pool:
+        """Of kernels that estimates choose, where these are known to be good, else of the
+        framework's.
         """
-        graph, space = self._graph, self._space
-        drawable = all(type_.is_float for _, type_ in graph.inputs)
-        if graph.backward_from is None or space.arch.kind != "cuda" or not drawable:
-            return None
-        try:
-            pool = self._proved(training_plan(graph, space, network=self._options.name))
-            pool.lease().release()
-        except CANNOT_RUN:
-            return None
-        return pool
+        name = self._options.name
+        guessed = guessed_plan(self._graph, self._space, network=name)
+        if guessed is not None:
+            made = self._attempt(guessed)
+            if isinstance(made, Pool):
+                return made
+            log.info("%s: the framework's kernels run: %s", name, made)
+        plain = default_plan(self._graph, self._space, network=name)
+        return self._pool_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
 
     def _given(self) -> Plan | None:
         """The plan that the user gave, if it is one for this graph and kind of chip."""
         plan = self._options.plan
         if isinstance(plan, PlanFile):
             found = plan.find(self._problem, self._here)
-            return None if found is None or found.match == "foreign" else found.plan
-        return plan if plan is not None and plan.problem.graph == self._graph.digest else None
+            plan = None if found is None or found.match == "foreign" else found.plan
+        return plan if plan is not None and is_for(plan, self._graph) else None
 
     def _pool_of(self, plan: Plan) -> Pool:
         return Pool(self._graph, plan, self._space, self._held, frozen=self._options.frozen)
 
     def _stored(self, found: Found) -> Pool | None:
         """The pool of a stored plan with one instance made, None if it cannot run here."""
-        why_not: str | None = None
-        try:
-            pool = self._proved(found.plan)
-            pool.match = found.match
-            pool.lease().release()
-        except CANNOT_RUN as error:
-            why_not = str(error)
-        if why_not is not None:
-            # After the handler: an error keeps the memory of what it ended.
+        pool = self._attempt(found.plan)
+        if not isinstance(pool, Pool):
             text = f"the stored plan {found.id} cannot run here, the framework's kernels do"
-            _without_plan(f"{text}: {why_not}", self._options.fallback)
+            _without_plan(f"{text}: {pool}", self._options.fallback)
             return None
+        pool.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)
         if found.plan.origin == "predicted":
             warnings.warn(_predicted(found.plan.problem), PredictedPlan, stacklevel=3)
+        return pool
+
+    def _attempt(self, plan: Plan) -> Pool | str:
+        """The pool of a plan with one instance made, or why it cannot run here.
+
+        Not the error itself, which would keep the memory of what it ended.
+        """
+        try:
+            pool = self._proved(plan)
+            pool.lease().release()
+        except CANNOT_RUN as error:
+            return str(error)
         return pool
 
     def _proved(self, plan: Plan) -> Pool:
         """The pool of a plan that has computed the network once in this environment, wherever it
         came from, unless it was measured or proved here before. Raises as `recheck` does.
         """
-        check_plan(plan, self._graph, self._space)
+        own = named_as(plan, self._graph)
+        check_plan(own, self._graph, self._space)
         runs = plan.run_by(frozen=self._options.frozen) == PROGRAM
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise CaptureError(_not_in_a_capture(plan.problem))
-            recheck(self._graph, plan, self._space, self._held.module, self._held.otherwise)
+            recheck(self._graph, own, self._space, self._held.module, self._held.otherwise)
             remember_proof(plan, self._here)
-        return self._pool_of(plan)
+        return self._pool_of(own)
 
 
 def _not_in_a_capture(problem: Problem) -> str:
@@ -187,7 +191,7 @@ def _what_is_missing(problem: Problem, found: Found | None) -> str:
         )
     workload = Workload.of(problem)
     return (
-        f"no plan for {workload} is stored, the framework's kernels run; "
+        f"no plan for {workload} is stored, so nothing that was measured runs; "
         f"`plantune search {workload.arguments()}` finds one"
     )
 

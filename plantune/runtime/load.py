@@ -50,9 +50,9 @@ def load_model(
     the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
     one: JSON of `plantune plans export`, or a database of `plantune export`, in which the plan for
     this call is looked for. Without it the plan that a search stored is used, or one that plantune
-    ships, else the framework's kernels run. Other batches run through the framework. `fallback`
-    says whether either comes with a warning, silently, or as an error, NoPlan or InputMismatch, in
-    the first such call.
+    ships, else one that estimates choose, or the framework's kernels. Other batches run through the
+    framework. `fallback` says whether either comes with a warning, silently, or as an error, NoPlan
+    or InputMismatch, in the first such call.
 
     Weights may change at any time. `frozen` promises that they stay until `refresh()` is called, so
     that what kernels need of them is computed once. On a GPU the network is built in channels_last.
@@ -91,9 +91,9 @@ def optimize(
     fallback: str = "warn",
 ) -> TunedModule:
     """A copy of `module` that runs from a plan for inputs like `example_input`: the given one (see
-    load_model), one that a search stored for a network of the same layers, else the framework's
-    kernels. `fallback` says what becomes of a stored plan that cannot run here, and of calls that
-    differ.
+    load_model), one that a search stored for a network of the same layers, else kernels that
+    estimates choose or the framework's. `fallback` says what becomes of a stored plan that cannot
+    run here, and of calls that differ.
 
     The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
     training or eval mode that it has; `mode` says only whether gradients are planned. Parameters

@@ -17,7 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.machine import Environment
 from plantune.paths import data_folder
-from plantune.plan import EAGER, Choice, Plan, check_plan
+from plantune.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.stored import find_stored_plan, stored_plans_in
@@ -45,21 +45,24 @@ def known_plans(
     rows = [row for row in _rows(space, database, shipped=shipped) if _is_alike(row, problem)]
     if not shipped:
         rows = [row for row in rows if row.environment.device_digest == environment.device_digest]
-    own = [row for row in rows if row.plan.problem.graph == graph.digest]
+    own = [row for row in rows if is_for(row.plan, graph)]
     own.sort(key=lambda row: row.environment.key != environment.key)
-    others = [row for row in rows if row.plan.problem.graph != graph.digest]
+    others = [row for row in rows if not is_for(row.plan, graph)]
     others.sort(key=lambda row: _distance(row, problem, environment))
-    fitting = (fitted(row.plan, graph, space) for row in (*own, *others))
+    plans = [named_as(row.plan, graph) for row in own] + [row.plan for row in others]
+    fitting = (fitted(plan, graph, space) for plan in plans)
     found = distinct(plan for plan in fitting if plan is not None)
     return found[: MOST_OWN + MOST_OTHERS]
 
 
-def incumbent(problem: Problem, environment: Environment, database: PlanDatabase) -> Plan | None:
+def incumbent(
+    graph: Graph, problem: Problem, environment: Environment, database: PlanDatabase
+) -> Plan | None:
     """The plan in this database that calls here use now; only a better one replaces it."""
     found = database.find_plan(problem, environment)
     if found is None or found.match == "foreign" or found.plan.origin == "predicted":
         return None
-    return found.plan
+    return named_as(found.plan, graph)
 
 
 def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
@@ -108,7 +111,7 @@ def _is_alike(row: StoredPlan, problem: Problem) -> bool:
     other = row.plan.problem
     named = ("network", "arch", "mode", "dtype")
     return row.plan.origin in ("measured", "predicted") and (
-        other.graph == problem.graph
+        other.graph in (problem.graph, problem.earlier)
         or all(getattr(other, name) == getattr(problem, name) for name in named)
     )
 

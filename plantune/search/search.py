@@ -125,7 +125,7 @@ class Search:
         """So that an early end has a good plan. Measures the steps of the best of them first."""
         graph, budget, environment = self.graph, run.budget, self._environment
         problem = self.problem
-        self._incumbent = incumbent(problem, environment, self._database)
+        self._incumbent = incumbent(graph, problem, environment, self._database)
         shipped = self.settings.shipped
         known = known_plans(
             graph, self.space, problem, environment, self._database, shipped=shipped

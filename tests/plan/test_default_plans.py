@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 from torch import nn
 
-from plantune.default_plans import Preference, compose, default_plan, hand_plan, training_plan
+from plantune.default_plans import (
+    Preference,
+    compose,
+    default_plan,
+    guessed_plan,
+    hand_plan,
+)
 from plantune.errors import IllegalCandidate
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
@@ -50,36 +58,45 @@ def test_convolutions_on_a_gpu_are_channels_last(arch, layout):
     assert {choice.candidate.family for choice in plan.choices} == {"framework"}
 
 
-def test_training_on_a_gpu_is_channels_last():
+def test_training_on_a_gpu_keeps_the_callers_layout():
     graph = differentiate(extract(nn.Conv2d(4, 8, 3, bias=False), TensorType((2, 4, 8, 8))))
     plan = default_plan(graph, load_search_space("sm90"), network="conv")
-    assert {choice.candidate.config.get("layout") for choice in plan.choices} == {"nhwc"}
-
-
-def test_training_on_a_gpu_moves_activations_in_few_passes():
-    layers = (nn.Conv2d(4, 8, 3, bias=False), nn.ReLU(), nn.Sigmoid(), nn.AvgPool2d(3, 2, 1))
-    module = nn.Sequential(*layers).half()
-    graph = differentiate(extract(module, TensorType((2, 4, 8, 8), "float16"), fold=False))
-    plan = training_plan(graph, load_search_space("sm90"), network="chain")
-    ops = {node.name: node.op for node in graph.nodes}
-    found = [
-        (choice.candidate.family, *(ops[name] for name in choice.nodes)) for choice in plan.choices
-    ]
-    assert found == [
-        ("framework", "conv2d"),
-        ("pointwise", "relu", "sigmoid"),
-        ("pool", "avg_pool2d"),
-        ("pool_grad", "avg_pool2d_grad"),
-        ("pointwise", "sigmoid_grad", "relu_grad"),
-        ("framework", "conv2d_wgrad"),
-    ]
-    assert plan.origin == "default"
+    layouts = [choice.candidate.config.get("layout") for choice in plan.choices]
+    assert "nchw" in layouts
+    assert "nhwc" not in layouts
 
 
 def test_without_a_convolution_the_callers_layout_stays():
     graph = extract(nn.ReLU(), TensorType((2, 4, 8, 8)))
     plan = default_plan(graph, load_search_space("sm90"), network="relu")
     assert dict(plan.choices[0].candidate.config) == {"layout": "nchw"}
+
+
+class TestGuess:
+    """What runs on a GPU until a search has measured something."""
+
+    MODULE = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+
+    def guess(self, module, arch="sm90", train=False):
+        graph = extract(module.train(train), TensorType((2, 8, 8, 8), "float16"))
+        graph = differentiate(graph) if train else graph
+        return guessed_plan(graph, load_search_space(arch), network="guess")
+
+    @pytest.mark.parametrize("arch", ["sm80", "sm90"])
+    def test_it_is_the_plan_by_hand(self, arch):
+        plan = self.guess(copy.deepcopy(self.MODULE).half(), arch)
+        assert plan.origin == "default"
+        (choice,) = (c for c in plan.choices if any("conv2d" in node for node in c.nodes))
+        assert len(choice.nodes) == 3
+        assert choice.candidate.family != "framework"
+
+    @pytest.mark.parametrize(
+        ("module", "arch", "train"),
+        [(MODULE, "cpu", False), (MODULE, "sm90", True), (nn.Softmax(1), "sm90", False)],
+        ids=["on a CPU", "in training", "without a kernel of ours"],
+    )
+    def test_there_is_none(self, module, arch, train):
+        assert self.guess(copy.deepcopy(module).half(), arch, train) is None
 
 
 def test_a_plan_says_what_it_is_for(graph, space):

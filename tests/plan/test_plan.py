@@ -95,6 +95,7 @@ CHANGES = {
     "dtype": "bfloat16",
     "mode": "train",
     "call": (("x", TensorType((2, 4, 6, 7))),),
+    "order": (),
     "choices": (),
     "origin": "measured",
     "runner": "eager",
@@ -205,16 +206,16 @@ def drop(*path):
 
 
 OF_PLAN = [field.name for field in fields(Plan) if field.name != "problem"]
-FIELDS = [*(field.name for field in fields(Problem)), *OF_PLAN]
+FIELDS = [*(field.name for field in fields(Problem) if field.name != "earlier"), *OF_PLAN]
 X = {"shape": [2, 4, 6, 6], "dtype": "float32", "layout": "nchw"}
 BROKEN = {
     **{f"no {key}": (drop(key), f"missing or unknown: {key}") for key in ("format", *FIELDS)
-       if key not in ("branches", "frozen_runner", "call")},
+       if key not in ("branches", "frozen_runner", "call", "order")},
     **{f"choice without {key}": (drop("choices", 1, key), rf"choices\[1\].*unknown: {key}")
        for key in ("nodes", "family", "config")},
     "an unknown field": (put(1, "python"), "fields missing or unknown: python"),
     "an unknown field in a choice": (put("rm", "choices", 0, "run"), r"choices\[0\].*unknown: run"),
-    "another format": (put(3, "format"), "format: this plantune reads 4, got 3"),
+    "another format": (put(3, "format"), "format: this plantune reads 5, got 3"),
     "format as a string": (put("1", "format"), "plan.format: must be int, got '1'"),
     "format as a bool": (put(True, "format"), "plan.format: must be int, got True"),
     "batch as a bool": (put(True, "batch"), "plan.batch: must be int, got True"),
@@ -226,8 +227,12 @@ BROKEN = {
     "network as a number": (put(3, "network"), "plan.network: must be str"),
     "graph as a list": (put([], "graph"), "plan.graph: must be str"),
     "another mode": (put("test", "mode"), "mode: must be one of infer, train, got 'test'"),
-    "a field that its format lacks": (put(1, "format"), "format: this plantune reads 4, got 1"),
-    "no field that its format has": (drop("call"), "format: this plantune reads 2, got 4"),
+    "a field that its format lacks": (put(1, "format"), "format: this plantune reads 5, got 1"),
+    "no field that its format has": (drop("order"), "format: this plantune reads 4, got 5"),
+    "an order as an object": (put({}, "order"), "plan.order: must be list"),
+    "an empty order": (put([], "order"), "order: must be names of nodes, each once"),
+    "a number in the order": (put(7, "order", 0), "order: must be names of nodes, each once"),
+    "a node that is not in order": (put("a", "order", 0), "order: must have each node"),
     "a call as an object": (put({}, "call"), "plan.call: must be list"),
     "a call without a tensor": (put([["n", 1]], "call"), "call: must hold a tensor"),
     "an argument twice": (put([["x", X], ["x", 1]], "call"), "call: must hold .* each name once"),

@@ -1,4 +1,5 @@
-"""Files from before plans kept the types of their call still open and match (F58).
+"""Files from before plans kept the types of their call, and when names counted in the digest of a
+graph, still open and match (F58).
 
 They were written by searches on a CPU: se_resnet9_fixup at batch 2, at batch 1 with 11 channels,
 and for training. There are 32 trials, and the first plan once more as a partial one.
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from plantune.graph.graph import Graph
-from plantune.plan import Plan, check_plan
+from plantune.plan import Plan, check_plan, is_for, named_as
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans, import_plans
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
@@ -50,7 +51,9 @@ def test_every_plan_is_there_and_found_for_its_call(user: Path) -> None:
             found = database.find_plan(workload.problem, stored[id].environment)
             assert found is not None
             assert (found.id, found.match, found.plan.problem.call) == (id, "exact", None)
-            check_plan(found.plan, workload.graph, load_search_space("cpu"))
+            own = named_as(found.plan, workload.graph)
+            check_plan(own, workload.graph, load_search_space("cpu"))
+            assert own.choices == found.plan.choices
 
 
 def test_the_runtime_finds_them_too(user: Path) -> None:
@@ -73,11 +76,13 @@ def test_a_plan_with_its_call_takes_the_place_of_one_without(user: Path, tmp_pat
         before = complete(database)[1]
         made = Plan(WORKLOADS[1].problem, before.plan.choices, "measured")
         database.put_plan(made, before.environment)
-        found = database.find_plan(before.plan.problem, before.environment)
+        found = database.find_plan(WORKLOADS[1].problem, before.environment)
         assert found is not None
         assert found.plan.problem.call == WORKLOADS[1].graph.inputs
         assert made in export_plans(database, tmp_path / "cpu.db", "cpu")
-        assert len(export_plans(database, tmp_path / "cpu.db", "cpu")) == len(WORKLOADS)
+    file = read_plan_file(tmp_path / "cpu.db")
+    assert isinstance(file, PlanFile)
+    assert file.plan_for(WORKLOADS[1].problem, before.environment) == made
 
 
 def test_an_exported_file_is_imported_and_written_again_as_it_was(tmp_path: Path) -> None:
@@ -102,5 +107,6 @@ def test_a_plan_as_json_keeps_its_digest_and_fits() -> None:
     plan, graph = read_plan_file(FILES / "plan.json"), WORKLOADS[1].graph
     assert isinstance(plan, Plan)
     assert isinstance(graph, Graph)
-    assert (plan.digest, plan.problem.graph) == (DIGEST, graph.digest)
-    check_plan(plan, graph, load_search_space("cpu"))
+    assert (plan.digest, plan.problem.graph) == (DIGEST, graph.named_digest)
+    assert is_for(plan, graph)
+    check_plan(named_as(plan, graph), graph, load_search_space("cpu"))

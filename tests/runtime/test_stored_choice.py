@@ -26,6 +26,7 @@ from plantune.kernels import torch_ops
 from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.exchange import export_plans
 from plantune.plan_db.proofs import remember_proof
 from plantune.runtime import choose
 from plantune.runtime.choose import NoStoredPlan
@@ -283,6 +284,20 @@ class TestNoPlan:
         assert model.plan.origin == "default"
 
 
+class Renamed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.policy = SEResNet9Fixup(3)
+
+    def forward(self, x):
+        return self.policy(x)
+
+
+def exported(path):
+    with PlanDatabase.open() as database:
+        export_plans(database, path, "cpu")
+
+
 class TestAnyModule:
     """What a search found serves each module of the same layers."""
 
@@ -292,6 +307,21 @@ class TestAnyModule:
         model = optimize(module, x)
         assert model.plan == plan
         close(model(x), module(x))
+
+    def test_other_names_of_its_layers_do_not_matter(self, store, plan, proved, close, tmp_path):
+        """Whether it is stored or given, as JSON or as an exported file."""
+        store()
+        renamed, x = Renamed().eval(), torch.randn(1, 3, 64, 64)
+        given = {"plan.json": lambda path: path.write_text(plan.dumps()), "cpu.db": exported}
+        for name, write in given.items():
+            write(tmp_path / name)
+        for path in (None, *(tmp_path / name for name in given)):
+            model = optimize(renamed, x, plan=path)
+            families = [choice.candidate for choice in model.plan.choices]
+            assert families == [choice.candidate for choice in plan.choices]
+            assert all(n.startswith("policy.") for c in model.plan.choices for n in c.nodes)
+            close(model(x), renamed(x))
+        assert len(proved) == 1
 
     def test_with_other_layers_it_does_not(self, store):
         store()
@@ -341,6 +371,40 @@ def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
     store()
     model, said = loaded()
     assert (model.plan, said) == (plan, [])
+
+
+class TestGuess:
+    """Without a stored plan, one that estimates chose, where there is one."""
+
+    @pytest.fixture(autouse=True)
+    def guess(self, monkeypatch):
+        def guessed(graph, space, *, network):
+            plan = hand_plan(graph, space, network=network, without=COMPILED)
+            return replace(plan, origin="default")
+
+        monkeypatch.setattr(choose, "guessed_plan", guessed)
+
+    def families(self, model):
+        return {choice.candidate.family for choice in model.plan.choices} - {"view"}
+
+    def test_it_is_proved_and_runs(self, monkeypatch, close):
+        proved = []
+        monkeypatch.setattr(choose, "recheck", lambda graph, plan, *_: proved.append(plan))
+        module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
+        model = optimize(module, x)
+        close(model(x), module(x))
+        assert self.families(model) > {"framework"}
+        assert proved == [model.plan]
+
+    def test_where_it_cannot_run_the_frameworks_kernels_do(self, monkeypatch, close):
+        def fails(graph, plan, *_):
+            raise WrongResult("the output is off", 1.0, 0.1)
+
+        monkeypatch.setattr(choose, "recheck", fails)
+        module, x = SEResNet9Fixup(3).eval(), torch.randn(1, 3, 64, 64)
+        model = optimize(module, x, fallback="error")
+        close(model(x), module(x))
+        assert self.families(model) == {"framework"}
 
 
 @pytest.mark.parametrize(

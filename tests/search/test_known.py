@@ -167,19 +167,30 @@ class TestKnown:
         assert known_for(graph_of(module, 8)) == []
 
 
+def test_a_plan_of_the_same_layers_is_known_under_the_names_of_this_network(
+    module, found, database, space
+):
+    database.put_plan(found(graph_of(module, 2)), HERE)
+    inside = graph_of(nn.Sequential(module), 2)
+    (plan,) = known_plans(inside, space, Problem.of(inside, "cpu", "other"), HERE, database)
+    assert plan.problem.graph == inside.digest
+    assert {name for c in plan.choices for name in c.nodes} == {n.name for n in inside.nodes}
+
+
 class TestIncumbent:
     def test_it_is_what_calls_find(self, module, found, database, space):
         graph = graph_of(module, 2)
         problem = Problem.of(graph, "cpu", "small")
-        assert incumbent(problem, HERE, database) is None
+        assert incumbent(graph, problem, HERE, database) is None
         plan = found(graph)
         database.put_plan(plan, HERE)
-        assert incumbent(problem, HERE, database) == plan
+        assert incumbent(graph, problem, HERE, database) == plan
 
     def test_a_predicted_one_is_none(self, module, found, database, space):
         graph = graph_of(module, 2)
         database.put_plan(replace(found(graph), origin="predicted"), HERE)
-        assert incumbent(Problem.of(graph, "cpu", "small"), HERE, database) is None
+        problem = Problem.of(graph, "cpu", "small")
+        assert incumbent(graph, problem, HERE, database) is None
 
 
 def _space():

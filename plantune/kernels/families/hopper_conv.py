@@ -15,6 +15,7 @@ from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import dense_box, reused_box
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import conv_epilogue
+from plantune.kernels.patterns.product_as_conv import as_convolution
 from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/hopper_conv.h"\n'
@@ -31,6 +32,7 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     name: ClassVar = "hopper_conv"
 
     def read(self, step: Step) -> hopper.WarpgroupParts:
+        step = as_convolution(step)
         epilogue = conv_epilogue(step, unshifted=True)
         refuse(hopper.not_a_warpgroups(step, epilogue))
         return hopper.WarpgroupParts(step, epilogue)

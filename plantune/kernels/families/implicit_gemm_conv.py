@@ -46,6 +46,7 @@ from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
 from plantune.kernels.patterns.expression import Chain, functions_in, rendered
+from plantune.kernels.patterns.product_as_conv import as_convolution
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -90,6 +91,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
         return _possible_configs(space)
 
     def read(self, step: Step) -> GemmParts:
+        step = as_convolution(step)
         parts = GemmParts(step, conv_epilogue(step), Gemm.of(step))
         gemm, known = parts.gemm, ", ".join(ELEMENTS)
         large = max(gemm.m, *gemm.image_elements) > INDEX_MAX

@@ -128,7 +128,7 @@ def placing(parts: ConvParts, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
         for name, image in found.items():
             if image.data_ptr() % ALIGNMENT:
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-                    found[name] = rooms[name].copy_(image)
+                    found[name] = rooms[name].copy_(image.view(rooms[name].shape))
                 copied = True
         # A convolution may be added to its own input.
         return (*(found[name] for name in images_read(parts)), copied)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
-from plantune.default_plans import hand_plan
+from plantune.default_plans import default_plan, hand_plan
 from plantune.machine import arch_of
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.runtime.choose import PredictedPlan
@@ -39,17 +39,14 @@ def planned() -> Iterator[None]:
 
 
 def _tuned(module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "default") -> TunedModule:
-    """`module` optimized with the plan that it gets by itself: a shipped one if there is one for
-    its layers, else the framework's kernels; or with the one picked by hand.
-    """
+    """`module` optimized with the framework's kernels, or with the plan picked by hand."""
     model = optimize(module.train(mode == "train"), x, mode=mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictedPlan)
         model.pool()
-    if plan == "default":
-        return model
     space = load_search_space(arch_of(torch.device("cuda")))
-    picked = hand_plan(model.pool().graph, space, network="by hand")
+    made = {"default": default_plan, "hand": hand_plan}[plan]
+    picked = made(model.pool().graph, space, network=plan)
     return optimize(module, x, mode=mode, plan=picked)
 
 

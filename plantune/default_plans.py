@@ -61,12 +61,14 @@ CUDA_PREFERENCES = (
     Preference("pool_conv"),
     Preference("se_tail"),
     Preference("pool", {"layout": "nhwc"}),
+    Preference("pool_grad", {"layout": "nhwc"}),
     # The framework's kernels for a larger layer save more than copying their result takes.
     Preference("linear", most=1 << 16),
     Preference("pointwise", {"layout": "nhwc"}),
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
+CHANNELS_LAST = (Preference("view"), Preference("framework", {"layout": "nhwc"}))
 PREFERENCES: Mapping[str, tuple[Preference, ...]] = {
     "cpu": CPU_PREFERENCES,
     "cuda": CUDA_PREFERENCES,
@@ -116,19 +118,16 @@ def compose(
 
 
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
-    """The framework's kernels, op by op, in the layout that callers bring; in inference on a GPU
-    images are channels_last, which suits tensor cores, if there is a convolution.
+    """The framework's kernels, op by op, in the layout that callers bring; on a GPU images are
+    channels_last, which suits tensor cores, if there is a convolution.
 
-    In nchw a captured wide_resnet50_2 took 1.27 of eager's time (32 images, fp16, 2026-11-21). In
-    training channels_last is for a search to find: with it some 16-bit gradients of single values
-    were further off than eager's bound (H200, 2026-11-22).
+    In nchw a captured wide_resnet50_2 took 1.27 of eager's time in inference (32 images, fp16,
+    2026-11-21), and se_resnet9_fixup 8.95 ms instead of 6.66 in training (2,048 images, H200,
+    2026-11-22).
     """
-    on_gpu, infers = space.arch.kind == "cuda", graph.backward_from is None
-    nhwc = on_gpu and infers and any(node.op == "conv2d" for node in graph.nodes)
-    preferences = (Preference("view"), Preference("framework", {"layout": "nhwc"}))
-    return compose(
-        graph, space, network=network, preferences=preferences if nhwc else (), origin="default"
-    )
+    convolves = any(node.op == "conv2d" for node in graph.nodes)
+    preferences = CHANNELS_LAST if space.arch.kind == "cuda" and convolves else ()
+    return compose(graph, space, network=network, preferences=preferences, origin="default")
 
 
 def hand_plan(
@@ -156,13 +155,14 @@ def hand_plan(
 
 def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | None:
     """What runs until a search has measured something, if it is more than the framework's kernels:
-    on a GPU the plan by hand in inference.
+    on a GPU the plan by hand.
 
     Of one graph of eager's channels_last kernels it took 0.38 (resnet50), 0.32 (resnet18), 0.47
     (resnext50_32x4d), 0.64 (mobilenet_v2), 0.88 (densenet121) of the time, and eager at least 1.7
-    times as long as that graph (32 images, fp16, H200, 2026-11-22).
+    times as long as that graph (32 images, fp16, H200, 2026-11-22). In training it took 0.74 of
+    that graph (se_resnet9_fixup, 2,048 images, before pools had gradients of our own).
     """
-    if space.arch.kind != "cuda" or graph.backward_from is not None:
+    if space.arch.kind != "cuda":
         return None
     plan = replace(hand_plan(graph, space, network=network), origin="default")
     ours = {choice.candidate.family for choice in plan.choices} - {"framework", "view"}

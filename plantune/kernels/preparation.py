@@ -40,6 +40,52 @@ CASE = """
       }}"""
 
 
+class JobKernels:
+    """Launches jobs on one device, with the expressions that they may name by their numbers."""
+
+    def __init__(
+        self,
+        expressions: Sequence[tuple[tuple[str, ...], str]],
+        arch: Arch,
+        device: torch.device,
+    ) -> None:
+        self._expressions, self._arch, self._device = expressions, arch, device
+        self._kernels: dict[int, Kernel] = {}
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether a kernel does the jobs that it can do."""
+        return self._device.type == "cuda"
+
+    def tables(self, found: Sequence[jobs.Job]) -> list[jobs.Table]:
+        """The jobs by launch, each with its kernel loaded."""
+        most = self._most_jobs() if len(found) > FEW_JOBS else FEW_JOBS
+        groups = [found[i : i + most] for i in range(0, len(found), most)]
+        tables = [jobs.table_of(group, _room(len(group))) for group in groups]
+        for table in tables:
+            self._kernel(table.size)  # loaded here: a module that is loaded breaks a capture
+        return tables
+
+    def launch(self, stream: int, tables: Iterable[jobs.Table]) -> None:
+        for table in tables:
+            kernel = self._kernel(table.size)
+            kernel.launch(stream, (max(table.blocks, 1), 1, 1), jobs.THREADS, (table.jobs,))
+
+    def _kernel(self, size: int) -> Kernel:
+        if size not in self._kernels:
+            with torch.cuda.device(self._device):
+                binary = compile_cuda(source(self._expressions, size), self._arch)
+                self._kernels[size] = Kernel(binary)
+        return self._kernels[size]
+
+    def _most_jobs(self) -> int:
+        assert self._arch.cuda is not None
+        new = driver.driver_version() >= MANY_FROM_DRIVER
+        return (
+            MANY_JOBS if new and self._arch.cuda.compute_capability >= MANY_FROM_CHIP else FEW_JOBS
+        )
+
+
 class Preparation:
     """Fills constants from where the weights are now, in stream order.
 
@@ -58,9 +104,9 @@ class Preparation:
     ) -> None:
         self._constants = tuple(constants)
         self._sources, self._derived = sources, derived
-        self._arch, self._device = arch, device
-        self._kernels: dict[int, Kernel] = {}
+        self._device = device
         self._expressions = tuple(dict.fromkeys(each.expression for each in derived.values()))
+        self._kernels = JobKernels(self._expressions, arch, device)
         self._tables: list[jobs.Table] = []
         self._others: list[Callable[[], None]] = []
         self._kept: list[Tensor] = []
@@ -70,7 +116,7 @@ class Preparation:
     @property
     def has_kernel(self) -> bool:
         """Whether a kernel does the jobs that it can do."""
-        return self._device.type == "cuda"
+        return self._kernels.has_kernel
 
     def place(self) -> None:
         """Reads the addresses of all tensors."""
@@ -87,11 +133,7 @@ class Preparation:
                 self._others.append(self._by_torch(constant))
             else:
                 found.append(job)
-        most = self._most_jobs() if len(found) > FEW_JOBS else FEW_JOBS
-        groups = [found[i : i + most] for i in range(0, len(found), most)]
-        self._tables = [jobs.table_of(group, _room(len(group))) for group in groups]
-        for table in self._tables:
-            self._kernel(table.size)  # loaded here: a module that is loaded breaks a capture
+        self._tables = self._kernels.tables(found)
 
     @property
     def moved_bytes(self) -> int:
@@ -110,25 +152,9 @@ class Preparation:
         if orders and not self.launches:
             # Not by a kernel of ours: one that is not loaded yet would break a capture.
             self._fence.zero_()
-        for table in self._tables:
-            kernel = self._kernel(table.size)
-            kernel.launch(stream, (max(table.blocks, 1), 1, 1), jobs.THREADS, (table.jobs,))
+        self._kernels.launch(stream, self._tables)
         for call in self._others:
             call()
-
-    def _kernel(self, size: int) -> Kernel:
-        if size not in self._kernels:
-            with torch.cuda.device(self._device):
-                binary = compile_cuda(source(self._expressions, size), self._arch)
-                self._kernels[size] = Kernel(binary)
-        return self._kernels[size]
-
-    def _most_jobs(self) -> int:
-        assert self._arch.cuda is not None
-        new = driver.driver_version() >= MANY_FROM_DRIVER
-        return (
-            MANY_JOBS if new and self._arch.cuda.compute_capability >= MANY_FROM_CHIP else FEW_JOBS
-        )
 
     def _by_torch(self, constant: Constant) -> Callable[[], None]:
         derived = self._derived.get(constant.name)

@@ -92,10 +92,21 @@ def _avg_pool2d(node: Node, y: Tensor) -> Run:
     return lambda x: aten.avg_pool2d(x, *_average(node.attrs), out=y)
 
 
+def errs_in_channels_last(node: Node) -> bool:
+    """Whether torch's kernel for channels_last on a GPU is wrong: it takes a pixel for the one that
+    is as far before it as the padding is wide, and gradients are off by their own size (torch 2.11,
+    H200, 2026-11-22).
+    """
+    return node.op == "avg_pool2d_grad" and any(node.attrs["padding"])
+
+
 def _avg_pool2d_grad(node: Node, dx: Tensor) -> Run:
-    window = (*_average(node.attrs), None)
+    window, backward = (*_average(node.attrs), None), aten.avg_pool2d_backward
+    if dx.is_cuda and errs_in_channels_last(node) and not dx.is_contiguous():
+        rows = dx.new_empty(1).expand(dx.shape)
+        return lambda dy: dx.copy_(backward(dy.contiguous(), rows, *window))
     # Only the shape of the pool's input is read.
-    return lambda dy: aten.avg_pool2d_backward(dy, dx, *window, grad_input=dx)
+    return lambda dy: backward(dy, dx, *window, grad_input=dx)
 
 
 def _max_pool2d(node: Node, y: Tensor, places: Tensor) -> Run:

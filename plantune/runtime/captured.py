@@ -18,7 +18,8 @@ from plantune.layouts import MEMORY_FORMATS
 from plantune.plan import Plan
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
-from plantune.runtime.program import Program
+from plantune.runtime.gradients import Gradients
+from plantune.runtime.program import Program, current_stream
 from plantune.runtime.recorder import Recorded, Recorder
 from plantune.runtime.torch_internals import is_capturing, raw_stream
 from plantune.space.search_space import SearchSpace
@@ -68,7 +69,8 @@ class CapturedProgram:
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self._passes: dict[str, Pass] = {}
         inputs = [self._place(name, type_) for name, type_ in graph.inputs]
-        self._gradients = [self._place(name, type_) for name, type_ in graph.output_gradients]
+        self._gradients = Gradients(graph, space.arch, device)
+        self._seeds = [self._place(name, type_) for name, type_ in graph.output_gradients]
         self._ends = Ends(self._program, inputs)
 
     @property
@@ -100,7 +102,9 @@ class CapturedProgram:
         if not places == in_place == self._places:
             self._passes.clear()
             self._state, self._places = given, places
-            self._program.place(dict(zip(names, given, strict=True)))
+            placed = dict(zip(names, given, strict=True))
+            self._program.place(placed)
+            self._gradients.follow(placed)
             self._ends.follow(given)
         if self._frozen:
             self._enter()
@@ -140,13 +144,9 @@ class CapturedProgram:
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
         """The gradients by the name of their input or parameter, in memory that is the caller's."""
         self._enter()
-        for own, tensor in zip(self._gradients, output_gradients, strict=True):
+        for own, tensor in zip(self._seeds, output_gradients, strict=True):
             own.copy_(tensor)
-        results = self._replay("backward", self._program.run_backward)
-        return {
-            target: results[value].clone(memory_format=torch.contiguous_format)
-            for target, value in self.graph.gradients
-        }
+        return self._gradients.handed_over(self._replay("backward", self._backward_pass))
 
     def forget(self) -> None:
         """Nothing: the graphs keep their memory from pass to pass."""
@@ -170,6 +170,11 @@ class CapturedProgram:
             self._program.run_refresh(orders=orders)
         self._program.run_forward()
 
+    def _backward_pass(self) -> None:
+        """All of a backward pass, with its gradients side by side."""
+        self._program.run_backward()
+        self._gradients.gather(current_stream(self._device), self._program.values)
+
     @torch.no_grad()
     def _capture_forward(self) -> Pass:
         """In training the backward pass too: if that is not possible, the framework can still
@@ -187,7 +192,7 @@ class CapturedProgram:
             made.graph.launch(self._stream_handle)
             self._ends.serve(made.graph)
             self._passes["forward"] = made
-            self._passes["backward"] = self._captured("backward", self._program.run_backward)
+            self._passes["backward"] = self._captured("backward", self._backward_pass)
             return made
         except BaseException:
             self._passes.clear()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from plantune.graph.outputs import Outputs
+from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
 from plantune.runtime.contest import Contest
 from plantune.runtime.framework import LastCall
@@ -34,6 +35,7 @@ class Planned:
         self.outputs = outputs
         self.threads = threads_on(device)
         self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
+        self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"
         self.runner = self._runner()
         self.call = self._call(self.how if self.runner is None else self.runner.name)
@@ -82,6 +84,8 @@ class Planned:
                 return Contest(pool.held, frozen=pool.frozen, program=self._of_program)
             if pool.plan.origin == "default" and name != PROGRAM:
                 return Contest(pool.held, frozen=pool.frozen)
+        if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, pool.graph.nodes)):
+            name = EAGER
         return None if name == PROGRAM else Runner(name, pool.held, trains=trains)
 
     def _of_program(self, x: Tensor) -> Any:

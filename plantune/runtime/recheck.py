@@ -218,7 +218,9 @@ def _of_module(
     """The framework's outputs and gradients, in its own dtype or in `dtype`."""
 
     def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
+        taken = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
+        # In channels_last torch's gradient of a padded average pool is wrong on a GPU.
+        return taken.contiguous()
 
     state = {
         name: cast(tensor.detach())

@@ -8,10 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_structure
 
 from plantune import TunedModule, optimize
+from plantune.graph.outputs import TENSOR, Outputs
 from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.planned import Planned
 from plantune.runtime.runners import RECIPES, Runner
 
 RUNNERS = tuple(name for name in LIVE_RUNNERS if name != PROGRAM)
@@ -225,3 +228,12 @@ def test_a_shared_filter_has_one_copy(x):
         alike([runner(x)], [module(x)])
         conv.weight.mul_(2)
         alike([runner(x)], [module(x)])
+
+
+def test_where_torch_errs_in_channels_last_eager_runs_as_the_caller_has_it(run_by, x):
+    """Its gradient of a padded average pool on a GPU."""
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 2, 1))
+    model = run_by(module, x, "eager-channels-last", mode="train")
+    outputs = Outputs(tree_structure(x), (TENSOR,))
+    assert Planned(model.pool(), outputs, torch.device("cpu")).runner.name == "eager-channels-last"
+    assert Planned(model.pool(), outputs, torch.device("cuda")).runner.name == EAGER

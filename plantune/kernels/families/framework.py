@@ -110,7 +110,7 @@ def _planned_inside(step: Step) -> list[str]:
 def _made_in(step: Step, name: str, config: Attrs) -> str:
     """The layout in which the step makes a value."""
     node = next(node for node in step.nodes if name in node.outputs)
-    image = len(step.types[name].shape) == 4 and node.op not in ("reshape", "conv2d_wgrad")
+    image = len(step.types[name].shape) == 4 and node.op != "reshape"
     return str(config["layout"]) if image else "nchw"
 
 

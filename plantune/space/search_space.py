@@ -48,10 +48,12 @@ AXES: Mapping[str, Rule] = {
     "swizzle": one_of(1, 2, 4, 8, 16),
     "reuse": one_of(False, True),
     "blocks_per_sm": whole_number(1, 32),
-    # Of one block: its threads, and how many images, rows, or vectors for each thread, it takes.
+    # Of one block: its threads, and how many images, rows, or vectors for each thread, it takes;
+    # of one thread, or one block: rows and columns of pixels.
     "threads": whole_number(32, 1024, multiple_of=32),
     "images": whole_number(1, 64),
     "rows": whole_number(1, 64),
+    "columns": whole_number(1, 64),
     "vectors": whole_number(1, 16),
     # An execution plan of cuDNN: its engine, and the values of its knobs.
     "plan": pattern(r"eng[0-9]{1,4}(_k[0-9]{1,3}=-?[0-9]{1,9}){0,64}", "eng58_k2=12_k13=1"),

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from plantune.cuda.choice import nvrtc_for
 from plantune.errors import BuildError
 from plantune.gpus import later_gpu
+from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step
+from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not_portable
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
@@ -33,6 +37,7 @@ PROBLEMS = (
     Workload("se_resnet9_fixup", 128, 3, "infer", "float16"),
     Workload("se_resnet9_fixup", 128, 3, "train", "float16"),
     Workload("resnet18", 8, 3, "infer", "float16"),
+    None,  # that of Mobile
 )
 SPACES = {arch: load_search_space(arch) for arch in CUDA_ARCHS}
 BUILDS = [
@@ -40,9 +45,25 @@ BUILDS = [
 ]
 
 
+class Mobile(nn.Module):
+    """Layers of other people's networks, for which the registered ones have no step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each = nn.Conv2d(64, 64, 5, padding=2, groups=64, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(self.each(x)))
+
+
 @cache
-def steps_of(problem: Workload) -> tuple[Step, ...]:
-    return alternatives(problem.graph, tuple(all_fusions()))
+def steps_of(problem: Workload | None) -> tuple[Step, ...]:
+    if problem is None:
+        graph = extract(Mobile().half().eval(), TensorType((8, 64, 14, 14), "float16"))
+    else:
+        graph = problem.graph
+    return alternatives(graph, tuple(all_fusions()))
 
 
 @cache

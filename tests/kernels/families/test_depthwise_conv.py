@@ -1,0 +1,117 @@
+"""Depthwise convolutions: which steps, which configs, that they build and are right."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.canonical import Attrs
+from plantune.kernels.families.depthwise_conv import FAMILY
+from plantune.kernels.registry import candidates, estimate_us
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+CONFIG = Attrs(rows=1, columns=4, threads=128)
+
+
+def depthwise(*parts, x=(2, 32, 9, 11), filter=(3, 3), stride=(1, 1), padding=(1, 1)):
+    """A filter for each channel, and what follows."""
+
+    def emit(b):
+        c = x[1]
+        how = {"stride": stride, "padding": padding, "groups": c}
+        y = b.conv(b.x(*x), b.w(c, 1, *filter), **how)
+        for part in parts:
+            if part in ("mul_channel", "add_channel"):
+                y = b(part, y, b.w(c), axis=1)
+            elif part == "residual":
+                y = b("add", y, b.x(*b.graph.types[y].shape))
+            else:
+                y = b("add", y, b.w(1)) if part == "offset" else b(part, y)
+        return y
+
+    return emit
+
+
+NORM = ("mul_channel", "add_channel")
+STEPS = {
+    "3x3": depthwise(),
+    "3x3 of a norm": depthwise(*NORM, "relu6"),
+    "3x3, stride 2, odd": depthwise(*NORM, "hardswish", stride=(2, 2)),
+    "3x3, all parts": depthwise(*NORM, "residual", "relu", "offset"),
+    "3x3, function first": depthwise(*NORM, "silu", "residual"),
+    "5x5": depthwise("add_channel", "silu", filter=(5, 5), padding=(2, 2)),
+    "5x5, stride 2": depthwise(x=(3, 48, 14, 14), filter=(5, 5), padding=(2, 2), stride=(2, 2)),
+    "7x7": depthwise("add_channel", filter=(7, 7), padding=(3, 3), x=(2, 96, 14, 14)),
+    "7x7 over all": depthwise(filter=(7, 7), padding=(0, 0), x=(2, 16, 7, 7)),
+    "odd channels": depthwise("relu", x=(2, 9, 6, 5)),
+    "half vectors": depthwise("relu", x=(1, 20, 6, 5)),
+    "no padding": depthwise(padding=(0, 0), stride=(1, 2)),
+    "a rectangle": depthwise(filter=(1, 5), padding=(0, 2)),
+    "much padding": depthwise(padding=(2, 3), x=(1, 8, 3, 3)),
+    "one pixel": depthwise(x=(3, 8, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_has_a_config_for_every_step(step_of, name, dtype):
+    step, space = step_of(STEPS[name], dtype), load_search_space("sm90")
+    legal = candidates(step, space, [FAMILY.name])
+    assert legal
+    assert all(estimate_us(step, candidate, space.arch) > 0 for candidate in legal)
+
+
+REFUSED = {
+    "all channels": (
+        lambda b: b.conv(b.x(2, 8, 4, 4), b.w(8, 8, 3, 3)),
+        "one filter of each channel",
+    ),
+    "two filters of each": (
+        lambda b: b.conv(b.x(2, 8, 4, 4), b.w(16, 1, 3, 3), groups=8),
+        "one filter of each channel",
+    ),
+    "dilation": (
+        lambda b: b.conv(b.x(2, 8, 9, 9), b.w(8, 1, 3, 3), groups=8, dilation=(2, 2)),
+        "without dilation",
+    ),
+    "no convolution": (lambda b: b("relu", b.x(2, 8, 4, 4)), "starts with relu"),
+    "no image": (depthwise(x=(0, 8, 4, 4)), "nothing to compute"),
+    "a large filter": (depthwise(filter=(13, 13), padding=(6, 6)), "up to 11"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (Attrs(CONFIG, rows=4), "no room for 128 sums"),
+        (Attrs(CONFIG, rows=2, columns=2), None),
+        (Attrs(CONFIG, rows=4, columns=2), "half of 4 rows hold all 2"),
+        (Attrs(CONFIG, rows=1, columns=8), "half of 8 columns hold all 3"),
+    ],
+)
+def test_a_tile_fits_a_thread_and_the_image(step_of, config, reason):
+    shape = (2, 8, 2, 3) if reason is None or "half" in reason else (2, 8, 12, 12)
+    parts = FAMILY.parts(step_of(depthwise(x=shape), "float16"))
+    found = FAMILY.why_not_config(parts, config, load_arch("sm90"))
+    assert (found or "").startswith(reason or "") if reason is None else reason in found
+
+
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+    step = step_of(STEPS["7x7"], "float16")
+    usage = build_within_limits(FAMILY, step, Attrs(CONFIG, columns=8), cuda_arch)
+    assert set(usage) == {"run", "run_unaligned"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", STEPS)
+def test_it_is_right_on_the_gpu(step_of, assert_right, gpu_space, name, dtype):
+    step = step_of(STEPS[name], dtype)
+    for candidate in candidates(step, gpu_space, [FAMILY.name])[::3]:
+        assert_right(step, candidate, gpu_space)

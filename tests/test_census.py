@@ -1,0 +1,114 @@
+"""tools/census: it goes on after a kill, outlives what hangs, and its table shows what rows say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .conftest import ROOT
+
+TOOL = ROOT / "tools" / "census"
+# Of the sample; each takes some seconds.
+FIRST = 12
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch):
+    """A module of the tool, by its name."""
+    monkeypatch.syspath_prepend(str(TOOL))
+    before = set(sys.modules)
+
+    def imported(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield imported
+    for name in set(sys.modules) - before:
+        if (TOOL / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def row(network: str, mode: str, measure: str, verdict: str, **more: object) -> dict[str, object]:
+    return {"network": network, "mode": mode, "measure": measure, "verdict": verdict, **more}
+
+
+def test_a_row_that_a_kill_cut_off_is_measured_again(part, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    first, second = row("a", "infer", "right", "right"), row("b", "infer", "right", "refused")
+    file.write_text(json.dumps(first) + "\n" + json.dumps(second)[:30])
+    rows = part("rows").Rows(file)
+    assert list(rows.by_key) == [("a", "infer", "right")]
+    rows.add(second)
+    rows.add({**second, "verdict": "right"})
+    assert [r["verdict"] for r in part("rows").Rows(file).by_key.values()] == ["right", "right"]
+
+
+def test_the_sample_names_sixty_networks_once(part) -> None:
+    names = part("networks").sample(1000)
+    assert len(names) == len(set(names)) == 60
+    assert part("networks").sample(3) == names[:3]
+
+
+def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> None:
+    torn = "SwinTransformer, at features.1: in-place op aten.x_ cannot be part of a plan. Optimize"
+    rows = [
+        row("torchvision/a", "infer", "taken", "taken"),
+        row("torchvision/b", "infer", "taken", "refused", reason=torn),
+        row("torchvision/a", "infer", "right", "right"),
+        row("timm/c", "train", "share", "taken", share=0.5, left={"conv2d": 0.5}, arch="sm90"),
+    ]
+    part("table").write_table(rows, tmp_path / "census.md")
+    text = (tmp_path / "census.md").read_text()
+    assert "| torchvision | infer | 1 of 2 (50.0%) | 1 of 1 (100.0%) |" in text
+    assert "| infer | 1 | in-place op aten.x_ |" in text
+    assert "- `torchvision/b` infer: refused, in-place op aten.x_" in text
+    assert "| timm | train | sm90 | 1 | 0.500 | 0.500 | 1 |" in text
+
+
+def test_forgotten_rows_leave_the_file(part, tmp_path: Path) -> None:
+    rows = part("rows").Rows(tmp_path / "rows.jsonl")
+    rows.add(row("a", "infer", "right", "refused"))
+    rows.add(row("b", "infer", "right", "right"))
+    rows.forget(["refused"])
+    assert list(part("rows").Rows(rows.path).by_key) == [("b", "infer", "right")]
+
+
+def test_one_of_each_family_comes_first(part, monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = part("networks")
+    monkeypatch.setattr(networks, "family", lambda name: name[0])
+    sizes = {"a1": 9, "a2": 5, "b1": 7}
+    assert networks.in_turns(sizes, sizes.__getitem__) == ["a2", "b1", "a1"]
+
+
+def test_a_network_that_hangs_or_crashes_is_a_row(part) -> None:
+    """And the next one is measured."""
+    children = part("children")
+    child = children.Child(children.Limits(seconds=5.0))
+    try:
+        lost = child.row("__import__('os')._exit(3)", eval, {})
+        assert lost["reason"] == "the process ended with code 3"
+        raised = child.row("1 / 0", eval, {})
+        assert raised["reason"].startswith("ZeroDivisionError: division by zero")
+        assert child.row("{'verdict': 'right'}", eval, {})["verdict"] == "right"
+        child.limits = children.Limits(seconds=0.01)
+        assert (
+            child.row("__import__('time').sleep(99)", eval, {})["reason"] == "took more than 0.01 s"
+        )
+    finally:
+        child.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("place", range(FIRST))
+def test_the_first_of_the_sample_are_taken_and_right(part, place: int, mode: str) -> None:
+    pytest.importorskip("timm")
+    pytest.importorskip("torchvision")
+    measures = part("measures")
+    name = part("networks").sample(FIRST)[place]
+    found = measures.called(name, measures.Asked(mode=mode))
+    assert found["verdict"] == "right", found

@@ -1,0 +1,170 @@
+"""docs/census.md: what the rows say, and each network that is not taken or not right, with why."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+
+from rows import Row
+
+COLLECTIONS = ("torchvision", "timm")
+MODES = ("infer", "train")
+HEAD = """# Census
+
+What plantune takes of torchvision's and timm's classification networks with fewer than 30 million
+parameters, in both modes, without a stored plan. `python tools/census` made this file; its
+docstring says how.
+
+- **taken**: the network's graph can be made, with its backward pass in mode train.
+- **right**: the default plan's program was compared with float64 on random weights: each output,
+  running statistic and gradient is off by at most twice what PyTorch's own is, plus a tolerance
+  (`plantune/tolerances.py`). Images of 64x64, or the smallest size that the network takes, float32.
+- **FLOPs with a kernel**: the part of a pass's arithmetic in steps for which a kernel beside the
+  framework's is legal on that chip, float16, batch 32, the network's own image size. Nothing was
+  timed for it.
+"""
+
+
+def write_table(rows: Iterable[Row], path: Path) -> None:
+    path.write_text("\n".join(_lines(list(rows))) + "\n", encoding="utf-8")
+
+
+def _lines(rows: list[Row]) -> Iterator[str]:
+    yield HEAD
+    yield from _summary(rows)
+    yield from _shares(rows)
+    yield from _times(rows)
+    yield from _causes(rows)
+    yield from _refused(rows)
+
+
+def _summary(rows: list[Row]) -> Iterator[str]:
+    yield "## Taken and right"
+    yield ""
+    yield "| networks | mode | taken | right |"
+    yield "| --- | --- | --- | --- |"
+    for collection in COLLECTIONS:
+        for mode in MODES:
+            parts = (_part(rows, verdict, collection, mode) for verdict in ("taken", "right"))
+            yield f"| {collection} | {mode} | {' | '.join(parts)} |"
+    yield ""
+
+
+def _part(rows: list[Row], verdict: str, collection: str, mode: str) -> str:
+    """How many of those that were asked have this verdict."""
+    asked = [
+        row
+        for row in rows
+        if row["measure"] == verdict and row["mode"] == mode
+        if row["network"].startswith(f"{collection}/")
+    ]
+    count = sum(row["verdict"] == verdict for row in asked)
+    return f"{count} of {len(asked)} ({count / len(asked):.1%})" if asked else "-"
+
+
+def _shares(rows: list[Row]) -> Iterator[str]:
+    found = [row for row in rows if row["measure"] == "share" and "share" in row]
+    if not found:
+        return
+    yield "## FLOPs with a kernel beside the framework's"
+    yield ""
+    yield "| networks | mode | chip | known of | median | least | below 0.6 |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for collection in COLLECTIONS:
+        for mode in MODES:
+            by_arch = defaultdict(list)
+            for row in found:
+                if row["network"].startswith(f"{collection}/") and row["mode"] == mode:
+                    by_arch[row["arch"]].append(row["share"])
+            for arch, shares in by_arch.items():
+                low = sum(share < 0.6 for share in shares)
+                yield (
+                    f"| {collection} | {mode} | {arch} | {len(shares)} | {median(shares):.3f} | "
+                    f"{min(shares):.3f} | {low} |"
+                )
+    yield ""
+    yield "Where the rest is, of all these networks' FLOPs without such a kernel, by op:"
+    yield ""
+    yield from _left(found)
+    yield ""
+
+
+def _left(found: list[Row]) -> Iterator[str]:
+    """Each network counts the same, however large it is."""
+    for mode in MODES:
+        left = Counter[str]()
+        for row in found:
+            if row["mode"] == mode:
+                left.update(row["left"])
+        ops = ", ".join(
+            f"`{op}` {part / max(left.total(), 1e-9):.2f}" for op, part in left.most_common(8)
+        )
+        if ops:
+            yield f"- {mode}: {ops}"
+
+
+def _times(rows: list[Row]) -> Iterator[str]:
+    found = [row for row in rows if row["measure"] == "time" and "ratios" in row]
+    if not found:
+        return
+    yield "## Time without a plan"
+    yield ""
+    yield "Median of interleaved calls, as a part of the other way's; float16, batch 32."
+    yield ""
+    yield "| network | mode | of eager channels_last | of reduce-overhead | GPU |"
+    yield "| --- | --- | --- | --- | --- |"
+    for row in sorted(found, key=lambda row: -row["ratios"].get("eager-channels-last", 0)):
+        ratios = [
+            f"{row['ratios'][way]:.2f}" if way in row["ratios"] else "-"
+            for way in ("eager-channels-last", "compile-reduce-overhead")
+        ]
+        yield f"| {row['network']} | {row['mode']} | {' | '.join(ratios)} | {row['device']} |"
+    yield ""
+
+
+def _causes(rows: list[Row]) -> Iterator[str]:
+    """The most frequent first."""
+    causes = Counter((row["mode"], _cause(row["reason"])) for row in _not_right(rows))
+    if not causes:
+        return
+    yield "## Why not"
+    yield ""
+    yield "| mode | networks | reason |"
+    yield "| --- | --- | --- |"
+    for (mode, cause), count in causes.most_common():
+        yield f"| {mode} | {count} | {cause} |"
+    yield ""
+
+
+def _refused(rows: list[Row]) -> Iterator[str]:
+    yield "## Each network that is not taken or not right"
+    yield ""
+    by_network = defaultdict(list)
+    for row in _not_right(rows):
+        said = f"{row['mode']}: {row['verdict']}, {_cause(row['reason'])}"
+        by_network[row["network"]].append(said)
+    for network, reasons in sorted(by_network.items()):
+        yield f"- `{network}` {'; '.join(reasons)}"
+
+
+def _not_right(rows: list[Row]) -> list[Row]:
+    """One row for each network and mode."""
+    found = {}
+    for measure in ("right", "taken"):
+        for row in rows:
+            if row["measure"] == measure and row["verdict"] != measure:
+                found[row["network"], row["mode"]] = row
+    return list(found.values())
+
+
+def _cause(reason: str) -> str:
+    """The reason without the network, its places and its figures."""
+    text = reason.partition(", at ")[2].partition(": ")[2] or reason
+    text = text.partition(" cannot be part of a plan")[0].partition("; /")[0]
+    text = re.sub(r"the plan for \S+: ", "", text)
+    text = re.sub(r"^\S+ is off by.*", "an output or a gradient is off by more than allowed", text)
+    text = re.sub(r"\(/\S+/site-packages/", "(", text)
+    return text.replace("|", "\\|").strip(" ,.")[:160]

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plantune.errors import InvalidGraph, UnsupportedModule
+from plantune.graph.arguments import Arguments
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.ops.overload import attributes
-from plantune.graph.outputs import TENSOR, Outputs
+from plantune.graph.outputs import Outputs
 from plantune.graph.purity import Overload, why_impure, without_writing
 from plantune.graph.rewrite import (
     fold_scales,
@@ -38,20 +39,19 @@ def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) ->
     pass would differentiate, so it defaults to true only where the module is not training. Raises
     UnsupportedModule naming the place in the module that torch cannot trace, or that has no graph.
     """
-    return extract_with_outputs(module, *inputs, fold=fold)[0]
+    return extract_with_outputs(module, Arguments(inputs), fold=fold)[0]
 
 
 def extract_with_outputs(
-    module: nn.Module, *inputs: TensorType, fold: bool | None = None
+    module: nn.Module, arguments: Arguments, *, fold: bool | None = None
 ) -> tuple[Graph, Outputs]:
-    """As `extract`, with what the module makes of the graph's outputs."""
-    traced = trace(module, inputs)
-    graph = _Extraction(module, inputs, traced).run()
+    """As `extract`, for any call, with what the module makes of the graph's outputs."""
+    traced = trace(module, arguments)
+    graph = _Extraction(module, arguments.types, traced).run()
     graph = without_dead_nodes(with_space_to_depth(without_dead_nodes(graph)))
     if not module.training if fold is None else fold:
         graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
-    kept = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in traced.leaves)
-    return graph, Outputs(traced.structure, kept)
+    return graph, Outputs.like(traced.made)
 
 
 class _Extraction(Reader):

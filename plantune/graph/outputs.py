@@ -6,27 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_unflatten
 
-TENSOR = object()
+from plantune.graph.nested import mapped
+
+# A tensor, as what holds it may look at what it is given.
+TENSOR = torch.empty(0, device="meta")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Leaves that are TENSOR stand for the outputs of the graph, in order; others are constants."""
+    """`made` is what the module returned in the trace."""
 
-    structure: TreeSpec
-    leaves: tuple[Any, ...]
+    made: Any
 
-    def __post_init__(self) -> None:
-        # Asked in every call.
-        object.__setattr__(self, "is_tensor", self.structure.is_leaf())
+    @staticmethod
+    def like(made: Any) -> Outputs:
+        """Without the tensors in it: TENSOR stands for the outputs of the graph, in order."""
+        return Outputs(mapped(lambda leaf: TENSOR if isinstance(leaf, Tensor) else leaf, made))
 
     def of(self, tensors: Sequence[Tensor]) -> Any:
         """What the module returns where these are the outputs of its graph."""
-        if self.is_tensor:  # type: ignore[attr-defined]
+        if self.made is TENSOR:
             return tensors[0]
         left = iter(tensors)
-        leaves = [next(left) if leaf is TENSOR else leaf for leaf in self.leaves]
-        return tree_unflatten(leaves, self.structure)
+        return mapped(lambda leaf: next(left) if leaf is TENSOR else leaf, self.made)

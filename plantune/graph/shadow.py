@@ -53,9 +53,9 @@ class Shadow:
         """The path of the module in whose forward the call is, or stopped."""
         return self._path[-1] if self._path else ""
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward makes; raises UnsupportedModule if it assigned to self."""
-        made = self._made[id(self._module)](*inputs)
+        made = self._made[id(self._module)](*args, **kwargs)
         for table, then in zip(self._tables(now=True), self._before, strict=True):
             for key in {**then, **table}:
                 if table.get(key) is not then.get(key) and key not in OWN_LISTS:

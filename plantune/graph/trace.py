@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +25,17 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from plantune.errors import UnsupportedModule
+from plantune.graph.arguments import CONSTANTS, Arguments
+from plantune.graph.nested import leaves
 from plantune.graph.purity import Overload
 from plantune.graph.shadow import Shadow, unsupported
 from plantune.graph.shapes import META, made_by
-from plantune.graph.types import TensorType
 
 # The modes before dispatch are those of the process, not of a thread.
 TRACING = threading.Lock()
-CONSTANTS = (type(None), bool, int, float, complex, str, torch.Size, torch.dtype, torch.device)
 # What torch says where a shape, or the way through a forward, depends on a tensor's values.
 BY_VALUES = ("to number", "nonzero", "meta tensors", "data-dependent")
 BY_VALUE = "it asks for a tensor's values. A forward must not branch or loop on them"
@@ -68,21 +68,21 @@ class Record:
 class Trace:
     """A traced module: what it called, on which tensors without memory.
 
-    Of the `leaves` of its output those that are tensors are the graph's results.
+    Those of the `leaves` of what it `made` that are tensors are the graph's results.
     """
 
     records: tuple[Record, ...]
     state: Mapping[str, Tensor]
     inputs: tuple[Tensor, ...]
     leaves: tuple[Any, ...]
-    structure: TreeSpec
+    made: Any
 
 
-def trace(module: nn.Module, inputs: Sequence[TensorType]) -> Trace:
-    """What `module` does with inputs of these types; raises UnsupportedModule."""
-    _check_count(module, len(inputs))
+def trace(module: nn.Module, arguments: Arguments) -> Trace:
+    """What `module` does in a call with these arguments; raises UnsupportedModule."""
+    _check_count(module, arguments)
     with TRACING:
-        return _Tracing(module).run(inputs)
+        return _Tracing(module).run(arguments)
 
 
 class _Tracing:
@@ -94,8 +94,10 @@ class _Tracing:
         self.trains = any(child.training for child in module.modules())
         self.line = ""
 
-    def run(self, inputs: Sequence[TensorType]) -> Trace:
-        given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in inputs]
+    def run(self, arguments: Arguments) -> Trace:
+        types = arguments.types
+        given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in types]
+        args, kwargs = arguments.given(given)
         with (
             self._refusing(),
             # A caller's autocast is not the module's own.
@@ -105,22 +107,23 @@ class _Tracing:
             _Recorder(self) as recorder,
             _Calls(self),
         ):
-            made = self.shadow(*given)
-        leaves, structure = self._flat(made)
-        return Trace(tuple(recorder.records), self.shadow.state, tuple(given), leaves, structure)
+            made = self.shadow(*args, **kwargs)
+        return Trace(
+            tuple(recorder.records), self.shadow.state, tuple(given), self._leaves_of(made), made
+        )
 
     def unsupported(self, what: str) -> UnsupportedModule:
         return unsupported(self.module, self.shadow.place, what, self.line)
 
-    def _flat(self, made: Any) -> tuple[tuple[Any, ...], TreeSpec]:
-        leaves, structure = tree_flatten(made, lambda leaf: isinstance(leaf, torch.Size))
-        for leaf in leaves:
+    def _leaves_of(self, made: Any) -> tuple[Any, ...]:
+        found = leaves(made)
+        for leaf in found:
             if not isinstance(leaf, (Tensor, *CONSTANTS)):
                 raise UnsupportedModule(
                     f"{type(self.module).__name__} returns a {type(leaf).__name__}; tensors are "
-                    "known, and tuples, lists, dicts and named tuples of tensors and constants"
+                    "known, and tuples, lists, dicts and dataclasses of tensors and constants"
                 )
-        return tuple(leaves), structure
+        return tuple(found)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -217,12 +220,11 @@ class _Calls(TorchFunctionMode):
         return found
 
 
-def _check_count(module: nn.Module, inputs: int) -> None:
+def _check_count(module: nn.Module, arguments: Arguments) -> None:
     try:
-        inspect.signature(module.forward).bind(*range(inputs))
+        inspect.signature(module.forward).bind(*arguments.args, **arguments.kwargs)
     except TypeError as error:
-        less = "fewer inputs than" if "too many" in str(error) else "more inputs than were"
-        raise UnsupportedModule(f"{type(module).__name__} takes {less} given") from error
+        raise UnsupportedModule(f"{type(module).__name__} cannot be called so: {error}") from error
 
 
 def _line(frame: FrameType | None) -> str:

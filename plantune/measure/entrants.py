@@ -17,6 +17,7 @@ from plantune.device import Call
 from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
+from plantune.graph.arguments import Arguments
 from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.plan import Plan
@@ -84,7 +85,7 @@ class Entrants:
         module, _ = self._laid_out(channels_last=self.device.captures)  # as load_model builds it
         tuned = TunedModule(
             module,
-            self.input_type,
+            Arguments(tuple(type_ for _, type_ in self.problem.tensors)),
             name=self.problem.network,
             mode=self.problem.mode,
             plan=plan,

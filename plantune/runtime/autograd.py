@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph",
 
 
 class TunedPass(torch.autograd.Function):
-    """Inputs: the pool, the names of parameters, the module's inputs, then the parameters.
+    """Inputs: the pool, the names of parameters, the graph's inputs, then the parameters.
 
     The parameters are there so that autograd sends them their gradients; the program reads them
     from the module.
@@ -24,11 +25,12 @@ class TunedPass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pool: Pool, names: tuple[str, ...], x: Tensor, *parameters: Tensor
+        ctx: Any, pool: Pool, names: tuple[str, ...], *inputs_and_parameters: Tensor
     ) -> Any:
+        inputs = inputs_and_parameters[: len(inputs_and_parameters) - len(names)]
         lease = pool.lease()
         try:
-            outputs = lease.instance.forward(x.detach())
+            outputs = lease.instance.forward(*[x.detach() for x in inputs])
         except BaseException:
             lease.discard()
             raise
@@ -36,7 +38,8 @@ class TunedPass(torch.autograd.Function):
         ctx.versions = _versions(lease)
         graph = lease.instance.program.graph
         # An input that no gradient reads may be overwritten, as in eager.
-        ctx.save_for_backward(*(x for name, _ in graph.inputs if name in graph.saved))
+        named = zip(graph.inputs, inputs, strict=True)
+        ctx.save_for_backward(*(x for (name, _), x in named if name in graph.saved))
         return outputs
 
     @staticmethod
@@ -68,8 +71,8 @@ class TunedPass(torch.autograd.Function):
         if not _keeps_graph():
             program.forget()
             lease.release()
-        x = gradients.get(program.graph.inputs[0][0])
-        return (None, None, x, *(gradients.get(name) for name in ctx.names))
+        names = (*(name for name, _ in program.graph.inputs), *ctx.names)
+        return (None, None, *(gradients.get(name) for name in names))
 
 
 def _versions(lease: Lease) -> tuple[object, ...]:
@@ -77,9 +80,11 @@ def _versions(lease: Lease) -> tuple[object, ...]:
     return weights.versions()
 
 
-def run_with_gradients(pool: Pool, x: Tensor, parameters: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    """The pool's outputs, connected to `x` and `parameters` in autograd."""
+def run_with_gradients(
+    pool: Pool, inputs: Sequence[Tensor], parameters: dict[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """The pool's outputs, connected to `inputs` and `parameters` in autograd."""
     outputs: tuple[Tensor, ...] = TunedPass.apply(  # type: ignore[no-untyped-call]
-        pool, tuple(parameters), x, *parameters.values()
+        pool, tuple(parameters), *inputs, *parameters.values()
     )
     return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +19,11 @@ from plantune.errors import (
     UnsupportedDevice,
     UnsupportedModule,
 )
+from plantune.graph.arguments import Arguments
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
-from plantune.graph.types import TensorType
 from plantune.machine import arch_of, environment_of, why_no_plans
 from plantune.plan import Plan, check_plan, is_for, named_as
 from plantune.plan_db.plan_file import PlanFile
@@ -32,9 +33,9 @@ from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.choose import pool_for
 from plantune.runtime.form import Form
 from plantune.runtime.framework import Framework, Options
-from plantune.runtime.inputs import PlannedInputs
+from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.planned import Planned, StandIn, Trained, threads_on
+from plantune.runtime.planned import Planned, Trained, threads_on
 from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -60,20 +61,20 @@ class Stats:
 
 
 class Calls:
-    """Runs `reference` from plans for inputs of one type, and eagerly for everything else.
+    """Runs `reference` from plans for calls of one kind, and eagerly for everything else.
 
     In mode "infer" no gradient is recorded.
     """
 
     def __init__(
-        self, reference: nn.Module, input_type: TensorType, options: Options, device: torch.device
+        self, reference: nn.Module, arguments: Arguments, options: Options, device: torch.device
     ) -> None:
         self.reference = reference
-        self.input_type = input_type
+        self.arguments = arguments
         self.options = options
         self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
-        self._inputs = PlannedInputs(reference, input_type, self._device, options.name)
+        self._inputs = PlannedInputs(reference, arguments, self._device, options.name)
         self._on_cpu = self._device.type == "cpu"
         self._trains = options.mode == "train"
         self._why_no_plans: str | None = None
@@ -97,8 +98,7 @@ class Calls:
             self._check_given_plan(self.expected().pool.graph, self.options.plan)
         elif not self._form.is_parametrized:
             # The plan is looked for in the first call; whether there can be one is known now.
-            trained = self._expected_trained()
-            self._extracted(None if trained is None else self._form.wanted(trained))
+            self._extracted(self._form, self._expected_trained(), self._inputs.expected)
 
     def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:
         if isinstance(plan, PlanFile):
@@ -107,20 +107,20 @@ class Calls:
         if not is_for(plan, graph):
             raise InvalidPlan(
                 f"the given plan is for other layers: it is for {plan.problem}, and this is "
-                f"{self.options.name} with input {self.input_type.shape}, {self.options.mode}, "
-                f"{self.input_type.dtype}"
+                f"{self.options.name} with input {self.arguments.text(dtypes=True)}, "
+                f"{self.options.mode}"
             )
         check_plan(named_as(plan, graph), graph, self._space())
 
     def expected(self) -> Planned:
         """What runs the call that this was made for."""
-        kept = self._planned(self._form_now(), self._expected_trained())
+        kept = self._planned(self._form_now(), self._expected_trained(), self._inputs.expected)
         if kept is None:
             raise UnsupportedModule(str(self._form.why_not))
         return kept
 
     def _expected_trained(self) -> Trained:
-        trained = (*self._form.trained(), False)
+        trained = (*self._form.trained(), *(False for _ in self.arguments.types))
         return trained if self._trains and any(trained) else None
 
     def stats(self) -> Stats:
@@ -150,65 +150,73 @@ class Calls:
             self._kept = {}
             self._form = self._new_form()
 
-    def run(self, x: Any) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Of a call that nothing records or transforms."""
-        if self._unlooked and self._inputs.is_alike(x):
+        call = self._inputs.call_of(args, kwargs)
+        if self._unlooked and call is not None:
             self._unlooked -= 1
-            return self._eagerly(x)
+            return self._eagerly(args, kwargs)
         began_s = perf_counter()
         if self.framework.disabled:
-            return self.framework.run("PLANTUNE_DISABLE is set", self._trains, x)
+            return self.framework.run("PLANTUNE_DISABLE is set", self._trains, *args, **kwargs)
         form = self._form
         if form.changed():
             form = self._form_now()
         reason = form.why_not
-        if reason is None and not self._inputs.is_usual(x, form):
-            reason = self._inputs.why_not(x, form)
-        if reason is not None:
-            return self.framework.eagerly(reason, x)
-        trained = self._trained(form, x) if self._trains else None
+        tensors = () if call is None else call.tensors(args, kwargs)
+        if reason is None and (call is None or not self._inputs.is_usual(tensors, form)):
+            reason = self._inputs.why_not(args, kwargs, form)
+        if reason is not None or call is None:
+            return self.framework.eagerly(str(reason), *args, **kwargs)
+        trained = self._trained(form, tensors) if self._trains else None
         try:
-            kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained)
+            kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained, call)
             runner = None if kept is None else kept.runner  # which another thread may settle
             if kept is not None and runner is not None:
-                return self._by_runner(kept, runner, x, began_s)
+                return self._by_runner(kept, partial(runner.run, began_s), args, kwargs)
             reason = form.why_not if kept is None else kept.why_not_now(trained)
             if kept is not None and reason is None:
-                return self._run(kept, form, x, trained)
+                return self._run(kept, form, tensors, trained)
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
         except CaptureError as error:
             reason = f"the plan cannot run: {error}"
         # After the handlers: an error keeps the memory of the pass that it ended.
-        return self.framework.eagerly(str(reason), x)
+        return self.framework.eagerly(str(reason), *args, **kwargs)
 
-    def _eagerly(self, x: Tensor) -> Any:
+    def _eagerly(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Without checking the module: eager sees every change itself."""
         assert self._eager is not None
-        return self.framework.by(self.reference, x, self._eager.call)
+        return self.framework.by(self.reference, self._eager.call, args, kwargs)
 
-    def _by_runner(self, kept: Planned, runner: StandIn, x: Tensor, began_s: float) -> Any:
+    def _by_runner(
+        self,
+        kept: Planned,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         if kept.is_eager:
             self._eager, self._unlooked = kept, UNLOOKED_CALLS
-            return self._eagerly(x)
-        result = self.framework.by(partial(runner, began_s=began_s), x, kept.call)
+            return self._eagerly(args, kwargs)
+        result = self.framework.by(run, kept.call, args, kwargs)
         kept.settle()
         return result
 
     def _kind_of(self, trained: Trained) -> Kind:
         return trained, torch.get_num_threads() if self._on_cpu else 0
 
-    def _trained(self, form: Form, x: Tensor) -> Trained:
+    def _trained(self, form: Form, tensors: Sequence[Tensor]) -> Trained:
         if not torch.is_grad_enabled():
             return None
-        trained = (*form.trained(), x.requires_grad)
+        trained = (*form.trained(), *[x.requires_grad for x in tensors])
         return trained if any(trained) else None
 
-    def _run(self, kept: Planned, form: Form, x: Tensor, trained: Trained) -> Any:
+    def _run(self, kept: Planned, form: Form, tensors: Sequence[Tensor], trained: Trained) -> Any:
         if trained is None:
-            outputs = kept.pool.run(x)
+            outputs = kept.pool.run(*tensors)
         else:
-            outputs = run_with_gradients(kept.pool, x, form.parameters(trained[:-1]))
+            outputs = run_with_gradients(kept.pool, tensors, form.parameters(trained))
         framework = self.framework
         framework.planned += 1
         if framework.last is not kept.call:
@@ -232,13 +240,13 @@ class Calls:
             del self._kept[next(iter(self._kept))]
         return form
 
-    def _planned(self, form: Form, trained: Trained) -> Planned | None:
+    def _planned(self, form: Form, trained: Trained, call: PlannedCall) -> Planned | None:
         """What runs such a call; None if only the framework can, and the form says why."""
         with self._lock:
             kind = self._kind_of(trained)
             if kind not in form.kept:
                 try:
-                    form.kept[kind] = self._new(form, trained)
+                    form.kept[kind] = self._new(form, trained, call)
                 except UnsupportedModule as error:
                     if not form.is_parametrized:
                         raise
@@ -247,22 +255,23 @@ class Calls:
             kept: Planned = form.kept[kind]
             return kept
 
-    def _new(self, form: Form, trained: Trained) -> Planned:
-        graph, outputs = self._extracted(None if trained is None else form.wanted(trained))
+    def _new(self, form: Form, trained: Trained, call: PlannedCall) -> Planned:
+        graph, outputs = self._extracted(form, trained, call)
         # What changed may be nothing that the graph was read from.
         threads = threads_on(self._device)
         for kept in self._all_kept():
             if kept.pool.graph.named_digest == graph.named_digest and kept.threads == threads:
-                return Planned(kept.pool, outputs, self._device)
-        pool = pool_for(graph, self._space(), self._held, self.options)
-        return Planned(pool, outputs, self._device)
+                return Planned(kept.pool, outputs, self._device, call)
+        pool = pool_for(graph, self._space(), self._held, self.options, call.arguments)
+        return Planned(pool, outputs, self._device, call)
 
-    def _extracted(self, wanted: tuple[str, ...] | None) -> tuple[Graph, Outputs]:
-        """The layer graph, with the gradients of these parameters and "x", if any."""
+    def _extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
+        """The layer graph, with the gradients of what gets one."""
         # On a GPU weights are read in place, so nothing is folded into them.
-        folds = wanted is None and self._on_cpu
-        graph, outputs = extract_with_outputs(self.reference, self.input_type, fold=folds)
-        if wanted is not None:
+        folds = trained is None and self._on_cpu
+        graph, outputs = extract_with_outputs(self.reference, call.arguments, fold=folds)
+        if trained is not None:
+            wanted = form.wanted(trained, [name for name, _ in graph.inputs])
             graph = differentiate(graph, [name for name in wanted if name in graph.types])
         return graph, outputs
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
 
 from plantune.distance import Distance, Exact
 from plantune.errors import WrongResult
+from plantune.graph.nested import mapped, tensors_in
 from plantune.runtime.copies import copied
 from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
@@ -30,19 +29,20 @@ class CheckResult:
     call: LastCall
 
 
-def check(tuned: TunedModule, *inputs: Any) -> CheckResult:
-    """Runs the tuned module and its reference on `inputs`, as both are now, and raises WrongResult
-    where an output is further from float64 than twice the framework's own distance.
+def check(tuned: TunedModule, *inputs: Any, **named: Any) -> CheckResult:
+    """Runs the tuned module and its reference on these arguments, as both are now. Raises
+    WrongResult if an output is further from float64 than twice the framework's own distance.
 
     Neither weights nor running statistics move. The result is that of the worst output.
     """
     reference = tuned.reference
     buffers = [(buffer, buffer.clone()) for buffer in reference.buffers()]
     with torch.no_grad():
-        theirs = _leaves(copied(reference)(*inputs))
-        exact = _leaves(_wide(reference)(*tree_map(_widened, inputs)))
+        theirs = tensors_in(copied(reference)(*inputs, **named))
+        wide, wide_named = mapped(_widened, (inputs, named))
+        exact = tensors_in(_wide(reference)(*wide, **wide_named))
         try:
-            ours = _leaves(tuned(*inputs))
+            ours = tensors_in(tuned(*inputs, **named))
         finally:
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):
@@ -80,7 +80,3 @@ def _wide(module: nn.Module) -> nn.Module:
 
 def _widened(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _leaves(result: Any) -> Sequence[Tensor]:
-    return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]

@@ -19,6 +19,7 @@ from plantune.errors import (
     NoPlan,
     WrongResult,
 )
+from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.machine import environment_of
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_as
@@ -69,23 +70,32 @@ class LosingPlan(UserWarning):
 _told: set[str] = set()
 
 
-def pool_for(graph: Graph, space: SearchSpace, held: HeldTensors, options: Options) -> Pool:
-    """Instances of the best plan there is for a graph: the given one, else one that is stored for
-    this graph under whatever name, else a guessed one or the framework's kernels.
+def pool_for(
+    graph: Graph, space: SearchSpace, held: HeldTensors, options: Options, arguments: Arguments
+) -> Pool:
+    """Instances of the best plan there is for the graph of a call: the given one, else
+    one that is stored for this graph under whatever name, else a guessed one or the framework's
+    kernels.
 
     `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
     stored, there is a word only for a `known` network, for which a search can find something.
     """
-    return _Choice(graph, space, held, options).pool()
+    return _Choice(graph, space, held, options, arguments).pool()
 
 
 class _Choice:
     """Looks for the plan of one graph here, and proves what was not measured here."""
 
     def __init__(
-        self, graph: Graph, space: SearchSpace, held: HeldTensors, options: Options
+        self,
+        graph: Graph,
+        space: SearchSpace,
+        held: HeldTensors,
+        options: Options,
+        arguments: Arguments,
     ) -> None:
         self._graph, self._space, self._held, self._options = graph, space, held, options
+        self._arguments = arguments
         self._device = device_of(held.module, held.otherwise)
         self._here = environment_of(self._device)
         self._problem = Problem.of(graph, space.arch.name, options.name)
@@ -164,7 +174,8 @@ class _Choice:
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise CaptureError(_not_in_a_capture(plan.problem))
-            recheck(self._graph, own, self._space, self._held.module, self._held.otherwise)
+            held = self._held
+            recheck(self._graph, own, self._space, held.module, held.otherwise, self._arguments)
             remember_proof(plan, self._here)
         return self._pool_of(own)
 

@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM
 from plantune.runtime.live_state import HeldTensors
@@ -33,11 +32,11 @@ class PlansProgram:
     name = PROGRAM
     why_not = None
 
-    def __init__(self, run: Callable[[Tensor], Any]) -> None:
+    def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
 
-    def __call__(self, x: Tensor) -> Any:
-        return self._run(x)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(*args, **kwargs)
 
 
 Contestant = Runner | PlansProgram
@@ -53,7 +52,7 @@ class Contest:
         held: HeldTensors,
         *,
         frozen: bool = False,
-        program: Callable[[Tensor], Any] | None = None,
+        program: Callable[..., Any] | None = None,
     ) -> None:
         known = FROZEN_RUNNERS if frozen else LIVE_RUNNERS
         names = (name for name in known if name not in (PROGRAM, EAGER))
@@ -78,11 +77,11 @@ class Contest:
     def is_settled(self) -> bool:
         return self.winner is not None
 
-    def __call__(self, x: Tensor, began_s: float) -> object:
+    def run(self, began_s: float, *args: Any, **kwargs: Any) -> object:
         """The module's result; `began_s` is when the call did, by the clock of performance."""
         runner = self.winner or self._next()
         began_s = time.perf_counter() if runner is self._eager else began_s
-        result = runner(x)
+        result = runner(*args, **kwargs)
         if self.winner is None:
             self._note(runner, time.perf_counter() - began_s)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from gc import get_referents
 from itertools import chain
 from operator import attrgetter, is_
@@ -71,13 +71,14 @@ class Form:
         """Of each parameter, whether it requires a gradient now."""
         return tuple(map(_requires_grad, self._parameters))
 
-    def wanted(self, trained: tuple[bool, ...]) -> tuple[str, ...]:
-        """The names of those for which `trained` is true; its last is about the input."""
-        return (*self.parameters(trained[:-1]), *(("x",) if trained[-1] else ()))
+    def wanted(self, trained: Sequence[bool], inputs: Iterable[str]) -> tuple[str, ...]:
+        """The names of those for which `trained` is true: of parameters, then of these inputs."""
+        named = zip((*self._names, *inputs), trained, strict=True)
+        return tuple(name for name, wanted in named if wanted)
 
-    def parameters(self, trained: Iterable[bool]) -> dict[str, Tensor]:
-        """Those for which `trained` is true, by name."""
-        every = zip(self._names, self._parameters, trained, strict=True)
+    def parameters(self, trained: Sequence[bool]) -> dict[str, Tensor]:
+        """The parameters for which `trained` is true, by name."""
+        every = zip(self._names, self._parameters, trained, strict=False)
         return {name: tensor for name, tensor, wanted in every if wanted}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,21 +86,27 @@ class Framework:
         self.eager += 1
         self.note(LastCall("eager", reason))
         # A tracer knows the submodules by their place in the tuned module.
-        traced = any(isinstance(arg, fx.Proxy) for arg in args)
+        traced = any(isinstance(arg, fx.Proxy) for arg in (*args, *kwargs.values()))
         with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
             return (self._reference.forward if traced else self._reference)(*args, **kwargs)
 
-    def by(self, runner: Callable[[Tensor], Any], x: Tensor, call: LastCall) -> Any:
+    def by(
+        self,
+        runner: Callable[..., Any],
+        call: LastCall,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         """What a way of the framework's gives that takes the place of a program."""
         self.eager += 1
         if self.last is not call:
             self.note(call)
         if self._trains or not torch.is_grad_enabled():
-            return runner(x)
+            return runner(*args, **kwargs)
         # As torch.no_grad, which takes ten times as long.
         torch._C._set_grad_enabled(False)
         try:
-            return runner(x)
+            return runner(*args, **kwargs)
         finally:
             torch._C._set_grad_enabled(True)
 
@@ -118,16 +124,24 @@ def _level_of_caller() -> int:
     return level
 
 
-def transform_of(x: Any) -> str | None:
-    """What records or transforms this call: it needs the module's own operations."""
+def transform_of(args: Iterable[Any]) -> str | None:
+    """What records or transforms such a call: it needs the module's own operations."""
     if tracing_state() is not None:
         return "torch.jit.trace records it"
     if dispatch_modes():
         return "a dispatch mode sees each operation, as in make_fx and torch.export"
     if has_transforms():
         return "it is inside of a transform of torch.func"
-    if type(x) is Tensor and x.is_meta and is_included(PRE_DISPATCH):
-        return "a module around it is traced"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are on"
-    return "torch.fx traces it" if type(x) is not Tensor and isinstance(x, fx.Proxy) else None
+    for x in args:
+        why = _trace_with(x)
+        if why is not None:
+            return why
+    return None
+
+
+def _trace_with(x: Any) -> str | None:
+    if type(x) is Tensor:
+        return "a module around it is traced" if x.is_meta and is_included(PRE_DISPATCH) else None
+    return "torch.fx traces it" if isinstance(x, fx.Proxy) else None

@@ -6,17 +6,20 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plantune.graph.arguments import Arguments
+from plantune.graph.nested import tensors_in
 from plantune.graph.types import TensorType, dtype_name
 from plantune.machine import why_no_plans
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied
-from plantune.runtime.module import TunedModule, input_type_of
+from plantune.runtime.module import TunedModule
 
 
 class TrainingMode(UserWarning):
@@ -71,7 +74,7 @@ def load_model(
     input_type = TensorType(spec.input_shape(batch, in_channels), dtype_name(dtype))
     return TunedModule(
         reference,
-        input_type,
+        Arguments((input_type,)),
         name=name,
         mode=mode,
         plan=_plan(plan),
@@ -83,17 +86,21 @@ def load_model(
 
 def optimize(
     module: nn.Module,
-    example_input: Tensor,
-    *,
+    *example_inputs: Any,
     mode: str = "infer",
     plan: GivenPlan | None = None,
     frozen: bool = False,
     fallback: str = "warn",
+    **example_kwargs: Any,
 ) -> TunedModule:
-    """A copy of `module` that runs from a plan for inputs like `example_input`: the given one (see
-    load_model), one that a search stored for a network of the same layers, else kernels that
-    estimates choose or the framework's. `fallback` says what becomes of a stored plan that cannot
-    run here, and of calls that differ.
+    """A copy of `module` that runs from a plan for calls like the example: `example_inputs` and
+    `example_kwargs` are what the module is called with. The plan is the given one (see load_model),
+    one that a search stored for a network of the same layers, else kernels that estimates choose or
+    the framework's. `fallback` says what becomes of a stored plan that cannot run here, and of
+    calls that differ.
+
+    Arguments and results may be tensors, constants, and tuples, lists, dicts or dataclasses of
+    them. What is not a tensor is a part of the plan: a call with another constant is another call.
 
     The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
     training or eval mode that it has; `mode` says only whether gradients are planned. Parameters
@@ -101,15 +108,18 @@ def optimize(
     in each pass. For `frozen` see load_model. Raises UnsupportedModule if it holds an op that
     plantune does not know.
     """
+    tensors = tensors_in((example_inputs, example_kwargs))
+    if not tensors:
+        raise ValueError("optimize needs an example of a call, with at least one tensor")
     tuned = TunedModule(
         copied(module),
-        input_type_of(example_input),
+        Arguments.of(module, example_inputs, example_kwargs),
         name=type(module).__name__,
         mode=mode,
         plan=_plan(plan),
         fallback=fallback,
         frozen=frozen,
-        device=_usable(example_input.device),
+        device=_usable(tensors[0].device),
     )
     if mode == "infer" and module.training:
         warnings.warn(

@@ -9,10 +9,10 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from plantune.graph.types import TensorType, dtype_name
+from plantune.graph.arguments import Arguments
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
@@ -23,7 +23,7 @@ from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.pool import Pool
 
-__all__ = ["FALLBACKS", "TunedModule", "UnplannedCall", "input_type_of"]
+__all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
 
 FALLBACKS = ("warn", "error", "silent")
 # What a tuned module has of its own; all else is the reference's.
@@ -31,7 +31,7 @@ OWN = frozenset(vars(nn.Module())) | {"_reference", "_calls", "_arguments", "tra
 
 
 class TunedModule(nn.Module):
-    """Runs `reference` from plans for one input shape, and eagerly for everything else.
+    """Runs `reference` from plans for calls like one, and eagerly for everything else.
 
     Parameters, buffers, submodules and attributes are the reference's own, under the same names:
     every change of them counts in the next call. What a plan computes is what the reference does in
@@ -42,7 +42,7 @@ class TunedModule(nn.Module):
     def __init__(
         self,
         reference: nn.Module,
-        input_type: TensorType,
+        arguments: Arguments,
         *,
         name: str,
         mode: str,
@@ -63,7 +63,7 @@ class TunedModule(nn.Module):
         # In a tuple, so that nn.Module does not register it as a child.
         self._reference = (reference,)
         options = Options(name, mode, plan, known, fallback, frozen)
-        self._arguments = (input_type, options, device)
+        self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()
 
@@ -103,28 +103,24 @@ class TunedModule(nn.Module):
         own = self.__dict__  # each attribute of a module takes five times as long
         if (
             is_dynamo_compiling()
-            or kwargs
-            or len(args) != 1
             or own["_forward_hooks"]
             or own["_forward_pre_hooks"]
             or own["_backward_hooks"]
             or own["_backward_pre_hooks"]
             or any(OF_ALL_MODULES)
-            or transform_of(args[0]) is not None
+            or transform_of((*args, *kwargs.values()) if kwargs else args) is not None
         ):
             return super().__call__(*args, **kwargs)
-        return own["_calls"].run(args[0])
+        return own["_calls"].run(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if len(args) != 1 or kwargs:
-            return self._calls.framework.eagerly("there is a plan for one input", *args, **kwargs)
         if is_dynamo_compiling():
             # Dynamo would trace into the kernels' memory; the plan is a compiled whole already.
-            return torch.compiler.disable(self.forward)(*args)
-        why = transform_of(args[0])
+            return torch.compiler.disable(self.forward)(*args, **kwargs)
+        why = transform_of((*args, *kwargs.values()))
         if why is not None:
-            return self._calls.framework.run(why, True, *args)
-        return self._calls.run(*args)
+            return self._calls.framework.run(why, True, *args, **kwargs)
+        return self._calls.run(args, kwargs)
 
     def train(self, mode: bool = True) -> TunedModule:
         self.reference.train(mode)
@@ -192,20 +188,13 @@ class TunedModule(nn.Module):
         self._calls = Calls(self.reference, *self._arguments)
 
     def extra_repr(self) -> str:
-        input_type, options, _ = self._arguments
-        return f"plantune {options.mode} plan for {input_type.shape}"
+        arguments, options, _ = self._arguments
+        return f"plantune {options.mode} plan for {arguments.text()}"
 
 
 def _is_free(function: Any) -> bool:
     """Whether a method takes any object as `self`: one that calls `super()` needs its class."""
     return "__class__" not in function.__code__.co_freevars
-
-
-def input_type_of(example: Tensor) -> TensorType:
-    """The type of a call with `example`, in the layout that it has."""
-    channels_last = example.dim() == 4 and example.is_contiguous(memory_format=torch.channels_last)
-    layout = "nhwc" if channels_last and not example.is_contiguous() else "nchw"
-    return TensorType(tuple(example.shape), dtype_name(example.dtype), layout)
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

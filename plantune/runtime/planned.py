@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
 from plantune.runtime.contest import Contest
 from plantune.runtime.framework import LastCall
+from plantune.runtime.inputs import PlannedCall
 from plantune.runtime.pool import MOST_PASSES, Pool
 from plantune.runtime.runners import Runner
 from plantune.runtime.torch_internals import asks_for_determinism
 
-# Of each parameter, and of the input, whether it gets a gradient; None in inference.
+# Of each parameter and input whether it gets a gradient; None in inference.
 Trained = tuple[bool, ...] | None
 # What stands in for a program, or is tried beside it.
 StandIn = Runner | Contest
@@ -30,8 +30,11 @@ def threads_on(device: torch.device) -> int:
 class Planned:
     """The instances for one kind of call, and what the module makes of their outputs."""
 
-    def __init__(self, pool: Pool, outputs: Outputs, device: torch.device) -> None:
+    def __init__(
+        self, pool: Pool, outputs: Outputs, device: torch.device, call: PlannedCall
+    ) -> None:
         self.pool = pool
+        self._tensors_of = call.tensors
         self.outputs = outputs
         self.threads = threads_on(device)
         self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
@@ -88,5 +91,5 @@ class Planned:
             name = EAGER
         return None if name == PROGRAM else Runner(name, pool.held, trains=trains)
 
-    def _of_program(self, x: Tensor) -> Any:
-        return self.outputs.of(self.pool.run(x))
+    def _of_program(self, *args: Any, **kwargs: Any) -> Any:
+        return self.outputs.of(self.pool.run(*self._tensors_of(args, kwargs)))

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from plantune.cuda.flags import flags, plain_float32
 from plantune.distance import Distance
 from plantune.errors import CannotJudge, WrongResult
+from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
-from plantune.graph.types import TensorType
-from plantune.layouts import HOST_MEMORY, in_layout
+from plantune.graph.nested import tensors_in
+from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.products import float32_products
 from plantune.runtime.copies import copied
@@ -32,6 +33,7 @@ from plantune.runtime.distances import (
     joined,
     names_of,
 )
+from plantune.runtime.draws import drawn, drawn_inputs
 from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace
@@ -58,10 +60,18 @@ MOST_ON_HOST = 1 << 24  # elements
 class _Case:
     """Random data with what the framework makes of it, in its own dtype and in a wider one."""
 
-    x: Tensor
+    inputs: tuple[Tensor, ...]
     seeds: tuple[Tensor, ...]
     theirs: Results
     exact: Results
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A module with the call that its graph is of."""
+
+    module: nn.Module
+    call: Arguments
 
 
 def recheck(
@@ -70,22 +80,25 @@ def recheck(
     space: SearchSpace,
     module: nn.Module,
     otherwise: torch.device = HOST_MEMORY,
+    arguments: Arguments | None = None,
 ) -> None:
     """Raises WrongResult if the plan's outputs or gradients are not the network's, CannotJudge
-    where the framework's own are of no use; `otherwise` is where a module without a tensor runs.
+    where the framework's own are of no use; `otherwise` is where a module without a tensor runs,
+    `arguments` what it is called with if not with the graph's inputs by their place.
 
     A copy of the module runs, with the same training flags. Nothing of the user's changes.
     """
     device = device_of(module, otherwise)
+    call = arguments or Arguments(tuple(type_ for _, type_ in graph.inputs))
     # Of its own, so that loading a model moves no random number of the user's.
     random = torch.Generator(device).manual_seed(0)
     with _plainly(device):
-        network = copied(module)
+        network = _Called(copied(module), call)
         program = Program(graph, plan, space, device)
         found: Distances = {}
         for draw in range(1, MOST_DRAWS + 1):
             case = _judgeable(network, graph, random)
-            ours = _of_program(program, network, case)
+            ours = _of_program(program, network.module, case)
             found = joined(found, dict(distances(graph, ours, case.theirs, case.exact)))
             jump = _worst_jump(graph, found)
             wrong = {what: d for what, d in found.items() if not d.ours <= max(d.bound, jump(what))}
@@ -130,20 +143,21 @@ def _plainly(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _judgeable(network: nn.Module, graph: Graph, random: torch.Generator) -> _Case:
+def _judgeable(network: _Called, graph: Graph, random: torch.Generator) -> _Case:
     """Random data on which the framework is finite and about right; raises CannotJudge."""
     for of_images, of_weights in SCALES:
-        _randomise(network, random, of_weights)
-        x = _drawn(graph.inputs[0][1], random, of_images)
-        seeds = tuple(_drawn(type_, random) for _, type_ in graph.output_gradients)
-        theirs = _of_module(network, graph, _moved(x, random), seeds)
+        _randomise(network.module, random, of_weights)
+        inputs = drawn_inputs(graph, network.call.examples, random, of_images)
+        seeds = tuple(drawn(type_, random) for _, type_ in graph.output_gradients)
+        moved = [_moved(x, random) for x in inputs]
+        theirs = _of_module(network, graph, moved, seeds)
         if not all(map(is_finite, theirs.values())):
             continue
-        exact = _exact(network, graph, x, seeds)
+        exact = _exact(network, graph, inputs, seeds)
         if all(map(is_finite, exact.values())):
             own = dict(distances(graph, theirs, theirs, exact))
             if all(own[name].theirs <= MOST_OWN_ERROR for name in names_of(graph)):
-                return _Case(x, seeds, theirs, exact)
+                return _Case(inputs, seeds, theirs, exact)
     raise CannotJudge(
         "the framework itself overflows, or is off by more than "
         f"{MOST_OWN_ERROR:.0%}, on random weights and images however small, so that nothing "
@@ -157,15 +171,6 @@ def _randomise(module: nn.Module, random: torch.Generator, scale: float) -> None
             parameter.normal_(std=scale * parameter[0].numel() ** -0.5, generator=random)
         else:
             parameter.uniform_(0.5 * scale, scale, generator=random)
-
-
-def _drawn(type_: TensorType, random: torch.Generator, scale: float = 1.0) -> Tensor:
-    drawn = torch.empty(type_.shape, dtype=type_.torch_dtype, device=random.device)
-    if type_.is_float:
-        drawn = drawn.normal_(std=scale, generator=random)
-    else:
-        drawn = drawn.random_(generator=random)
-    return in_layout(drawn, type_.layout) if drawn.dim() == 4 else drawn
 
 
 def _moved(x: Tensor, random: torch.Generator) -> Tensor:
@@ -187,15 +192,17 @@ def _wider(graph: Graph, device: torch.device) -> torch.dtype:
     return torch.float32 if short and device.type == "cuda" else torch.float64
 
 
-def _exact(network: nn.Module, graph: Graph, x: Tensor, seeds: Sequence[Tensor]) -> Results:
+def _exact(
+    network: _Called, graph: Graph, inputs: Sequence[Tensor], seeds: Sequence[Tensor]
+) -> Results:
     """What the module means in a wider dtype; by its graph if it names its own dtype somewhere."""
-    dtype = _wider(graph, x.device)
+    dtype = _wider(graph, inputs[0].device)
     with suppress(RuntimeError):
-        return _of_module(network, graph, x, seeds, dtype)
+        return _of_module(network, graph, inputs, seeds, dtype)
+    names = [name for name, _ in (*graph.inputs, *graph.output_gradients)]
     given = {
-        **dict((*network.named_parameters(), *network.named_buffers())),
-        graph.inputs[0][0]: x,
-        **{name: seed for (name, _), seed in zip(graph.output_gradients, seeds, strict=True)},
+        **dict((*network.module.named_parameters(), *network.module.named_buffers())),
+        **dict(zip(names, (*inputs, *seeds), strict=True)),
     }
     wide = {name: t.to(dtype) if t.is_floating_point() else t for name, t in given.items()}
     with plain_float32() if dtype == torch.float32 else nullcontext():
@@ -209,9 +216,9 @@ def _exact(network: nn.Module, graph: Graph, x: Tensor, seeds: Sequence[Tensor])
 
 
 def _of_module(
-    network: nn.Module,
+    network: _Called,
     graph: Graph,
-    x: Tensor,
+    inputs: Sequence[Tensor],
     seeds: Sequence[Tensor],
     dtype: torch.dtype | None = None,
 ) -> Results:
@@ -222,17 +229,20 @@ def _of_module(
         # In channels_last torch's gradient of a padded average pool is wrong on a GPU.
         return taken.contiguous()
 
+    module = network.module
     state = {
         name: cast(tensor.detach())
-        for name, tensor in (*network.named_parameters(), *network.named_buffers())
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }
-    leaves = {**state, graph.inputs[0][0]: cast(x)}
+    given = {name: cast(x) for (name, _), x in zip(graph.inputs, inputs, strict=True)}
+    leaves = {**state, **given}
     targets = [name for name, _ in graph.gradients]
     for name in targets:
         leaves[name].requires_grad_()
-    with torch.set_grad_enabled(bool(targets)), _products(graph, x.device, dtype):
-        result = torch.func.functional_call(network, state, (leaves[graph.inputs[0][0]],))
-        outputs = dict(zip(names_of(graph), _tensors(result), strict=True))
+    with torch.set_grad_enabled(bool(targets)), _products(graph, inputs[0].device, dtype):
+        args, kwargs = network.call.given([*given.values()])
+        result = torch.func.functional_call(module, state, args, kwargs)
+        outputs = dict(zip(names_of(graph), tensors_in(result), strict=True))
         gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
     return _near({**{name: value.detach() for name, value in outputs.items()}, **gradients})
 
@@ -283,13 +293,9 @@ def _of_program(program: Program, network: nn.Module, case: _Case) -> Results:
     graph = program.graph
     state = dict((*network.named_parameters(), *network.named_buffers()))
     program.refresh({name: state[name] for name, _ in (*graph.parameters, *graph.buffers)})
-    results = dict(zip(names_of(graph), program.forward(case.x), strict=True))
+    results = dict(zip(names_of(graph), program.forward(*case.inputs), strict=True))
     if graph.gradients:
         found = program.backward(*case.seeds)
         results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}
         program.forget()
     return _near(results)
-
-
-def _tensors(result: Any) -> Sequence[Tensor]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)

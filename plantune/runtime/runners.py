@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only, tree_structure
 
 from plantune.device import first_line
+from plantune.graph.nested import kind_of, mapped, tensors_in
 from plantune.plan import EAGER
 from plantune.runtime.copies import copied
 from plantune.runtime.live_state import HeldTensors, LiveState
@@ -66,18 +66,24 @@ class Runner:
 
     is_settled = True
 
-    def __call__(self, x: Tensor, began_s: float = 0.0) -> Any:
+    def run(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
+        """As a contest's, of which this one has won."""
+        return self(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result. Gradients are recorded if they are switched on."""
         if self._recipe == RECIPES[EAGER] or self.why_not is not None:
-            return self._held.module(x)
+            return self._held.module(*args, **kwargs)
         with self._lock:
             if self._is_due():
                 # What is kept must serve inside and outside of inference mode.
                 with torch.inference_mode(False), torch.set_grad_enabled(self._trains):
-                    self._renew(x)
+                    self._renew(args, kwargs)
         if not self._recipe.channels_last:
-            return self._call(x)
-        return _contiguous(self._call(_channels_last(x)), like=x)
+            return self._call(*args, **kwargs)
+        like = tensors_in((args, kwargs))
+        args, kwargs = mapped(_channels_last, (args, kwargs))
+        return _contiguous(self._call(*args, **kwargs), like)
 
     def _now(self) -> tuple[int, int]:
         return self._held.moves, self._held.writes if self._recipe.frozen else 0
@@ -85,10 +91,10 @@ class Runner:
     def _is_due(self) -> bool:
         return self._now() != self._made or (self._state is not None and self._state.changed())
 
-    def _renew(self, x: Tensor) -> None:
+    def _renew(self, args: Any, kwargs: Any) -> None:
         now = self._now()
         if self._recipe.frozen or not self._holds_them():
-            self._make(x)
+            self._make(args, kwargs)
         self._copy()
         self._made = now
 
@@ -101,15 +107,17 @@ class Runner:
             and all(a is b for a, b in zip(present, self._tensors, strict=True))
         )
 
-    def _make(self, x: Tensor) -> None:
+    def _make(self, args: Any, kwargs: Any) -> None:
         module = self._module()
         self._tensors = [*self._held.present]
         self._call = module
         if not self._recipe.traced:
             return
-        x = _channels_last(x) if self._recipe.channels_last else x
         try:
-            self._call = self._traced(module, x)
+            if kwargs or not all(isinstance(arg, Tensor) for arg in args):
+                raise ValueError("it is called with more than tensors by their place")
+            args = [*map(_channels_last, args)] if self._recipe.channels_last else args
+            self._call = self._traced(module, [x.detach() for x in args])
         except Exception as error:  # It may fail in any way that torch knows.
             self.why_not = f"it cannot be traced: {type(error).__name__}: {first_line(error)}"
             self._call = self._held.module
@@ -147,18 +155,18 @@ class Runner:
             for name, own in self._copies.items():
                 own.copy_(now[name])
 
-    def _traced(self, module: nn.Module, x: Tensor) -> Any:
+    def _traced(self, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
         """A trace of the module. Its pass leaves buffers and random numbers as they were."""
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-        devices = [x.device] if x.device.type == "cuda" else []
+        devices = {x.device for x in inputs if x.device.type == "cuda"}
         try:
-            with torch.random.fork_rng(devices), warnings.catch_warnings():
+            with torch.random.fork_rng([*devices]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch.jit says that it is deprecated
-                traced = torch.jit.trace(module, x.detach(), check_trace=False)
+                traced = torch.jit.trace(module, tuple(inputs), check_trace=False)
                 _require_no_weight_inside(traced)
                 if self._recipe.frozen:
                     traced = torch.jit.freeze(traced)
-                _require_same_structure(module(x), traced(x))
+                _require_same_structure(module(*inputs), traced(*inputs))
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
@@ -168,7 +176,7 @@ class Runner:
 
 def _require_same_structure(wanted: Any, got: Any) -> None:
     """Raises ValueError if a trace returns a tuple for what was a list, and the like."""
-    if tree_structure(wanted) != tree_structure(got):
+    if kind_of(wanted, type) != kind_of(got, type):
         raise ValueError("its results come in another structure")
 
 
@@ -181,12 +189,13 @@ def _require_no_weight_inside(traced: Any) -> None:
             raise ValueError("a tensor that is neither parameter nor buffer takes part")
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=NHWC) if x.dim() == 4 else x
+def _channels_last(x: Any) -> Any:
+    images = isinstance(x, Tensor) and x.dim() == 4
+    return x.contiguous(memory_format=NHWC) if images else x
 
 
-def _contiguous(result: Any, like: Tensor) -> Any:
-    """The result in the layout that eager gives for such an input."""
-    if like.dim() == 4 and not like.is_contiguous():
+def _contiguous(result: Any, like: Sequence[Tensor]) -> Any:
+    """The result in the layout that eager gives for such inputs."""
+    if any(x.dim() == 4 and not x.is_contiguous() for x in like):
         return result
-    return tree_map_only(Tensor, Tensor.contiguous, result)
+    return mapped(lambda leaf: leaf.contiguous() if isinstance(leaf, Tensor) else leaf, result)

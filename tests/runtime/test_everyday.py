@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor, nn
 
 from plantune import TunedModule, optimize
 from plantune.default_plans import default_plan
+from plantune.graph.arguments import Arguments
+from plantune.graph.nested import kind_of, mapped, tensors_in
 from plantune.machine import cpu_environment
 from plantune.plan_db.rows import COMPLETE, StoredPlan
 from plantune.plan_db.validation import check_stored_plan
 from plantune.runtime.copies import copied
+from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
 
 
@@ -63,6 +68,101 @@ class Codes(nn.Module):
         return self.table((x[:, 0] > 0).long() + 2) * self.bias
 
 
+class Similarity(nn.Module):
+    """Two towers, as in retrieval."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 5), nn.Linear(4, 5)
+        self.similarity = nn.CosineSimilarity()
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"similarity": self.similarity(self.left(x), self.right(y))}
+
+
+class CrossAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, kdim=6, vdim=6, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor, memory: Tensor, padding: Tensor | None = None) -> Tensor:
+        seen, _ = self.attention(x, memory, memory, padding, need_weights=False)
+        return self.norm(x + seen)
+
+
+@dataclass
+class Reading:
+    states: Tensor
+    pooled: tuple[Tensor, Tensor | None]
+    loss: Tensor | None = None
+
+
+class Words(nn.Module):
+    """Words and which of them count, as a language model is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(11, 6, padding_idx=0), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None, *, scale: float = 1.0) -> Reading:
+        states = self.head(self.table(ids)) * scale
+        weights = torch.ones_like(states[..., :1]) if mask is None else mask[..., None].float()
+        pooled = (states * weights).sum(1) / weights.sum(1)
+        return Reading(states, (pooled, None))
+
+
+@dataclass
+class Example:
+    """How a module is called."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def of(*args: Any, **kwargs: Any) -> Example:
+        return Example(args, kwargs)
+
+    def again(self) -> Example:
+        """With other numbers, and rows of integers in another order."""
+        return Example(mapped(_another, self.args), mapped(_another, self.kwargs))
+
+
+def _another(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if leaf.is_floating_point():
+        return torch.randn_like(leaf)
+    return leaf.flip(0) if leaf.dim() > 1 else leaf  # offsets go up
+
+
+IDS = torch.tensor([[1, 10, 3, 0], [4, 4, 0, 0]])
+TWO_INPUTS = {
+    "bilinear": (
+        lambda: nn.Bilinear(4, 5, 3),
+        lambda: Example.of(torch.randn(2, 4), torch.randn(2, 5)),
+    ),
+    "cosine similarity": (
+        Similarity,
+        lambda: Example.of(torch.randn(3, 6), torch.randn(3, 4)),
+    ),
+    "cross attention": (
+        CrossAttention,
+        lambda: Example.of(torch.randn(2, 3, 8), memory=torch.randn(2, 5, 6)),
+    ),
+    "cross attention with padding": (
+        CrossAttention,
+        lambda: Example.of(
+            torch.randn(2, 3, 8), torch.randn(2, 5, 6), torch.arange(5) >= torch.tensor([[4], [2]])
+        ),
+    ),
+    "embedding": (Words, lambda: Example.of(IDS)),
+    "embedding and mask": (Words, lambda: Example.of(ids=IDS, mask=IDS > 0, scale=0.5)),
+    "bag of words": (
+        lambda: nn.EmbeddingBag(11, 6, mode="sum"),
+        lambda: Example.of(IDS.flatten(), torch.tensor([0, 3, 5])),
+    ),
+}  # fmt: skip
 EVERYDAY = {
     "cat, GELU, GroupNorm": lambda: Block(nn.GELU(), nn.GroupNorm(4, 16)),
     "cat, SiLU, BatchNorm": lambda: Block(nn.SiLU(inplace=True), nn.BatchNorm2d(16)),
@@ -83,61 +183,96 @@ EVERYDAY = {
 }  # fmt: skip
 
 
-def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
+def of_image(images: Tensor) -> Example:
+    return Example.of(images[..., :8, :8].contiguous())
+
+
+CASES = {
+    **{name: (make, None) for name, make in EVERYDAY.items()},
+    **TWO_INPUTS,
+}
+each = pytest.mark.parametrize(("make", "call"), CASES.values(), ids=CASES)
+
+
+def planned(module: nn.Module, call: Example, mode: str) -> TunedModule:
     """`module` run from its default plan, as a program of steps."""
     module.train(mode == "train")
-    graph = optimize(module, x, mode=mode).pool().graph
+    graph = optimize(module, *call.args, mode=mode, **call.kwargs).pool().graph
     plan = default_plan(graph, load_search_space("cpu"), network="everyday")
-    return optimize(module, x, mode=mode, plan=plan)
+    return optimize(module, *call.args, mode=mode, plan=plan, **call.kwargs)
 
 
-def leaves(outputs: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
-    return list(outputs) if isinstance(outputs, tuple) else [outputs]
-
-
-def gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
-    source = x.clone().requires_grad_()
-    outputs = leaves(module(source))
+def gradients(module: nn.Module, call: Example) -> tuple[Any, list[Tensor]]:
+    """What the module returns, and the gradients of all that has one, for fixed seeds."""
+    sources = mapped(
+        lambda leaf: (
+            leaf.clone().requires_grad_(leaf.is_floating_point())
+            if isinstance(leaf, Tensor)
+            else leaf
+        ),
+        (call.args, call.kwargs),
+    )
+    result = module(*sources[0], **sources[1])
+    outputs = tensors_in(result)
     draw = torch.Generator().manual_seed(1)
     seeds = [torch.randn(y.shape, generator=draw).to(y.device) for y in outputs]
     sum((y * seed).sum() for y, seed in zip(outputs, seeds, strict=True)).backward()
-    found = [parameter.grad for parameter in module.parameters()]
-    return [*outputs, *(g for g in (*found, source.grad) if g is not None)]
+    found = [leaf.grad for leaf in (*module.parameters(), *tensors_in(sources))]
+    return result, [g for g in found if g is not None]
 
 
-@pytest.mark.parametrize("make", EVERYDAY.values(), ids=EVERYDAY)
-def test_inference(make, randomise, images):
-    module, x = randomise(make()).eval(), images[..., :8, :8].contiguous()
+def alike(ours: Any, theirs: Any, **bounds: float) -> None:
+    assert kind_of(ours, type) == kind_of(theirs, type)
+    torch.testing.assert_close(tensors_in(ours), tensors_in(theirs), **bounds)
+
+
+@each
+def test_inference(make, call, randomise, images):
+    module, x = randomise(make()).eval(), call() if call else of_image(images)
     tuned = planned(module, x, "infer")
     for _ in range(2):
         with torch.no_grad():
-            expected = module(x)
-            torch.testing.assert_close(tuned(x), expected)
+            alike(tuned(*x.args, **x.kwargs), module(*x.args, **x.kwargs))
         assert tuned.last_call().how == "planned"
-        x = torch.randn_like(x)
+        x = x.again()
         randomise(module).eval()
         tuned.load_state_dict(module.state_dict())
 
 
-@pytest.mark.parametrize("make", EVERYDAY.values(), ids=EVERYDAY)
-def test_training(make, randomise, images):
-    module, x = randomise(make()), images[..., :8, :8].contiguous()
+@each
+def test_training(make, call, randomise, images):
+    module, x = randomise(make()), call() if call else of_image(images)
     tuned = planned(module, x, "train")
     reference = copy.deepcopy(module).train()
-    for ours, theirs in zip(gradients(tuned, x), gradients(reference, x), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    alike(gradients(tuned, x), gradients(reference, x), rtol=1e-4, atol=1e-5)
+    assert tuned.last_call().how == "planned"
     for name, buffer in reference.named_buffers():
         torch.testing.assert_close(dict(tuned.named_buffers())[name], buffer)
 
 
+@each
+def test_its_plan_is_proved(make, call, randomise, images):
+    """As one from elsewhere is before its first use, on numbers that make sense."""
+    module, x = randomise(make()), call() if call else of_image(images)
+    tuned = planned(module, x, "infer")
+    arguments = Arguments.of(module, x.args, x.kwargs)
+    pool = tuned.pool()
+    recheck(pool.graph, pool.plan, load_search_space("cpu"), module, arguments=arguments)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["infer", "train"])
-@pytest.mark.parametrize("make", EVERYDAY.values(), ids=EVERYDAY)
-def test_as_a_graph_on_a_gpu(make, mode, randomise, images):
+@each
+def test_as_a_graph_on_a_gpu(make, call, mode, randomise, images):
+    def on_gpu(leaf: Any) -> Any:
+        return leaf.cuda() if isinstance(leaf, Tensor) else leaf
+
     module = randomise(make()).cuda().train(mode == "train")
-    tuned = optimize(module, images[..., :8, :8].cuda(), mode=mode)
+    x = call() if call else of_image(images)
+    x = Example(mapped(on_gpu, x.args), mapped(on_gpu, x.kwargs))
+    tuned = optimize(module, *x.args, mode=mode, **x.kwargs)
     for _ in range(3):
-        x = torch.randn(2, 3, 8, 8, device="cuda")
+        x = x.again()
         reference = copied(module)
         reference.load_state_dict(tuned.state_dict())
         tuned.zero_grad()
@@ -145,8 +280,9 @@ def test_as_a_graph_on_a_gpu(make, mode, randomise, images):
             ours, theirs = gradients(tuned, x), gradients(reference, x)
         else:
             with torch.no_grad():
-                ours, theirs = leaves(tuned(x)), leaves(reference(x))
-        for own, their in zip(ours, theirs, strict=True):
+                ours, theirs = (m(*x.args, **x.kwargs) for m in (tuned, reference))
+        assert kind_of(ours, type) == kind_of(theirs, type)
+        for own, their in zip(tensors_in(ours), tensors_in(theirs), strict=True):
             # TF32 has 10 bits, and cuDNN's algorithms round it in different places.
             assert (own - their).norm() <= 3e-3 * their.norm() + 1e-4
         assert tuned.last_call().how == "captured"
@@ -155,6 +291,6 @@ def test_as_a_graph_on_a_gpu(make, mode, randomise, images):
 
 def test_its_plan_can_be_shared(images):
     """Whoever imports a plan checks the names of its nodes."""
-    tuned = planned(EVERYDAY["cat, GELU, GroupNorm"](), images[..., :8, :8].contiguous(), "train")
+    tuned = planned(EVERYDAY["cat, GELU, GroupNorm"](), of_image(images), "train")
     stored = StoredPlan(1, tuned.pool().plan, cpu_environment(), COMPLETE, "2026-11-22T00:00:00Z")
     check_stored_plan(stored)

@@ -218,7 +218,7 @@ def test_several_inputs_and_defaults(extracts: Extracts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "message"), [(1, "takes more inputs"), (4, "takes fewer inputs")]
+    ("count", "message"), [(1, "missing a required argument"), (4, "too many positional")]
 )
 def test_the_number_of_inputs_must_fit(count: int, message: str) -> None:
     with pytest.raises(UnsupportedModule, match=f"TwoInputs {message} than"):

@@ -221,7 +221,7 @@ def test_several_inputs_and_defaults(extracts: Extracts) -> None:
     ("count", "message"), [(1, "missing a required argument"), (4, "too many positional")]
 )
 def test_the_number_of_inputs_must_fit(count: int, message: str) -> None:
-    with pytest.raises(UnsupportedModule, match=f"TwoInputs {message} than"):
+    with pytest.raises(UnsupportedModule, match=f"TwoInputs cannot be called so: {message}"):
         extract(TwoInputs(), *[TensorType((3,))] * count)
 
 

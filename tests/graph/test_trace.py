@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
@@ -91,7 +92,7 @@ class TestModes:
     def test_the_callers_autocast_is_not_the_modules(self, extracts: Extracts) -> None:
         net = nn.Sequential(nn.Conv2d(3, 4, 3)).double()
         with torch.autocast("cpu", torch.bfloat16):
-            graph = extract_with_outputs(net, TensorType(IMAGE, "float64"))[0]
+            graph = extract_with_outputs(net, Arguments((TensorType(IMAGE, "float64"),)))[0]
         assert graph.digest == extracts(net, image()).digest
 
     def test_gradients_that_are_off_do_not_count_in_inference(self, extracts: Extracts) -> None:
@@ -145,7 +146,7 @@ class TestOutputs:
     )
     def test_a_structure_is_kept(self, made: Any, calls: Any) -> None:
         module, x = calls(lambda m, x: made(x)), image()
-        graph, outputs = extract_with_outputs(module, TensorType(IMAGE, "float64"))
+        graph, outputs = extract_with_outputs(module, Arguments((TensorType(IMAGE, "float64"),)))
         expected = module(x)
         tensors = [t for t in torch.utils._pytree.tree_leaves(expected) if isinstance(t, Tensor)]
         assert len(graph.outputs) == len(tensors)

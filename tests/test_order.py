@@ -30,6 +30,7 @@ ORDER = (
     "plan_db",
     "default_plans",
     "runtime",
+    "training",
     "measure",
     "search",
     "report",

@@ -1,0 +1,1 @@
+"""Training as one step: forward, loss, backward and optimizer."""

@@ -1,0 +1,103 @@
+"""Forward and backward pass of a model and its loss, whole or in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class LossPass:
+    """`loss(model(*inputs), *targets)` and its gradients with regard to `parameters`."""
+
+    model: Call
+    loss: Call
+    parameters: Sequence[Tensor]
+    micro_batches: int = 1
+    autocast: tuple[str, torch.dtype] | None = None
+
+    def run(
+        self,
+        inputs: tuple[Any, ...],
+        targets: tuple[Any, ...],
+        scale: Tensor | None,
+        take: Callable[[int, Sequence[Tensor | None]], None],
+    ) -> Any:
+        """What the loss returns, detached: of micro-batches the mean.
+
+        `take` gets the number of each micro-batch with its gradients, times `scale`; None stands
+        for a parameter that the loss does not depend on.
+        """
+        values = []
+        for number, (part, of_part) in enumerate(self._parts(inputs, targets)):
+            with torch.enable_grad(), self._casting():
+                value = self.loss(self.model(*part), *of_part)
+                total = _loss_of(value)
+                total = total / self.micro_batches if self.micro_batches > 1 else total
+                scaled = total if scale is None else total * scale.to(total.dtype).view(())
+            found = torch.autograd.grad(scaled, self.parameters, allow_unused=True)
+            take(number, found)
+            values.append(tree_map_only(Tensor, Tensor.detach, value))
+        return values[0] if len(values) == 1 else _joined(values)
+
+    def _casting(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        kind, dtype = self.autocast
+        # Without its cache: kept casts of weights would outlive a step that changes these.
+        return torch.autocast(kind, dtype=dtype, cache_enabled=False)
+
+    def _parts(
+        self, inputs: tuple[Any, ...], targets: tuple[Any, ...]
+    ) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        count = self.micro_batches
+        if count == 1:
+            yield inputs, targets
+            return
+        leaves, structure = tree_flatten((inputs, targets))
+        batch = next(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
+        if batch % count:
+            raise ValueError(f"a batch of {batch} has no {count} equal micro-batches")
+        size = batch // count
+
+        def part(leaf: Any, start: int) -> Any:
+            whole = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
+            return leaf[start : start + size] if whole else leaf
+
+        for start in range(0, batch, size):
+            yield tree_unflatten([part(leaf, start) for leaf in leaves], structure)
+
+
+def _loss_of(value: Any) -> Tensor:
+    """The number to be made smaller: what a loss returns, or the first of a tuple."""
+    loss = value[0] if isinstance(value, (tuple, list)) and value else value
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(
+            "the loss must return one number that depends on the parameters, or a tuple that "
+            f"begins with it; got {got}"
+        )
+    return loss.reshape(())
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Of single numbers the mean, of other tensors all rows; else what the last one returned."""
+    leaves, structures = zip(*map(tree_flatten, values), strict=True)
+
+    def join(column: tuple[Any, ...]) -> Any:
+        first = column[0]
+        if not isinstance(first, Tensor):
+            return column[-1]
+        if first.numel() == 1 and first.is_floating_point():
+            return torch.stack(column).mean(0)
+        return torch.cat(column) if first.dim() else torch.stack(column)
+
+    return tree_unflatten([join(column) for column in zip(*leaves, strict=True)], structures[0])

@@ -1,0 +1,78 @@
+"""A small network, and training steps as eager takes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+@pytest.fixture(autouse=True)
+def _alike_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+
+
+class Small(nn.Sequential):
+    """Its last layers see four pixels of an image of 8 by 8."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.AvgPool2d(3),
+            nn.Flatten(),
+            nn.Linear(32, 5),
+        )
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Small()
+
+
+@pytest.fixture
+def batches() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.randn(8, 3, 8, 8), torch.randint(5, (8,))) for _ in range(20)]
+
+
+def _eager(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    loss: Callable[..., Any] = nn.functional.cross_entropy,
+) -> Tensor:
+    optimizer.zero_grad()
+    value = loss(model(x), y)
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
+@pytest.fixture
+def eager() -> Callable[..., Tensor]:
+    return _eager
+
+
+@pytest.fixture
+def twin() -> Callable[[nn.Module], nn.Module]:
+    return copy.deepcopy
+
+
+def _assert_alike(model: nn.Module, other: nn.Module) -> None:
+    for (name, ours), theirs in zip(
+        model.state_dict().items(), other.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.fixture
+def assert_alike() -> Callable[[nn.Module, nn.Module], None]:
+    return _assert_alike

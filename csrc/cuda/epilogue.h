@@ -1,5 +1,6 @@
 // What becomes of a kernel's sums before they leave: an expression over the value that the kernel
-// has, an element of a residual and an offset, as nested types. Python writes the type:
+// has, an element of a residual and an offset, and in the backward pass what a ReLU made, as nested
+// types. Python writes the type:
 //
 //   PlusOffset<Applied<Relu, PlusResidual<Value>>>        relu(value + residual) + offset
 //
@@ -18,10 +19,11 @@ namespace plantune {
 struct At {
   float value, residual = 0.f, offset = 0.f;
   bool applies = true;
+  float saved = 0.f;
 };
 
 struct Value {
-  static constexpr bool kResidual = false, kOffset = false;
+  static constexpr bool kResidual = false, kOffset = false, kSaved = false;
   static __device__ __forceinline__ float of(const At& at) { return at.value; }
 };
 
@@ -39,6 +41,16 @@ struct PlusOffset : X {
   static __device__ __forceinline__ float of(const At& at) { return X::of(at) + at.offset; }
 };
 
+/// The gradient of a ReLU whose result was saved.
+template <class X>
+struct Masked : X {
+  using Inner = X;
+  static constexpr bool kSaved = true;
+  static __device__ __forceinline__ float of(const At& at) {
+    return relu_grad(X::of(at), at.saved);
+  }
+};
+
 template <class Function, class X>
 struct Applied : X {
   using Inner = X;
@@ -50,9 +62,10 @@ struct Applied : X {
 
 /// Of two neighbours.
 template <class Expression>
-__device__ __forceinline__ float2 evaluate(float2 value, float2 residual = {}, float offset = 0.f) {
-  return {Expression::of({value.x, residual.x, offset}),
-          Expression::of({value.y, residual.y, offset})};
+__device__ __forceinline__ float2 evaluate(float2 value, float2 residual = {}, float offset = 0.f,
+                                           float2 saved = {}) {
+  return {Expression::of({value.x, residual.x, offset, true, saved.x}),
+          Expression::of({value.y, residual.y, offset, true, saved.y})};
 }
 
 }  // namespace plantune

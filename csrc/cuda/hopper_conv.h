@@ -3,8 +3,12 @@
 //   y = Expression(conv(x, w) * scale + bias, residual, offset)
 //
 // x and y are NHWC, w is (O, R * S, C), both of T (2 bytes). Scale and bias are optional;
-// `unshifted` takes the value before the expression's last part. It writes `=`, sums in float in an
-// order that depends on the configuration alone, and rounds once.
+// `unshifted` takes a value on the way, that of the expression Unshifted. It writes `=`, sums in
+// float in an order that depends on the configuration alone, and rounds once.
+//
+// With kTransposed it is the gradient of an image: x is that of the convolution's result, y that of
+// its image, O and C are in turn those of x and of the result, and w is read along its other axis,
+// from the last tap to the first.
 //
 // A block computes kTileM pixels (a box of kBoxW x kBoxH x kBoxN) by kTileN channels. One step of
 // the reduction is 64 channels of one tap. Boxes of x are copied by tensor maps whose zeros outside
@@ -194,20 +198,21 @@ class HopperConv : public HopperConvLoop<C> {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 * 16 + lane / 4;  // a warpgroup's four warps hold 64 rows
     const int rows[2] = {out_row(row), out_row(row + 8)};
-    if constexpr (Expression::kResidual) wait(residual_full(), 0);
+    if constexpr (Expression::kResidual || Expression::kSaved) wait(residual_full(), 0);
 #pragma unroll
     for (int j = 0; j < kOwn / 8; ++j) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32_t at = base_ + out_place(rows[half], j) + lane % 4 * 4;
         const float2 v = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
-        float2 residual = {};
+        float2 residual = {}, saved = {};
         if constexpr (Expression::kResidual) residual = unpacked(load_word(at + kOutStart));
+        if constexpr (Expression::kSaved) saved = unpacked(load_word(at + kUnshiftedStart));
         if constexpr (C::kUnshifted) {
-          const float2 inner = evaluate<typename Expression::Inner>(v, residual, offset);
+          const float2 inner = evaluate<typename C::Unshifted>(v, residual, offset, saved);
           store_word(at + kUnshiftedStart, packed(inner));
         }
-        store_word(at + kOutStart, packed(evaluate<Expression>(v, residual, offset)));
+        store_word(at + kOutStart, packed(evaluate<Expression>(v, residual, offset, saved)));
       }
     }
   }

@@ -18,11 +18,15 @@ class HopperConvLoop : public HopperConvTile<C> {
   using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_step, Tile::h_,
       Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk,
       Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kOutBoxBytes,
-      Tile::kOutBoxes, Tile::kOutStart, Tile::kWarpgroup, Tile::kWeightBytes, Tile::maps_,
+      Tile::kOutBoxes, Tile::kOutStart, Tile::kUnshiftedStart, Tile::kWarpgroup,
+      Tile::kWeightBytes, Tile::maps_,
       Tile::n_, Tile::o_, Tile::out_channel, Tile::place_of, Tile::residual_full,
       Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
 
   using Tile::Tile;
+
+  // Of transposed weights, 64 columns of a tile and all of its chunk.
+  static constexpr int kPartOfWeight = kChunk * kRowBytes;
 
   // Phase 1: copies.
 
@@ -46,18 +50,31 @@ class HopperConvLoop : public HopperConvTile<C> {
                                               int chunk, int tap) const {
     wait(weight_empty(slot.stage), slot.parity ^ 1);
     arrive_expecting(weight_full(slot.stage), kWeightBytes);
-    load_box(map, weight(slot.stage), weight_full(slot.stage), chunk * kChunk, tap, o_);
+    if constexpr (C::kTransposed) {
+      constexpr int kLastTap = C::kR * C::kS - 1;
+      for (int i = 0; i < C::kTileN / kChunk; ++i) {
+        load_box(map, weight(slot.stage) + i * kPartOfWeight, weight_full(slot.stage),
+                 o_ + i * kChunk, kLastTap - tap, chunk * kChunk);
+      }
+    } else {
+      load_box(map, weight(slot.stage), weight_full(slot.stage), chunk * kChunk, tap, o_);
+    }
     slot.advance();
   }
 
   __device__ __forceinline__ void copy_residual() const {
-    if constexpr (Expression::kResidual) {
+    constexpr int kImages = Expression::kResidual + Expression::kSaved;
+    if constexpr (kImages > 0) {
       wait_for_predecessor();
-      arrive_expecting(residual_full(), kCopiedOut);
-      for (int i = 0; i < kOutBoxes; ++i) {
-        load_box(maps_.residual, base_ + kOutStart + i * kOutBoxBytes, residual_full(),
-                 out_channel(i), w_, h_, n_);
-      }
+      arrive_expecting(residual_full(), kImages * kCopiedOut);
+      if constexpr (Expression::kResidual) copy_boxes(maps_.residual, kOutStart);
+      if constexpr (Expression::kSaved) copy_boxes(maps_.saved, kUnshiftedStart);
+    }
+  }
+
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map, int start) const {
+    for (int i = 0; i < kOutBoxes; ++i) {
+      load_box(map, base_ + start + i * kOutBoxBytes, residual_full(), out_channel(i), w_, h_, n_);
     }
   }
 
@@ -92,6 +109,11 @@ class HopperConvLoop : public HopperConvTile<C> {
       return matrix_descriptor(image(stage) + (row * kCopyW + place.w + step.s) * kRowBytes,
                                kCopyW * kRowBytes);
     }
+  }
+
+  __device__ __forceinline__ uint64_t weights_at(int stage) const {
+    if constexpr (C::kTransposed) return transposed_descriptor(weight(stage), kPartOfWeight);
+    return matrix_descriptor(weight(stage), kGroupBytes);
   }
 
   __device__ __forceinline__ void multiply(float (&sums)[C::kTileN / 2]) const {
@@ -134,8 +156,7 @@ class HopperConvLoop : public HopperConvTile<C> {
     wait(weight_full(weight_slot.stage), weight_slot.parity);
     fence_registers(sums);
     fence_products();
-    multiply_row<T, C::kTileN>(rows, matrix_descriptor(weight(weight_slot.stage), kGroupBytes),
-                               sums);
+    multiply_row<T, C::kTileN, C::kTransposed>(rows, weights_at(weight_slot.stage), sums);
     commit_products();
     fence_registers(sums);
     wait_for_products<1>();

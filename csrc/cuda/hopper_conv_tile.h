@@ -17,9 +17,9 @@ struct ConvScalars {
   Parameter scale, bias, offset;
 };
 
-/// The tensor maps of a convolution; `residual` and `unshifted` where the epilogue has them.
+/// The tensor maps of a convolution; all after y where the epilogue has them.
 struct ConvMaps {
-  TensorMap x, w, y, residual, unshifted;
+  TensorMap x, w, y, residual, unshifted, saved;
 };
 
 /// The constants of C are a problem, a configuration, and the epilogue.
@@ -59,7 +59,8 @@ class HopperConvTile {
   static constexpr int kWeightStart = C::kImageStages * kImageBytes;
   static constexpr int kOutStart = kWeightStart + C::kWeightStages * kWeightBytes;
   static constexpr int kUnshiftedStart = kOutStart + kOutBytes;
-  static constexpr int kPartStart = kUnshiftedStart + (C::kUnshifted ? kOutBytes : 0);
+  static constexpr bool kTwoTiles = C::kUnshifted || Expression::kSaved;
+  static constexpr int kPartStart = kUnshiftedStart + (kTwoTiles ? kOutBytes : 0);
   static constexpr int kScalesStart = kPartStart + (C::kSplitK - 1) * kPartBytes;
   static constexpr int kBiasStart = kScalesStart + kOwn * int(sizeof(float));
   static constexpr int kBarrierStart = kBiasStart + kOwn * int(sizeof(float));

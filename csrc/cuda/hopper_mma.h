@@ -1,5 +1,6 @@
 // Warpgroup matrix products on Hopper: d (64 x n, float, in registers) += A (64 x 16) * B (16 x n),
-// both operands of 2 bytes in shared memory, K-major, in rows of 128 bytes that are swizzled.
+// both operands of 2 bytes in shared memory, in rows of 128 bytes that are swizzled: along K, or
+// where an operand is transposed, along its other axis.
 //
 // Of d a thread holds, for each 8 columns j, d[4j .. 4j+1] of row 16 * warp + lane / 4 and
 // d[4j+2 .. 4j+3] of the row 8 further down, from column 8j + 2 * (lane % 4) on.
@@ -25,6 +26,15 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
          uint64_t(group_bytes >> 4) << 32 | kSwizzle128 << 62;
 }
 
+/// Describes a transposed operand: rows of 64 columns, one for each value of K. Further columns are
+/// `part_bytes` further on, further groups of 8 values of K `group_bytes`.
+__device__ __forceinline__ uint64_t transposed_descriptor(uint32_t address, uint32_t part_bytes,
+                                                          uint32_t group_bytes = kGroupBytes) {
+  constexpr uint64_t kSwizzle128 = 1;
+  return uint64_t((address & 0x3FFFF) >> 4) | uint64_t(part_bytes >> 4) << 16 |
+         uint64_t(group_bytes >> 4) << 32 | kSwizzle128 << 62;
+}
+
 /// Starts d = A * B, or += where `adds`, over 16 values. The caller fences, commits and waits.
 template <class T, int n>
 __device__ __forceinline__ void multiply_step(uint64_t a, uint64_t b, bool adds,
@@ -33,12 +43,13 @@ __device__ __forceinline__ void multiply_step(uint64_t a, uint64_t b, bool adds,
 }
 
 /// Starts d += A * B over one row of K, 64 elements. The caller fences, commits and waits.
-template <class T, int n>
+template <class T, int n, bool kTransposed = false>
 __device__ __forceinline__ void multiply_row(uint64_t a, uint64_t b, float (&d)[n / 2]) {
   constexpr int kSteps = 4, kStepUnits = 2;  // of 16 elements: 32 bytes, counted in 16
+  constexpr int kStepUnitsOfB = kTransposed ? 2 * kGroupBytes / 16 : kStepUnits;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
-    multiply_step<T, n>(a + k * kStepUnits, b + k * kStepUnits, true, d);
+    multiply_step<T, n>(a + k * kStepUnits, b + k * kStepUnitsOfB, true, d);
   }
 }
 

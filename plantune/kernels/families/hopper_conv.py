@@ -29,7 +29,8 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
     one, 5.6 with two, 6.4 with three (H200, 2026-11-20).
     """
 
-    name: ClassVar = "hopper_conv"
+    name: ClassVar[str] = "hopper_conv"
+    transposed: ClassVar[bool] = False
 
     def read(self, step: Step) -> hopper.WarpgroupParts:
         step = as_convolution(step)
@@ -48,7 +49,8 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
         if box is None:
             raise IllegalCandidate(f"no box of {tile_m} pixels by 8x8 can be copied at once")
         axes: dict[str, Any] = dict(config)
-        return Design(shape, box, **axes, outputs=1 if parts.epilogue.unshifted is None else 2)
+        tiles = 2 if parts.epilogue.unshifted or parts.epilogue.saved else 1
+        return Design(shape, box, **axes, outputs=tiles, transposed=self.transposed)
 
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)

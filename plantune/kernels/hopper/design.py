@@ -24,9 +24,10 @@ CONSTANTS = """struct Conv {{
   static constexpr int kImageStages = {image_stages}, kWeightStages = {stages};
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
   static constexpr int kSharedFloor = {shared_floor};  // keeps other blocks off the SM
-  static constexpr bool kReuse = {reuse};
+  static constexpr bool kReuse = {reuse}, kTransposed = {transposed};
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
   using Expression = {expression};
+  using Unshifted = {inner};
 {more}}};
 """
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
@@ -52,9 +53,10 @@ class Design:
     split_k: int
     reuse: bool
     blocks_per_sm: int
-    outputs: int  # versions of the tile that leave: with and without an offset
+    outputs: int  # versions of the tile: with and without an offset, or what a ReLU made
     # After that, parts of shared memory: what each is aligned to, and its size.
     extra: tuple[tuple[int, int], ...] = ()
+    transposed: bool = False  # weights are read along their other axis
 
     @property
     def threads(self) -> int:
@@ -153,13 +155,16 @@ class Design:
         """
         parts = ("scale", "bias", "unshifted")
         has = {part: "true" if getattr(epilogue, part) else "false" for part in parts}
-        before = product(dtype, self.tile_n) + functors(epilogue.chain + inner)
+        before = product(dtype, self.tile_n, transposed=self.transposed)
+        before += functors(epilogue.chain + inner)
         return before + CONSTANTS.format(
             **vars(self.shape),
             **has,
             **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},
             expression=expression(epilogue.chain),
+            inner=expression(epilogue.unshifted_chain),
             reuse="true" if self.reuse else "false",
+            transposed="true" if self.transposed else "false",
             element=ELEMENTS[dtype],
             box=self.box,
             image_stages=self.image_stages,

@@ -91,10 +91,12 @@ class HopperFamily(WarpgroupFamily[H]):
         return placing_bytes(parts)
 
 
-def not_a_warpgroups(step: Step, epilogue: ConvEpilogue) -> dict[str, object]:
+def not_a_warpgroups(
+    step: Step, epilogue: ConvEpilogue, shape: ConvShape | None = None
+) -> dict[str, object]:
     """The reasons that no config computes this convolution, and whether they hold."""
     attrs, dtype = epilogue.conv.attrs, step.types[epilogue.conv.inputs[0]].dtype
-    shape = conv_shape(step, epilogue)
+    shape = shape or conv_shape(step, epilogue)
     return {
         f"a warpgroup multiplies float16 or bfloat16, got {dtype}": dtype not in ELEMENTS,
         "only convolutions without groups and dilation": attrs["groups"] != 1

@@ -36,7 +36,7 @@ class Boxes(Protocol):
 class Maps(ctypes.Structure):
     """plantune::ConvMaps."""
 
-    _fields_ = tuple((name, TensorMap) for name in ("x", "w", "y", "residual", "unshifted"))
+    _fields_ = tuple((name, TensorMap) for name in ("x", "w", "y", "residual", "unshifted", "saved"))
 
 
 class BlockMaps(Maps):
@@ -76,10 +76,10 @@ class Launch:
         kind = BlockMaps if "w2" in self.constants else Maps
 
         def launch(stream: int) -> None:
-            x, *residual, copied = place(stream)
+            x, *others, copied = place(stream)
             maps = kind(x=image_map(x, design), **self._others())
-            if residual:
-                maps.residual = _output_map(residual[0], design)
+            for word, image in zip(self.parts.epilogue.images, others, strict=True):
+                setattr(maps, word, _output_map(image, design))
             scalars = self.constants.into(self.scalars, {})
             kernel.launch(stream, maps, scalars, programmatic=not copied)
 
@@ -89,11 +89,12 @@ class Launch:
         """The maps of weights and outputs."""
         weights = [word for word in ("w", "w2") if word in self.constants]
         outputs = {"y": self.parts.y, "unshifted": self.parts.epilogue.unshifted}
-        values, tile_n = self.frame.values, self.design.tile_n
+        values, design = self.frame.values, self.design
+        rows = CHUNK if design.transposed else design.tile_n
         return {
-            **{word: weight_map(self.constants.tensor(word), tile_n) for word in weights},
+            **{word: weight_map(self.constants.tensor(word), rows) for word in weights},
             **{
-                word: _output_map(values[name], self.design)
+                word: _output_map(values[name], design)
                 for word, name in outputs.items()
                 if name is not None
             },
@@ -101,9 +102,8 @@ class Launch:
 
 
 def images_read(parts: ConvParts) -> tuple[str, ...]:
-    """x, and the residual if there is one."""
-    residual = parts.epilogue.residual
-    return (parts.x,) if residual is None else (parts.x, residual)
+    """x, and what the epilogue reads."""
+    return (parts.x, *parts.epilogue.images.values())
 
 
 def placing_bytes(parts: ConvParts) -> int:
@@ -153,7 +153,7 @@ def image_map(x: Tensor, design: Boxes) -> TensorMap:
     )
 
 
-def weight_map(packed: Tensor, tile_n: int) -> TensorMap:
+def weight_map(packed: Tensor, rows: int) -> TensorMap:
     o, r, s, c = packed.shape
     row = c * packed.element_size()
     return tensor_map(
@@ -161,7 +161,7 @@ def weight_map(packed: Tensor, tile_n: int) -> TensorMap:
         packed.data_ptr(),
         (c, r * s, o),
         (row, row * r * s),
-        (CHUNK, 1, tile_n),
+        (CHUNK, 1, rows),
     )
 
 

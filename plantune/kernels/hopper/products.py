@@ -7,8 +7,8 @@ from __future__ import annotations
 
 ELEMENTS = {"float16": "__half", "bfloat16": "__nv_bfloat16"}
 NAMES = {"float16": "f16", "bfloat16": "bf16"}
-# After the sums: both descriptors, and whether there are sums to add to. Neither operand is
-# negated or transposed.
+# After the sums: both descriptors, and whether there are sums to add to. No operand is negated; B
+# may be transposed, so that its rows are steps of the reduction.
 PRODUCT = """template <>
 struct plantune::Product<{element}, {columns}> {{
   static __device__ __forceinline__ void start(uint64_t a, uint64_t b, int adds,
@@ -18,7 +18,7 @@ struct plantune::Product<{element}, {columns}> {{
         ".reg .pred p;\\n"
         "setp.ne.b32 p, %{adds}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name} "
-        "{{{places}}}, %{a}, %{b}, p, 1, 1, 0, 0;\\n"
+        "{{{places}}}, %{a}, %{b}, p, 1, 1, 0, {transposed};\\n"
         "}}\\n"
         : {operands}
         : "l"(a), "l"(b), "r"(adds));
@@ -27,7 +27,7 @@ struct plantune::Product<{element}, {columns}> {{
 """
 
 
-def product(dtype: str, columns: int) -> str:
+def product(dtype: str, columns: int, *, transposed: bool = False) -> str:
     """Source to put after that header, for products of so many columns, a multiple of 8."""
     sums = columns // 2
     return PRODUCT.format(
@@ -40,4 +40,5 @@ def product(dtype: str, columns: int) -> str:
         a=sums,
         b=sums + 1,
         adds=sums + 2,
+        transposed=int(transposed),
     )

@@ -20,7 +20,8 @@ class ConvEpilogue:
     """y = conv(x, w) * scale + bias, then what `chain` names, each part optional.
 
     `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
-    `unshifted` is the value before the offset if that leaves the step too.
+    `unshifted` is the value before the offset if that leaves the step too. Gradients of images have
+    the result of a ReLU, `saved`, and may hand out a value earlier in the chain.
     """
 
     conv: Node
@@ -30,6 +31,19 @@ class ConvEpilogue:
     chain: Chain = ()
     offset: str | None = None
     unshifted: str | None = None
+    saved: str | None = None
+    inner: Chain | None = None
+
+    @property
+    def unshifted_chain(self) -> Chain:
+        """What is done to the value that leaves, too."""
+        return self.chain[:-1] if self.inner is None else self.inner
+
+    @property
+    def images(self) -> dict[str, str]:
+        """What is read beside the convolution's own image, by the words of kernels."""
+        named = {"residual": self.residual, "saved": self.saved}
+        return {word: name for word, name in named.items() if name is not None}
 
     def only_function(self) -> str | None:
         """The one function, for kernels that apply it after the residual and before the offset;

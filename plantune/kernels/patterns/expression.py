@@ -1,7 +1,7 @@
 """What follows a kernel's sums, as the types of `csrc/cuda/epilogue.h`.
 
 A chain names what is done to the value, first to last: "residual" and "offset" are added to it,
-anything else is a function of the table.
+"mask" is the gradient of a ReLU, anything else is a function of the table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from functools import reduce
 from plantune.graph.ops.functions import FUNCTIONS
 
 Chain = tuple[str, ...]
-ADDED = {"residual": "plantune::PlusResidual<{}>", "offset": "plantune::PlusOffset<{}>"}
+ADDED = {
+    "residual": "plantune::PlusResidual<{}>",
+    "offset": "plantune::PlusOffset<{}>",
+    "mask": "plantune::Masked<{}>",
+}
 FUNCTOR = """struct {name} {{
   static __device__ __forceinline__ float of(float x) {{ return {cxx}; }}
 }};

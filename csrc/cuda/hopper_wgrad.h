@@ -1,0 +1,199 @@
+// The gradient of a convolution's weight on Hopper, with tensor copies and warpgroup products:
+//
+//   sums[split][r, s][o][c] = sum over pixels of dy[pixel][o] * x[pixel at tap (r, s)][c]
+//
+// dy and x are NHWC, of T (2 bytes); the sums are float. `wgrad_sum.h` adds the splits, in an order
+// that depends on the configuration alone.
+//
+// A block takes kTileO by kTileC channels of all taps, and every kSplitK-th part of the pixels, box
+// by box: one warpgroup copies, the others multiply. Both operands are read along the pixels. Each
+// tap reads the same copy of x, at an offset of its own; a warpgroup has the taps of one row, and
+// reads 64 channels of dy into registers once for them.
+
+#pragma once
+
+#include "cuda/hopper_wgrad_tile.h"
+#include "cuda/launch.h"
+
+namespace plantune {
+
+template <class C>
+class HopperWgrad : HopperWgradTile<C> {
+  using Tile = HopperWgradTile<C>;
+  using T = typename C::T;
+  using typename Tile::Place;
+  using Tile::begin_, Tile::c_, Tile::empty, Tile::end_, Tile::first_column, Tile::first_row,
+      Tile::full, Tile::image_place, Tile::init_barriers, Tile::kBoxesH, Tile::kBoxesW,
+      Tile::kChunk, Tile::kCopyBytes, Tile::kGroups, Tile::kImageStart, Tile::kPartBytes,
+      Tile::kPartsC, Tile::kPartsO, Tile::kPhaseBytes, Tile::kPixels, Tile::kResultBytes,
+      Tile::kWarpgroup, Tile::maps_, Tile::o_, Tile::reads, Tile::split_, Tile::stage;
+
+  static constexpr int kSteps = kPixels / 16;
+  static constexpr int kSums = C::kTileC / 2;
+  // What is left of the registers when the warpgroup that copies keeps few.
+  static constexpr int kCopyRegisters = 32;
+  static constexpr int kRegisters = smaller((512 - kCopyRegisters) / kGroups / 8 * 8, 232);
+
+  using Tile::Tile;
+
+ public:
+  using Tile::kSharedBytes, Tile::kThreads;
+
+  static __device__ __forceinline__ void run(const WgradMaps& maps, float* sums) {
+    extern __shared__ uint8_t memory[];
+    release_successor();
+    // A swizzled row's place in the pattern is a part of its address.
+    const uint32_t start = shared_address(memory);
+    const HopperWgrad wgrad(maps, (start + kGroupBytes - 1) / kGroupBytes * kGroupBytes);
+    wgrad.init_barriers();
+    const int group = threadIdx.x / kWarpgroup;
+    if (group == kGroups) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCopyRegisters));
+      if (threadIdx.x == kGroups * kWarpgroup) wgrad.copy();
+    } else if (group == 0) {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+      wgrad.template consume<0>(sums);
+    } else if (group == 1) {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+      if constexpr (kGroups > 1) wgrad.template consume<1>(sums);
+    } else {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+      if constexpr (kGroups > 2) wgrad.template consume<2>(sums);
+    }
+  }
+
+ private:
+  // The warpgroup that copies.
+
+  __device__ __forceinline__ void copy() const {
+    wait_for_predecessor();
+    Slot<C::kStages> slot;
+    for (int i = begin_; i < end_; ++i) {
+      const int w = i % kBoxesW * C::kBoxW, h = i / kBoxesW % kBoxesH * C::kBoxH;
+      const int n = i / (kBoxesW * kBoxesH) * C::kBoxN;
+      const uint32_t to = stage(slot.stage), barrier = full(slot.stage);
+      wait(empty(slot.stage), slot.parity ^ 1);
+      arrive_expecting(barrier, kCopyBytes);
+#pragma unroll
+      for (int part = 0; part < kPartsO; ++part) {
+        load(maps_.dy, to + part * kResultBytes, barrier, o_ + part * kChunk, w, h, n);
+      }
+#pragma unroll
+      for (int part = 0; part < kPartsC; ++part) {
+        copy_image(to + kImageStart + part * kPartBytes, barrier, c_ + part * kChunk, w, h, n);
+      }
+      slot.advance();
+    }
+  }
+
+  __device__ __forceinline__ void copy_image(uint32_t to, uint32_t barrier, int c, int w, int h,
+                                             int n) const {
+#pragma unroll
+    for (int i = 0; i < C::kStrideH; ++i) {
+#pragma unroll
+      for (int j = 0; j < C::kStrideW; ++j) {
+        load(maps_.x, to + (i * C::kStrideW + j) * kPhaseBytes, barrier, c,
+             (w + first_column(j)) * C::kStrideW + j - C::kPadW,
+             (h + first_row(i)) * C::kStrideH + i - C::kPadH, n);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void load(const TensorMap& map, uint32_t to, uint32_t barrier,
+                                              int channel, int w, int h, int n) {
+    if constexpr (C::kImagesInside) {
+      load_box(map, to, barrier, channel, n, w, h);
+    } else {
+      load_box(map, to, barrier, channel, w, h, n);
+    }
+  }
+
+  // The others.
+
+  template <int kGroup>
+  __device__ __forceinline__ void consume(float* to) const {
+    constexpr int kRow = kGroup / kPartsO, kPart = kGroup % kPartsO;
+    float sums[C::kS][kSums];
+#pragma unroll
+    for (int s = 0; s < C::kS; ++s) {
+#pragma unroll
+      for (float& sum : sums[s]) sum = 0.f;
+    }
+    Slot<C::kStages> slot;
+    for (int i = begin_; i < end_; ++i) {
+      wait(full(slot.stage), slot.parity);
+      multiply_box<kRow>(stage(slot.stage) + kPart * kResultBytes,
+                         stage(slot.stage) + kImageStart, sums);
+      if (threadIdx.x % kWarpgroup == 0) arrive(empty(slot.stage));
+      slot.advance();
+    }
+    wait_for_predecessor();
+#pragma unroll
+    for (int s = 0; s < C::kS; ++s) {
+      store(to, kRow * C::kS + s, o_ + kPart * kChunk, sums[s]);
+    }
+  }
+
+  template <int kRow>
+  __device__ __forceinline__ void multiply_box(uint32_t result, uint32_t image,
+                                               float (&sums)[C::kS][kSums]) const {
+    uint32_t rows[2][4];
+    load_rows(result, 0, rows[0]);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int s = 0; s < C::kS; ++s) fence_registers(sums[s]);
+      fence_products();
+#pragma unroll
+      for (int s = 0; s < C::kS; ++s) {
+        const int first = 2 * step, second = first + 1;
+        if (!reads(kRow, s, first) && !reads(kRow, s, second)) continue;
+        const int place = image_place(kRow, s, first);
+        const uint64_t columns = transposed_descriptor(
+            image + place, kPartBytes, image_place(kRow, s, second) - place);
+        RegisterProduct<T, C::kTileC>::start(rows[step % 2], columns, sums[s]);
+      }
+      commit_products();
+#pragma unroll
+      for (int s = 0; s < C::kS; ++s) fence_registers(sums[s]);
+      if (step + 1 < kSteps) {
+        wait_for_products<1>();
+        load_rows(result, step + 1, rows[(step + 1) % 2]);
+      }
+    }
+    wait_for_products<0>();
+#pragma unroll
+    for (int s = 0; s < C::kS; ++s) fence_registers(sums[s]);
+  }
+
+  /// A warp's 16 channels of 16 pixels, as products take them from registers.
+  static __device__ __forceinline__ void load_rows(uint32_t result, int step,
+                                                   uint32_t (&rows)[4]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+    const int pixel = lane / 16 * 8 + lane % 8, piece = 2 * warp + lane / 8 % 2;
+    const uint32_t at = result + pixel * kRowBytes + (piece ^ lane % 8) * 16;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(rows[0]), "=r"(rows[1]), "=r"(rows[2]), "=r"(rows[3])
+                 : "r"(at + step * 16 * kRowBytes)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ void store(float* to, int tap, int first,
+                                        const float (&sums)[kSums]) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
+    const size_t plane = size_t(split_) * (C::kR * C::kS) + tap;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int o = first + 16 * warp + lane / 4 + 8 * half;
+      float* row = to + (plane * C::kO + o) * C::kC;
+#pragma unroll
+      for (int j = 0; j < C::kTileC / 8; ++j) {
+        const int c = c_ + 8 * j + lane % 4 * 2;
+        if (o >= C::kO || c >= C::kC) continue;
+        *reinterpret_cast<float2*>(row + c) = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+      }
+    }
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,58 @@
+"""Gradients of images on Hopper: `csrc/cuda/hopper_conv.h`, with weights along their other axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from plantune.canonical import Attrs
+from plantune.graph.step import Step
+from plantune.kernels.families.hopper_conv import HopperConv
+from plantune.kernels.hopper import family as hopper
+from plantune.kernels.hopper.tiles import ConvShape
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.kernels.patterns.image_gradient import image_gradient
+
+
+@dataclass(frozen=True)
+class GradientParts(hopper.WarpgroupParts):
+    """The gradient of an image, as a convolution of the result's gradient."""
+
+    @cached_property
+    def shape(self) -> ConvShape:
+        return gradient_shape(self.step, self.epilogue)
+
+
+class HopperDgrad(HopperConv):
+    """Config: that of `hopper_conv`."""
+
+    name: ClassVar = "hopper_dgrad"
+    transposed: ClassVar = True
+
+    def read(self, step: Step) -> GradientParts:
+        epilogue = image_gradient(step)
+        strides, padding = epilogue.conv.attrs["stride"], epilogue.conv.attrs["padding"]
+        kernel = step.types[epilogue.conv.inputs[1]].shape[2:]
+        wide = any(pad >= size for pad, size in zip(padding, kernel, strict=True))
+        refuse(
+            {
+                f"only gradients of convolutions with stride 1, got {strides}": strides != (1, 1),
+                f"the padding {padding} is not smaller than the kernel {kernel}": wide,
+                **hopper.not_a_warpgroups(step, epilogue, gradient_shape(step, epilogue)),
+            }
+        )
+        return GradientParts(step, epilogue)
+
+
+def gradient_shape(step: Step, epilogue: ConvEpilogue) -> ConvShape:
+    """The convolution of the result's gradient that makes the image's."""
+    dy, w = (step.types[name].shape for name in epilogue.conv.inputs)
+    (n, o, p, q), (_, c, r, s) = dy, w
+    height, width = step.types[epilogue.conv.name].shape[2:]
+    pads: Any = epilogue.conv.attrs["padding"]
+    return ConvShape(n, o, p, q, c, r, s, height, width, (1, 1), (r - 1 - pads[0], s - 1 - pads[1]))
+
+
+FAMILY = HopperDgrad()

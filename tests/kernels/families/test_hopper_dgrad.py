@@ -1,0 +1,162 @@
+"""Gradients of images by tensor copies: what they refuse, that they build and run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from plantune.canonical import Attrs
+from plantune.kernels.families.hopper_dgrad import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+ARCH = load_arch("sm90")
+SPACE = load_search_space("sm90")
+# Channels and size of the network's 3x3 convolutions with stride 1.
+LAYERS = [(64, 16), (128, 8), (256, 4), (512, 2)]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of an image of `c` channels; `leaves` is a value on the way that is read."""
+
+    n: int = 2
+    c: int = 64
+    size: tuple[int, int] = (8, 8)
+    o: int = 64
+    kernel: int = 3
+    stride: int = 1
+    padding: int | None = None
+    groups: int = 1
+    parts: tuple[str, ...] = ()
+    leaves: str = ""
+
+    def __call__(self, b):
+        padding = self.kernel // 2 if self.padding is None else self.padding
+        shape = (self.n, self.c, *self.size)
+        result = [(s + 2 * padding - self.kernel) // self.stride + 1 for s in self.size]
+        dy = b.x(self.n, self.o, *result)
+        w = b.w(self.o, self.c // self.groups, self.kernel, self.kernel)
+        pair = {"stride": (self.stride,) * 2, "padding": (padding,) * 2, "dilation": (1, 1)}
+        values = {"conv": b("conv2d_dgrad", dy, w, groups=self.groups, shape=shape, **pair)}
+        last = values["conv"]
+        for part in self.parts:
+            if part == "mul":
+                last = b("mul", last, b.w(1))
+            elif part == "itself":
+                last = b("add", last, last)
+            elif part == "swapped":
+                last = b("relu_grad", b.x(*shape), last)
+            else:
+                last = b(part, last, b.x(*shape))
+            values[part] = last
+        return (last, *(values[name] for name in self.leaves.split()))
+
+
+def config(tile_m, tile_n, stages=4, split_k=1, reuse=False, blocks_per_sm=1):
+    return Attrs(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        stages=stages,
+        split_k=split_k,
+        reuse=reuse,
+        blocks_per_sm=blocks_per_sm,
+    )
+
+
+def refusal(step, candidate_config):
+    return why_not(step, Candidate("hopper_dgrad", candidate_config), SPACE)
+
+
+@pytest.mark.parametrize("n", [7, 2048])
+@pytest.mark.parametrize("index", range(len(LAYERS)))
+def test_each_layer_has_configs(step_of, index, n):
+    channels, size = LAYERS[index]
+    step = step_of(Gradient(n, channels, (size, size), channels), "float16")
+    parts = FAMILY.parts(step)
+    legal = [c for c in FAMILY.configs(SPACE) if FAMILY.why_not_config(parts, c, ARCH) is None]
+    assert 10 <= len(legal) <= 400
+    assert 2 < min(FAMILY.estimate_us(parts, c, ARCH) for c in legal) < 200
+
+
+@pytest.mark.parametrize(
+    ("emit", "dtype", "reason"),
+    [
+        (Gradient(), "float32", "float16 or bfloat16, got float32"),
+        (Gradient(c=12), "float16", "do not start at 16 bytes"),
+        (Gradient(groups=2), "float16", "without groups"),
+        (Gradient(stride=2), "float16", "with stride 1, got (2, 2)"),
+        (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
+        (Gradient(parts=("mul",)), "float16", "no place after the gradient"),
+        (Gradient(parts=("itself",)), "float16", "no place after the gradient"),
+        (Gradient(parts=("swapped",)), "float16", "no place after the gradient"),
+        (Gradient(parts=("relu_grad", "add")), "float16", "no place after the gradient"),
+        (
+            Gradient(parts=("add", "relu_grad"), leaves="conv add"),
+            "float16",
+            "two values before the end",
+        ),
+        (
+            lambda b: b.conv(b.x(2, 64, 8, 8), b.w(64, 64, 3, 3)),
+            "float16",
+            "not with an image's gradient",
+        ),
+    ],
+)
+def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
+    assert reason in refusal(step_of(emit, dtype), config(64, 64))
+
+
+MASKED = ("add", "relu_grad")
+BUILT = [
+    (Gradient(128, 64, (16, 16), 64), config(256, 64, 6, reuse=True)),
+    (Gradient(parts=("relu_grad",), leaves="conv"), config(128, 64, 4, reuse=True)),
+    (Gradient(128, 256, (4, 4), 256, parts=MASKED, leaves="conv"), config(64, 256, 3)),
+    (Gradient(128, 512, (2, 2), 512, parts=MASKED, leaves="add"), config(128, 128, 3, split_k=2)),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BUILT)))
+def test_it_builds_without_spilling(step_of, build_within_limits, index):
+    emit, chosen = BUILT[index]
+    step = step_of(emit, "float16")
+    assert refusal(step, chosen) is None
+    build_within_limits(FAMILY, step, chosen, ARCH)
+
+
+RUN = {
+    **{
+        f"layer {size}": (Gradient(n, channels, (size, size), channels), config(64, 64, split_k=2))
+        for n, (channels, size) in zip((1, 7, 129, 129), LAYERS, strict=True)
+    },
+    "reuse": (Gradient(3, 128, (16, 16), 192), config(128, 128, 4, reuse=True)),
+    "wide": (Gradient(7, 256, (4, 4), 128), config(128, 256, 3)),
+    "ragged": (Gradient(3, 72, (14, 9), 40), config(64, 64, 4, reuse=True)),
+    "ragged, wide": (Gradient(3, 200, (7, 7), 88), config(64, 256, 4)),
+    "1x1": (Gradient(3, 96, (9, 9), 72, kernel=1), config(64, 128, 3)),
+    "5x5": (Gradient(2, 64, (9, 7), 64, kernel=5), config(64, 64)),
+    "no padding": (Gradient(2, 64, (9, 7), 64, padding=0), config(64, 64)),
+    "added": (Gradient(parts=("add",), leaves="conv"), config(64, 64)),
+    "masked": (Gradient(parts=("relu_grad",), leaves="conv"), config(128, 64)),
+    "masked alone": (Gradient(7, 128, parts=("relu_grad",)), config(128, 128)),
+    "both": (Gradient(7, 128, parts=MASKED), config(64, 64, 4, split_k=2)),
+    "both, the first is read": (Gradient(parts=MASKED, leaves="conv"), config(64, 64, reuse=True)),
+    "both, the sum is read": (Gradient(parts=MASKED, leaves="add"), config(64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_is_to_run_is_legal(step_of, name):
+    emit, chosen = RUN[name]
+    assert refusal(step_of(emit, "float16"), chosen) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", RUN)
+def test_it_is_right(step_of, assert_right, name, dtype):
+    emit, chosen = RUN[name]
+    assert_right(step_of(emit, dtype), Candidate("hopper_dgrad", chosen), SPACE)

@@ -18,6 +18,11 @@ constexpr int kGroupBytes = 8 * kRowBytes;  // 8 rows, after which the pattern r
 template <class T, int n>
 struct Product;
 
+/// One product whose A comes from registers and whose B is transposed: a warp has 16 rows, in the
+/// order in which `ldmatrix` gives four matrices of 8x8.
+template <class T, int n>
+struct RegisterProduct;
+
 /// Describes rows in shared memory whose groups of 8 are `group_bytes` apart. The swizzle depends
 /// on the address alone, so the first row may be any row of the pattern.
 __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t group_bytes) {

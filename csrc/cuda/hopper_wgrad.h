@@ -5,7 +5,7 @@
 // dy and x are NHWC, of T (2 bytes); the sums are float. `wgrad_sum.h` adds the splits, in an order
 // that depends on the configuration alone.
 //
-// A block takes kTileO by kTileC channels of all taps, and every kSplitK-th part of the pixels, box
+// A block takes kTileM by kTileN channels of all taps, and every kSplitK-th part of the pixels, box
 // by box: one warpgroup copies, the others multiply. Both operands are read along the pixels. Each
 // tap reads the same copy of x, at an offset of its own; a warpgroup has the taps of one row, and
 // reads 64 channels of dy into registers once for them.
@@ -25,11 +25,11 @@ class HopperWgrad : HopperWgradTile<C> {
   using Tile::begin_, Tile::c_, Tile::empty, Tile::end_, Tile::first_column, Tile::first_row,
       Tile::full, Tile::image_place, Tile::init_barriers, Tile::kBoxesH, Tile::kBoxesW,
       Tile::kChunk, Tile::kCopyBytes, Tile::kGroups, Tile::kImageStart, Tile::kPartBytes,
-      Tile::kPartsC, Tile::kPartsO, Tile::kPhaseBytes, Tile::kPixels, Tile::kResultBytes,
+      Tile::kPartsC, Tile::kPartsO, Tile::kPhaseBytes, Tile::kPhasesH, Tile::kPhasesW, Tile::kPixels, Tile::kResultBytes,
       Tile::kWarpgroup, Tile::maps_, Tile::o_, Tile::reads, Tile::split_, Tile::stage;
 
   static constexpr int kSteps = kPixels / 16;
-  static constexpr int kSums = C::kTileC / 2;
+  static constexpr int kSums = C::kTileN / 2;
   // What is left of the registers when the warpgroup that copies keeps few.
   static constexpr int kCopyRegisters = 32;
   static constexpr int kRegisters = smaller((512 - kCopyRegisters) / kGroups / 8 * 8, 232);
@@ -89,10 +89,10 @@ class HopperWgrad : HopperWgradTile<C> {
   __device__ __forceinline__ void copy_image(uint32_t to, uint32_t barrier, int c, int w, int h,
                                              int n) const {
 #pragma unroll
-    for (int i = 0; i < C::kStrideH; ++i) {
+    for (int i = 0; i < kPhasesH; ++i) {
 #pragma unroll
-      for (int j = 0; j < C::kStrideW; ++j) {
-        load(maps_.x, to + (i * C::kStrideW + j) * kPhaseBytes, barrier, c,
+      for (int j = 0; j < kPhasesW; ++j) {
+        load(maps_.x, to + (i * kPhasesW + j) * kPhaseBytes, barrier, c,
              (w + first_column(j)) * C::kStrideW + j - C::kPadW,
              (h + first_row(i)) * C::kStrideH + i - C::kPadH, n);
       }
@@ -146,12 +146,11 @@ class HopperWgrad : HopperWgradTile<C> {
       fence_products();
 #pragma unroll
       for (int s = 0; s < C::kS; ++s) {
-        const int first = 2 * step, second = first + 1;
-        if (!reads(kRow, s, first) && !reads(kRow, s, second)) continue;
-        const int place = image_place(kRow, s, first);
+        if (!reads(kRow, s, 2 * step)) continue;
+        const int place = image_place(kRow, s, 2 * step);
         const uint64_t columns = transposed_descriptor(
-            image + place, kPartBytes, image_place(kRow, s, second) - place);
-        RegisterProduct<T, C::kTileC>::start(rows[step % 2], columns, sums[s]);
+            image + place, kPartBytes, image_place(kRow, s, 2 * step + 1) - place);
+        RegisterProduct<T, C::kTileN>::start(rows[step % 2], columns, sums[s]);
       }
       commit_products();
 #pragma unroll
@@ -187,7 +186,7 @@ class HopperWgrad : HopperWgradTile<C> {
       const int o = first + 16 * warp + lane / 4 + 8 * half;
       float* row = to + (plane * C::kO + o) * C::kC;
 #pragma unroll
-      for (int j = 0; j < C::kTileC / 8; ++j) {
+      for (int j = 0; j < C::kTileN / 8; ++j) {
         const int c = c_ + 8 * j + lane % 4 * 2;
         if (o >= C::kO || c >= C::kC) continue;
         *reinterpret_cast<float2*>(row + c) = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};

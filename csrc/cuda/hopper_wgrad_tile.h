@@ -18,20 +18,22 @@ struct WgradMaps {
 ///
 /// A box has kBoxW x kBoxH places of kBoxN images; in shared memory each has a row of 128 bytes: 64
 /// channels. With kImagesInside the images of a place are neighbours, otherwise the places of a row
-/// of an image are. What its taps read of x comes in kStrideH * kStrideW phases, each with every
-/// stride-th row and column, so that the places which one tap reads are neighbours, too.
+/// of an image are. What its taps read of x comes in phases, each with every stride-th row and
+/// column, so that the places which one tap reads are neighbours, too.
 template <class C>
 class HopperWgradTile {
  public:
   static constexpr int kWarpgroup = 128;
   static constexpr int kChunk = 64;
   static constexpr int kTapRows = C::kR;  // each has a warpgroup of its own
-  static constexpr int kPartsO = C::kTileO / kChunk, kPartsC = C::kTileC / kChunk;
+  static constexpr int kPartsO = C::kTileM / kChunk, kPartsC = C::kTileN / kChunk;
   static constexpr int kGroups = kTapRows * kPartsO;
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
 
   static constexpr int kPixels = C::kBoxW * C::kBoxH * C::kBoxN;
-  static constexpr int kPhases = C::kStrideH * C::kStrideW;
+  static constexpr int kPhasesH = smaller(C::kStrideH, C::kR);
+  static constexpr int kPhasesW = smaller(C::kStrideW, C::kS);
+  static constexpr int kPhases = kPhasesH * kPhasesW;
   static constexpr int kResultBytes = kPixels * kRowBytes;
   static constexpr int kCopiedPhase = C::kPhaseW * C::kPhaseH * C::kBoxN * kRowBytes;
   static constexpr int kPhaseBytes = ceil_div(kCopiedPhase, kGroupBytes) * kGroupBytes;
@@ -45,8 +47,8 @@ class HopperWgradTile {
   static constexpr int kBoxesW = ceil_div(C::kQ, C::kBoxW);
   static constexpr int kBoxesH = ceil_div(C::kP, C::kBoxH);
   static constexpr int kBoxes = kBoxesW * kBoxesH * ceil_div(C::kN, C::kBoxN);
-  static constexpr int kTilesO = ceil_div(C::kO, C::kTileO);
-  static constexpr int kTilesC = ceil_div(C::kC, C::kTileC);
+  static constexpr int kTilesO = ceil_div(C::kO, C::kTileM);
+  static constexpr int kTilesC = ceil_div(C::kC, C::kTileN);
 
   // Where a box has all places of an image, taps that read nothing but padding are left out.
   static constexpr bool kWholeH = C::kImagesInside && kBoxesH == 1;
@@ -54,15 +56,15 @@ class HopperWgradTile {
 
   static_assert(sizeof(typename C::T) == 2, "a swizzled row holds 64 elements of 2 bytes");
   static_assert(kPixels % 32 == 0, "products of 16 values of K come in pairs");
-  static_assert(C::kImagesInside ? C::kBoxN % 8 == 0 : C::kBoxW % 8 == 0,
-                "8 values of K are neighbours");
+  static_assert(C::kImagesInside ? C::kBoxN % 16 == 0 : C::kBoxW % 8 == 0,
+                "a product's values of K are of one place, or each 8 are neighbours");
 
  protected:
   __device__ __forceinline__ HopperWgradTile(const WgradMaps& maps, uint32_t base)
       : maps_(maps), base_(base) {
     int index = blockIdx.x;
-    c_ = index % kTilesC * C::kTileC, index /= kTilesC;
-    o_ = index % kTilesO * C::kTileO, index /= kTilesO;
+    c_ = index % kTilesC * C::kTileN, index /= kTilesC;
+    o_ = index % kTilesO * C::kTileM, index /= kTilesO;
     split_ = index;
     begin_ = int(int64_t(kBoxes) * split_ / C::kSplitK);
     end_ = int(int64_t(kBoxes) * (split_ + 1) / C::kSplitK);
@@ -133,7 +135,7 @@ class HopperWgradTile {
     const int w = place.w + s / C::kStrideW - first_column(phase_w);
     const int row = C::kImagesInside ? (h * C::kPhaseW + w) * C::kBoxN + place.n
                                      : (place.n * C::kPhaseH + h) * C::kPhaseW + w;
-    return (phase_h * C::kStrideW + phase_w) * kPhaseBytes + row * kRowBytes;
+    return (phase_h * kPhasesW + phase_w) * kPhaseBytes + row * kRowBytes;
   }
 };
 

@@ -48,6 +48,10 @@ AXES: Mapping[str, Rule] = {
     "swizzle": one_of(1, 2, 4, 8, 16),
     "reuse": one_of(False, True),
     "blocks_per_sm": whole_number(1, 32),
+    # Which neighbours a box of pixels has in memory: those of an image, or those of other images.
+    "order": one_of("pixels", "images"),
+    # How many share the work, about.
+    "blocks": whole_number(1, 4096),
     # Of one block: its threads, and how many images, rows, or vectors for each thread, it takes;
     # of one thread, or one block: rows and columns of pixels.
     "threads": whole_number(32, 1024, multiple_of=32),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.tensor_map import TensorMap, tensor_map
+from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
@@ -108,17 +109,29 @@ def images_read(parts: ConvParts) -> tuple[str, ...]:
 
 def placing_bytes(parts: ConvParts) -> int:
     """Room for images at addresses where no tensor map can begin."""
-    return sum(aligned(parts.step.types[name].size_bytes) for name in images_read(parts))
+    return room_for(parts.step, images_read(parts))
+
+
+def room_for(step: Step, names: Sequence[str]) -> int:
+    """Room for copies of those images."""
+    return sum(aligned(step.types[name].size_bytes) for name in names)
 
 
 def placing(parts: ConvParts, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
+    """`placing_images` of those that a convolution reads."""
+    return placing_images(parts.step, images_read(parts), frame)
+
+
+def placing_images(
+    step: Step, names: Sequence[str], frame: Frame
+) -> Callable[[int], tuple[Any, ...]]:
     """A call that gives each image where a tensor map can begin: itself, or a copy of it; and last
-    whether one was copied.
+    whether one was copied. The copies are at the beginning of the workspace.
     """
     assert frame.workspace is not None
     rooms, start = {}, 0
-    for name in images_read(parts):
-        type_ = parts.step.types[name]
+    for name in names:
+        type_ = step.types[name]
         rooms[name] = view_bytes(frame.workspace, start, type_, "nhwc")
         start += aligned(type_.size_bytes)
 
@@ -131,7 +144,7 @@ def placing(parts: ConvParts, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
                     found[name] = rooms[name].copy_(image.view(rooms[name].shape))
                 copied = True
         # A convolution may be added to its own input.
-        return (*(found[name] for name in images_read(parts)), copied)
+        return (*(found[name] for name in names), copied)
 
     return place
 

@@ -27,18 +27,47 @@ struct plantune::Product<{element}, {columns}> {{
 """
 
 
+# It adds always.
+REGISTER_PRODUCT = """template <>
+struct plantune::RegisterProduct<{element}, {columns}> {{
+  static __device__ __forceinline__ void start(const uint32_t (&a)[4], uint64_t b,
+                                               float (&d)[{sums}]) {{
+    asm volatile(
+        "{{\\n"
+        ".reg .pred p;\\n"
+        "setp.eq.b32 p, 0, 0;\\n"
+        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name} "
+        "{{{places}}}, {{{rows}}}, %{b}, p, 1, 1, 1;\\n"
+        "}}\\n"
+        : {operands}
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }}
+}};
+"""
+
+
 def product(dtype: str, columns: int, *, transposed: bool = False) -> str:
     """Source to put after that header, for products of so many columns, a multiple of 8."""
     sums = columns // 2
-    return PRODUCT.format(
-        element=ELEMENTS[dtype],
-        name=NAMES[dtype],
-        columns=columns,
-        sums=sums,
-        places=", ".join(f"%{i}" for i in range(sums)),
-        operands=", ".join(f'"+f"(d[{i}])' for i in range(sums)),
-        a=sums,
-        b=sums + 1,
-        adds=sums + 2,
-        transposed=int(transposed),
-    )
+    places = {"a": sums, "b": sums + 1, "adds": sums + 2, "transposed": int(transposed)}
+    return PRODUCT.format(**_sums(dtype, columns), **places)
+
+
+def register_product(dtype: str, columns: int) -> str:
+    """The same for products whose A comes from registers, and whose B is transposed."""
+    sums = columns // 2
+    rows = ", ".join(f"%{sums + i}" for i in range(4))
+    return REGISTER_PRODUCT.format(**_sums(dtype, columns), rows=rows, b=sums + 4)
+
+
+def _sums(dtype: str, columns: int) -> dict[str, object]:
+    """Names, and the operands that are sums."""
+    sums = columns // 2
+    return {
+        "element": ELEMENTS[dtype],
+        "name": NAMES[dtype],
+        "columns": columns,
+        "sums": sums,
+        "places": ", ".join(f"%{i}" for i in range(sums)),
+        "operands": ", ".join(f'"+f"(d[{i}])' for i in range(sums)),
+    }

@@ -1,0 +1,202 @@
+"""Gradients of weights on Hopper's tensor copies and warpgroup products."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from plantune.canonical import Attrs
+from plantune.cuda.tensor_map import TensorMap, tensor_map
+from plantune.errors import IllegalCandidate
+from plantune.graph.graph import Node
+from plantune.graph.step import Step
+from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
+from plantune.kernels.hopper.launch import placing_images, room_for, word
+from plantune.kernels.hopper.products import ELEMENTS
+from plantune.kernels.hopper.tiles import CHUNK, ConvShape
+from plantune.kernels.hopper.weight_gradient import Cut, WgradDesign, best_cut
+from plantune.kernels.launcher import Launcher
+from plantune.kernels.legality import refuse
+from plantune.space.arch import Arch
+
+STRIDE_MAX, KERNEL_MAX = 2, 3
+
+
+class Maps(ctypes.Structure):
+    """plantune::WgradMaps."""
+
+    _fields_ = (("dy", TensorMap), ("x", TensorMap))
+
+
+@dataclass(frozen=True)
+class WgradParts(Parts):
+    """A step that is the gradient of a convolution's weight."""
+
+    @property
+    def node(self) -> Node:
+        return self.step.nodes[0]
+
+    @property
+    def dtype(self) -> str:
+        return self.node.types[0].dtype
+
+    @cached_property
+    def shape(self) -> ConvShape:
+        """The convolution; without padding and stride, 1x1 is a product of all pixels in a row."""
+        attrs: Any = self.node.attrs
+        dy, x = (self.step.types[name].shape for name in self.node.inputs)
+        (n, o, p, q), (_, c, h, w) = dy, x
+        r, s = self.node.types[0].shape[2:]
+        stride, padding = attrs["stride"], attrs["padding"]
+        if (r, s, stride, padding) == (1, 1, (1, 1), (0, 0)):
+            n, h, p, w, q = 1, 1, 1, n * h * w, n * p * q
+        return ConvShape(n, c, h, w, o, r, s, p, q, stride, padding)
+
+
+class HopperWgrad(WarpgroupFamily[WgradParts]):
+    """Config: a block takes `tile_m` by `tile_n` channels and boxes of at most `tile_k` pixels, with
+    `stages` of them in flight. By `order`, in a box the pixels of an image are neighbours, or the
+    images of a pixel. About `blocks` share the work. The gradient is made in `layout`.
+    """
+
+    name: ClassVar = "hopper_wgrad"
+
+    def read(self, step: Step) -> WgradParts:
+        parts = WgradParts(step)
+        alone = step.ops == ("conv2d_wgrad",)
+        if not alone:
+            raise IllegalCandidate("only the gradient of a convolution's weight alone")
+        shape, attrs = parts.shape, parts.node.attrs
+        large = max(shape.r, shape.s) > KERNEL_MAX or max(shape.stride) > STRIDE_MAX
+        refuse(
+            {
+                f"a warpgroup multiplies float16 or bfloat16, got {parts.dtype}": parts.dtype
+                not in ELEMENTS,
+                "only convolutions without groups and dilation": attrs["groups"] != 1
+                or attrs["dilation"] != (1, 1),
+                "there is nothing to compute": min(shape.n, shape.c, shape.o, shape.q) == 0,
+                f"pixels of {shape.c} and {shape.o} channels do not start at 16 bytes": shape.c % 8
+                or shape.o % 8,
+                f"kernels up to 3x3 and strides up to 2, got {shape.r}x{shape.s} and "
+                f"{shape.stride}": large,
+                "an image is constant": step.constants,
+            }
+        )
+        return parts
+
+    def layouts(self, parts: WgradParts, config: Attrs) -> Mapping[str, str]:
+        return {**images(parts.step, "nhwc"), parts.node.name: str(config["layout"])}
+
+    def why_not_config(self, parts: WgradParts, config: Attrs, arch: Arch) -> str | None:
+        if _cut(parts, config) is None:
+            return f"no box of {config['tile_k']} pixels can be copied at once"
+        design, blocks = self.design(parts, config), int(config["blocks"])
+        if reason := design.why_not():
+            return reason
+        if blocks >= 2 * design.tiles * design.cut.boxes:
+            return f"half of {blocks} blocks have no box of pixels"
+        return super().why_not_config(parts, config, arch)
+
+    def design(self, parts: WgradParts, config: Attrs) -> WgradDesign:
+        cut, axes = _cut(parts, config), {key: int(config[key]) for key in SIZES}
+        if cut is None:
+            raise IllegalCandidate(f"no box of {config['tile_k']} pixels can be copied at once")
+        return WgradDesign.shared_by(int(config["blocks"]), cut, **axes)
+
+    def workspace_bytes(self, parts: WgradParts, config: Attrs) -> int:
+        rooms = room_for(parts.step, parts.node.inputs)
+        return rooms + self.design(parts, config).sums_bytes
+
+    def source(self, parts: WgradParts, config: Attrs, arch: Arch) -> str:
+        return self.design(parts, config).source(parts.dtype, str(config["layout"]))
+
+    def bind(self, parts: WgradParts, config: Attrs, frame: Frame) -> Binding:
+        design, names = self.design(parts, config), parts.node.inputs
+        place = placing_images(parts.step, names, frame)
+        assert frame.workspace is not None
+        sums = frame.workspace.data_ptr() + room_for(parts.step, names)
+        sizes = {"shared_bytes": design.shared_bytes}
+        multiply = Launcher(frame.built, design.blocks, design.threads, **sizes)
+        add = Launcher(frame.built, design.sum_blocks, design.sum_threads, name="sum")
+
+        def launch(stream: int) -> None:
+            dy, x, copied = place(stream)
+            maps = Maps(_result_map(dy, design.cut), _image_map(x, design.cut))
+            multiply.launch(stream, maps, ctypes.c_void_p(sums), programmatic=not copied)
+            dw = frame.values[parts.node.name].data_ptr()
+            add.launch(stream, ctypes.c_void_p(sums), ctypes.c_void_p(dw))
+
+        return Binding(launch)
+
+    def estimate_us(self, parts: WgradParts, config: Attrs, arch: Arch) -> float:
+        return _estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
+
+
+SIZES = ("tile_m", "tile_n", "stages")
+
+
+def _cut(parts: WgradParts, config: Attrs) -> Cut | None:
+    return best_cut(parts.shape, int(config["tile_k"]), inside=config["order"] == "images")
+
+
+def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float:
+    """Rounds of blocks over the chip, each box bound by products or by what it loads; then the sum
+    of the parts, which are in the cache.
+    """
+    assert arch.chip is not None
+    cost = arch.cost(COSTS)
+    cycles = design.cut.tap_pixels / 16 * design.tile_m / CHUNK * design.tile_n / 2
+    # A warpgroup alone waits for each of its products.
+    slower = {1: 1.6, 2: 1.35, 3: 1.2}[design.groups]
+    products = cycles * slower / cost["sm_cycles_per_us"]
+    box_us = max(products, design.stage_bytes / cost["sm_bytes_per_us"])
+    waves = -(-design.blocks // arch.chip.multiprocessors)
+    start_us = 3 + 2 * design.stage_bytes / cost["sm_bytes_per_us"]
+    moving_us = max(traffic_bytes - cost["cached_bytes"], 0) / cost["bytes_per_us"]
+    busy_us = waves * (design.boxes_of_block * box_us + start_us)
+    return max(busy_us, moving_us) + 2 + 2 * design.sums_bytes / cost["bytes_per_us"]
+
+
+def _result_map(dy: Tensor, cut: Cut) -> TensorMap:
+    shape = cut.shape
+    return _map(dy, cut, (shape.o, shape.q, shape.p), cut.box[:2], (1, 1))
+
+
+def _image_map(x: Tensor, cut: Cut) -> TensorMap:
+    shape = cut.shape
+    stride_h, stride_w = shape.stride
+    return _map(x, cut, (shape.c, shape.w, shape.h), cut.phase, (stride_w, stride_h))
+
+
+def _map(
+    image: Tensor,
+    cut: Cut,
+    sizes: tuple[int, int, int],
+    sides: tuple[int, int],
+    steps: tuple[int, int],
+) -> TensorMap:
+    """Boxes of an image of that many channels, columns and rows, in the order of a stage."""
+    channels, columns, rows = sizes
+    pixel = channels * image.element_size()
+    w = (columns, pixel, sides[0] * steps[0], steps[0])
+    h = (rows, pixel * columns, sides[1] * steps[1], steps[1])
+    n = (cut.shape.n, pixel * columns * rows, cut.box.n, 1)
+    axes = (n, w, h) if cut.inside else (w, h, n)
+    counts, strides, box, every = zip(*axes, strict=True)
+    return tensor_map(
+        word(image),
+        image.data_ptr(),
+        (channels, *counts),
+        strides,
+        (CHUNK, *box),
+        steps=(1, *every),
+    )
+
+
+FAMILY = HopperWgrad()

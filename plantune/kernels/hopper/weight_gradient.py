@@ -1,0 +1,244 @@
+"""The tile of a weight's gradient on Hopper: its boxes of pixels, and the kernel's constants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from plantune.kernels.hopper.design import SWIZZLE_BYTES
+from plantune.kernels.hopper.products import ELEMENTS, register_product
+from plantune.kernels.hopper.tiles import BOX_SIDE_MAX, CHUNK, ROW_BYTES, Box, ConvShape
+from plantune.kernels.rendering import cxx_bool
+
+INCLUDE = '#include "cuda/hopper_wgrad.h"\n#include "cuda/wgrad_sum.h"\n'
+# Of a thread, where one warpgroup copies and so many multiply; what else a thread keeps.
+REGISTERS, OTHER_REGISTERS = {1: 232, 2: 232, 3: 160}, 56
+# Channels and threads of a block that adds parts.
+SUM_CHANNELS, SUM_THREADS = 32, 768
+SOURCE = """struct Gradient {{
+  using T = {element};
+  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
+  static constexpr int kR = {r}, kS = {s};
+  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
+  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kSplitK = {split_k};
+  static constexpr int kStages = {stages};
+  static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
+  static constexpr int kPhaseW = {phase[0]}, kPhaseH = {phase[1]};
+  static constexpr bool kImagesInside = {inside}, kChannelsLast = {channels_last};
+  static constexpr int kSumChannels = {sum_channels}, kSumWays = {sum_ways};
+}};
+using Kernel = plantune::HopperWgrad<Gradient>;
+using Sum = plantune::WgradSum<Gradient>;
+static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
+              Sum::kThreads == {sum_threads}, "what is launched is what was planned");
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
+    run(const __grid_constant__ plantune::WgradMaps maps, float* sums) {{
+  Kernel::run(maps, sums);
+}}
+extern "C" __global__ void __launch_bounds__(Sum::kThreads)
+    sum(const float* sums, Gradient::T* dw) {{
+  Sum::run(sums, dw);
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How pixels are cut into boxes: with `inside`, the images of a place are neighbours."""
+
+    shape: ConvShape
+    box: Box
+    inside: bool
+
+    @property
+    def pixels(self) -> int:
+        return self.box.w * self.box.h * self.box.n
+
+    @cached_property
+    def phase(self) -> tuple[int, int]:
+        """Columns and rows of the image, each stride-th, that a box reads."""
+        shape, box = self.shape, self.box
+        whole_w, whole_h = (
+            self.inside and part >= size for part, size in ((box.w, shape.q), (box.h, shape.p))
+        )
+        return (
+            _phase(box.w, shape.w, shape.s, shape.stride[1], shape.padding[1], whole=whole_w),
+            _phase(box.h, shape.h, shape.r, shape.stride[0], shape.padding[0], whole=whole_h),
+        )
+
+    @property
+    def boxes(self) -> int:
+        return self.shape.tiles(self.box)
+
+    @cached_property
+    def tap_pixels(self) -> int:
+        """Pixels of a box that are multiplied, of all taps."""
+        shape, box = self.shape, self.box
+        if not self.inside:
+            return self.pixels * shape.r * shape.s
+        rows = _reads(box.h, shape.p, shape.h, shape.r, shape.stride[0], shape.padding[0])
+        columns = _reads(box.w, shape.q, shape.w, shape.s, shape.stride[1], shape.padding[1])
+        return rows * columns * box.n
+
+    @property
+    def phase_bytes(self) -> int:
+        pixels = self.phase[0] * self.phase[1] * self.box.n
+        return -(-pixels * ROW_BYTES // SWIZZLE_BYTES) * SWIZZLE_BYTES
+
+    @property
+    def phases(self) -> int:
+        shape = self.shape
+        return min(shape.stride[0], shape.r) * min(shape.stride[1], shape.s)
+
+    @property
+    def can_be_copied(self) -> bool:
+        sides = (self.phase[i] * self.shape.stride[1 - i] for i in range(2))
+        return max(*sides, *self.box) <= BOX_SIDE_MAX
+
+
+def _phase(part: int, size: int, kernel: int, stride: int, padding: int, *, whole: bool) -> int:
+    """The most that is copied of a phase along one axis; `whole` leaves padding out."""
+    if not whole:
+        return part + (kernel - 1) // stride
+    counts = []
+    for phase in range(min(stride, kernel)):
+        needed = part + (kernel - 1 - phase) // stride
+        places = (i * stride + phase - padding for i in range(needed))
+        counts.append(sum(0 <= place < size for place in places))
+    return max(*counts, 1)
+
+
+def _reads(part: int, outputs: int, size: int, kernel: int, stride: int, padding: int) -> int:
+    """Pairs of places and taps along one axis that are multiplied."""
+    if part < outputs:
+        return part * kernel
+    places = itertools.product(range(part), range(kernel))
+    return sum(0 <= place * stride + tap - padding < size for place, tap in places)
+
+
+@cache
+def best_cut(shape: ConvShape, pixels: int, *, inside: bool) -> Cut | None:
+    """The cut of at most so many pixels with the fewest products, then the fewest bytes."""
+    cuts = _cuts(shape, pixels, inside=inside)
+    fitting = (c for c in cuts if c.pixels <= pixels and c.pixels % 32 == 0 and c.can_be_copied)
+    return min(fitting, key=_work, default=None)
+
+
+def _work(cut: Cut) -> tuple[int, ...]:
+    copied = cut.boxes * (cut.phase_bytes * cut.phases + cut.pixels * ROW_BYTES)
+    return cut.boxes * cut.tap_pixels, copied, -cut.pixels, *cut.box
+
+
+def _cuts(shape: ConvShape, pixels: int, *, inside: bool) -> Iterator[Cut]:
+    step = 1 if inside else 8
+    for w in range(step, min(-(-shape.q // step) * step, pixels) + 1, step):
+        for h in range(1, min(shape.p, pixels // w) + 1):
+            if inside:
+                counts = [n for n in (16, 32, 64, 128, 256) if n * w * h <= pixels]
+            else:
+                counts = [pixels // (w * h)]
+                counts += [n for n in (1, 2, 4) if n < counts[0]]
+            yield from (Cut(shape, Box(w, h, n), inside) for n in counts)
+
+
+@dataclass(frozen=True)
+class WgradDesign:
+    """A weight gradient's tile, and what it takes of a block."""
+
+    cut: Cut
+    tile_m: int
+    tile_n: int
+    stages: int
+    split_k: int
+
+    @staticmethod
+    def shared_by(blocks: int, cut: Cut, tile_m: int, tile_n: int, stages: int) -> WgradDesign:
+        """The design in which about so many blocks share the work."""
+        whole = WgradDesign(cut, tile_m, tile_n, stages, split_k=1)
+        return replace(whole, split_k=max(min(blocks // whole.tiles, cut.boxes), 1))
+
+    @property
+    def shape(self) -> ConvShape:
+        return self.cut.shape
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that multiply: one for each row of taps and 64 channels."""
+        return self.shape.r * self.tile_m // CHUNK
+
+    @property
+    def threads(self) -> int:
+        return (self.groups + 1) * 128
+
+    @property
+    def stage_bytes(self) -> int:
+        dy = self.tile_m // CHUNK * self.cut.pixels * ROW_BYTES
+        return dy + self.tile_n // CHUNK * self.cut.phases * self.cut.phase_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (self.stage_bytes + 16) + SWIZZLE_BYTES
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.shape.o // self.tile_m) * -(-self.shape.c // self.tile_n)
+
+    @property
+    def blocks(self) -> int:
+        return self.tiles * self.split_k
+
+    @property
+    def boxes_of_block(self) -> int:
+        return -(-self.cut.boxes // self.split_k)
+
+    @property
+    def taps(self) -> int:
+        return self.shape.r * self.shape.s
+
+    @property
+    def sum_ways(self) -> int:
+        return max(min(self.split_k, SUM_THREADS // (self.taps * SUM_CHANNELS // 4)), 1)
+
+    @property
+    def sum_threads(self) -> int:
+        return self.taps * SUM_CHANNELS // 4 * self.sum_ways
+
+    @property
+    def sum_blocks(self) -> int:
+        return self.shape.o * -(-self.shape.c // SUM_CHANNELS)
+
+    @property
+    def sums_bytes(self) -> int:
+        return 4 * self.split_k * self.taps * self.shape.o * self.shape.c
+
+    def why_not(self) -> str | None:
+        """Why no block of this design can do its work, or None if it can."""
+        shape, sums = self.shape, self.shape.s * self.tile_n // 2
+        most = REGISTERS.get(self.groups, 0) - OTHER_REGISTERS
+        reasons = {
+            f"{self.groups} warpgroups, no more than 3 have room": self.groups > 3,
+            f"{sums} sums of each thread, no more than {most} have room": sums > most,
+            f"half of the tile is outside of {shape.o} by {shape.c} channels": self.tile_m
+            >= 2 * max(shape.o, CHUNK)
+            or self.tile_n >= 2 * max(shape.c, CHUNK),
+            f"a block has no more than {self.boxes_of_block} boxes to load": self.stages
+            > max(2, self.boxes_of_block),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
+    def source(self, dtype: str, layout: str) -> str:
+        own = ("tile_m", "tile_n", "stages", "split_k", "sum_ways", "sum_threads", "threads")
+        product = register_product(dtype, self.tile_n)
+        return INCLUDE + product + SOURCE.format(
+            **vars(self.shape),
+            **{name: getattr(self, name) for name in (*own, "shared_bytes")},
+            element=ELEMENTS[dtype],
+            box=self.cut.box,
+            phase=self.cut.phase,
+            inside=cxx_bool(self.cut.inside),
+            channels_last=cxx_bool(layout == "nhwc"),
+            sum_channels=SUM_CHANNELS,
+        )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.families.hopper_conv import HopperConv
 from plantune.kernels.hopper import family as hopper

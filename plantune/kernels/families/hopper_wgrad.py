@@ -60,9 +60,9 @@ class WgradParts(Parts):
 
 
 class HopperWgrad(WarpgroupFamily[WgradParts]):
-    """Config: a block takes `tile_m` by `tile_n` channels and boxes of at most `tile_k` pixels, with
-    `stages` of them in flight. By `order`, in a box the pixels of an image are neighbours, or the
-    images of a pixel. About `blocks` share the work. The gradient is made in `layout`.
+    """Config: a block takes `tile_m` by `tile_n` channels and boxes of at most `tile_k` pixels,
+    with `stages` of them in flight. By `order`, in a box the pixels of an image are neighbours, or
+    the images of a pixel. About `blocks` share the work. The gradient is made in `layout`.
     """
 
     name: ClassVar = "hopper_wgrad"
@@ -121,8 +121,9 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
         place = placing_images(parts.step, names, frame)
         assert frame.workspace is not None
         sums = frame.workspace.data_ptr() + room_for(parts.step, names)
-        sizes = {"shared_bytes": design.shared_bytes}
-        multiply = Launcher(frame.built, design.blocks, design.threads, **sizes)
+        multiply = Launcher(
+            frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
+        )
         add = Launcher(frame.built, design.sum_blocks, design.sum_threads, name="sum")
 
         def launch(stream: int) -> None:

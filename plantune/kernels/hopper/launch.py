@@ -37,7 +37,9 @@ class Boxes(Protocol):
 class Maps(ctypes.Structure):
     """plantune::ConvMaps."""
 
-    _fields_ = tuple((name, TensorMap) for name in ("x", "w", "y", "residual", "unshifted", "saved"))
+    _fields_ = tuple(
+        (name, TensorMap) for name in ("x", "w", "y", "residual", "unshifted", "saved")
+    )
 
 
 class BlockMaps(Maps):

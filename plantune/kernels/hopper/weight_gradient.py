@@ -232,13 +232,17 @@ class WgradDesign:
     def source(self, dtype: str, layout: str) -> str:
         own = ("tile_m", "tile_n", "stages", "split_k", "sum_ways", "sum_threads", "threads")
         product = register_product(dtype, self.tile_n)
-        return INCLUDE + product + SOURCE.format(
-            **vars(self.shape),
-            **{name: getattr(self, name) for name in (*own, "shared_bytes")},
-            element=ELEMENTS[dtype],
-            box=self.cut.box,
-            phase=self.cut.phase,
-            inside=cxx_bool(self.cut.inside),
-            channels_last=cxx_bool(layout == "nhwc"),
-            sum_channels=SUM_CHANNELS,
+        return (
+            INCLUDE
+            + product
+            + SOURCE.format(
+                **vars(self.shape),
+                **{name: getattr(self, name) for name in (*own, "shared_bytes")},
+                element=ELEMENTS[dtype],
+                box=self.cut.box,
+                phase=self.cut.phase,
+                inside=cxx_bool(self.cut.inside),
+                channels_last=cxx_bool(layout == "nhwc"),
+                sum_channels=SUM_CHANNELS,
+            )
         )

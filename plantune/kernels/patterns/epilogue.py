@@ -144,7 +144,8 @@ def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
     if leaving and not (unshifted and leaving == {before}):
         raise IllegalCandidate("a value before the end of the step is read outside of it")
-    return ConvEpilogue(conv, chain=tuple(chain), unshifted=before if leaving else None, **parts)
+    unshifted_value = before if leaving else None
+    return ConvEpilogue(conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, **parts)
 
 
 def channel_parts(

@@ -30,9 +30,10 @@ def image_gradient(step: Step) -> ConvEpilogue:
     _require_constants(step, conv, parts)
     chain = tuple(IN_CHAIN[part] for part in parts)
     places = {node.name: place for place, node in enumerate(step.nodes)}
-    unshifted, *others = [name for name, _ in step.outputs if name != last] or [None]
-    if others:
+    leaving = [name for name, _ in step.outputs if name != last]
+    if len(leaving) > 1:
         raise IllegalCandidate("two values before the end of the step are read outside of it")
+    unshifted = next(iter(leaving), None)
     inner = None if unshifted is None else chain[: places[unshifted]]
     return ConvEpilogue(conv, chain=chain, unshifted=unshifted, inner=inner, **parts)
 

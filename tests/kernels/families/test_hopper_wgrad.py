@@ -62,9 +62,7 @@ def layer(index, n=128):
     return Gradient(n, c, (size, size), o, stride=stride)
 
 
-def config(
-    tile_m=64, tile_n=64, tile_k=256, order="pixels", stages=2, blocks=132, layout="nchw"
-):
+def config(tile_m=64, tile_n=64, tile_k=256, order="pixels", stages=2, blocks=132, layout="nchw"):
     return Attrs(
         tile_m=tile_m,
         tile_n=tile_n,

@@ -18,7 +18,7 @@ ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
     "blobs canonical distance errors host layers outcome products rivals settings tolerances",
-    "files models paths",
+    "files generators models paths",
     "build_log graph space",
     "cuda layouts problem",
     "device machine",

@@ -63,10 +63,14 @@ class Patch:
 
 
 class Executable:
-    """A graph that was made of a capture, with the kernels recorded during it."""
+    """A graph that was made of a capture, with the kernels recorded during it; `launch` is what
+    launches it, if not the driver alone.
+    """
 
-    def __init__(self, handle: int, captured: Recording) -> None:
-        self.launch = driver.graph_launcher(handle)
+    def __init__(
+        self, handle: int, captured: Recording, launch: Callable[[c_void_p], None] | None = None
+    ) -> None:
+        self.launch = launch or driver.graph_launcher(handle)
         self._handle = handle
         self._captured = captured
         self._made: dict[int, Node] = {}

@@ -62,6 +62,15 @@ class GraphBuilder:
         self.types.update(zip(outputs, types, strict=True))
         return outputs
 
+    def amend(self, node: Node, **attrs: Any) -> str:
+        """Gives a node more attributes, by which it has one more output; returns that."""
+        frozen = Attrs({**node.attrs, **attrs})
+        types = tuple(op_named(node.op).infer([self.types[v] for v in node.inputs], frozen))
+        amended = Node(node.name, node.op, node.inputs, types, frozen)
+        self.nodes = [amended if each is node else each for each in self.nodes]
+        self.types[amended.outputs[-1]] = types[-1]
+        return amended.outputs[-1]
+
     def _unique(self, wanted: str) -> str:
         name, count = wanted, 1
         while name in self.types or name in self.reserved:

@@ -49,7 +49,9 @@ def _depending(graph: Graph, wanted: Collection[str]) -> frozenset[str]:
     """Every value that depends on a wanted source."""
     found = set(wanted)
     for node in graph.nodes:
-        if not found.isdisjoint(node.inputs):
+        places = [at for at, value in enumerate(node.inputs) if value in found]
+        types = [graph.types[value] for value in node.inputs]
+        if places and op_named(node.op).differentiates(places, types, node.attrs):
             found.update(value for value in node.outputs if graph.types[value].is_float)
     return frozenset(found)
 
@@ -102,7 +104,7 @@ class _NodeGradient:
     def __init__(
         self, backward: _Backward, node: Node, output_gradients: tuple[str | None, ...]
     ) -> None:
-        self._backward = backward
+        self._backward, self._node = backward, node
         self._place = f"d({node.name})"
         self.inputs = node.inputs
         self.outputs = node.outputs
@@ -120,6 +122,9 @@ class _NodeGradient:
 
     def type_of(self, value: str) -> TensorType:
         return self._backward.builder.types[value]
+
+    def remember(self, **attrs: Any) -> str:
+        return self._backward.builder.amend(self._node, **attrs)
 
     def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
         return self.emit_all(op, *inputs, **attrs)[0]

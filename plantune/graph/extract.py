@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
 from plantune.graph.ops.overload import attributes
+from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.outputs import Outputs
-from plantune.graph.purity import Overload, why_impure, without_writing
+from plantune.graph.purity import Overload, draws, left_out, why_impure, without_writing
 from plantune.graph.rewrite import (
     fold_scales,
     round_constants_once,
@@ -140,6 +142,9 @@ class _Extraction(Reader):
 
         try:
             attrs = attributes(overload, args, kwargs, place)
+            if draws(overload, args, kwargs):
+                floats = (type_.dtype for type_ in map(self.type_of, inputs) if type_.is_float)
+                attrs = Attrs(attrs, **{DRAWS: next(floats, "float32")})
             if not inputs:  # what it makes is to be where the network's input is
                 inputs.append(Value(self.builder.inputs[0][0]))
             self._check_dtypes(overload, inputs)
@@ -157,7 +162,8 @@ class _Extraction(Reader):
         plain = without_writing(record.overload)
         if plain is None:
             raise self._unsupported(f"in-place op {record.overload}")
-        (result,) = tree_leaves(self._call(record, plain, args, kwargs))
+        named = left_out(record.overload, plain, args, kwargs)
+        (result,) = tree_leaves(self._call(record, plain, args, {**kwargs, **named}))
         self._replace(_memory(record.args[0]), args[0], result)
 
     def _state(self, name: str) -> Value:

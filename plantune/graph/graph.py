@@ -13,8 +13,9 @@ from torch import Tensor
 from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
+from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.structure import Structure, structure_of
-from plantune.graph.types import TensorType, dtype_name
+from plantune.graph.types import DTYPES, TensorType, dtype_name
 
 
 def output_names(node: str, count: int) -> tuple[str, ...]:
@@ -36,11 +37,22 @@ class Node:
     def outputs(self) -> tuple[str, ...]:
         return output_names(self.name, len(self.types))
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers, or belongs to a node that does."""
+        return DRAWS in self.attrs
+
     def evaluate(
         self, inputs: Sequence[Tensor], floats: torch.dtype | None = None
     ) -> tuple[Tensor, ...]:
-        """The outputs by the op's meaning; a cast makes `floats`, if given, not its own dtype."""
+        """The outputs by the op's meaning; a cast makes `floats`, if given, not its own dtype.
+
+        What draws random numbers is computed in its own dtype: in `floats` torch draws others.
+        """
         attrs = self.attrs
+        if floats is not None and self.draws:
+            own = _cast(inputs, DTYPES[attrs[DRAWS]])
+            return tuple(_cast(op_named(self.op).evaluate(own, attrs), floats))
         if floats is not None and "dtype" in attrs:
             attrs = Attrs(attrs, dtype=dtype_name(floats))
         return tuple(op_named(self.op).evaluate(inputs, attrs))
@@ -58,6 +70,10 @@ class Node:
     def from_json(data: Mapping[str, Any]) -> Node:
         types = tuple(TensorType.from_json(item) for item in data["types"])
         return Node(data["name"], data["op"], tuple(data["inputs"]), types, Attrs(data["attrs"]))
+
+
+def _cast(tensors: Sequence[Tensor], floats: torch.dtype) -> list[Tensor]:
+    return [tensor.to(floats) if tensor.is_floating_point() else tensor for tensor in tensors]
 
 
 Named = tuple[tuple[str, TensorType], ...]
@@ -161,7 +177,8 @@ class Graph:
         moving = {buffer for buffer, _ in self.updates}
         known = {name for name, _ in (*self.parameters, *self.buffers)} - moving
         for node in self.nodes:
-            if node.name not in self.backward_nodes and known.issuperset(node.inputs):
+            is_fixed = not node.draws and node.name not in self.backward_nodes
+            if is_fixed and known.issuperset(node.inputs):
                 known.update(node.outputs)
         return frozenset(known)
 
@@ -174,6 +191,11 @@ class Graph:
                 read.update(node.inputs)
         named = (*self.parameters, *self.buffers)
         return tuple(name for name, _ in named if name in read & self.constants)
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether random numbers take part."""
+        return any(node.draws for node in self.nodes)
 
     @cached_property
     def structure(self) -> Structure:

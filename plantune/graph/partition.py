@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import pairwise
 
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import Fusion, groups_from
@@ -132,6 +133,12 @@ def _runnable_order(graph: Graph, groups: Sequence[Collection[str]]) -> list[int
             if producer is not None and group_of[producer.name] != mine:
                 waits[mine].add(group_of[producer.name])
                 frees[group_of[producer.name]].add(mine)
+
+    for earlier, later in pairwise(group_of[node.name] for node in graph.nodes if node.draws):
+        # Random numbers are drawn in the module's own order.
+        if earlier != later:
+            waits[later].add(earlier)
+            frees[earlier].add(later)
 
     def priority(index: int) -> tuple[int, int]:
         first = min(position[name] for name in groups[index])

@@ -1,4 +1,4 @@
-"""Which overloads can be ops: the same inputs make the same outputs, and stay as they are."""
+"""Which overloads can be ops: those that make their outputs and change nothing else."""
 
 from __future__ import annotations
 
@@ -8,37 +8,49 @@ from typing import Any
 import torch
 
 Overload = torch._ops.OpOverload
-# Draws no random numbers if this argument has this value.
-DRAWS_UNLESS: Mapping[str, tuple[str, Any]] = {
-    "aten.scaled_dot_product_attention.default": ("dropout_p", 0.0),
-    "aten.dropout.default": ("train", False),
-    "aten.feature_dropout.default": ("train", False),
-    "aten.rrelu.default": ("training", False),
+# Draw no random numbers if one of these arguments has this value.
+DROPS = {"p": 0, "train": False}
+RECURRENT = {"dropout": 0, "train": False}
+DRAWS_UNLESS: Mapping[str, Mapping[str, Any]] = {
+    "aten.scaled_dot_product_attention.default": {"dropout_p": 0},
+    "aten.rrelu.default": {"training": False},
     **{
-        f"aten.{kind}": ("dropout", 0.0)
-        for kind in (
-            "gru.input",
-            "gru.data",
-            "lstm.input",
-            "lstm.data",
-            "rnn_tanh.input",
-            "rnn_relu.input",
-        )
+        f"aten.{kind}dropout.default": DROPS
+        for kind in ("", "feature_", "alpha_", "feature_alpha_", "native_")
     },
+    **{
+        f"aten.{kind}.{given}": RECURRENT
+        for kind in ("gru", "lstm", "rnn_tanh", "rnn_relu")
+        for given in ("input", "data")
+    },
+}
+# What writes random numbers, where what returns them has another name.
+RETURNS: Mapping[str, str] = {
+    "aten.bernoulli_.float": "aten.bernoulli.p",
+    "aten.normal_.default": "aten.normal_functional.default",
 }
 
 
 def why_impure(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """What an overload with these arguments does besides computing its outputs from its inputs."""
+    """What an overload with these arguments does besides computing its outputs from its inputs and
+    from random numbers.
+    """
     given = _given(overload, args, kwargs)
-    if torch.Tag.nondeterministic_seeded in overload.tags:
-        argument, harmless = DRAWS_UNLESS.get(str(overload), ("", None))
-        if argument not in given or given[argument] != harmless:
-            return "draws random numbers"
+    if given.get("generator") is not None:
+        return "draws from a generator of its own"
     moves = given.get("training") or given.get("use_input_stats")
     if moves and given.get("running_mean") is not None:  # which no schema says
         return "moves statistics in this form"
     return None
+
+
+def draws(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether its outputs follow from random numbers, too."""
+    if torch.Tag.nondeterministic_seeded not in overload.tags:
+        return False
+    given = _given(overload, args, kwargs)
+    harmless = DRAWS_UNLESS.get(str(overload), {})
+    return not any(given[argument] == value for argument, value in harmless.items())
 
 
 def without_writing(overload: Overload) -> Overload | None:
@@ -49,12 +61,21 @@ def without_writing(overload: Overload) -> Overload | None:
         argument.alias_info is not None and argument.alias_info.is_write
         for argument in overload._schema.arguments
     ]
-    name, _, kind = str(overload).rpartition(".")
+    name, _, kind = RETURNS.get(str(overload), str(overload)).rpartition(".")
     space, _, packet = name.partition(".")
     plain = getattr(getattr(torch.ops, space), packet.removesuffix("_"), None)
     if not written[0] or any(written[1:]) or plain is None or kind not in plain.overloads():
         return None
     return getattr(plain, kind)  # type: ignore[no-any-return]
+
+
+def left_out(
+    overload: Overload, plain: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments that a call of `overload` left out, and which one of `plain` must have."""
+    given = _given(overload, args, kwargs)
+    asked = [a.name for a in plain._schema.arguments[len(args) :] if not a.has_default_value()]
+    return {name: given[name] for name in asked if name not in kwargs and name in given}
 
 
 def _given(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

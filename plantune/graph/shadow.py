@@ -15,12 +15,14 @@ from plantune.graph.shapes import META
 # torch's recurrent layers keep lists of their weights, which they make anew for other tensors.
 OWN_LISTS = {"_flat_weights", "_flat_weight_refs"}
 
+# What takes such a module, too.
+DOOR = 'torch.compile(module, backend="plantune") cuts round it: take that'
+
 
 def unsupported(module: nn.Module, place: str, what: str, line: str = "") -> UnsupportedModule:
     return UnsupportedModule(
         f"{type(module).__name__}, at {place or 'its own forward'}: {what} cannot be part of a "
-        "plan. Optimize the modules around it, or write it in another way"
-        + (f"; {line}" if line else "")
+        f"plan. {DOOR}, or write it in another way" + (f"; {line}" if line else "")
     )
 
 

@@ -43,6 +43,11 @@ class Step:
         return tuple(node.op for node in self.nodes)
 
     @cached_property
+    def draws(self) -> bool:
+        """Whether random numbers take part."""
+        return any(node.draws for node in self.nodes)
+
+    @cached_property
     def types(self) -> Mapping[str, TensorType]:
         """The type of every value that the step reads or makes."""
         known = dict(self.inputs)

@@ -31,7 +31,7 @@ from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.nested import leaves
 from plantune.graph.purity import Overload
-from plantune.graph.shadow import Shadow, unsupported
+from plantune.graph.shadow import DOOR, Shadow, unsupported
 from plantune.graph.shapes import META, made_by
 
 # The modes before dispatch are those of the process, not of a thread.
@@ -139,7 +139,7 @@ class _Tracing:
             said = BY_VALUE if any(words in said for words in BY_VALUES) else said
             place = self.shadow.place or "its own forward"
             raise UnsupportedModule(
-                f"{type(self.module).__name__}, at {place}: torch cannot trace it: {said}"
+                f"{type(self.module).__name__}, at {place}: torch cannot trace it: {said}. {DOOR}"
                 + (f"; {line}" if line else "")
             ) from error
 
@@ -202,7 +202,10 @@ class _Calls(TorchFunctionMode):
         args, kwargs = tree_map_only(
             Tensor, lambda tensor: self._stand_in(func, tensor), (args, kwargs or {})
         )
-        if "device" in kwargs or func in _device_constructors():
+        makes = func in _device_constructors() or (
+            func is torch.normal and ("size" in kwargs or len(args) > 2)
+        )
+        if "device" in kwargs or makes:
             kwargs["device"] = META
         if func is Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
             args = (args[0], META, *args[2:])

@@ -66,7 +66,9 @@ def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Gene
     # Off centre, so that sums do not cancel to what rounding left.
     normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place) + 0.5
     uniform = torch.rand(shape, generator=random, dtype=torch.float64, device=place)
-    if domain.kind == "positive":
+    if domain.kind == "unit":
+        normal = uniform
+    elif domain.kind == "positive":
         normal = uniform + 0.5
     elif type_.numel == 1:
         normal = normal.sign() * (uniform + 0.5)  # Near 0 it would hide what it multiplies.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -22,6 +22,7 @@ from plantune.canonical import digest
 from plantune.cuda.flags import flags, plain_float32
 from plantune.device import Device
 from plantune.distance import KINDS, Exact
+from plantune.generators import numbers_of
 from plantune.graph.step import Step
 from plantune.kernels.family import Values
 from plantune.layouts import MEMORY_FORMATS, in_layout
@@ -197,8 +198,8 @@ def _judged(step: Step, data: Values, random: torch.Generator, dtype: torch.dtyp
     wide = _widened(data, dtype)
     moved = {name: _moved(x, data[name], random) for name, x in wide.items()}
     with _plainly(dtype):
-        values, off = step.evaluate(wide, dtype), step.evaluate(moved, dtype)
-    rivals = [off, *(step.evaluate(_stored(data, layout)) for layout in MEMORY_FORMATS)]
+        values, off = _of_step(step, wide, dtype), _of_step(step, moved, dtype)
+    rivals = [off, *(_of_step(step, _stored(data, layout)) for layout in MEMORY_FORMATS)]
     names = [name for name, _ in step.outputs]
     exact = [Exact(values[name]) for name in names]
     own = [_largest(e, [r[name] for r in rivals]) for e, name in zip(exact, names, strict=True)]
@@ -219,8 +220,18 @@ def _kin(depends: Tensor, exact: Tensor) -> Kin:
 
 def _evaluated(step: Step, data: Values, dtype: torch.dtype) -> list[Tensor]:
     with _plainly(dtype):
-        values = step.evaluate(_widened(data, dtype), dtype)
+        values = _of_step(step, _widened(data, dtype), dtype)
     return [values[name] for name, _ in step.outputs]
+
+
+def _of_step(step: Step, data: Values, dtype: torch.dtype | None = None) -> Values:
+    with same_numbers(step, next(iter(data.values())).device):
+        return step.evaluate(data, dtype)
+
+
+def same_numbers(step: Step, place: torch.device) -> AbstractContextManager[None]:
+    """Inside, a step that draws random numbers draws the same ones each time."""
+    return numbers_of(place, 0) if step.draws else nullcontext()
 
 
 @contextmanager
@@ -257,7 +268,7 @@ def with_small(step: Step, data: Values, random: torch.Generator) -> Values:
     """
     changed = dict(data)
     for name in poisoned(step, data):
-        if domain_of(step, name).kind == "positive":
+        if domain_of(step, name).kind != "real":
             continue
         limits = torch.finfo(data[name].dtype)
         small = (0.0, -0.0, limits.tiny * limits.eps, -limits.tiny)

@@ -13,6 +13,7 @@ from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.layouts import MEMORY_FORMATS
+from plantune.measure.scenes import same_numbers
 from plantune.measure.step_alone import StepAlone
 from plantune.measure.threads import threads
 from plantune.space.arch import Arch
@@ -171,7 +172,7 @@ class Trial(StepAlone):
         self._doing = what
         self._prepare(pattern, fresh_workspace)
         try:
-            with threads(self._threads):
+            with threads(self._threads), same_numbers(self.step, self.device.place):
                 self._launch()
                 self.device.synchronize()
         except torch.AcceleratorError as error:
@@ -223,7 +224,7 @@ class Trial(StepAlone):
                 if _address(value) != _address(self.values[self._aliases[name]]):
                     raise self.wrong(f"output {name!r} is not a view of {self._aliases[name]!r}")
             elif name in self._adopts:
-                if _address(value) in taken:
+                if value.numel() and _address(value) in taken:
                     raise self.wrong(f"output {name!r} is not in new memory of its own")
                 taken.add(_address(value))
             elif _address(value) != self._written[name].address:

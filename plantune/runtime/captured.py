@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
+from plantune.generators import kept_numbers
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.layouts import MEMORY_FORMATS
@@ -187,12 +188,13 @@ class CapturedProgram:
             return made
         moved = self._moving()
         try:
-            made = self._captured("forward", self._forward_pass)
-            # Some kernels need plausible inputs, e.g. valid indices.
-            made.graph.launch(self._stream_handle)
-            self._ends.serve(made.graph)
-            self._passes["forward"] = made
-            self._passes["backward"] = self._captured("backward", self._backward_pass)
+            with kept_numbers(self._device):
+                made = self._captured("forward", self._forward_pass)
+                # Some kernels need plausible inputs, e.g. valid indices.
+                made.graph.launch(self._stream_handle)
+                self._ends.serve(made.graph)
+                self._passes["forward"] = made
+                self._passes["backward"] = self._captured("backward", self._backward_pass)
             return made
         except BaseException:
             self._passes.clear()

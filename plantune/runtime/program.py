@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plantune.cuda import recording
 from plantune.graph.graph import Graph
+from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
 from plantune.kernels.family import Values
@@ -239,4 +240,6 @@ def _owned_results(schedule: Schedule) -> frozenset[str]:
     handed = Counter((*graph.outputs, *(value for _, value in graph.gradients)))
     once = {name for name, count in handed.items() if count == 1}
     updates = {value for _, value in graph.updates}
-    return frozenset((adopted & once) - viewed - updates - set(graph.saved))
+    # Autograd may look at what a node made that it remembers.
+    remembered = {value for node in graph.nodes if WANTED in node.attrs for value in node.outputs}
+    return frozenset((adopted & once) - viewed - updates - remembered - set(graph.saved))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from plantune.cuda.flags import flags, plain_float32
 from plantune.distance import Distance
 from plantune.errors import CannotJudge, WrongResult
+from plantune.generators import kept_numbers, numbers_of
 from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.graph.nested import tensors_in
@@ -34,6 +35,7 @@ from plantune.runtime.distances import (
     names_of,
 )
 from plantune.runtime.draws import drawn, drawn_inputs
+from plantune.runtime.evaluated import SEED, evaluated
 from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace
@@ -86,13 +88,15 @@ def recheck(
     where the framework's own are of no use; `otherwise` is where a module without a tensor runs,
     `arguments` what it is called with if not with the graph's inputs by their place.
 
-    A copy of the module runs, with the same training flags. Nothing of the user's changes.
+    A copy of the module runs, with the same training flags. Nothing of the user's changes. Where
+    random numbers are drawn, the graph's ops run in its place, one by one and from the same state
+    of torch's generator: of the same numbers the plan must make the same.
     """
     device = device_of(module, otherwise)
     call = arguments or Arguments(tuple(type_ for _, type_ in graph.inputs))
     # Of its own, so that loading a model moves no random number of the user's.
     random = torch.Generator(device).manual_seed(0)
-    with _plainly(device):
+    with _plainly(device), kept_numbers(device):
         network = _Called(copied(module), call)
         program = Program(graph, plan, space, device)
         found: Distances = {}
@@ -150,7 +154,7 @@ def _judgeable(network: _Called, graph: Graph, random: torch.Generator) -> _Case
         inputs = drawn_inputs(graph, network.call.examples, random, of_images)
         seeds = tuple(drawn(type_, random) for _, type_ in graph.output_gradients)
         moved = [_moved(x, random) for x in inputs]
-        theirs = _of_module(network, graph, moved, seeds)
+        theirs = _of_framework(network, graph, moved, seeds)
         if not all(map(is_finite, theirs.values())):
             continue
         exact = _exact(network, graph, inputs, seeds)
@@ -197,21 +201,38 @@ def _exact(
 ) -> Results:
     """What the module means in a wider dtype; by its graph if it names its own dtype somewhere."""
     dtype = _wider(graph, inputs[0].device)
-    with suppress(RuntimeError):
-        return _of_module(network, graph, inputs, seeds, dtype)
+    if not graph.draws:
+        with suppress(RuntimeError):
+            return _of_module(network, graph, inputs, seeds, dtype)
+    with plain_float32() if dtype == torch.float32 else nullcontext():
+        return _of_graph(network, graph, inputs, seeds, dtype)
+
+
+def _of_framework(
+    network: _Called, graph: Graph, inputs: Sequence[Tensor], seeds: Sequence[Tensor]
+) -> Results:
+    if not graph.draws:
+        return _of_module(network, graph, inputs, seeds)
+    with _products(graph, inputs[0].device, None):
+        return _of_graph(network, graph, inputs, seeds)
+
+
+def _of_graph(
+    network: _Called,
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    seeds: Sequence[Tensor],
+    dtype: torch.dtype | None = None,
+) -> Results:
     names = [name for name, _ in (*graph.inputs, *graph.output_gradients)]
     given = {
-        **dict((*network.module.named_parameters(), *network.module.named_buffers())),
         **dict(zip(names, (*inputs, *seeds), strict=True)),
+        **dict((*network.module.named_parameters(), *network.module.named_buffers())),
     }
-    wide = {name: t.to(dtype) if t.is_floating_point() else t for name, t in given.items()}
-    with plain_float32() if dtype == torch.float32 else nullcontext():
-        for node in graph.nodes:
-            values = node.evaluate([wide[value] for value in node.inputs], dtype)
-            wide.update(zip(node.outputs, values, strict=True))
+    known = evaluated(graph, given, dtype)
     named = zip(names_of(graph), graph.outputs, strict=True)
-    results = {name: wide[value] for name, value in named}
-    gradients = {f"{GRADIENT}{name}": wide[value] for name, value in graph.gradients}
+    results = {name: known[value] for name, value in named}
+    gradients = {f"{GRADIENT}{name}": known[value] for name, value in graph.gradients}
     return _near(results | gradients)
 
 
@@ -293,7 +314,8 @@ def _of_program(program: Program, network: nn.Module, case: _Case) -> Results:
     graph = program.graph
     state = dict((*network.named_parameters(), *network.named_buffers()))
     program.refresh({name: state[name] for name, _ in (*graph.parameters, *graph.buffers)})
-    results = dict(zip(names_of(graph), program.forward(*case.inputs), strict=True))
+    with numbers_of(case.inputs[0].device, SEED):
+        results = dict(zip(names_of(graph), program.forward(*case.inputs), strict=True))
     if graph.gradients:
         found = program.backward(*case.seeds)
         results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}

@@ -14,6 +14,7 @@ from plantune.cuda import driver
 from plantune.cuda.capture import capture, one_capture
 from plantune.cuda.patches import Executable
 from plantune.cuda.recording import Recording
+from plantune.generators import kept_numbers, state_on
 from plantune.runtime.streams import stream_for
 from plantune.runtime.torch_internals import current_gpu, raw_stream
 
@@ -28,10 +29,14 @@ _KEPT = {"keep_graph": True} if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_ex
 
 @dataclass(frozen=True)
 class Recorded:
-    """A graph, and the launches of our own kernels in it."""
+    """A graph, and the launches of our own kernels in it.
+
+    If it `draws` random numbers, torch must tell each launch where its generator stands.
+    """
 
     graph: torch.cuda.CUDAGraph
     launches: Recording
+    draws: bool = False
 
     @cached_property
     def executables(self) -> tuple[Executable, ...]:
@@ -41,6 +46,8 @@ class Recorded:
         first = self.graph.raw_cuda_graph_exec() if _KEPT else None
         if first is None:
             return ()
+        if self.draws:
+            return (Executable(first, self.launches, self.launch),)
         graph, stream = self.graph.raw_cuda_graph(), raw_stream(current_gpu())
         others = [driver.instantiate(graph, stream) for _ in range(EXECUTABLES - 1)]
         for other in others:
@@ -49,10 +56,10 @@ class Recorded:
 
     @cached_property
     def launch(self) -> Callable[[c_void_p], None]:
-        """What launches it on a stream. For graphs without random ops: 2.6 us instead of the 3.9
-        of a replay (H200, 2026-11-22).
+        """What launches it on a stream, the current one. For graphs without random ops: 2.6 us
+        instead of the 3.9 of a replay (H200, 2026-11-22).
         """
-        first = self.graph.raw_cuda_graph_exec() if _KEPT else None
+        first = self.graph.raw_cuda_graph_exec() if _KEPT and not self.draws else None
         if first is None:
             graph = self.graph  # not `self`: a cycle would keep its memory
             return lambda stream: graph.replay()
@@ -69,6 +76,7 @@ class Recorder:
 
     def graph(self, run: Callable[[], None], first: bool) -> Recorded:
         """What `run` does, after some runs to warm up; `first` if there is no other graph by now.
+        Torch's random numbers go on where they were.
 
         Raises what that raises. Then too, torch is as it was before.
         """
@@ -78,19 +86,22 @@ class Recorder:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph(**_KEPT)
         try:
-            with one_capture:
-                self._warm_up(run, current)
+            with one_capture, kept_numbers(self._device):
+                draws = self._warm_up(run, current)
                 launches = capture(graph, run, self._side, self._device, self._pool)
                 if _KEPT:
                     graph.instantiate()
         finally:
             current.wait_stream(self._side)
-        return Recorded(graph, launches)
+        return Recorded(graph, launches, draws)
 
-    def _warm_up(self, run: Callable[[], None], current: torch.cuda.Stream) -> None:
+    def _warm_up(self, run: Callable[[], None], current: torch.cuda.Stream) -> bool:
+        """Whether the runs drew random numbers."""
+        before = state_on(self._device)
         self._side.wait_stream(current)
         with torch.cuda.device(self._device), torch.cuda.stream(self._side):
             for _ in range(WARM_UP_PASSES):
                 run()
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
+        return not torch.equal(before, state_on(self._device))

@@ -20,7 +20,9 @@ Gradients = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Domain:
-    """The numbers an input may hold, so that a check can draw them: real, positive, or an index."""
+    """The numbers an input may hold, so that a check can draw them: real, positive, of the unit
+    interval, or an index.
+    """
 
     kind: str = "real"
     below: int = 0
@@ -43,6 +45,9 @@ class Gradient(Protocol):
 
     def type_of(self, value: str) -> TensorType:
         """The type of a value of the graph."""
+
+    def remember(self, **attrs: Any) -> str:
+        """Gives the forward node these attributes too; the output that it has by them."""
 
     def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
         """Adds a backward node and returns its first output."""
@@ -68,6 +73,10 @@ class Op(ABC):
     @abstractmethod
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         """The op's meaning in torch, in the dtype of its inputs: the reference in float64."""
+
+    def differentiates(self, wanted: Sequence[int], inputs: Types, attrs: Attrs) -> bool:
+        """Whether there is a gradient of one of the inputs in `wanted`."""
+        return True
 
     def gradient(self, grad: Gradient) -> Gradients:
         """Emits the backward nodes; one gradient per input, None if none is needed or exists."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -18,9 +18,18 @@ from torch import Tensor
 from plantune.canonical import Attrs, canonical
 from plantune.errors import InvalidGraph
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
+from plantune.graph.ops.history import HISTORY, owned, remembered, row_major
+from plantune.graph.ops.overload_backward import (
+    BACKWARD,
+    DRAWS,
+    WANTED,
+    OverloadBackward,
+    emit_backward,
+    has_gradient,
+    unread,
+)
 from plantune.graph.types import DTYPES, TensorType, dtype_name
 
-BACKWARD = "backward_of_"
 ARGUMENTS, DTYPE = "arguments", "dtype"
 # An argument that is the tensor at that place, or the dtype of `Attrs[DTYPE]`.
 TENSOR, OF_ATTRS = "tensor", "same"
@@ -44,12 +53,21 @@ class OverloadOp(Op):
         self.arity = None
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
-        return _inferred(self, tuple(inputs), attrs)
+        made = _inferred(self, tuple(inputs), attrs)
+        return (*made, HISTORY) if WANTED in attrs else made
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        results = _tensors_of(self.call(inputs, attrs))
-        held = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        return tuple(_own(result, held) for result in results)
+        if DRAWS in attrs:
+            inputs = row_major(inputs)
+        if WANTED in attrs:
+            types = [TensorType(tuple(x.shape), dtype_name(x.dtype)) for x in inputs]
+            run = partial(self.results, attrs=attrs)
+            return remembered(run, inputs, attrs[WANTED], unread(self, types))
+        return owned(self.results(inputs, attrs), inputs)
+
+    def results(self, inputs: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
+        """The tensors that the overload returns for these inputs, one after the other."""
+        return _tensors_of(self.call(inputs, attrs))
 
     def call(self, inputs: Sequence[Tensor], attrs: Attrs) -> Any:
         """What the overload returns for these inputs."""
@@ -67,86 +85,33 @@ class OverloadOp(Op):
             **named,
         )
 
+    def differentiates(self, wanted: Sequence[int], inputs: Types, attrs: Attrs) -> bool:
+        floats = tuple(at for at in wanted if inputs[at].is_float)
+        return bool(floats) and has_gradient(self, tuple(inputs), attrs, floats)
+
     def gradient(self, grad: Gradient) -> tuple[str | None, ...]:
-        wanted = tuple(at for at in range(len(grad.inputs)) if grad.needs(at))
-        given = tuple(at for at, name in enumerate(grad.output_gradients) if name is not None)
-        names = [name for name in grad.output_gradients if name is not None]
-        made = grad.emit_all(
-            BACKWARD + self.name, *grad.inputs, *names, **grad.attrs, wanted=wanted, given=given
-        )
-        found = dict(zip(wanted, made, strict=True))
-        return tuple(found.get(at) for at in range(len(grad.inputs)))
+        return emit_backward(self, grad)
 
     def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
         """Integers are taken for places in the first tensor of numbers."""
         if inputs[position].is_float:
-            return Domain()
+            return Domain(DOMAINS.get((self.name, position), "real"))
         sizes = next((t.shape for t in inputs if t.is_float and t.shape), (2,))
         return Domain("index", max(min(sizes), 1) if self.name != EMBEDDING else sizes[0])
 
 
 EMBEDDING = "aten.embedding.default"
-
-
-class OverloadBackward(Op):
-    """Gradients of an overload by torch's own rule, which runs the overload again.
-
-    Inputs are those of the overload, then the gradients of the outputs in `given`; outputs are the
-    gradients of the inputs in `wanted`.
-    """
-
-    def __init__(self, forward: OverloadOp) -> None:
-        self.forward = forward
-        self.name = BACKWARD + forward.name
-        self.arity = None
-
-    def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
-        return tuple(TensorType(inputs[at].shape, inputs[at].dtype) for at in attrs["wanted"])
-
-    def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
-        count = len(inputs) - len(attrs["given"])
-        wanted = attrs["wanted"]
-        with torch.inference_mode(False), torch.enable_grad():
-            sources = [
-                tensor.detach().clone() if tensor.is_inference() else tensor.detach()
-                for tensor in inputs[:count]
-            ]
-            for at in wanted:
-                sources[at].requires_grad_()
-            results = _tensors_of(self.forward.call(sources, attrs))
-            pairs = [
-                (results[at], gradient)
-                for at, gradient in zip(attrs["given"], inputs[count:], strict=True)
-                if results[at].requires_grad
-            ]
-            made = _gradients(pairs, [sources[at] for at in wanted])
-        held = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        return tuple(_own(gradient, held) for gradient in made)
-
-    def domain(self, position: int, inputs: Sequence[TensorType], attrs: Attrs) -> Domain:
-        count = len(inputs) - len(attrs["given"])
-        if position >= count:
-            return Domain()
-        return self.forward.domain(position, inputs[:count], attrs)
-
-
-def _gradients(pairs: list[tuple[Tensor, Tensor]], sources: list[Tensor]) -> list[Tensor]:
-    if not pairs:
-        return [torch.zeros_like(source) for source in sources]
-    outputs, gradients = zip(*pairs, strict=True)
-    made = torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
-    return [
-        torch.zeros_like(source) if gradient is None else gradient.detach()
-        for source, gradient in zip(sources, made, strict=True)
-    ]
-
-
-def _own(result: Tensor, held: set[int]) -> Tensor:
-    shared = result.untyped_storage().data_ptr() in held
-    dense = result.is_contiguous() or result.is_contiguous(memory_format=torch.channels_last)
-    whole = result.untyped_storage().nbytes() == result.numel() * result.element_size()
-    kept = dense and whole and not shared
-    return result if kept else result.clone(memory_format=torch.contiguous_format)
+# What numbers some take, by the place of the input.
+DOMAINS: Mapping[tuple[str, int], str] = {
+    ("aten.bernoulli.default", 0): "unit",
+    ("aten.bernoulli.Tensor", 1): "unit",
+    ("aten.binomial.default", 0): "positive",
+    ("aten.binomial.default", 1): "unit",
+    ("aten.multinomial.default", 0): "positive",
+    ("aten.normal.float_Tensor", 0): "positive",
+    ("aten.normal.Tensor_Tensor", 1): "positive",
+    ("aten.poisson.default", 0): "positive",
+}
 
 
 def _tensors_of(result: Any) -> list[Tensor]:

@@ -41,6 +41,7 @@ class Inductor(KernelFamily[Parts]):
             {
                 "one op alone is the framework's already": len(step.nodes) == 1,
                 "the step computes nothing": all(op in MOVES for op in step.ops),
+                "it draws other random numbers": step.draws,
             }
         )
         return Parts(step)

@@ -1,0 +1,41 @@
+"""The generators from which torch draws random numbers: one for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+def state_on(device: torch.device) -> Tensor:
+    """What the next numbers follow from."""
+    return _generator(device).get_state()
+
+
+@contextmanager
+def kept_numbers(device: torch.device) -> Iterator[None]:
+    """Afterwards the device draws what it would have drawn without what happens inside."""
+    generator = _generator(device)
+    before = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(before)
+
+
+@contextmanager
+def numbers_of(device: torch.device, seed: int) -> Iterator[None]:
+    """Inside, the device draws the numbers of a seed; afterwards as if it had not."""
+    with kept_numbers(device):
+        _generator(device).manual_seed(seed)
+        yield
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type != "cuda":
+        return torch.default_generator
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]

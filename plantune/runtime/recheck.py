@@ -262,10 +262,26 @@ def _of_module(
         leaves[name].requires_grad_()
     with torch.set_grad_enabled(bool(targets)), _products(graph, inputs[0].device, dtype):
         args, kwargs = network.call.given([*given.values()])
-        result = torch.func.functional_call(module, state, args, kwargs)
+        held = _at_each_place(module, state)
+        result = torch.func.functional_call(module, held, args, kwargs, tie_weights=False)
         outputs = dict(zip(names_of(graph), tensors_in(result), strict=True))
         gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
     return _near({**{name: value.detach() for name, value in outputs.items()}, **gradients})
+
+
+def _at_each_place(module: nn.Module, state: Results) -> Results:
+    """The tensors of `state` by each place that holds one. Where torch itself looks for the places
+    of tied weights, it leaves its own tensor in a submodule that has two names.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    by_tensor = {id(tensor): state[name] for name, tensor in named}
+    return {
+        f"{path}.{key}" if path else key: by_tensor[id(tensor)]
+        for path, owner in module.named_modules()
+        for table in (owner._parameters, owner._buffers)
+        for key, tensor in table.items()
+        if tensor is not None
+    }
 
 
 @contextmanager

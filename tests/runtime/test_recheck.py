@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plantune import load_model, optimize
 from plantune.errors import CannotJudge, WrongResult
@@ -250,3 +250,23 @@ class TestLoading:
     def test_one_that_was_measured_here_was_checked_then(self, store):
         remember_proof(store(), cpu_environment())
         assert self.said() == []
+
+
+class Shared(nn.Module):
+    """One layer under two names, and one weight in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.again, self.tied = self.first, nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tied(torch.relu(self.again(torch.relu(self.first(x)))))
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_submodule_with_two_names_can_be_proved(mode: str) -> None:
+    module = Shared().train(mode == "train")
+    pool = optimize(module, torch.randn(3, 4), mode=mode).pool()
+    recheck(pool.graph, pool.plan, SPACE, module)

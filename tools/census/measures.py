@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from plantune import check, optimize
 from plantune.default_plans import default_plan
 from plantune.errors import CannotJudge, UnsupportedModule, WrongResult
+from plantune.graph.arguments import type_of
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions, groups_from
@@ -28,7 +29,6 @@ from plantune.graph.step import Step, make_step, phase_of
 from plantune.graph.types import TensorType
 from plantune.kernels.registry import all_families
 from plantune.machine import environment_of
-from plantune.runtime.module import input_type_of
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.tolerances import tolerance
@@ -94,7 +94,7 @@ def _judged(name: str, asked: Asked, judge: Callable[[str, nn.Module, Tensor, st
 
 
 def _proved(name: str, module: nn.Module, x: Tensor, mode: str) -> Row:
-    graph = extract(module, input_type_of(x))
+    graph = extract(module, type_of(x))
     graph = differentiate(graph) if mode == "train" else graph
     space = load_search_space(environment_of(x.device).arch)
     recheck(graph, default_plan(graph, space, network=name), space, module, x.device)

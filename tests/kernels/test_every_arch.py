@@ -52,9 +52,10 @@ class Mobile(nn.Module):
         super().__init__()
         self.each = nn.Conv2d(64, 64, 5, padding=2, groups=64, bias=False)
         self.norm = nn.BatchNorm2d(64)
+        self.groups = nn.Conv2d(64, 64, 3, padding=1, groups=8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.silu(self.norm(self.each(x)))
+        return F.relu(self.groups(F.silu(self.norm(self.each(x)))))
 
 
 @cache

@@ -1,0 +1,221 @@
+// Convolution of nhwc images in groups of channels, on tensor cores from Ampere on:
+//
+//   y = Expression(conv(x, w) * scale + bias, residual, offset)
+//
+//   x            (N, kH, kW, kGroups * kGroupC)
+//   w            (kGroups, kGroupO / 8, kSteps, 32 lanes, 4), the words of b of each product
+//   y, residual  (N, kP, kQ, kGroups * kGroupO); y is written by =
+//
+// A block makes kTileP by kTileQ pixels of kSlab groups. It copies what they read into shared memory
+// once; a product takes 16 pixels, 8 channels out, and two units of 8 channels in: a unit is a tap
+// and a part of its group's channels. What leaves meets in shared memory, so that both copies are
+// of whole lines. Sums are float, in a fixed order, and rounded once: deterministic.
+
+#pragma once
+
+#include "cuda/epilogue.h"
+#include "cuda/launch.h"
+#include "cuda/parameter.h"
+#include "cuda/small_matrix_mma.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// Conv says the sizes and what to compute.
+template <class Conv>
+struct GroupedConv {
+  using T = typename Conv::T;
+  using Expression = typename Conv::Expression;
+  static constexpr int kGroups = Conv::kGroups, kGroupC = Conv::kGroupC, kGroupO = Conv::kGroupO;
+  static constexpr int kC = kGroups * kGroupC, kO = kGroups * kGroupO;
+  static constexpr int kSlab = Conv::kSlab, kThreads = Conv::kThreads, kWarps = kThreads / 32;
+  static constexpr int kTileP = Conv::kTileP, kTileQ = Conv::kTileQ;
+  static constexpr int kTilesP = ceil_div(Conv::kP, kTileP), kTilesQ = ceil_div(Conv::kQ, kTileQ);
+  static constexpr int kPixels = kTileP * kTileQ;
+  static constexpr int kInQ = (kTileQ - 1) * Conv::kStrideW + Conv::kS;
+  static constexpr int kInPixels = ((kTileP - 1) * Conv::kStrideH + Conv::kR) * kInQ;
+  static constexpr int kChunks = kGroupC / 8;
+  static constexpr int kUnits = Conv::kR * Conv::kS * kChunks, kSteps = ceil_div(kUnits, 2);
+  // Of a pixel in shared memory, in 16 bytes: an odd number apart, eight pixels meet all banks.
+  static constexpr int kInChunks = kSlab * kChunks, kInPitch = kInChunks | 1;
+  static constexpr int kOutChunks = kSlab * kGroupO / 8, kOutPitch = kOutChunks | 1;
+  static constexpr int kSharedBytes = 16 * (kInPixels * kInPitch + kPixels * kOutPitch);
+  // Tiles of 8 channels and of 16 pixels that a warp makes at once.
+  static constexpr int kTilesO = kGroupO / 8;
+  static constexpr int kWide = kTilesO % 4 == 0 ? 4 : kTilesO % 3 == 0 ? 3 : kTilesO % 2 == 0 ? 2 : 1;
+  static constexpr int kTilesM = ceil_div(kPixels, 16);
+  static constexpr int kHigh = smaller(kWide > 2 ? 2 : 4, kTilesM);
+  static constexpr int kItemsM = ceil_div(kTilesM, kHigh);
+
+  static_assert(kGroupC % 8 == 0 && kGroupO % 8 == 0, "a word holds eight channels of one group");
+
+  struct Arguments {
+    const T* x;
+    const uint2* w;
+    const T* residual;
+    T* y;
+    Parameter scale, bias, offset;
+  };
+
+  /// Where a block's tile is.
+  struct Tile {
+    long long image;
+    int p, q, group;
+
+    __device__ __forceinline__ Tile() {
+      q = int(blockIdx.x % kTilesQ) * kTileQ;
+      p = int(blockIdx.x / kTilesQ % kTilesP) * kTileP;
+      image = blockIdx.x / (kTilesQ * kTilesP);
+      group = int(blockIdx.y) * kSlab;
+    }
+  };
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void copy_16(void* to, const T* from, bool there) {
+    if constexpr (kAligned) {
+      const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from),
+                   "r"(there ? 16 : 0)
+                   : "memory");
+    } else {
+      Vector<T> word;
+      word.clear();
+      if (there) word.template load<false>(from);
+      *static_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(word.values);
+    }
+  }
+
+  /// What the tile reads of its groups, zeros outside of the image.
+  template <bool kAligned>
+  static __device__ __forceinline__ void load(const Arguments& a, const Tile& tile, uint4* shared) {
+    const int row = tile.p * Conv::kStrideH - Conv::kPadH;
+    const int column = tile.q * Conv::kStrideW - Conv::kPadW;
+    for (int i = threadIdx.x; i < kInPixels * kInChunks; i += kThreads) {
+      const int pixel = i / kInChunks, chunk = i % kInChunks;
+      const int h = row + pixel / kInQ, w = column + pixel % kInQ;
+      const int channel = tile.group * kGroupC + chunk * 8;
+      const bool there = h >= 0 && h < Conv::kH && w >= 0 && w < Conv::kW && channel < kC;
+      const long long at = ((tile.image * Conv::kH + h) * Conv::kW + w) * kC + channel;
+      copy_16<kAligned>(shared + pixel * kInPitch + chunk, a.x + (there ? at : 0), there);
+    }
+    if constexpr (kAligned) asm volatile("cp.async.wait_all;" ::: "memory");
+  }
+
+  static __device__ __forceinline__ uint4 load_matrices(unsigned place) {
+    uint4 x;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(place));
+    return x;
+  }
+
+  /// Where a unit of a group begins, from the first tap of a pixel, in 16 bytes.
+  static __device__ __forceinline__ int unit_at(int unit) {
+    const int tap = unit / kChunks;
+    return (tap / Conv::kS * kInQ + tap % Conv::kS) * kInPitch + unit % kChunks;
+  }
+
+  /// Multiplies 16 * kHigh pixels from `first` on with kWide tiles of channels.
+  static __device__ __forceinline__ void multiply(const uint2* weights, const uint4* shared,
+                                                  int group, int first,
+                                                  float (&sums)[kHigh][kWide][4]) {
+    const int lane = threadIdx.x % 32;
+    unsigned place[kHigh];
+#pragma unroll
+    for (int h = 0; h < kHigh; ++h) {
+      // What is no pixel of the tile is multiplied and dropped.
+      const int m = smaller(first + h * 16 + lane % 16, kPixels - 1);
+      const int pixel = m / kTileQ * Conv::kStrideH * kInQ + m % kTileQ * Conv::kStrideW;
+      place[h] = static_cast<unsigned>(
+          __cvta_generic_to_shared(shared + pixel * kInPitch + group * kChunks));
+    }
+#pragma unroll(kSteps <= 18 ? kSteps : 4)
+    for (int step = 0; step < kSteps; ++step) {
+      const int second = smaller(2 * step + 1, kUnits - 1);  // meets zeros if there is none
+      const int offset = 16 * (lane < 16 ? unit_at(2 * step) : unit_at(second));
+      uint2 w[kWide];
+#pragma unroll
+      for (int n = 0; n < kWide; ++n) w[n] = __ldg(weights + (n * kSteps + step) * 32 + lane);
+#pragma unroll
+      for (int h = 0; h < kHigh; ++h) {
+        const uint4 x = load_matrices(place[h] + offset);
+#pragma unroll
+        for (int n = 0; n < kWide; ++n) mma_16x8x16(sums[h][n], x, w[n].x, w[n].y, T());
+      }
+    }
+  }
+
+  /// Rounds what becomes of a warp's sums into the tile that leaves.
+  static __device__ __forceinline__ void finish(const Arguments& a, const Tile& tile, uint4* out,
+                                                int first, int column,
+                                                const float (&sums)[kHigh][kWide][4]) {
+    const int lane = threadIdx.x % 32;
+    float offset = 0.f;
+    if constexpr (Expression::kOffset) offset = load_parameter<T>(a.offset, 0);
+#pragma unroll
+    for (int n = 0; n < kWide; ++n) {
+      const int channel = tile.group * kGroupO + (column + n) * 8 + lane % 4 * 2;
+      float2 scale = {1.f, 1.f}, bias = {};
+      if constexpr (Conv::kScale) {
+        scale = {load_parameter<T>(a.scale, channel), load_parameter<T>(a.scale, channel + 1)};
+      }
+      if constexpr (Conv::kBias) {
+        bias = {load_parameter<T>(a.bias, channel), load_parameter<T>(a.bias, channel + 1)};
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kHigh; ++i) {
+        const int m = first + i * 8 + lane / 4;
+        const int p = tile.p + m / kTileQ, q = tile.q + m % kTileQ;
+        if (m >= kPixels || p >= Conv::kP || q >= Conv::kQ) continue;
+        const float* sum = &sums[i / 2][n][i % 2 * 2];
+        float2 residual = {};
+        if constexpr (Expression::kResidual) {
+          const T* from = a.residual + ((tile.image * Conv::kP + p) * Conv::kQ + q) * kO + channel;
+          residual = {to_float(from[0]), to_float(from[1])};
+        }
+        const float2 value = {sum[0] * scale.x + bias.x, sum[1] * scale.y + bias.y};
+        const float2 made = evaluate<Expression>(value, residual, offset);
+        T* to = reinterpret_cast<T*>(out + m * kOutPitch + column + n) + lane % 4 * 2;
+        round_pair(to, made.x, made.y);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store(const Arguments& a, const Tile& tile,
+                                               const uint4* out) {
+    for (int i = threadIdx.x; i < kPixels * kOutChunks; i += kThreads) {
+      const int m = i / kOutChunks, chunk = i % kOutChunks;
+      const int p = tile.p + m / kTileQ, q = tile.q + m % kTileQ;
+      const int channel = tile.group * kGroupO + chunk * 8;
+      if (p >= Conv::kP || q >= Conv::kQ || channel >= kO) continue;
+      T* to = a.y + ((tile.image * Conv::kP + p) * Conv::kQ + q) * kO + channel;
+      *reinterpret_cast<uint4*>(to) = out[m * kOutPitch + chunk];
+    }
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    extern __shared__ __align__(16) uint4 shared[];
+    uint4* out = shared + kInPixels * kInPitch;
+    release_successor();
+    wait_for_predecessor();
+    const Tile tile;
+    load<kAligned>(a, tile, shared);
+    __syncthreads();
+    constexpr int kItems = kSlab * (kTilesO / kWide) * kItemsM;
+#pragma unroll 1
+    for (int item = threadIdx.x / 32; item < kItems; item += kWarps) {
+      const int column = item / kItemsM * kWide, first = item % kItemsM * kHigh * 16;
+      const int group = column / kTilesO;
+      if (tile.group + group >= kGroups) break;
+      float sums[kHigh][kWide][4] = {};
+      const long long matrix = (long long)(tile.group) * kTilesO + column;
+      multiply(a.w + matrix * kSteps * 32, shared, group, first, sums);
+      finish(a, tile, out, first, column, sums);
+    }
+    __syncthreads();
+    store(a, tile, out);
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,192 @@
+"""Convolutions in groups: how channels are divided, packed and tiled, that they are right."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from plantune.canonical import Attrs
+from plantune.kernels.families import grouped_conv
+from plantune.kernels.families.grouped_conv import FAMILY, Groups
+from plantune.kernels.registry import candidates, estimate_us
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+CONFIG = Attrs(rows=4, columns=8, threads=128)
+
+
+def grouped(
+    *parts,
+    x=(2, 32, 9, 11),
+    outputs=None,
+    groups=4,
+    filter=(3, 3),
+    stride=(1, 1),
+    padding=(1, 1),
+):
+    """A convolution in groups, and what follows."""
+
+    def emit(b):
+        o = outputs or x[1]
+        w = b.w(o, x[1] // groups, *filter)
+        y = b.conv(b.x(*x), w, stride=stride, padding=padding, groups=groups)
+        for part in parts:
+            if part in ("mul_channel", "add_channel"):
+                y = b(part, y, b.w(o), axis=1)
+            elif part == "residual":
+                y = b("add", y, b.x(*b.graph.types[y].shape))
+            else:
+                y = b("add", y, b.w(1)) if part == "offset" else b(part, y)
+        return y
+
+    return emit
+
+
+NORM = ("mul_channel", "add_channel")
+STEPS = {
+    "groups of 8": grouped(*NORM, "relu"),
+    "groups of 4": grouped("add_channel", "relu", groups=8),
+    "groups of 2": grouped(groups=16),
+    "groups of 16": grouped(*NORM, "residual", "relu", "offset", groups=2),
+    "groups of 24": grouped("add_channel", "silu", x=(1, 72, 7, 7), groups=3),
+    "groups of 40": grouped(x=(1, 80, 8, 8), groups=2),
+    "groups of 64": grouped("silu", "residual", x=(1, 128, 7, 7), groups=2),
+    "a slab that is not full": grouped("relu", x=(2, 104, 7, 5), groups=13),
+    "stride 2, odd": grouped(*NORM, "hardswish", stride=(2, 2)),
+    "more channels out": grouped("relu", outputs=96),
+    "fewer channels out": grouped(x=(1, 64, 5, 5), outputs=32),
+    "1x1": grouped("add_channel", filter=(1, 1), padding=(0, 0)),
+    "5x5": grouped(filter=(5, 5), padding=(2, 2)),
+    "a rectangle": grouped(filter=(3, 1), padding=(1, 0), stride=(2, 1)),
+    "one pixel": grouped(x=(3, 32, 1, 1)),
+    "no padding": grouped(padding=(0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_it_reads_every_step(step_of, name, dtype):
+    assert FAMILY.why_not_step(step_of(STEPS[name], dtype)) is None
+
+
+def test_large_images_have_configs(step_of):
+    space = load_search_space("sm90")
+    for shape, groups in (((8, 48, 56, 56), 6), ((8, 440, 7, 7), 55), ((8, 128, 28, 28), 32)):
+        step = step_of(grouped(x=shape, groups=groups), "float16")
+        legal = candidates(step, space, [FAMILY.name])
+        assert len(legal) > 3
+        assert all(estimate_us(step, candidate, space.arch) > 0 for candidate in legal)
+
+
+REFUSED = {
+    "one group": (grouped(groups=1), "in groups of some channels"),
+    "depthwise": (grouped(groups=32), "in groups of some channels"),
+    "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "no multiples of 8"),
+    "wide groups": (grouped(x=(1, 512, 4, 4), groups=2), "up to 128"),
+    "dilation": (
+        lambda b: b.conv(b.x(2, 32, 9, 9), b.w(32, 8, 3, 3), groups=4, dilation=(2, 2)),
+        "without dilation",
+    ),
+    "no convolution": (lambda b: b("relu", b.x(2, 8, 4, 4)), "starts with relu"),
+    "no image": (grouped(x=(0, 32, 4, 4)), "nothing to compute"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_float32_is_refused(step_of):
+    assert "not float32" in FAMILY.why_not_step(step_of(grouped(), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "reason"),
+    [
+        ({"rows": 14}, "half of 14 rows hold all 7"),
+        ({"columns": 28}, "half of 28 columns hold all 14"),
+        ({"rows": 1}, "not 8"),
+        ({}, None),
+    ],
+)
+def test_a_tile_fits_the_image(step_of, axes, reason):
+    parts = FAMILY.parts(step_of(grouped(x=(1, 32, 7, 14)), "float16"))
+    found = FAMILY.why_not_config(parts, Attrs(CONFIG, **axes), load_arch("sm90"))
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize("arch", ["sm70", "sm75"])
+def test_it_needs_products_that_older_chips_do_not_have(arch):
+    assert "no products" in FAMILY.why_not_arch(load_arch(arch))
+
+
+@pytest.mark.parametrize(
+    ("count", "inputs", "outputs", "kernels"),
+    [
+        (32, 4, 4, (16, 8, 8, 2)),
+        (4, 2, 8, (1, 8, 32, 4)),
+        (55, 8, 8, (55, 8, 8, 1)),
+        (3, 4, 4, (3, 4, 4, 1)),
+        (7, 24, 24, (7, 24, 24, 1)),
+    ],
+)
+def test_groups_too_narrow_for_a_product_are_merged(count, inputs, outputs, kernels):
+    assert Groups.of(count, inputs, outputs) == Groups(*kernels)
+
+
+@pytest.mark.parametrize(
+    ("count", "inputs", "slab"), [(13, 8, 7), (55, 8, 8), (2, 64, 1), (1, 8, 1)]
+)
+def test_slabs_are_as_wide_as_a_line_and_about_equal(count, inputs, slab):
+    assert Groups.of(count, inputs, inputs).slab == slab
+
+
+@pytest.mark.parametrize(
+    "name", ["groups of 8", "groups of 4", "groups of 24", "more channels out"]
+)
+def test_packed_filters_give_the_convolution(step_of, name):
+    """The kernel's sum over units, lanes and words, written out."""
+    parts = FAMILY.parts(step_of(STEPS[name], "float16"))
+    groups, (_, form) = parts.groups, grouped_conv._constants(parts)["w"]
+    x = torch.randn(parts.step.types[parts.x].shape, dtype=torch.float64)
+    w = torch.randn(parts.step.types[parts.weight].shape, dtype=torch.float64)
+    packed = form.order(w)
+    assert packed.shape == form.shape
+    exact = F.conv2d(x, w, padding=1, groups=parts.conv.attrs["groups"])
+
+    n, _, height, width = x.shape
+    taps = F.unfold(x, 3, padding=1).view(n, groups.count, groups.inputs, 9, -1)
+    units = taps.transpose(2, 3).reshape(n, groups.count, -1, 8, height * width)
+    units = F.pad(units, (0, 0, 0, 0, 0, units.shape[2] % 2))
+    units = units.view(n, groups.count, -1, 2, 4, 2, height * width)
+    found = torch.einsum("gjsotre,ngsrtep->ngjop", packed, units)
+    torch.testing.assert_close(found.reshape(exact.shape), exact)
+
+
+def test_shared_memory_is_that_of_both_tiles(step_of):
+    parts = FAMILY.parts(step_of(grouped(), "float16"))
+    assert parts.shared_bytes(CONFIG) == 16 * (6 * 10 * 5 + 4 * 8 * 5)
+    assert parts.blocks(CONFIG) == (2 * math.ceil(9 / 4) * math.ceil(11 / 8), 1)
+
+
+@pytest.mark.parametrize("name", ["groups of 16", "groups of 24", "stride 2, odd"])
+def test_it_builds_within_its_limits(step_of, build_within_limits, name, cuda_arch):
+    if FAMILY.why_not_arch(cuda_arch) is not None:
+        pytest.skip("it has no such products")
+    step = step_of(STEPS[name], "float16")
+    usage = build_within_limits(FAMILY, step, CONFIG, cuda_arch)
+    assert set(usage) == {"run", "run_unaligned"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", STEPS)
+def test_it_is_right_on_the_gpu(step_of, assert_right, gpu_space, name, dtype):
+    step = step_of(STEPS[name], dtype)
+    for candidate in candidates(step, gpu_space, [FAMILY.name])[::5]:
+        assert_right(step, candidate, gpu_space)

@@ -46,6 +46,8 @@ struct GroupedConv {
   static constexpr int kTilesM = ceil_div(kPixels, 16);
   static constexpr int kHigh = smaller(kWide > 2 ? 2 : 4, kTilesM);
   static constexpr int kItemsM = ceil_div(kTilesM, kHigh);
+  // Where both units are of one tap, or there are few, the places of all are known in advance.
+  static constexpr bool kWhole = kSteps <= (kChunks % 2 == 0 ? 18 : 9);
 
   static_assert(kGroupC % 8 == 0 && kGroupO % 8 == 0, "a word holds eight channels of one group");
 
@@ -90,6 +92,7 @@ struct GroupedConv {
   static __device__ __forceinline__ void load(const Arguments& a, const Tile& tile, uint4* shared) {
     const int row = tile.p * Conv::kStrideH - Conv::kPadH;
     const int column = tile.q * Conv::kStrideW - Conv::kPadW;
+#pragma unroll(kAligned ? 4 : 1)
     for (int i = threadIdx.x; i < kInPixels * kInChunks; i += kThreads) {
       const int pixel = i / kInChunks, chunk = i % kInChunks;
       const int h = row + pixel / kInQ, w = column + pixel % kInQ;
@@ -129,7 +132,7 @@ struct GroupedConv {
       place[h] = static_cast<unsigned>(
           __cvta_generic_to_shared(shared + pixel * kInPitch + group * kChunks));
     }
-#pragma unroll(kSteps <= 18 ? kSteps : 4)
+#pragma unroll(kWhole ? kSteps : 2)
     for (int step = 0; step < kSteps; ++step) {
       const int second = smaller(2 * step + 1, kUnits - 1);  // meets zeros if there is none
       const int offset = 16 * (lane < 16 ? unit_at(2 * step) : unit_at(second));

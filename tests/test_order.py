@@ -34,7 +34,7 @@ ORDER = (
     "measure",
     "search",
     "report",
-    "cli",
+    "backend cli",
 )
 LEVEL = {part: level for level, line in enumerate(ORDER) for part in line.split()}
 # The names that users import, and `python -m plantune`.

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 TEXTS = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
 PUBLIC = sorted(set(plantune.__all__) - {"__version__"})
-# Modules that users may name: the errors are documented there.
-MODULES = {"errors"}
+# Modules that users may name: the errors are documented there, and the pieces of a compiled module.
+MODULES = {"backend", "errors"}
 
 
 def named_in(text: str) -> set[str]:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
+from plantune.graph.lines import line_in
 from plantune.graph.nested import leaves
 from plantune.graph.purity import Overload
 from plantune.graph.shadow import DOOR, Shadow, unsupported
@@ -46,7 +47,6 @@ MOVES = (Tensor.cuda, Tensor.cpu)
 # What makes plain Python of a tensor's values.
 READS = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__"}
 READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
-_TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 # What these files raise is a mistake of theirs, and says nothing about the module.
 _OWN = (str(Path(_HERE, "spelling")), str(Path(_HERE, "shapes.py")))
@@ -233,9 +233,9 @@ def _check_count(module: nn.Module, arguments: Arguments) -> None:
 def _line(frame: FrameType | None) -> str:
     """The innermost line outside of torch and of this package's tracing."""
     while frame is not None and frame.f_code is not _Tracing.run.__code__:
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, "<")):
-            return f"{file}:{frame.f_lineno}"
+        found = line_in(frame, frame.f_lineno)
+        if found is not None:
+            return found
         frame = frame.f_back
     return ""
 
@@ -253,8 +253,7 @@ def _line_of(error: BaseException) -> str:
     """The innermost such line that an error came through."""
     lines, step = [""], error.__traceback__
     while step is not None:
-        file = step.tb_frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, "<")):
-            lines.append(f"{file}:{step.tb_lineno}")
+        found = line_in(step.tb_frame, step.tb_lineno)
+        lines += [] if found is None else [found]
         step = step.tb_next
     return lines[-1]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from plantune.errors import WeightsChanged
+from plantune.graph.differentiate import gradient_name
+from plantune.graph.graph import Graph
 from plantune.runtime.live_state import LiveState
 from plantune.runtime.pool import Lease, Pool
 
@@ -40,6 +42,7 @@ class TunedPass(torch.autograd.Function):
         # An input that no gradient reads may be overwritten, as in eager.
         named = zip(graph.inputs, inputs, strict=True)
         ctx.save_for_backward(*(x for (name, _), x in named if name in graph.saved))
+        ctx.mark_non_differentiable(*_without_gradient(graph, outputs))
         return outputs
 
     @staticmethod
@@ -61,7 +64,7 @@ class TunedPass(torch.autograd.Function):
         wanted = {name for name, _ in program.graph.output_gradients}
         seeds: dict[str, Tensor] = {}
         for name, dy in zip(program.graph.outputs, output_gradients, strict=True):
-            if f"d({name})" in wanted:
+            if gradient_name(name) in wanted:
                 seeds[name] = seeds[name] + dy if name in seeds else dy.contiguous()
         try:
             gradients = program.backward(*seeds.values())
@@ -73,6 +76,13 @@ class TunedPass(torch.autograd.Function):
             lease.release()
         names = (*(name for name, _ in program.graph.inputs), *ctx.names)
         return (None, None, *(gradients.get(name) for name in names))
+
+
+def _without_gradient(graph: Graph, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Those that depend on nothing that has a gradient, or only on its detached value."""
+    wanted = {name for name, _ in graph.output_gradients}
+    named = zip(graph.outputs, outputs, strict=True)
+    return [output for name, output in named if gradient_name(name) not in wanted]
 
 
 def _versions(lease: Lease) -> tuple[object, ...]:

@@ -36,7 +36,7 @@ from plantune.runtime.framework import Framework, Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
-from plantune.runtime.pool import device_of
+from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -135,8 +135,11 @@ class Calls:
 
     def programs(self) -> list[Program | CapturedProgram]:
         """All that there are now."""
-        pools = {id(kept.pool): kept.pool for kept in self._all_kept()}
-        return [instance.program for pool in pools.values() for instance in pool.instances()]
+        return [instance.program for pool in self.pools() for instance in pool.instances()]
+
+    def pools(self) -> list[Pool]:
+        """The instances for each kind of call that came."""
+        return list({id(kept.pool): kept.pool for kept in self._all_kept()}.values())
 
     def refresh(self, weights_only: bool) -> None:
         """Has the module read again: its weights, else also its attributes and its forward."""

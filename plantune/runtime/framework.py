@@ -25,6 +25,8 @@ from plantune.runtime.torch_internals import (
 from plantune.settings import is_disabled, is_logging
 
 WAY_OF_A_CALL = (
+    "plantune.backend.piece",
+    "torch._dynamo.eval_frame",
     "plantune.runtime.framework",
     "plantune.runtime.calls",
     "plantune.runtime.module",
@@ -79,7 +81,7 @@ class Framework:
         result = self.run(reason, self._trains, *args, **kwargs)
         if self.options.fallback == "warn" and reason not in self._warned:
             self._warned.add(reason)
-            warnings.warn(text, UnplannedCall, stacklevel=_level_of_caller())
+            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
         return result
 
     def run(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +118,7 @@ class Framework:
         self.last = call
 
 
-def _level_of_caller() -> int:
+def level_of_caller() -> int:
     """Of a warning, so that it names the line that called the module."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in WAY_OF_A_CALL:

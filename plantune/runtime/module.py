@@ -81,6 +81,10 @@ class TunedModule(nn.Module):
         """The instances for the call that this module was made for."""
         return self._calls.expected().pool
 
+    def pools(self) -> list[Pool]:
+        """The instances for each kind of call that came, in training and inference for example."""
+        return self._calls.pools()
+
     def last_call(self) -> LastCall:
         """How the last call ran, and why."""
         return self._calls.framework.last

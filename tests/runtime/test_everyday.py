@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plantune import TunedModule, optimize
+from plantune.backend import Piece, piece
 from plantune.default_plans import default_plan
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import kind_of, mapped, tensors_in
@@ -258,6 +261,30 @@ def test_its_plan_is_proved(make, call, randomise, images):
     arguments = Arguments.of(module, x.args, x.kwargs)
     pool = tuned.pool()
     recheck(pool.graph, pool.plan, load_search_space("cpu"), module, arguments=arguments)
+
+
+@pytest.fixture
+def pieces(monkeypatch) -> Iterator[WeakSet[Piece]]:
+    """What Dynamo captures in this test; it leaves out recurrent layers if it is not told."""
+    monkeypatch.setattr(piece, "_alive", found := WeakSet())
+    with torch._dynamo.config.patch(allow_rnn=True):
+        yield found
+    torch._dynamo.reset()
+
+
+@each
+def test_through_torch_compile(make, call, randomise, images, pieces):
+    """In inference and in training."""
+    module, x = randomise(make()).eval(), call() if call else of_image(images)
+    compiled = torch.compile(module, backend="plantune")
+    with torch.no_grad():
+        alike(compiled(*x.args, **x.kwargs), module(*x.args, **x.kwargs))
+    reference = copy.deepcopy(module).train()
+    compiled.train()
+    alike(gradients(compiled, x), gradients(reference, x), rtol=1e-4, atol=1e-5)
+    alike(list(module.buffers()), list(reference.buffers()))
+    assert len(pieces) >= 2
+    assert [each.why_not for each in pieces if each.stats()[1]] == []
 
 
 @pytest.mark.gpu

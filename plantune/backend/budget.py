@@ -1,0 +1,87 @@
+"""The seconds of searching that a module may take, for all of its pieces together."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+
+from plantune.backend.spent import alone_with, remember, spent_s
+from plantune.canonical import digest
+from plantune.errors import PlantuneError
+from plantune.kernels.registry import estimate_us
+from plantune.machine import environment_of
+from plantune.plan import candidates_by_step, check_plan
+from plantune.runtime.module import TunedModule
+from plantune.runtime.pool import Pool, device_of
+
+# A shorter search would find nothing.
+LEAST_S = 2.0
+# Searches for a plan of what a pool runs, for so many seconds, and keeps it.
+Search = Callable[[Pool, float], None]
+
+
+class SearchEnded(UserWarning):
+    """A search for a piece failed; it runs as before."""
+
+
+class Budget:
+    """Pieces join with their first call. When one of them is called again, all of the module's have
+    run, and what is left is spent: each gets a part by the time that it takes.
+    """
+
+    def __init__(self, seconds: float, search: Search) -> None:
+        self.seconds = seconds
+        self.waits = False
+        self._search = search
+        self._waiting: list[tuple[TunedModule, Callable[[], object]]] = []
+        self._keys: set[str] = set()
+        self._lock = threading.Lock()
+
+    def join(self, tuned: TunedModule, forget: Callable[[], object]) -> None:
+        """`forget` has it made again, from the plan that there is then."""
+        if self.seconds:
+            self._waiting.append((tuned, forget))
+            self.waits = True
+
+    def spend(self) -> None:
+        """Searches for what waits: for nothing twice, in whatever process."""
+        with self._lock:
+            waiting, self._waiting, self.waits = self._waiting, [], False
+            found = {_key(pool): (pool, forget) for t, forget in waiting for pool in t.pools()}
+            self._keys |= found.keys()
+            left_s = self.seconds - sum(map(spent_s, self._keys))
+            wanted = {key: _time_us(pool) for key, (pool, _) in found.items() if not spent_s(key)}
+            for key in sorted(wanted, key=lambda key: -wanted[key]):
+                part_s = left_s * wanted[key] / sum(wanted.values())
+                del wanted[key]
+                if part_s >= LEAST_S:
+                    pool, forget = found[key]
+                    self._search_for(key, pool, part_s)
+                    left_s -= part_s
+                    forget()
+
+    def _search_for(self, key: str, pool: Pool, seconds: float) -> None:
+        with alone_with(key):
+            if spent_s(key):  # by another process, while this one waited
+                return
+            try:
+                self._search(pool, seconds)
+            except PlantuneError as error:
+                text = f"{pool.plan.problem}: the search ended early: {error}"
+                warnings.warn(text, SearchEnded, stacklevel=4)
+            remember(key, seconds)
+
+
+def _key(pool: Pool) -> str:
+    device = device_of(pool.held.module, pool.held.otherwise)
+    problem, environment = pool.plan.problem.key, environment_of(device)
+    return digest([asdict(problem), environment.key])
+
+
+def _time_us(pool: Pool) -> float:
+    """A guess at the time of a pass as it runs now."""
+    steps = check_plan(pool.plan, pool.graph, pool.space)
+    chosen = candidates_by_step(pool.plan, steps)
+    return sum(estimate_us(step, chosen[step.name], pool.space.arch) for step in steps)

@@ -1,0 +1,49 @@
+"""What `torch.compile(..., backend="plantune", options={...})` may say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from plantune.backend.budget import Budget
+from plantune.errors import PlantuneError
+from plantune.runtime.pool import Pool
+
+# Torch's names. A piece always runs as its plan says.
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+KNOWN = ("budget",)
+
+
+def budget_of(mode: str | None, options: Mapping[str, Any] | None) -> Budget:
+    """The budget of a module: Dynamo hands over the same options with each of its pieces.
+
+    Raises ValueError for a mode or an option that is not known.
+    """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if options is None:
+        return _NONE
+    known = _budgets.get(id(options))
+    if known is None:
+        known = _budgets[id(options)] = options, Budget(_seconds(options), _search)
+    return known[1]
+
+
+def _seconds(options: Mapping[str, Any]) -> float:
+    unknown = sorted(set(options) - {*KNOWN})
+    if unknown:
+        raise ValueError(f"unknown options: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
+    seconds = options.get("budget", 0.0)
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"budget must be a number of seconds from 0 up, got {seconds!r}")
+    return float(seconds)
+
+
+def _search(pool: Pool, seconds: float) -> None:
+    raise PlantuneError("a piece cannot be searched for yet; `plantune search` finds plans")
+
+
+_NONE = Budget(0.0, _search)
+# With the options themselves, so that nothing else gets their id.
+_budgets: dict[int, tuple[Mapping[str, Any], Budget]] = {}

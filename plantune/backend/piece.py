@@ -1,0 +1,157 @@
+"""One captured graph, run from plans for each set of parameters that it is called with."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, fx
+
+from plantune.backend.budget import Budget
+from plantune.backend.captured import Captured, Code, Inputs
+from plantune.backend.limits import why_not
+from plantune.backend.names import line_of, name_of
+from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
+from plantune.graph.arguments import Arguments
+from plantune.runtime.framework import UnplannedCall, level_of_caller
+from plantune.runtime.module import TunedModule
+from plantune.runtime.torch_internals import is_capturing
+
+# What says that a call has no plan, before anything of it has run.
+REFUSED = (UnsupportedModule, UnsupportedDevice, InputMismatch)
+# Parameters that so many calls came without may be those of a module that is gone.
+IDLE_CALLS = 64
+Values = tuple[Any, ...]
+
+
+@dataclass
+class Bound:
+    """The graph with one set of parameters and buffers, tuned for each size that it came with."""
+
+    state: Values
+    module: Captured
+    tuned: dict[Values, TunedModule] = field(default_factory=dict)
+    last_call: int = 0
+
+    def has(self, state: Values) -> bool:
+        return all(map(is_, self.state, state))
+
+
+class Piece:
+    """Takes all inputs of the graph, parameters and buffers too: Dynamo calls one piece for all
+    modules of the same code.
+
+    `why_not` says why the framework runs it, None if plans do.
+    """
+
+    def __init__(self, graph: fx.GraphModule, examples: Sequence[Any], budget: Budget) -> None:
+        self.name, self.line = name_of(graph), line_of(graph)
+        self._eager, self._code = graph.forward, Code(graph)
+        self._inputs = Inputs.of(graph, examples)
+        self._held, self._given = _getter(self._inputs.held), _getter(self._inputs.given)
+        # Whatever size is not the same in all calls is an input of its own.
+        numbers = (place for place, value in enumerate(examples) if not isinstance(value, Tensor))
+        self._sizes = _getter(numbers)
+        # Dynamo captures another graph where either differs.
+        trains = torch.is_grad_enabled() and any(map(_requires_grad, examples))
+        self._mode = "train" if trains else "infer"
+        self._bound: list[Bound] = []
+        self._last: Bound | None = None
+        self._calls = 0
+        self._lock, self._budget = threading.Lock(), budget
+        self.why_not = why_not(graph)
+        self._is_said = False
+        self._number = next(_numbers)
+        _alive.add(self)
+
+    def __call__(self, *values: Any) -> Any:
+        self._calls += 1
+        if self.why_not is not None:
+            return self._by_torch(values)
+        bound, given = self._bound_to(self._held(values)), self._given(values)
+        try:
+            return self._tuned_for(bound, self._sizes(values), given)(*given)
+        except REFUSED as error:
+            self.why_not, self._bound, self._last = str(error), [], None
+        return self._by_torch(values)
+
+    def stats(self) -> tuple[int, int]:
+        """How many calls ran from plans, and how many through the framework."""
+        tuned = [each for bound in self._bound for each in bound.tuned.values()]
+        planned = sum(each.stats().planned for each in tuned)
+        return planned, self._calls - planned
+
+    def _bound_to(self, state: Values) -> Bound:
+        bound = self._last
+        if bound is None or not bound.has(state):
+            with self._lock:
+                known = (other for other in self._bound if other.has(state))
+                bound = self._last = next(known, None) or self._new(state)
+        bound.last_call = self._calls
+        return bound
+
+    def _new(self, state: Values) -> Bound:
+        longest = max(IDLE_CALLS, 4 * len(self._bound))
+        self._bound = [b for b in self._bound if self._calls - b.last_call < longest]
+        kind = type(self.name, (Captured,), {})  # whose name errors and plans have
+        module = kind(self._code, self._inputs, state).train(self._mode == "train")
+        self._bound.append(Bound(state, module))
+        return self._bound[-1]
+
+    def _tuned_for(self, bound: Bound, sizes: Values, given: Values) -> TunedModule:
+        known = bound.tuned.get(sizes)
+        if known is not None and self._budget.waits and not is_capturing():
+            self._budget.spend()
+            known = bound.tuned.get(sizes)
+        return known or self._new_tuned(bound, sizes, given)
+
+    def _new_tuned(self, bound: Bound, sizes: Values, given: Values) -> TunedModule:
+        first = next((value for value in given if isinstance(value, Tensor)), None)
+        if first is None:
+            raise UnsupportedModule("it has no input that is a tensor")
+        with self._lock:
+            if sizes in bound.tuned:  # by another thread
+                return bound.tuned[sizes]
+            arguments, place = Arguments.of(bound.module, given, {}), first.device
+            tuned = bound.tuned[sizes] = TunedModule(
+                bound.module, arguments, name=self.name, mode=self._mode, device=place
+            )
+            self._budget.join(tuned, partial(bound.tuned.pop, sizes, None))
+            return tuned
+
+    def _by_torch(self, values: Values) -> Any:
+        """Runs the graph as it was captured, which is said once."""
+        if not self._is_said:
+            self._is_said = True
+            text = f"{self.name} ({self.line}): {self.why_not}; the framework runs this piece"
+            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+        return self._eager(*values)
+
+
+def pieces() -> list[Piece]:
+    """Those that there are now, in the order in which Dynamo captured them."""
+    return sorted(_alive, key=attrgetter("_number"))
+
+
+_alive: WeakSet[Piece] = WeakSet()
+_numbers = count()
+
+
+def _requires_grad(example: Any) -> bool:
+    return isinstance(example, Tensor) and example.requires_grad
+
+
+def _getter(places: Iterable[int]) -> Callable[[Values], Values]:
+    """Takes the values at these places."""
+    wanted = tuple(places)
+    if len(wanted) > 1:
+        return itemgetter(*wanted)
+    return lambda values: tuple(values[place] for place in wanted)

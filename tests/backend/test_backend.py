@@ -1,0 +1,371 @@
+"""`torch.compile(module, backend="plantune")`: as eager, in calls of every kind."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from plantune import UnplannedCall
+from plantune.backend import pieces
+
+ROOT = Path(__file__).resolve().parents[2]
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        # A bias before a norm has a gradient of rounding errors, which AdamW would magnify.
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.gelu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Interrupted(Net):
+    """Prints, waits for a value, and goes another way by what it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.conv(x))
+        print("after the convolution")
+        mean = x.mean().item()
+        x = torch.cat([x[:2], x[2:] * 2]) if mean > 0 else x - mean
+        return self.head(x.mean((2, 3)))
+
+
+def image(batch: int = 2, **kwargs: Any) -> Tensor:
+    return torch.randn(batch, 3, 8, 8, **kwargs)
+
+
+def compiled(module: Any, **kwargs: Any) -> Any:
+    return torch.compile(module, backend="plantune", **kwargs)
+
+
+def refused() -> list[str | None]:
+    return [piece.why_not for piece in pieces() if piece.why_not is not None]
+
+
+def ran() -> tuple[int, int]:
+    """Calls of pieces from plans, and through the framework."""
+    stats = [piece.stats() for piece in pieces()]
+    return sum(planned for planned, _ in stats), sum(eager for _, eager in stats)
+
+
+def gradients(module: Any, *inputs: Tensor) -> list[Tensor]:
+    module.zero_grad()
+    module(*inputs).square().sum().backward()
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+def assert_alike(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+def test_torch_finds_it_by_its_name():
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert points["torch_dynamo_backends"] == {"plantune": "plantune.backend:plantune"}
+    assert "plantune" in torch._dynamo.list_backends()
+
+
+class TestInterrupted:
+    # Dynamo itself asks an intermediate result for its gradient.
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+    @pytest.mark.parametrize("offset", [1.0, -1.0], ids=["one way", "the other"])
+    def test_it_is_cut_where_it_must_be(self, offset, capsys):
+        module, x = Interrupted(), image().abs()
+        with torch.no_grad():
+            module.conv.weight += offset
+        ours, theirs = compiled(copy.deepcopy(module)), module
+        for _ in range(2):
+            assert_alike(ours(x), theirs(x))
+        assert_alike(gradients(ours, x), gradients(theirs, x))
+        assert capsys.readouterr().out.count("after the convolution") == 6
+        assert len(pieces()) == 3
+        assert refused() == []
+        assert ran()[1] == 0
+
+
+class TestSizes:
+    def test_each_batch_has_its_plan_and_the_second_compiles_once_more(self):
+        module = Net().eval()
+        ours = compiled(module)
+        with torch.no_grad():
+            for batch in (2, 4, 5, 3, 4, 2):
+                x = image(batch)
+                assert_alike(ours(x), module(x))
+        assert len(pieces()) == 2
+        assert ran() == (6, 0)
+
+    def test_a_size_that_the_graph_computes_with(self):
+        module = nn.Linear(3, 4)
+        module.forward = lambda x: F.linear(x, module.weight).view(x.shape[0] * 2, 2) / x.shape[0]
+        ours = compiled(module, dynamic=True)
+        for batch in (2, 6):
+            x = torch.randn(batch, 3)
+            assert_alike(ours(x), module(x))
+        assert refused() == []
+
+
+class TestTraining:
+    @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+    def test_steps_and_evaluation_between_them(self, optimizer):
+        theirs = Net()
+        ours = copy.deepcopy(theirs)
+        fast = compiled(ours)
+        steps = [optimizer(module.parameters(), lr=0.05) for module in (ours, theirs)]
+        for _ in range(5):
+            x = image(4)
+            assert_alike(gradients(fast, x), gradients(theirs, x))
+            for step in steps:
+                step.step()
+            fast.eval(), theirs.eval()
+            with torch.no_grad():
+                assert_alike(fast(x), theirs(x))
+            fast.train(), theirs.train()
+        assert_alike(ours.state_dict(), theirs.state_dict())
+        assert ran() == (10, 0)
+
+    def test_a_parameter_that_is_frozen_later(self):
+        theirs = Net()
+        ours = copy.deepcopy(theirs)
+        fast, x = compiled(ours), image(4)
+        for _ in range(2):
+            gradients(fast, x), gradients(theirs, x)
+            for module in (ours, theirs):
+                module.conv.requires_grad_(False)
+        assert ours.conv.weight.grad is None
+        assert_alike(ours.head.weight.grad, theirs.head.weight.grad)
+        assert refused() == []
+
+    def test_the_gradient_of_an_input(self):
+        module = Net().eval()
+        fast = compiled(module)
+        found = []
+        for run in (fast, module):
+            x = torch.ones(2, 3, 8, 8, requires_grad=True)
+            run(x).sum().backward()
+            found.append(x.grad)
+        assert_alike(*found)
+        assert refused() == []
+
+    def test_what_needs_no_gradient_has_none(self):
+        module = nn.Linear(3, 4)
+        fast = compiled(lambda x: (module(x), module(x).detach() * 2, module(x).argmax(-1)))
+        results = fast(torch.randn(2, 3))
+        assert [result.requires_grad for result in results] == [True, False, False]
+        assert refused() == []
+
+
+class TestCalls:
+    def test_arguments_and_results_of_every_kind(self):
+        class Policy(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = Net()
+
+            def forward(self, observation, *, mask, scale=1.0):
+                logits = self.net(observation["image"]) * scale
+                return {"logits": logits.masked_fill(mask, -1e9), "value": logits.sum(-1)}
+
+        module = Policy().eval()
+        fast = compiled(module)
+        given = {"image": image()}
+        mask = torch.tensor([[True, False], [False, False]])
+        assert_alike(fast(given, mask=mask, scale=2), module(given, mask=mask, scale=2))
+        assert refused() == []
+
+    def test_state_that_the_module_moves(self):
+        class Counting(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("calls", torch.zeros(()))
+                self.last = torch.zeros(2, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.calls.add_(1)
+                self.last = super().forward(x) + self.last
+                return self.last * self.calls
+
+        theirs = Counting().eval()
+        ours = copy.deepcopy(theirs)
+        fast = compiled(ours)
+        with torch.no_grad():
+            for _ in range(3):
+                x = image()
+                assert_alike(fast(x), theirs(x))
+        assert ours.calls == 3
+        assert_alike(ours.last, theirs.last)
+        assert refused() == []
+
+    def test_weights_that_are_written_replaced_and_cast(self):
+        module = Net().eval()
+        fast, x = compiled(module), image()
+        with torch.no_grad():
+            fast(x)
+            module.conv.weight.mul_(2)
+            assert_alike(fast(x), module(x))
+            module.head.weight.data = torch.randn(2, 4)
+            assert_alike(fast(x), module(x))
+            module.load_state_dict(Net().state_dict())
+            assert_alike(fast(x), module(x))
+            module.head.weight = nn.Parameter(torch.randn(2, 4))
+            assert_alike(fast(x), module(x))
+            module.double()
+            assert_alike(fast(x.double()), module(x.double()))
+        assert ran()[1] == 0
+
+    def test_two_threads(self):
+        module = Net().eval()
+        fast, inputs = compiled(module), [image() for _ in range(8)]
+        fast(inputs[0])
+        found: dict[int, Tensor] = {}
+
+        def run(which: range) -> None:
+            for at in which:
+                found[at] = fast(inputs[at])
+
+        threads = [threading.Thread(target=run, args=(range(at, 8, 2),)) for at in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for at, x in enumerate(inputs):
+            assert_alike(found[at], module(x))
+
+    @pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
+    @pytest.mark.parametrize("where", ["inside", "outside"])
+    def test_autocast(self, where):
+        module = Net().eval()
+
+        def inside(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return module(x)
+
+        fast = compiled(inside if where == "inside" else module)
+        x = image()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=where == "outside"):
+            ours = fast(x)
+        torch.testing.assert_close(ours, inside(x), rtol=2e-2, atol=2e-2)
+        assert ours.dtype == torch.bfloat16
+
+
+class TestParameters:
+    """One captured graph serves all modules of the same code."""
+
+    def test_each_layer_has_its_own(self):
+        layers = [nn.Linear(4, 4) for _ in range(3)]
+        body = compiled(lambda layer, x: F.gelu(layer(x)))
+        x = torch.randn(2, 4)
+        for _ in range(2):
+            for layer in layers:
+                assert_alike(body(layer, x), F.gelu(layer(x)))
+        assert len(pieces()) == 1
+        assert ran() == (6, 0)
+
+    def test_those_of_modules_that_are_gone_are_dropped(self):
+        body, x = compiled(lambda layer, x: F.gelu(layer(x))), torch.randn(2, 4)
+        for _ in range(4):
+            layer = nn.Linear(4, 4)
+            for _ in range(70):
+                body(layer, x)
+        (piece,) = pieces()
+        assert len(piece._bound) == 2
+
+
+class TestRefused:
+    """What no plan can run is run as it was captured, and that is said once."""
+
+    def test_results_that_share_memory(self):
+        module = nn.Linear(3, 4)
+
+        def views(x: Tensor) -> Tensor:
+            whole = module(x)
+            part = whole[:1]
+            torch._dynamo.graph_break()
+            part.zero_()
+            return whole
+
+        fast, x = compiled(views), torch.randn(2, 3)
+        with torch.no_grad():
+            with pytest.warns(UnplannedCall, match="shares memory") as warned:
+                ours = [fast(x), fast(x)]
+            assert_alike(ours, [views(x), views(x)])
+        assert len(warned) == len(refused())
+        assert {warning.filename for warning in warned} == {__file__}
+
+    def test_results_beside_each_other_in_memory_are_not_refused(self):
+        module = nn.Linear(3, 4)
+        fast, x = compiled(lambda x: module(x).chunk(2, -1)), torch.randn(2, 3)
+        assert_alike(fast(x), module(x).chunk(2, -1))
+        assert refused() == []
+
+    def test_a_number_that_is_another_in_each_call(self):
+        module, x = nn.Linear(3, 3), torch.randn(2, 3)
+        fast = compiled(lambda x, scale: module(x) * scale)
+        assert_alike(fast(x, 1.0), module(x))
+        with pytest.warns(UnplannedCall, match="scale.*give it as a tensor"):
+            assert_alike(fast(x, 0.5), module(x) * 0.5)
+
+    def test_an_input_that_is_written(self):
+        module = nn.Linear(3, 3)
+        fast, x = compiled(lambda x: module(x.mul_(2))), torch.ones(2, 3)
+        with torch.no_grad():
+            with pytest.warns(UnplannedCall, match="in-place op on the input"):
+                ours = fast(x)
+            assert_alike((ours, x), (module(x), 2 * torch.ones(2, 3)))
+
+    def test_nothing_but_weights(self):
+        module = nn.Linear(3, 3)
+        with pytest.warns(UnplannedCall, match="no input that is a tensor"):
+            assert_alike(
+                compiled(lambda: module.weight.square().sum())(), module.weight.square().sum()
+            )
+
+    def test_checkpoints(self):
+        module = Net()
+        ours = copy.deepcopy(module)
+        fast = compiled(lambda x: checkpoint(ours, x, use_reentrant=False))
+        x = image()
+        fast(x).sum().backward()
+        module(x).sum().backward()
+        assert_alike(ours.conv.weight.grad, module.conv.weight.grad)
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"bugdet": 60}, "unknown options: bugdet; known: budget"),
+            ({"budget": -1}, "budget must be a number"),
+            ({"budget": True}, "budget must be a number"),
+            ({"budget": float("inf")}, "budget must be a number"),
+        ],
+    )
+    def test_others_are_refused(self, options, says):
+        with pytest.raises(Exception, match=says):
+            compiled(nn.Linear(3, 3), options=options)(torch.randn(2, 3))
+
+    def test_modes_of_torch_change_nothing(self):
+        module, x = nn.Linear(3, 3), torch.randn(2, 3)
+        assert_alike(compiled(module, mode="max-autotune")(x), module(x))
+        with pytest.raises(Exception, match="mode must be one of"):
+            compiled(nn.Linear(3, 4), mode="fastest")(x)
+        with pytest.raises(Exception, match="ither mode or options"):
+            compiled(module, mode="max-autotune", options={"budget": 1})
+
+
+@dataclass
+class TrainerOutput:
+    loss: Tensor
+    logits: Tensor

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from plantune.errors import UnsupportedModule
+from plantune.graph.memo import Containers
 from plantune.graph.shapes import META
 
 # torch's recurrent layers keep lists of their weights, which they make anew for other tensors.
 OWN_LISTS = {"_flat_weights", "_flat_weight_refs"}
+# What torch keeps for each module.
+OF_TORCH = frozenset(vars(nn.Module())) | OWN_LISTS
 
 # What takes such a module, too.
 DOOR = 'torch.compile(module, backend="plantune") cuts round it: take that'
@@ -47,6 +50,7 @@ class Shadow:
         self.stand_ins = {id(tensor): _without_memory(tensor) for tensor in named.values()}
         self.state = {name: self.stand_ins[id(tensor)] for name, tensor in named.items()}
         self._path: list[str] = []
+        self._containers = Containers()
         self._made = self._shadows()
         self._before = self._tables()
 
@@ -65,13 +69,26 @@ class Shadow:
                     raise unsupported(self._module, "", what)
         return made
 
+    def remembered(self) -> list[Tensor]:
+        """What the forward has put into dicts of the module's; raises UnsupportedModule if it
+        changed them, or other containers, in another way.
+        """
+        found = self._containers.remembered()
+        if found is None:
+            what = "a forward that changes a list, set or dict of the module's"
+            raise unsupported(self._module, "", what)
+        return found
+
     def _shadows(self) -> dict[int, nn.Module]:
         """A shadow of each submodule, by the identity of what it stands for."""
         made: dict[int, nn.Module] = {}
         for path, child in self._module.named_modules():
             self._check_module(path, child)
             shadow = made[id(child)] = object.__new__(type(child))
-            shadow.__dict__.update(vars(child))
+            shadow.__dict__.update(
+                (k, v if k in OF_TORCH else self._containers.copied(v))
+                for k, v in vars(child).items()
+            )
             for table in ("_parameters", "_buffers"):
                 shadow.__dict__[table] = {
                     key: tensor if tensor is None else self.stand_ins[id(tensor)]

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_map_only
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.lines import line_in
+from plantune.graph.memo import depend
 from plantune.graph.nested import leaves
 from plantune.graph.purity import Overload
 from plantune.graph.shadow import DOOR, Shadow, unsupported
@@ -108,6 +109,8 @@ class _Tracing:
             _Calls(self),
         ):
             made = self.shadow(*args, **kwargs)
+        if depend(self.shadow.remembered(), recorder.records, given):
+            raise self.unsupported("a forward that keeps what it makes of its inputs")
         return Trace(
             tuple(recorder.records), self.shadow.state, tuple(given), self._leaves_of(made), made
         )

@@ -1,0 +1,87 @@
+"""Forwards that remember tensors in dicts of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plantune import optimize
+from plantune.errors import UnsupportedModule
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+
+IMAGE = TensorType((2, 4))
+
+
+class Biases(nn.Module):
+    """As LeViT: what follows from a weight is computed once for each device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.cache = nn.Parameter(torch.randn(3)), {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = str(x.device)
+        if key not in self.cache:
+            self.cache[key] = self.bias[torch.arange(4, device=x.device) % 3]
+        return x + self.cache[key]
+
+
+class Keeps(nn.Module):
+    """Remembers something in one of its containers in each call."""
+
+    def __init__(self, keep) -> None:
+        super().__init__()
+        self.table, self.values, self.keep = {"n": 0}, [], keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keep(self, x)
+        return 2 * x
+
+
+def test_a_cache_is_computed_from_the_weights_as_they_are() -> None:
+    module = Biases()
+    tuned, x = optimize(module.eval(), torch.zeros(2, 4)), torch.randn(2, 4)
+    assert module.cache == {}
+    expected = x + module.bias[[0, 1, 2, 0]]
+    for _ in range(2):  # the second one finds what the first remembered
+        with torch.no_grad():
+            torch.testing.assert_close(tuned(x), expected)
+    assert [name for name, _ in extract(module, IMAGE).parameters] == ["bias"]
+
+
+def test_what_earlier_calls_remembered_is_no_constant() -> None:
+    module = Biases()
+    with torch.no_grad():
+        module(torch.zeros(2, 4))
+    kept = module.cache["cpu"]
+    digest = extract(module, IMAGE).digest
+    assert module.cache["cpu"] is kept
+    assert digest == extract(Biases(), IMAGE).digest
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda m, x: m.values.append(x),
+        lambda m, x: m.table.update(n=m.table["n"] + 1),
+        lambda m, x: m.table.update(more=1),
+        lambda m, x: m.table.update(last=x),
+        lambda m, x: m.table.update(noise=torch.rand(2, 4)),
+    ],
+    ids=["a list", "a number", "another number", "what follows from the input", "random numbers"],
+)
+def test_what_differs_from_call_to_call_is_refused(keep) -> None:
+    module = Keeps(keep)
+    with pytest.raises(UnsupportedModule, match=r"a forward that (changes|keeps)"):
+        extract(module, IMAGE)
+    assert (module.values, module.table) == ([], {"n": 0})
+
+
+def test_a_tensor_that_does_not_come_back_is_refused() -> None:
+    """A forward that reads one under a key has it as a constant."""
+    module = Keeps(lambda m, x: m.table.get("mask"))
+    module.table["mask"] = torch.ones(4)
+    with pytest.raises(UnsupportedModule):
+        extract(module, IMAGE)

@@ -22,7 +22,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.constants import Constant
-from plantune.kernels.patterns.product_as_conv import StepOfRows
+from plantune.kernels.patterns.other_step import OtherStep
 from plantune.layouts import HOST_MEMORY
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
@@ -215,7 +215,7 @@ def _reading(family: KernelFamily[P], step: Step) -> P | str:
 
 def images(step: Step, layout: str) -> dict[str, str]:
     """`layout` for each rank-4 input that is not a weight, and each rank-4 output."""
-    if isinstance(step, StepOfRows):
+    if isinstance(step, OtherStep):
         return step.layouts
     inputs = {name: type_ for name, type_ in step.inputs if name not in step.constants}
     values = {**inputs, **dict(step.outputs)}

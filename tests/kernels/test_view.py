@@ -1,19 +1,52 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from plantune.canonical import Attrs
 from plantune.kernels.families.view import FAMILY
 from plantune.kernels.family import Frame
+from plantune.layouts import MEMORY_FORMATS
 
 
-def test_only_a_reshape_is_a_view(step_of, refusal):
-    reason = "only a reshape is a view"
+def permuted(shape, dims):
+    return lambda b: b("permute", b.x(*shape), dims=dims)
+
+
+def test_what_moves_elements_is_no_view(step_of, refusal):
+    reason = "only a reshape, or a permute, is a view"
     assert refusal(step_of(lambda b: b("relu", b.x(2, 3))), "view") == reason
-    assert refusal(step_of(lambda b: b("permute", b.x(2, 3), dims=(1, 0))), "view") == reason
     two = step_of(lambda b: b("relu", b("reshape", b.x(2, 3), shape=(6,))))
     assert refusal(two, "view") == reason
     assert refusal(step_of(lambda b: b("reshape", b.x(2, 3), shape=(6,))), "view") is None
+    assert "in another order" in refusal(step_of(permuted((2, 3), (1, 0))), "view")
+    assert "in another order" in refusal(step_of(permuted((2, 3, 4, 5), (3, 2, 1, 0))), "view")
+    weight = step_of(lambda b: b("permute", b.w(2, 3, 4, 5), dims=(0, 2, 3, 1)))
+    assert "a weight" in refusal(weight, "view")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "layouts"),
+    [
+        ((2, 3, 4, 5), (0, 2, 3, 1), ("nhwc", "nchw")),
+        ((2, 4, 5, 3), (0, 3, 1, 2), ("nchw", "nhwc")),
+        ((2, 3, 1, 1), (0, 2, 3, 1), ("nchw", "nchw")),
+        ((2, 1, 3), (1, 0, 2), ("nchw", "nchw")),
+    ],
+)
+def test_a_permute_is_a_view_between_layouts(step_of, shape, dims, layouts):
+    step = step_of(permuted(shape, dims))
+    parts = FAMILY.parts(step)
+    assert tuple(FAMILY.layouts(parts, Attrs()).values()) == layouts
+    x = torch.randn(shape)
+    x = x.contiguous(memory_format=MEMORY_FORMATS[layouts[0]]) if len(shape) == 4 else x
+    values = {"x0": x}
+    FAMILY.bind(parts, Attrs(), Frame(values)).launch(0)
+    made = values["permute"]
+    assert made.data_ptr() == x.data_ptr()
+    assert torch.equal(made, x.permute(dims))
+    formats = {"memory_format": MEMORY_FORMATS[layouts[1]]} if len(shape) == 4 else {}
+    assert made.is_contiguous(**formats)
 
 
 def test_it_has_one_config(step_of, refusal):

@@ -15,7 +15,7 @@ from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import dense_box, reused_box
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import conv_epilogue
-from plantune.kernels.patterns.product_as_conv import as_convolution
+from plantune.kernels.patterns.other_step import as_convolution
 from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/hopper_conv.h"\n'

@@ -18,7 +18,7 @@ import torch
 from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constants, conv_weight, floats
+from plantune.kernels.constants import Constants, floats
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
@@ -46,7 +46,7 @@ from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
 from plantune.kernels.patterns.expression import Chain, functions_in, rendered
-from plantune.kernels.patterns.product_as_conv import as_convolution
+from plantune.kernels.patterns.other_step import as_convolution, filter_form
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
@@ -185,7 +185,7 @@ def read_constants(parts: GemmParts, frame: Frame) -> Constants:
     return Constants(
         frame,
         {
-            "w": (parts.weight, conv_weight(parts.step.types[parts.weight])),
+            "w": (parts.weight, filter_form(parts.step, parts.weight)),
             "scale": (epilogue.scale, floats(k)),
             "bias": (epilogue.bias, floats(k)),
             "offset": (epilogue.offset, floats(1)),

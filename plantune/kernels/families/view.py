@@ -1,50 +1,90 @@
-"""A reshape as a view: nothing is launched, no memory is used."""
+"""A reshape, or a permute of axes, as a view: nothing is launched, no memory is used."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
+from plantune.graph.types import TensorType
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.kernels.legality import refuse
+from plantune.layouts import MEMORY_FORMATS
 from plantune.space.arch import Arch
 
 
-class View(KernelFamily[Parts]):
+@dataclass(frozen=True)
+class ViewParts(Parts):
+    """The layouts in which what is read and what is made are the same memory."""
+
+    read: str = "nchw"
+    made: str = "nchw"
+
+
+class View(KernelFamily[ViewParts]):
     name: ClassVar = "view"
     arch_kinds = frozenset(("cpu", "cuda"))
 
-    def read(self, step: Step) -> Parts:
-        refuse({"only a reshape is a view": step.ops != ("reshape",)})
-        return Parts(step)
+    def read(self, step: Step) -> ViewParts:
+        known = step.ops in (("reshape",), ("permute",))
+        refuse({"only a reshape, or a permute, is a view": not known})
+        if step.ops == ("reshape",):
+            return ViewParts(step)
+        source, _ = step.inputs[0]
+        refuse({"a weight has no layout that may be asked for": source in step.constants})
+        pairs = _layouts_of_permute(step)
+        refuse({"the axes are in another order in memory, too": not pairs})
+        return ViewParts(step, *pairs[0])
 
-    def layouts(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
+    def layouts(self, parts: ViewParts, config: Attrs) -> Mapping[str, str]:
         (source, _), (result, _) = parts.step.inputs[0], parts.step.outputs[0]
-        return {source: "nchw", result: "nchw"}
+        return {source: parts.read, result: parts.made}
 
-    def aliases(self, parts: Parts, config: Attrs) -> Mapping[str, str]:
+    def aliases(self, parts: ViewParts, config: Attrs) -> Mapping[str, str]:
         return {parts.step.outputs[0][0]: parts.step.inputs[0][0]}
 
-    def estimate_us(self, parts: Parts, config: Attrs, arch: Arch) -> float:
+    def estimate_us(self, parts: ViewParts, config: Attrs, arch: Arch) -> float:
         """A guess must be above zero: what was measured is divided by it."""
         return super().estimate_us(parts, config, arch) if arch.cuda is None else 0.01
 
-    def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
+    def bind(self, parts: ViewParts, config: Attrs, frame: Frame) -> Binding:
         step, values = parts.step, frame.values
         (source, _), (result, type_) = step.inputs[0], step.outputs[0]
-        shape = type_.shape
+        permutes = step.ops == ("permute",)
+        dims: Any = step.nodes[0].attrs.get("dims")
 
         # A weight may have any strides.
         view = Tensor.reshape if source in step.constants else Tensor.view
 
         def launch(stream: int) -> None:
-            values[result] = view(values[source], shape)
+            value = values[source]
+            values[result] = value.permute(dims) if permutes else view(value, type_.shape)
 
         return Binding(launch)
+
+
+def _layouts_of_permute(step: Step) -> list[tuple[str, str]]:
+    """The layouts of what is read and of what is made that need no element moved."""
+    (_, x), (_, y), dims = step.inputs[0], step.outputs[0], step.nodes[0].attrs["dims"]
+    pairs = itertools.product(_layouts(x), _layouts(y))
+
+    def matters(strides: tuple[int, ...]) -> list[int]:
+        return [stride for stride, size in zip(strides, y.shape, strict=True) if size > 1]
+
+    return [
+        (read, made)
+        for read, made in pairs
+        if matters(tuple(x.strides(read)[axis] for axis in dims)) == matters(y.strides(made))
+    ]
+
+
+def _layouts(type_: TensorType) -> tuple[str, ...]:
+    return tuple(MEMORY_FORMATS) if len(type_.shape) == 4 else ("nchw",)
 
 
 FAMILY = View()

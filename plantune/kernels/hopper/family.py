@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
-from plantune.kernels.constants import Form, conv_weight
+from plantune.kernels.constants import Form
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import P
 from plantune.kernels.hopper.design import Design
@@ -17,6 +17,7 @@ from plantune.kernels.hopper.launch import placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
+from plantune.kernels.patterns.other_step import filter_form
 from plantune.space.arch import Arch
 
 # The table of an arch's costs that all families of warpgroups read.
@@ -69,7 +70,7 @@ def filter_and_scalars(
     """What a convolution reads of weights, as `Launch` asks for it."""
     weight = epilogue.conv.inputs[1]
     scalars = channel_parts(step, epilogue, prefix)
-    return {w: (weight, conv_weight(step.types[weight])), **scalars}
+    return {w: (weight, filter_form(step, weight)), **scalars}
 
 
 H = TypeVar("H", bound=WarpgroupParts)

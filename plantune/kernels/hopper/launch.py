@@ -143,7 +143,8 @@ def placing_images(
         for name, image in found.items():
             if image.data_ptr() % ALIGNMENT:
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-                    found[name] = rooms[name].copy_(image.view(rooms[name].shape))
+                    room = rooms[name]
+                    found[name] = room.copy_(image.as_strided(room.shape, room.stride()))
                 copied = True
         # A convolution may be added to its own input.
         return (*(found[name] for name in names), copied)

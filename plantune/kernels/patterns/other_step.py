@@ -1,10 +1,16 @@
-"""A product of matrices as the 1x1 convolution that it is, for kernels written for images."""
+"""Steps as other steps over the same memory, for kernels written for images of many channels.
+
+A product of matrices is a 1x1 convolution. A convolution that steps over whole pixels reads so many
+neighbours as one wide pixel: nothing moves, neither in nhwc images nor in the filter.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.graph.graph import Node
@@ -12,32 +18,86 @@ from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
+from plantune.kernels.constants import Form, by_pixels, conv_weight
 from plantune.kernels.legality import refuse
 
+EIGHT = 8  # channels, without which these kernels run no pixel
 ONE_PIXEL = Attrs(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
 Typed = Callable[[str, TensorType], TensorType]
 
 
 @dataclass(frozen=True)
-class StepOfRows(Step):
-    """`asked` as a convolution: each row of its matrices is an image of one pixel."""
+class OtherStep(Step):
+    """`asked` in other words. Its images are in `layout`."""
 
     asked: Step
+    layout: str
 
     @property
     def layouts(self) -> dict[str, str]:
-        """Rows are one after the other, however many axes count them."""
-        values = (*self.asked.inputs, *self.asked.outputs)
-        return {name: "nchw" for name, type_ in values if len(type_.shape) == 4}
+        """The layout of each image of the step that was asked for, but weights."""
+        inputs = (pair for pair in self.asked.inputs if pair[0] not in self.constants)
+        values = (*inputs, *self.asked.outputs)
+        return {name: self.layout for name, type_ in values if len(type_.shape) == 4}
 
 
 def as_convolution(step: Step) -> Step:
-    """A step that begins with a product of rows and a weight, as one over images. Any other step is
-    given back; raises IllegalCandidate for other products.
+    """A step that begins with a product of rows and a weight, or with a convolution of few channels
+    that steps over whole pixels, as a convolution of more. Any other step is given back; raises
+    IllegalCandidate for other products.
     """
-    product = step.nodes[0]
-    if product.op != "matmul":
-        return step
+    first = step.nodes[0]
+    if first.op == "matmul":
+        return _of_rows(step, first)
+    return _of_wide_pixels(step, first) if _can_widen(step, first) else step
+
+
+def _can_widen(step: Step, conv: Node) -> bool:
+    """Whether pixels of too few channels for these kernels make whole wide ones."""
+    if conv.op != "conv2d" or conv.attrs["groups"] != 1 or conv.attrs["dilation"] != (1, 1):
+        return False
+    (_, channels, _, columns), width = step.types[conv.inputs[0]].shape, conv.attrs["stride"][1]
+    taps, padding = step.types[conv.inputs[1]].shape[3], conv.attrs["padding"][1]
+    whole = not any(size % width for size in (columns, taps, padding))
+    return bool(width > 1 and whole and channels % EIGHT and channels * width % EIGHT == 0)
+
+
+def _of_wide_pixels(step: Step, conv: Node) -> Step:
+    """Neighbours along a row that a stride steps over are one pixel of all their channels."""
+    width = conv.attrs["stride"][1]
+
+    def wide(name: str, type_: TensorType) -> TensorType:
+        if name not in conv.inputs:
+            return type_
+        n, c, h, w = type_.shape
+        return TensorType((n, c * width, h, w // width), type_.dtype)
+
+    (rows, _), (above, beside) = conv.attrs["stride"], conv.attrs["padding"]
+    attrs = Attrs(conv.attrs, stride=(rows, 1), padding=(above, beside // width))
+    return OtherStep(
+        nodes=(Node(conv.name, conv.op, conv.inputs, conv.types, attrs), *step.nodes[1:]),
+        inputs=tuple((name, wide(name, type_)) for name, type_ in step.inputs),
+        outputs=step.outputs,
+        constants=step.constants,
+        phase=step.phase,
+        asked=step,
+        layout="nhwc",
+    )
+
+
+def filter_form(step: Step, name: str) -> Form:
+    """A convolution's weight as (O, R, S, C), as the step that was asked for has it."""
+    form = conv_weight(step.types[name])
+    if not isinstance(step, OtherStep) or step.asked.types[name] == step.types[name]:
+        return form
+
+    def order(weight: Tensor) -> Tensor:
+        return by_pixels(weight).reshape(form.shape)
+
+    return replace(form, order=order, packs=True)
+
+
+def _of_rows(step: Step, product: Node) -> Step:
     flags = (product.attrs["transpose_a"], product.attrs["transpose_b"])
     refuse(
         {"rows of both matrices must be contiguous along the inner axis": flags != (False, True)}
@@ -45,13 +105,14 @@ def as_convolution(step: Step) -> Step:
     nodes = _without_reshapes(step)
     image = _images(step, product)
     read = {name for node in nodes for name in node.inputs}
-    return StepOfRows(
+    return OtherStep(
         nodes=tuple(_over_images(node, image) for node in nodes),
         inputs=tuple((name, image(name, type_)) for name, type_ in step.inputs if name in read),
         outputs=tuple((name, image(name, type_)) for name, type_ in step.outputs),
         constants=step.constants,
         phase=step.phase,
         asked=step,
+        layout="nchw",  # rows are one after the other, however many axes count them
     )
 
 

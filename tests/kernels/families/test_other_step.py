@@ -1,13 +1,14 @@
-"""Linear layers as 1x1 convolutions: what is read, and what is refused."""
+"""Linear layers, and convolutions of few channels, as convolutions of many."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from plantune.errors import IllegalCandidate
 from plantune.kernels.families import hopper_conv, implicit_gemm_conv
 from plantune.kernels.patterns.epilogue import conv_epilogue
-from plantune.kernels.patterns.product_as_conv import as_convolution
+from plantune.kernels.patterns.other_step import as_convolution, filter_form
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.space.search_space import load_search_space
 
@@ -74,6 +75,67 @@ def test_rows_that_an_image_counts_stay_rows(step_of):
         assert layouts == dict.fromkeys(image, "nchw")
 
 
+def patches(*parts, x=(2, 4, 24, 32), w=(32, 4, 8, 8), stride=(4, 4), padding=(0, 0)):
+    def emit(b):
+        y = b.conv(b.x(*x), b.w(*w), stride=stride, padding=padding)
+        for part in parts:
+            y = b(part, y, b.w(w[0]), axis=1) if part.endswith("channel") else b(part, y)
+        return y
+
+    return emit
+
+
+WIDE = {
+    "four pixels": (patches("add_channel", "relu"), (32, 16, 8, 2)),
+    "padded by whole pixels": (patches(padding=(3, 4)), (32, 16, 8, 2)),
+    "no overlap": (patches("mul_channel", "gelu", w=(16, 4, 4, 4)), (16, 16, 4, 1)),
+    "two pixels": (patches(stride=(1, 2), w=(8, 4, 3, 4)), (8, 8, 3, 2)),
+    "odd pixels": (patches(x=(1, 3, 32, 32), w=(64, 3, 8, 8), stride=(8, 8)), (64, 24, 8, 1)),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_pixels_that_a_stride_steps_over_are_one(step_of, name):
+    emit, filter_shape = WIDE[name]
+    step = step_of(emit, "float16")
+    for family in FAMILIES:
+        parts = family.parts(step)
+        assert parts.step.types[parts.weight].shape == filter_shape
+        assert parts.step.flops == step.flops
+        layouts = family.layouts(parts, {})
+        assert layouts == dict.fromkeys([step.inputs[0][0], step.outputs[0][0]], "nhwc")
+
+
+def test_the_wide_convolution_is_the_same(step_of):
+    step = step_of(WIDE["padded by whole pixels"][0])
+    wide = as_convolution(step)
+    (x, x_type), (w, w_type) = step.inputs
+    image = torch.randn(x_type.shape).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(w_type.shape)
+    form = filter_form(wide, w)
+    filters = form.order(weight)
+    assert filters.shape == form.shape
+    pixels = image.permute(0, 2, 3, 1).reshape(2, 24, 8, 16).permute(0, 3, 1, 2)
+    found = wide.evaluate({x: pixels, w: filters.permute(0, 3, 1, 2)})
+    exact = step.evaluate({x: image, w: weight})
+    torch.testing.assert_close(found[wide.nodes[0].name], exact[step.nodes[0].name])
+
+
+@pytest.mark.parametrize(
+    "emit",
+    [
+        patches(x=(2, 4, 24, 30)),
+        patches(w=(32, 4, 8, 6)),
+        patches(padding=(0, 2)),
+        patches(x=(2, 3, 24, 32), w=(32, 3, 8, 8)),
+    ],
+)
+def test_pixels_that_do_not_make_whole_ones_stay(step_of, emit):
+    step = step_of(emit, "float16")
+    assert as_convolution(step) is step
+    assert implicit_gemm_conv.FAMILY.why_not_step(step) is not None
+
+
 REFUSED = {
     "columns of the weight": (
         lambda b: b("matmul", b.x(96, 64), b.w(64, 32), transpose_a=False, transpose_b=False),
@@ -108,13 +170,15 @@ def test_it_builds(step_of, build_within_limits):
     space, step = load_search_space("sm90"), step_of(in_a_block, "float16")
     for family in FAMILIES:
         build_within_limits(family, step, best(family, step, space).config, space.arch)
+    step = step_of(WIDE["four pixels"][0], "float16")
+    build_within_limits(FAMILIES[0], step, best(FAMILIES[0], step, space).config, space.arch)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *WIDE])
 def test_it_is_right_on_a_gpu(step_of, assert_right, gpu_space, name, dtype):
-    step = step_of(LAYERS[name][0], dtype)
+    step = step_of((LAYERS | WIDE)[name][0], dtype)
     for family in FAMILIES:
         if family.name in gpu_space.families:
             assert_right(step, best(family, step, gpu_space), gpu_space)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from plantune.plan_db.plan_file import PlanFile
 from plantune.problem import Problem
 from plantune.runtime.autograd import run_with_gradients
 from plantune.runtime.captured import CapturedProgram
-from plantune.runtime.choose import pool_for
+from plantune.runtime.choose import Choice
 from plantune.runtime.form import Form
 from plantune.runtime.framework import Framework, Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
@@ -38,6 +38,7 @@ from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.program import Program
+from plantune.runtime.torch_internals import any_autocast
 from plantune.space.search_space import SearchSpace, load_search_space
 
 # Where eager runs a module, the module is looked at once in so many calls: in another form it may
@@ -46,7 +47,10 @@ UNLOOKED_CALLS = 64
 # Forms of the module whose pools are kept, such as the ones in training and in inference mode.
 KEPT_FORMS = 4
 # With the number of threads, which a plan on a CPU is for.
-Kind = tuple[Trained, int]
+Kind = tuple[PlannedCall, Trained, int]
+# Calls of a kind without a stored plan, before what runs unplanned calls is made for it: making
+# takes long, and a shape may come once.
+FEW_CALLS = 16
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Calls:
         self.reference = reference
         self.arguments = arguments
         self.options = options
+        self._of_others = replace(options, known=False)
         self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
         self._inputs = PlannedInputs(reference, arguments, self._device, options.name)
@@ -84,9 +89,10 @@ class Calls:
         self._held = HeldTensors(reference, device)
         # What eager runs, and for how many calls that is not checked again.
         self._eager: Planned | None = None
+        self._eager_call: PlannedCall | None = None
         self._unlooked = 0
         # By the form's key; and those from before a refresh.
-        self._kept: dict[object, dict[Kind, Planned]] = {}
+        self._kept: dict[object, dict[Kind, Planned | str]] = {}
         self._spare: list[Planned] = []
         self._form = self._new_form()
 
@@ -115,8 +121,8 @@ class Calls:
     def expected(self) -> Planned:
         """What runs the call that this was made for."""
         kept = self._planned(self._form_now(), self._expected_trained(), self._inputs.expected)
-        if kept is None:
-            raise UnsupportedModule(str(self._form.why_not))
+        if isinstance(kept, str):
+            raise UnsupportedModule(kept)
         return kept
 
     def _expected_trained(self) -> Trained:
@@ -149,14 +155,18 @@ class Calls:
                 return
             self._held.forget()
             self._unlooked = 0
-            self._spare = [p for kept in self._kept.values() for p in kept.values()]
+            self._spare = self._all_kept()
             self._kept = {}
             self._form = self._new_form()
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Of a call that nothing records or transforms."""
-        call = self._inputs.call_of(args, kwargs)
-        if self._unlooked and call is not None:
+        call: PlannedCall | None = self._inputs.expected
+        tensors = args
+        if kwargs or not self._inputs.expected.is_like(args):
+            call = self._inputs.met(args, kwargs)
+            tensors = () if call is None else call.tensors(args, kwargs)
+        if self._unlooked and call is self._eager_call:
             self._unlooked -= 1
             return self._eagerly(args, kwargs)
         began_s = perf_counter()
@@ -166,20 +176,22 @@ class Calls:
         if form.changed():
             form = self._form_now()
         reason = form.why_not
-        tensors = () if call is None else call.tensors(args, kwargs)
-        if reason is None and (call is None or not self._inputs.is_usual(tensors, form)):
-            reason = self._inputs.why_not(args, kwargs, form)
+        if reason is None and (call is None or not form.is_home or any_autocast()):
+            call, reason = self._looked_at(args, kwargs, form, call)
+            tensors = () if call is None else call.tensors(args, kwargs)
         if reason is not None or call is None:
             return self.framework.eagerly(str(reason), *args, **kwargs)
         trained = self._trained(form, tensors) if self._trains else None
         try:
-            kept = form.kept.get(self._kind_of(trained)) or self._planned(form, trained, call)
-            runner = None if kept is None else kept.runner  # which another thread may settle
-            if kept is not None and runner is not None:
-                return self._by_runner(kept, partial(runner.run, began_s), args, kwargs)
-            reason = form.why_not if kept is None else kept.why_not_now(trained)
-            if kept is not None and reason is None:
-                return self._run(kept, form, tensors, trained)
+            kept = form.kept.get(self._kind_of(call, trained)) or self._planned(form, trained, call)
+            if not isinstance(kept, Planned):
+                reason = kept
+            elif kept.runner is not None:  # which another thread may settle
+                return self._by_runner(kept, call, began_s, args, kwargs)
+            else:
+                reason = kept.why_not_now(trained)
+                if reason is None:
+                    return self._run(kept, form, tensors, trained)
         except torch.OutOfMemoryError:
             reason = "the plan cannot run: out of memory"
         except CaptureError as error:
@@ -195,19 +207,20 @@ class Calls:
     def _by_runner(
         self,
         kept: Planned,
-        run: Callable[..., Any],
+        call: PlannedCall,
+        began_s: float,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
         if kept.is_eager:
-            self._eager, self._unlooked = kept, UNLOOKED_CALLS
+            self._eager, self._eager_call, self._unlooked = kept, call, UNLOOKED_CALLS
             return self._eagerly(args, kwargs)
-        result = self.framework.by(run, kept.call, args, kwargs)
+        result = self.framework.by(partial(kept.run_otherwise, began_s), kept.call, args, kwargs)
         kept.settle()
         return result
 
-    def _kind_of(self, trained: Trained) -> Kind:
-        return trained, torch.get_num_threads() if self._on_cpu else 0
+    def _kind_of(self, call: PlannedCall, trained: Trained) -> Kind:
+        return call, trained, torch.get_num_threads() if self._on_cpu else 0
 
     def _trained(self, form: Form, tensors: Sequence[Tensor]) -> Trained:
         if not torch.is_grad_enabled():
@@ -243,30 +256,83 @@ class Calls:
             del self._kept[next(iter(self._kept))]
         return form
 
-    def _planned(self, form: Form, trained: Trained, call: PlannedCall) -> Planned | None:
-        """What runs such a call; None if only the framework can, and the form says why."""
+    def _looked_at(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        form: Form,
+        call: PlannedCall | None,
+    ) -> tuple[PlannedCall | None, str | None]:
+        """The kind of a call that may be a new one, or why no plan can run it now."""
+        reason = self._inputs.why_not(args, kwargs, form)
+        if reason is not None or call is not None:
+            return call, reason
         with self._lock:
-            kind = self._kind_of(trained)
-            if kind not in form.kept:
-                try:
-                    form.kept[kind] = self._new(form, trained, call)
-                except UnsupportedModule as error:
-                    if not form.is_parametrized:
-                        raise
-                    form.why_not = f"a weight is parametrized in a way without a plan ({error})"
-                    return None
-            kept: Planned = form.kept[kind]
+            met = self._inputs.meet(args, kwargs)
+            self._forget_others()
+        return (None, met) if isinstance(met, str) else (met, None)
+
+    def _forget_others(self) -> None:
+        """Drops what was kept for kinds of calls that are no longer remembered."""
+        tables: list[dict[Kind, Any]] = [*self._kept.values(), self._form.waited]
+        for kept in tables:
+            for kind in [kind for kind in kept if not self._inputs.remembers(kind[0])]:
+                del kept[kind]
+
+    def _planned(self, form: Form, trained: Trained, call: PlannedCall) -> Planned | str:
+        """What runs such a call; why only the framework can."""
+        with self._lock:
+            kind = self._kind_of(call, trained)
+            if kind in form.kept:
+                kept: Planned | str = form.kept[kind]
+                return kept
+            if not self._inputs.is_expected(call):
+                return self._unexpected(form, kind)
+            try:
+                form.kept[kind] = kept = self._new(form, kind)
+            except UnsupportedModule as error:
+                if not form.is_parametrized:
+                    raise
+                form.why_not = f"a weight is parametrized in a way without a plan ({error})"
+                return form.why_not
             return kept
 
-    def _new(self, form: Form, trained: Trained, call: PlannedCall) -> Planned:
+    def _unexpected(self, form: Form, kind: Kind) -> Planned | str:
+        """What runs a call that the module was not made for: at once if there is a plan for it."""
+        call, waited = kind[0], form.waited.get(kind, 0)
+        unlike = self._inputs.unlike(call.arguments)
+        form.waited[kind] = waited + 1
+        if 0 < waited < FEW_CALLS or (waited and self.options.fallback == "error"):
+            return unlike
+        kept: Planned | str | None
+        try:
+            kept = self._new(form, kind, only_stored=not waited)
+        except UnsupportedModule as error:
+            kept = f"{unlike}, for which there can be none ({error})"
+        if kept is None:
+            return unlike
+        form.kept[kind] = kept
+        return kept
+
+    @overload
+    def _new(self, form: Form, kind: Kind) -> Planned: ...
+
+    @overload
+    def _new(self, form: Form, kind: Kind, *, only_stored: bool) -> Planned | None: ...
+
+    def _new(self, form: Form, kind: Kind, *, only_stored: bool = False) -> Planned | None:
+        call, trained, _ = kind
         graph, outputs = self._extracted(form, trained, call)
         # What changed may be nothing that the graph was read from.
         threads = threads_on(self._device)
         for kept in self._all_kept():
-            if kept.pool.graph.named_digest == graph.named_digest and kept.threads == threads:
+            same = kept.pool.graph.named_digest == graph.named_digest
+            if same and kept.threads == threads:
                 return Planned(kept.pool, outputs, self._device, call)
-        pool = pool_for(graph, self._space(), self._held, self.options, call.arguments)
-        return Planned(pool, outputs, self._device, call)
+        options = self.options if self._inputs.is_expected(call) else self._of_others
+        choice = Choice(graph, self._space(), self._held, options, call.arguments)
+        pool = choice.planned() if only_stored else choice.pool()
+        return None if pool is None else Planned(pool, outputs, self._device, call)
 
     def _extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
         """The layer graph, with the gradients of what gets one."""
@@ -279,7 +345,8 @@ class Calls:
         return graph, outputs
 
     def _all_kept(self) -> list[Planned]:
-        return [*self._spare, *(p for kept in self._kept.values() for p in kept.values())]
+        every = [*self._spare, *(p for kept in self._kept.values() for p in kept.values())]
+        return [kept for kept in every if isinstance(kept, Planned)]
 
     def _space(self) -> SearchSpace:
         return load_search_space(arch_of(self._device))

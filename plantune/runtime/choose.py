@@ -70,21 +70,13 @@ class LosingPlan(UserWarning):
 _told: set[str] = set()
 
 
-def pool_for(
-    graph: Graph, space: SearchSpace, held: HeldTensors, options: Options, arguments: Arguments
-) -> Pool:
-    """Instances of the best plan there is for the graph of a call: the given one, else
-    one that is stored for this graph under whatever name, else a guessed one or the framework's
-    kernels.
+class Choice:
+    """Looks for the plan of one graph here, and proves what was not measured here.
 
-    `options.fallback` says whether these come with a warning, silently or as NoPlan. If nothing is
-    stored, there is a word only for a `known` network, for which a search can find something.
+    `options.fallback` says whether a plan that is missing comes with a warning, silently or as
+    NoPlan. If nothing is stored, there is a word only for a `known` network, for which a search can
+    find something.
     """
-    return _Choice(graph, space, held, options, arguments).pool()
-
-
-class _Choice:
-    """Looks for the plan of one graph here, and proves what was not measured here."""
 
     def __init__(
         self,
@@ -101,18 +93,24 @@ class _Choice:
         self._problem = Problem.of(graph, space.arch.name, options.name)
 
     def pool(self) -> Pool:
+        """Instances of the best plan there is: the given one, else one that is stored for this
+        graph under whatever name, else a guessed one or the framework's kernels.
+        """
+        return self.planned() or self._unplanned()
+
+    def planned(self) -> Pool | None:
+        """Instances of the given or stored plan, None if there is none that can run here."""
         given, options = self._given(), self._options
         if given is not None:
             return self._proved(given)
-        if options.plan is None:
-            found = find_stored_plan(self._problem, self._here)
-            if found is not None and found.match != "foreign":
-                pool = self._stored(found)
-                if pool is not None:
-                    return pool
-            elif options.known:
-                _without_plan(_what_is_missing(self._problem, found), options.fallback)
-        return self._unplanned()
+        if options.plan is not None:
+            return None
+        found = find_stored_plan(self._problem, self._here)
+        if found is not None and found.match != "foreign":
+            return self._stored(found)
+        if options.known:
+            _without_plan(_what_is_missing(self._problem, found), options.fallback)
+        return None
 
     def _unplanned(self) -> Pool:
         """Of kernels that estimates choose, where these are known to be good, else of the

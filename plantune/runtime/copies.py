@@ -28,6 +28,15 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
     return result
 
 
+def shared_state(module: nn.Module) -> dict[int, Any]:
+    """A memo with which a copy of the module has its parameters and buffers, and the very tables
+    that hold them: what is put into these is there for both.
+    """
+    shared = [*module.parameters(), *module.buffers()]
+    tables = [table for child in module.modules() for table in (child._parameters, child._buffers)]
+    return {id(kept): kept for kept in (*shared, *tables)}
+
+
 def rebind(module: nn.Module, memo: dict[int, Any]) -> None:
     """Has functions among the attributes of a deep copy, made with `memo`, hold copies too."""
     for child in module.modules():

@@ -40,6 +40,8 @@ class Form:
         self.tensors = tensors
         # What runs the module in this form, by what gets a gradient.
         self.kept: dict[Any, Any] = {}
+        # How often calls came for which nothing is kept.
+        self.waited: dict[Any, int] = {}
         self._moves = tensors.moves
         values = _Frozen()
         self.key = (*_structure(modules, values), _types(modules))

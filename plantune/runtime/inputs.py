@@ -13,18 +13,21 @@ from plantune.graph.arguments import CONSTANTS, Arguments, ordered
 from plantune.graph.nested import kind_of, tensors_in
 from plantune.graph.types import TensorType
 from plantune.runtime.form import Form
-from plantune.runtime.torch_internals import any_autocast
 
-# Ways to write the arguments of one call that are remembered: by place, by name.
-MOST_SPELLINGS = 64
+# Kinds of calls that are remembered: shapes, constants, arguments by place and by name. Once there
+# are so many, a new one must come this often before the oldest is forgotten for it.
+MOST_CALLS = 16
+OFTEN = 64
+# Kinds whose calls are counted.
+MOST_COUNTED = 256
 
 
 class PlannedCall:
     """Calls with tensors of these types in these places, and with these other arguments."""
 
-    def __init__(self, arguments: Arguments, order: Sequence[int]) -> None:
+    def __init__(self, arguments: Arguments, order: Sequence[int], device: torch.device) -> None:
         self.arguments = arguments
-        self._order = tuple(order)
+        self._order, self._device = tuple(order), device
         types = arguments.types
         # Of tensors by their place alone, which are told from others at a glance.
         plain = not arguments.kwargs and arguments.args == types and [*order] == sorted(order)
@@ -37,8 +40,14 @@ class PlannedCall:
         """
         if len(args) != self._count:
             return False
-        for x, (dtype, shape) in zip(args, self._expected, strict=True):
-            if type(x) is not Tensor or x.dtype is not dtype or x.shape != shape:
+        device = self._device
+        for x, (dtype, shape) in zip(args, self._expected, strict=False):
+            if (
+                type(x) is not Tensor
+                or x.dtype is not dtype
+                or x.shape != shape
+                or x.device != device
+            ):
                 return False
         return True
 
@@ -51,7 +60,7 @@ class PlannedCall:
 
 
 class PlannedInputs:
-    """Calls of one kind with tensors on one device, of a module that is there in their dtype."""
+    """The kinds of calls that a module has met, with tensors on one device. One was expected."""
 
     def __init__(self, module: nn.Module, arguments: Arguments, device: torch.device, name: str):
         self._module, self._device, self._name = module, device, name
@@ -61,40 +70,57 @@ class PlannedInputs:
         self._dtype = next(floats, None)
         # A module that casts its input is called with what it was made for, such as bytes.
         self._casts = first is not None and first.dtype != self._dtype
-        self.expected = PlannedCall(arguments, range(len(self._types)))
-        self._spelt: dict[Hashable, PlannedCall | None] = {}
+        self.expected = PlannedCall(arguments, range(len(self._types)), device)
+        self._met: dict[Hashable, PlannedCall] = {}
+        self._counts: dict[Hashable, int] = {}
 
-    def call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
-        """The kind of such a call; None if there can be no plan for it."""
-        if not kwargs and self.expected.is_like(args):
-            return self.expected
+    def met(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
+        """The kind of such a call, if it is remembered."""
         try:
-            key = kind_of((args, kwargs), _kind_of_leaf)
+            return self._met.get(kind_of((args, kwargs), _kind_of_leaf))
         except _Foreign:
             return None
-        if key not in self._spelt:
-            if len(self._spelt) >= MOST_SPELLINGS:
-                self._spelt.clear()
-            self._spelt[key] = self._spelling(args, kwargs)
-        return self._spelt[key]
 
-    def _spelling(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
+    def meet(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
+        """The kind of a call against which nothing speaks; why not if it is not remembered."""
         try:
+            key = kind_of((args, kwargs), _kind_of_leaf)
             arguments, order = ordered(self._module, args, kwargs)
-        except InvalidGraph:  # Of a dtype that graphs do not have.
-            return None
+        except (_Foreign, InvalidGraph) as error:
+            return str(error)
+        if len(self._met) >= MOST_CALLS:
+            if not self._comes_often(key):
+                return self.unlike(arguments)
+            del self._met[next(iter(self._met))]
         expected = self.expected.arguments
         same = _without_layouts(arguments) == _without_layouts(expected)
-        return PlannedCall(expected, order) if same else None
+        met = PlannedCall(expected if same else arguments, order, self._device)
+        self._met[key] = met
+        return met
 
-    def is_usual(self, tensors: Sequence[Tensor], form: Form) -> bool:
-        """Whether nothing speaks against a plan for a call of a known kind; if something does,
-        `why_not` says it.
-        """
-        for x in tensors:
-            if x.device != self._device:
-                return False
-        return form.is_home and not any_autocast()
+    def _comes_often(self, key: Hashable) -> bool:
+        count = self._counts.pop(key, 0) + 1
+        if count >= OFTEN:
+            return True
+        while len(self._counts) >= MOST_COUNTED:
+            del self._counts[next(iter(self._counts))]
+        self._counts[key] = count
+        return False
+
+    def remembers(self, call: PlannedCall) -> bool:
+        return call is self.expected or any(call is met for met in self._met.values())
+
+    def is_expected(self, call: PlannedCall) -> bool:
+        """Whether the module was made for such calls, however they are written."""
+        return call.arguments is self.expected.arguments
+
+    def unlike(self, arguments: Arguments) -> str:
+        """What tells a call from the one that the module was made for."""
+        expected = self.expected.arguments
+        wanted, got = expected.text(), arguments.text()
+        if wanted == got:
+            wanted, got = expected.text(dtypes=True), arguments.text(dtypes=True)
+        return f"there is a plan for input {wanted}, got {got}"
 
     def is_home(self, form: Form) -> bool:
         """Whether the module is where, and of the dtype, that it was made for."""
@@ -103,8 +129,8 @@ class PlannedInputs:
         home = self._casts or form.first.dtype is self._dtype
         return home and form.first.device == self._device
 
-    def why_not(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], form: Form) -> str:
-        """Why such a call cannot run from a plan. Raises InputMismatch."""
+    def why_not(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], form: Form) -> str | None:
+        """Why no call of its kind can run from a plan now. Raises InputMismatch."""
         tensors = tensors_in((args, kwargs))
         if not tensors and (args or kwargs):
             kinds = ", ".join(type(arg).__name__ for arg in (*args, *kwargs.values()))
@@ -119,7 +145,7 @@ class PlannedInputs:
         for x in tensors:
             if x.device != device:
                 return f"an input is on {x.device}, the module on {device}"
-        return self._other(args, kwargs)
+        return None
 
     def _check_first(
         self, tensors: Sequence[Tensor], form: Form, device: torch.device, autocast: bool
@@ -136,19 +162,6 @@ class PlannedInputs:
                 "convert the input, or move the module"
             )
 
-    def _other(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """What tells a call from those that there are plans for."""
-        try:
-            kind_of((args, kwargs), _kind_of_leaf)
-            arguments, _ = ordered(self._module, args, kwargs)
-        except (_Foreign, InvalidGraph) as error:
-            return str(error)
-        expected = self.expected.arguments
-        wanted, got = expected.text(), arguments.text()
-        if wanted == got:
-            wanted, got = expected.text(dtypes=True), arguments.text(dtypes=True)
-        return f"there is a plan for input {wanted}, got {got}"
-
 
 class _Foreign(Exception):
     """An argument that a plan cannot depend on."""
@@ -157,7 +170,7 @@ class _Foreign(Exception):
 def _kind_of_leaf(leaf: Any) -> Hashable:
     kind = type(leaf)
     if kind is Tensor or kind is nn.Parameter:
-        return leaf.dtype, leaf.shape
+        return leaf.dtype, leaf.shape, leaf.device
     if isinstance(leaf, Tensor):
         raise _Foreign(f"the input is a {kind.__name__}, which may compute in its own way")
     if kind not in CONSTANTS:

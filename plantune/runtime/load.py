@@ -18,7 +18,7 @@ from plantune.machine import why_no_plans
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
-from plantune.runtime.copies import copied
+from plantune.runtime.copies import copied, shared_state
 from plantune.runtime.module import TunedModule
 
 
@@ -90,6 +90,7 @@ def optimize(
     mode: str = "infer",
     plan: GivenPlan | None = None,
     frozen: bool = False,
+    share: bool = False,
     fallback: str = "warn",
     **example_kwargs: Any,
 ) -> TunedModule:
@@ -102,17 +103,18 @@ def optimize(
     Arguments and results may be tensors, constants, and tuples, lists, dicts or dataclasses of
     them. What is not a tensor is a part of the plan: a call with another constant is another call.
 
-    The module itself stays as it is and shares nothing with the copy. Every submodule stays in the
-    training or eval mode that it has; `mode` says only whether gradients are planned. Parameters
-    keep their strides: on a GPU, filters in channels_last are read as they are, others are packed
-    in each pass. For `frozen` see load_model. Raises UnsupportedModule if it holds an op that
-    plantune does not know.
+    The module itself stays as it is and shares nothing with the copy; with `share` it shares all
+    parameters and buffers, so that an update of either, or another tensor in their place, counts in
+    both. Every submodule stays in the training or eval mode that it has; `mode` says only whether
+    gradients are planned. Parameters keep their strides: on a GPU, filters in channels_last are
+    read as they are, others are packed in each pass. For `frozen` see load_model. Raises
+    UnsupportedModule if torch cannot trace it.
     """
     tensors = tensors_in((example_inputs, example_kwargs))
     if not tensors:
         raise ValueError("optimize needs an example of a call, with at least one tensor")
     tuned = TunedModule(
-        copied(module),
+        copied(module, shared_state(module) if share else None),
         Arguments.of(module, example_inputs, example_kwargs),
         name=type(module).__name__,
         mode=mode,

@@ -49,6 +49,13 @@ class Planned:
         runner = self.runner
         return runner is not None and runner.name == EAGER and runner.is_settled
 
+    def run_otherwise(self, began_s: float, *args: Any, **kwargs: Any) -> Any:
+        """What stands in for the program, as long as it does."""
+        runner = self.runner
+        if runner is None:
+            return self._of_program(*args, **kwargs)
+        return runner.run(began_s, *args, **kwargs)
+
     def settle(self) -> None:
         """Takes over what calls have shown since the last look."""
         if isinstance(self.runner, Contest) and self.runner.name == PROGRAM:

@@ -79,7 +79,6 @@ def test_arguments_by_place_and_by_name_are_the_same_call(example, call, module,
 
 OTHERS = {
     "another constant": lambda model, x, gate: model(x, gate, 3.0),
-    "a constant of another type": lambda model, x, gate: model(x, gate, 2),
     "one that was left out": lambda model, x, gate: model(x, gate, 2.0, squared=True),
     "no second tensor": lambda model, x, gate: model(x, None, 2.0),
     "none of them": lambda model, x, gate: model(x),
@@ -93,6 +92,14 @@ def test_a_call_with_other_arguments_is_right(call, module, x, gate):
         alike(call(model, x, gate), call(module, x, gate))
     alike(model(x, gate, 2.0), module(x, gate, 2.0))
     assert model.last_call().how == "planned"
+
+
+def test_constants_of_which_the_same_layers_follow_share_their_plan(module, x, gate):
+    model = planned(module, x, gate, 2.0)
+    alike(model(x, gate, 2), module(x, gate, 2))
+    assert type(model(x, gate, 2)[1]["scale"]) is int
+    assert model.last_call().how == "planned"
+    assert model.stats().instances == 1
 
 
 def test_zeros_of_both_signs_are_other_constants(module, x):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
-from plantune.generators import kept_numbers
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.layouts import MEMORY_FORMATS
@@ -176,31 +175,32 @@ class CapturedProgram:
         self._program.run_backward()
         self._gradients.gather(current_stream(self._device), self._program.values)
 
+    def _both_passes(self) -> None:
+        """Outside of a graph a backward pass runs after a forward pass outside: what torch saves of
+        random numbers is on the host there, and on the GPU in a graph.
+        """
+        self._forward_pass()
+        self._backward_pass()
+
     @torch.no_grad()
     def _capture_forward(self) -> Pass:
         """In training the backward pass too: if that is not possible, the framework can still
         run both.
         """
         if self.graph.backward_from is None:
-            made = self._captured("forward", self._forward_pass)
+            made = self._captured("forward", self._forward_pass, self._forward_pass)
             self._ends.serve(made.graph)
             self._passes["forward"] = made  # with the patches of no other graph
             return made
-        moved = self._moving()
         try:
-            with kept_numbers(self._device):
-                made = self._captured("forward", self._forward_pass)
-                # Some kernels need plausible inputs, e.g. valid indices.
-                made.graph.launch(self._stream_handle)
-                self._ends.serve(made.graph)
-                self._passes["forward"] = made
-                self._passes["backward"] = self._captured("backward", self._backward_pass)
+            made = self._captured("forward", self._forward_pass, self._both_passes)
+            self._ends.serve(made.graph)
+            self._passes["forward"] = made
+            self._passes["backward"] = self._captured("backward", self._backward_pass)
             return made
         except BaseException:
             self._passes.clear()
             raise
-        finally:
-            self._restore(moved)
 
     def _moving(self) -> dict[str, Tensor]:
         """Copies of what passes update."""
@@ -221,12 +221,16 @@ class CapturedProgram:
         return self._passes[name].results
 
     @torch.no_grad()
-    def _captured(self, name: str, run: Callable[[], None]) -> Pass:
-        """The pass as a graph; raises CaptureError. Whatever happens, nothing else has changed."""
+    def _captured(
+        self, name: str, run: Callable[[], None], warm_up: Callable[[], None] | None = None
+    ) -> Pass:
+        """The pass as a graph, after a `warm_up`; raises CaptureError. Whatever happens, nothing
+        else has changed.
+        """
         values, moved = self._program.values, self._moving()
         try:
             with self._autotuned():
-                graph = self._recorder.graph(run, first=not self._passes)
+                graph = self._recorder.graph(run, first=not self._passes, warm_up=warm_up)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

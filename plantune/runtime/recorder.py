@@ -73,10 +73,14 @@ class Recorder:
         self._device = device
         self._side = stream_for(self, device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._draws = False
 
-    def graph(self, run: Callable[[], None], first: bool) -> Recorded:
-        """What `run` does, after some runs to warm up; `first` if there is no other graph by now.
-        Torch's random numbers go on where they were.
+    def graph(
+        self, run: Callable[[], None], first: bool, warm_up: Callable[[], None] | None = None
+    ) -> Recorded:
+        """What `run` does, after some runs of `warm_up`, or none if it ran in those of another
+        graph; `first` if there is no other one by now. Torch's random numbers go on where they
+        were.
 
         Raises what that raises. Then too, torch is as it was before.
         """
@@ -87,21 +91,21 @@ class Recorder:
         graph = torch.cuda.CUDAGraph(**_KEPT)
         try:
             with one_capture, kept_numbers(self._device):
-                draws = self._warm_up(run, current)
+                self._warm_up(warm_up, current)
                 launches = capture(graph, run, self._side, self._device, self._pool)
                 if _KEPT:
                     graph.instantiate()
         finally:
             current.wait_stream(self._side)
-        return Recorded(graph, launches, draws)
+        return Recorded(graph, launches, self._draws)
 
-    def _warm_up(self, run: Callable[[], None], current: torch.cuda.Stream) -> bool:
-        """Whether the runs drew random numbers."""
+    def _warm_up(self, run: Callable[[], None] | None, current: torch.cuda.Stream) -> None:
         before = state_on(self._device)
         self._side.wait_stream(current)
         with torch.cuda.device(self._device), torch.cuda.stream(self._side):
-            for _ in range(WARM_UP_PASSES):
-                run()
+            for warm_up in [run] * WARM_UP_PASSES if run is not None else ():
+                warm_up()
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
-        return not torch.equal(before, state_on(self._device))
+        if run is not None:
+            self._draws = not torch.equal(before, state_on(self._device))

@@ -150,8 +150,8 @@ def captures(monkeypatch):
         made.append(run)
         return Recording(only=False)
 
-    def captured_and_noted(self, name, run):
-        found = make_pass(self, name, run)
+    def captured_and_noted(self, name, run, *warm_up):
+        found = make_pass(self, name, run, *warm_up)
         found.graph.graph.replay = replay_of(self, run)
         return found
 

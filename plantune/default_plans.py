@@ -56,14 +56,16 @@ COMPILED = ("winograd", "squeeze_excite")
 CUDA_PREFERENCES = (
     Preference("stem"),
     Preference("first_conv", {"layout": "nchw"}),
+    # Of few rows: a layer that reads more is a convolution of single pixels.
+    Preference("linear", most=1 << 16),
     Preference("hopper_conv", rivals=("resident_conv",)),
     Preference("implicit_gemm_conv"),
+    Preference("depthwise_conv"),
+    Preference("grouped_conv"),
     Preference("pool_conv"),
     Preference("se_tail"),
     Preference("pool", {"layout": "nhwc"}),
     Preference("pool_grad", {"layout": "nhwc"}),
-    # The framework's kernels for a larger layer save more than copying their result takes.
-    Preference("linear", most=1 << 16),
     Preference("pointwise", {"layout": "nhwc"}),
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),

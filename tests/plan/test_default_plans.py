@@ -101,6 +101,13 @@ class TestGuess:
             ("framework", "conv2d_wgrad"),
         ]
 
+    @pytest.mark.parametrize(("groups", "family"), [(32, "depthwise_conv"), (4, "grouped_conv")])
+    def test_it_has_the_kernels_for_groups(self, groups, family):
+        conv = nn.Conv2d(32, 32, 3, padding=1, groups=groups)
+        graph = extract(conv.half(), TensorType((2, 32, 8, 8), "float16"))
+        plan = guessed_plan(graph, load_search_space("sm90"), network="groups")
+        assert family in {choice.candidate.family for choice in plan.choices}
+
     @pytest.mark.parametrize(
         ("module", "arch", "train"),
         [(MODULE, "cpu", False), (nn.Softmax(1), "sm90", False)],
@@ -176,7 +183,7 @@ def test_what_only_the_framework_can_fuse_stays_unfused(by_hand):
     assert len(nodes_with(plan, "fc/matmul")) == 3
 
 
-@pytest.mark.parametrize(("rows", "family"), [(16, "linear"), (64, "linear"), (256, "framework")])
+@pytest.mark.parametrize(("rows", "family"), [(16, "linear"), (64, "linear"), (256, "hopper_conv")])
 def test_the_head_of_a_resnet_is_made_of_kernels(rows, family):
     """The last kernel writes where the caller wants the result, which is copied otherwise."""
     layers = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)

@@ -1,7 +1,7 @@
 // Squeeze-and-excite and what follows it, for nhwc images of kPixels pixels:
 //
-//   mean = mean of x over the pixels        hidden = relu(W1 mean + b1)
-//   gate = sigmoid(W2 hidden + b2)          y = Expression(x * gate, residual, offset)
+//   mean = mean of x over the pixels        hidden = Hidden(W1 mean + b1)
+//   gate = Gate(W2 hidden + b2)             y = Expression(x * gate, residual, offset)
 //   unshifted = y without the offset
 //
 //   x, residual, y, unshifted  (N, kPixels, kChannels)
@@ -35,9 +35,12 @@ struct SeTailArguments {
 };
 
 /// Which parts there are; `kSaved` says that means, hidden or gates leave.
-template <class Expression_, bool kGated_, bool kUnshifted_, bool kSaved_>
+template <class Expression_, class Hidden_, class Gate_, bool kGated_, bool kUnshifted_,
+          bool kSaved_>
 struct SeTailParts {
   using Expression = Expression_;
+  using Hidden = Hidden_;
+  using Gate = Gate_;
   static constexpr bool kGated = kGated_, kUnshifted = kUnshifted_, kSaved = kSaved_;
 };
 
@@ -113,13 +116,13 @@ struct SeTail {
     });
     __syncthreads();
     squeeze.multiply(shared.means, shared.squeeze, [&](int team, int row, float value) {
-      const float hidden = relu(value);
+      const float hidden = Parts::Hidden::of(value);
       shared.hidden.put(team, row, hidden);
       put(a, a.hidden, team, kHidden, row, hidden);
     });
     __syncthreads();
     excite.multiply(shared.hidden, shared.excite, [&](int team, int row, float value) {
-      const float gate = sigmoid(value);
+      const float gate = Parts::Gate::of(value);
       shared.gates(team)[Channels::place_of(row)] = gate;
       put(a, a.gates[0], team, kChannels, row, gate);
       put(a, a.gates[1], team, kChannels, row, gate);

@@ -31,7 +31,7 @@ def functors(chain: Iterable[str]) -> str:
     """Source that defines the functions of one chain or more, to put after the include."""
     names = sorted({*chain} - {*ADDED})
     return "".join(
-        FUNCTOR.format(name=_functor(name), cxx=FUNCTIONS[name].cxx.format("x")) for name in names
+        FUNCTOR.format(name=functor(name), cxx=FUNCTIONS[name].cxx.format("x")) for name in names
     )
 
 
@@ -52,9 +52,10 @@ def expression(chain: Chain) -> str:
 
 
 def _around(inner: str, part: str) -> str:
-    applied = f"plantune::Applied<{_functor(part)}, {{}}>"
+    applied = f"plantune::Applied<{functor(part)}, {{}}>"
     return ADDED.get(part, applied).format(inner)
 
 
-def _functor(name: str) -> str:
+def functor(name: str) -> str:
+    """What a source calls a function."""
     return name.title().replace("_", "")

@@ -15,6 +15,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Parts
 from plantune.kernels.patterns.epilogue import usual_chain
 from plantune.kernels.patterns.expression import Chain
+from plantune.kernels.patterns.pointwise_conv import is_pointwise
 
 
 @dataclass(frozen=True)
@@ -30,15 +31,17 @@ class Layer:
     depth: int
 
     def rows(self, weight: Tensor) -> Tensor:
-        """The weight as (width, depth)."""
-        return weight if self.by_rows else weight.t()
+        """The weight as (width, depth); that of a 1x1 convolution has two more axes."""
+        rows = weight.flatten(1) if weight.dim() == 4 else weight
+        return rows if self.by_rows else rows.t()
 
 
 @dataclass(frozen=True)
 class SqueezeExcite:
-    """y = x * sigmoid(W2 relu(W1 mean(x) + b1) + b2), then what `chain` names.
+    """y = x * gate(W2 function(W1 mean(x) + b1) + b2), then what `chain` names.
 
-    What follows the sigmoid is optional, and so are the biases. `offset` is one value. Values
+    `functions` are the two in front of the gates, relu and sigmoid in most networks. What follows
+    the gates is optional, and so are the biases. `offset` is one value. Values
     by which the step is left: `means`, `hidden` and `gates` (a value and its reshape may both
     leave), `unshifted` before the offset, and `result`, None if the gates are the end.
     """
@@ -46,6 +49,7 @@ class SqueezeExcite:
     image: str
     squeeze: Layer
     excite: Layer
+    functions: tuple[str, str]
     residual: str | None
     chain: Chain
     offset: str | None
@@ -68,15 +72,22 @@ class TailParts(Parts):
         return self.step.types[self.tail.image]
 
 
-def squeeze_excite_of(step: Step, nodes: Sequence[Node]) -> SqueezeExcite:
-    """Reads these last nodes of a step; raises IllegalCandidate with the reason."""
+def squeeze_excite_of(
+    step: Step, nodes: Sequence[Node], *, any_function: bool = False
+) -> SqueezeExcite:
+    """Reads these last nodes of a step; raises IllegalCandidate with the reason.
+
+    Where the kernel takes `any_function` of the table, it need not be relu, and sigmoid.
+    """
     chain = _Chain(step, nodes)
+    firsts, seconds = (tuple(FUNCTIONS),) * 2 if any_function else (("relu",), ("sigmoid",))
     image = chain.last
     means = chain.means()
     squeeze = chain.layer()
-    hidden = chain.need("relu").name
+    first = chain.need(*firsts)
     excite = chain.layer()
-    gates = [chain.need("sigmoid").name, *chain.reshaped()]
+    second = chain.need(*seconds)
+    gates = [second.name, *chain.reshaped()]
     residual = function = offset = unshifted = result = None
     if chain.rest:
         chain.gated(image)
@@ -92,11 +103,12 @@ def squeeze_excite_of(step: Step, nodes: Sequence[Node]) -> SqueezeExcite:
         image=image,
         squeeze=squeeze,
         excite=excite,
+        functions=(first.op, second.op),
         residual=residual,
         chain=usual_chain(residual, function, offset),
         offset=offset,
         means=left.of(*means),
-        hidden=left.one(hidden),
+        hidden=left.one(first.name),
         gates=left.of(*gates),
         unshifted=left.one(unshifted),
         result=left.one(result),
@@ -142,11 +154,12 @@ class _Chain:
         self.last = node.name
         return node
 
-    def need(self, op: str) -> Node:
-        node = self.take(op)
+    def need(self, *ops: str) -> Node:
+        node = self.take(*ops)
         if node is None:
             there = self.rest[0].op if self.rest else "nothing"
-            raise IllegalCandidate(f"{self.last!r} is followed by {there}, not by {op}")
+            wanted = ops[0] if len(ops) <= 2 else "a function"
+            raise IllegalCandidate(f"{self.last!r} is followed by {there}, not by {wanted}")
         return node
 
     def reshaped(self) -> list[str]:
@@ -169,8 +182,10 @@ class _Chain:
 
     def layer(self) -> Layer:
         x = self.last
-        product = self.need("matmul")
-        if product.inputs[0] != x or product.attrs["transpose_a"]:
+        product = self.need("matmul", "conv2d")
+        pixel = product.op == "conv2d"
+        plain = is_pointwise(self.step, product) if pixel else not product.attrs["transpose_a"]
+        if product.inputs[0] != x or not plain:
             raise IllegalCandidate(f"{product.name!r} is not a layer of {x!r}")
         weight, bias = self._constant(product.inputs[1]), None
         if (node := self.take("add_channel")) is not None:
@@ -178,7 +193,7 @@ class _Chain:
             if node.inputs[0] != product.name or node.attrs["axis"] != 1:
                 raise IllegalCandidate(f"{node.name!r} is not one bias per column")
         width, depth = self.step.types[product.name].shape[1], self.step.types[x].shape[1]
-        return Layer(weight, bool(product.attrs["transpose_b"]), bias, width, depth)
+        return Layer(weight, pixel or bool(product.attrs["transpose_b"]), bias, width, depth)
 
     def gated(self, image: str) -> None:
         gate = self.last

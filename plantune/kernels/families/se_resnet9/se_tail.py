@@ -15,7 +15,7 @@ from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.expression import rendered
+from plantune.kernels.patterns.expression import expression, functor, functors
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
@@ -23,7 +23,7 @@ from plantune.space.arch import Arch
 
 SOURCE = (
     """#include "cuda/se_resnet9/se_tail.h"
-{functors}using Parts = plantune::SeTailParts<{expression}, {flags}>;
+{functors}using Parts = plantune::SeTailParts<{expression}, {layers}, {flags}>;
 using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
                                 {threads}, plantune::{matrix}>;"""
     + vector_kernel.ENTRIES
@@ -63,7 +63,7 @@ class SeTail(CudaFamily[SeTailParts]):
     image_layout = "nhwc"
 
     def read(self, step: Step) -> SeTailParts:
-        tail = squeeze_excite_of(step, step.nodes)
+        tail = squeeze_excite_of(step, step.nodes, any_function=True)
         type_, width = step.types[tail.image], tail.squeeze.width
         by_eights = type_.numel and type_.shape[1] % 8 == 0
         many = len(tail.means) > 2 or len(tail.gates) > 2
@@ -98,7 +98,9 @@ class SeTail(CudaFamily[SeTailParts]):
             channels=channels,
             hidden=parts.tail.squeeze.width,
             pixels=height * width,
-            **rendered(parts.tail.chain),
+            expression=expression(parts.tail.chain),
+            functors=functors((*parts.tail.chain, *parts.tail.functions)),
+            layers=", ".join(map(functor, parts.tail.functions)),
             flags=_flags(parts.tail),
             images=config["images"],
             threads=config["threads"],

@@ -12,7 +12,7 @@ from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
 from plantune.kernels.families.se_resnet9.se_tail import FAMILY
-from plantune.kernels.registry import candidates
+from plantune.kernels.registry import candidates, family_named
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -68,6 +68,63 @@ class Tail:
         return (*outputs, b("add", y, b.w(1)) if self.offset else y)
 
 
+@dataclass(frozen=True)
+class Mobile:
+    """As other people's networks have it: 1x1 convolutions on one pixel, other functions."""
+
+    functions: tuple[str, str] = ("silu", "sigmoid")
+    shape: tuple[int, ...] = (2, 48, 7, 5)
+    hidden: int = 10
+    gated: bool = True
+    last: str = ""
+
+    def __call__(self, b):
+        c, x = self.shape[1], b.x(*self.shape)
+        y = b("mean", x, dims=(2, 3), keepdim=True)
+        widths = ((self.hidden, c), (c, self.hidden))
+        for function, (width, depth) in zip(self.functions, widths, strict=True):
+            y = b("add_channel", b.conv(y, b.w(width, depth, 1, 1)), b.w(width), axis=1)
+            y = b(function, y)
+        y = b("mul", x, y) if self.gated else y
+        return b(self.last, y) if self.last else y
+
+
+MOBILE = {
+    "EfficientNet": Mobile(),
+    "MobileNetV3": Mobile(("relu", "hardsigmoid"), (3, 72, 14, 14), 24, last="hardswish"),
+    "RegNet": Mobile(("relu", "sigmoid"), (2, 104, 8, 8), 12),
+    "gates alone": Mobile(gated=False),
+    "wide": Mobile(shape=(2, 1152, 7, 7), hidden=48),
+}
+
+
+@pytest.mark.parametrize("name", MOBILE)
+def test_it_reads_convolutions_of_one_pixel_and_any_function(step_of, name):
+    step = step_of(MOBILE[name], "float16")
+    assert FAMILY.parts(step).tail.functions == MOBILE[name].functions
+    assert candidates(step, load_search_space("sm90"), [FAMILY.name])
+
+
+def test_kernels_of_two_functions_refuse_others(step_of):
+    """All the same they read the convolutions."""
+    others, usual = (step_of(Mobile(f)) for f in (("silu", "sigmoid"), ("relu", "sigmoid")))
+    family = family_named("squeeze_excite")
+    assert "followed by silu, not by relu" in family.why_not_step(others)
+    assert family.why_not_step(usual) is None
+
+
+def test_it_builds_for_other_functions(step_of, build_within_limits):
+    step = step_of(MOBILE["MobileNetV3"], "float16")
+    for config in (CONFIG, Attrs(CONFIG, images=2, math="mma")):
+        build_within_limits(FAMILY, step, config, load_arch("sm90"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MOBILE)
+def test_other_peoples_layers_are_right_on_a_gpu(step_of, assert_legal_configs_right, name):
+    assert_legal_configs_right(FAMILY, step_of(MOBILE[name], "float16"))
+
+
 def block(channels, size, n=2, **parts):
     return Tail(n, channels, size, size, max(channels // 16, 1), **parts)
 
@@ -118,7 +175,7 @@ REFUSED = {
     "odd channels": (Tail(channels=20), "channels are read by eights"),
     "no activation": (
         lambda b: Tail(biases=False).layer(b, pooled(b), 4, 64),
-        "is followed by nothing, not by relu",
+        "is followed by nothing, not by a function",
     ),
     "a product that is read outside": (
         lambda b: (y := Tail(residual="", relu=False, offset=False)(b)[-1], b("relu", y)),

@@ -3,7 +3,7 @@
 //   sums[split][r, s][o][c] = sum over pixels of dy[pixel][o] * x[pixel at tap (r, s)][c]
 //
 // dy and x are NHWC, of T (2 bytes); the sums are float. `wgrad_sum.h` adds the splits, in an order
-// that depends on the configuration alone.
+// that depends on the configuration alone; where there is only one, it is rounded and stored here.
 //
 // A block takes kTileM by kTileN channels of all taps, and every kSplitK-th part of the pixels, box
 // by box: one warpgroup copies, the others multiply. Both operands are read along the pixels. Each
@@ -39,7 +39,7 @@ class HopperWgrad : HopperWgradTile<C> {
  public:
   using Tile::kSharedBytes, Tile::kThreads;
 
-  static __device__ __forceinline__ void run(const WgradMaps& maps, float* sums) {
+  static __device__ __forceinline__ void run(const WgradMaps& maps, float* sums, T* dw) {
     extern __shared__ uint8_t memory[];
     release_successor();
     // A swizzled row's place in the pattern is a part of its address.
@@ -52,13 +52,13 @@ class HopperWgrad : HopperWgradTile<C> {
       if (threadIdx.x == kGroups * kWarpgroup) wgrad.copy();
     } else if (group == 0) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-      wgrad.template consume<0>(sums);
+      wgrad.template consume<0>(sums, dw);
     } else if (group == 1) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-      if constexpr (kGroups > 1) wgrad.template consume<1>(sums);
+      if constexpr (kGroups > 1) wgrad.template consume<1>(sums, dw);
     } else {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-      if constexpr (kGroups > 2) wgrad.template consume<2>(sums);
+      if constexpr (kGroups > 2) wgrad.template consume<2>(sums, dw);
     }
   }
 
@@ -111,7 +111,7 @@ class HopperWgrad : HopperWgradTile<C> {
   // The others.
 
   template <int kGroup>
-  __device__ __forceinline__ void consume(float* to) const {
+  __device__ __forceinline__ void consume(float* parts, T* dw) const {
     constexpr int kRow = kGroup / kPartsO, kPart = kGroup % kPartsO;
     float sums[C::kS][kSums];
 #pragma unroll
@@ -130,7 +130,7 @@ class HopperWgrad : HopperWgradTile<C> {
     wait_for_predecessor();
 #pragma unroll
     for (int s = 0; s < C::kS; ++s) {
-      store(to, kRow * C::kS + s, o_ + kPart * kChunk, sums[s]);
+      store(parts, dw, kRow * C::kS + s, o_ + kPart * kChunk, sums[s]);
     }
   }
 
@@ -177,19 +177,32 @@ class HopperWgrad : HopperWgradTile<C> {
                  : "memory");
   }
 
-  __device__ __forceinline__ void store(float* to, int tap, int first,
+  /// Where dw has an element.
+  static __device__ __forceinline__ size_t element_at(int o, int tap, int c) {
+    constexpr int kTaps = C::kR * C::kS;
+    if constexpr (C::kChannelsLast) return (size_t(o) * kTaps + tap) * C::kC + c;
+    return (size_t(o) * C::kC + c) * kTaps + tap;
+  }
+
+  __device__ __forceinline__ void store(float* parts, T* dw, int tap, int first,
                                         const float (&sums)[kSums]) const {
+    constexpr int kTaps = C::kR * C::kS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-    const size_t plane = size_t(split_) * (C::kR * C::kS) + tap;
+    const size_t plane = size_t(split_) * kTaps + tap;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int o = first + 16 * warp + lane / 4 + 8 * half;
-      float* row = to + (plane * C::kO + o) * C::kC;
 #pragma unroll
       for (int j = 0; j < C::kTileN / 8; ++j) {
         const int c = c_ + 8 * j + lane % 4 * 2;
         if (o >= C::kO || c >= C::kC) continue;
-        *reinterpret_cast<float2*>(row + c) = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+        const float2 pair = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+        if constexpr (C::kSplitK > 1) {
+          *reinterpret_cast<float2*>(parts + (plane * C::kO + o) * C::kC + c) = pair;
+        } else {
+          dw[element_at(o, tap, c)] = from_float<T>(pair.x);
+          dw[element_at(o, tap, c + 1)] = from_float<T>(pair.y);
+        }
       }
     }
   }

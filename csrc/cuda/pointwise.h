@@ -61,6 +61,21 @@ struct Pointwise {
     }
   }
 
+  static __device__ __forceinline__ void evaluate(const Word (&in)[kInputs],
+                                                  float (&out)[kOutputs][kWidth]) {
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) {
+      float x[kInputs], y[kOutputs];
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        x[k] = in[k][Chain::kStrides[k][kAxes - 1] == 0 ? 0 : e];
+      }
+      Chain::evaluate(x, y);
+#pragma unroll
+      for (int j = 0; j < kOutputs; ++j) out[j][e] = y[j];
+    }
+  }
+
   static __device__ __forceinline__ void store(T* to, int there, const float (&from)[kWidth]) {
     Word word;
     word.round(from);
@@ -99,17 +114,7 @@ struct Pointwise {
     for (int v = 0; v < kVectors; ++v) {
       if (first[v] >= a.count) continue;
       float out[kOutputs][kWidth];
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) {
-        float x[kInputs], y[kOutputs];
-#pragma unroll
-        for (int k = 0; k < kInputs; ++k) {
-          x[k] = in[v][k][Chain::kStrides[k][kAxes - 1] == 0 ? 0 : e];
-        }
-        Chain::evaluate(x, y);
-#pragma unroll
-        for (int j = 0; j < kOutputs; ++j) out[j][e] = y[j];
-      }
+      evaluate(in[v], out);
 #pragma unroll
       for (int j = 0; j < kOutputs; ++j) {
         store(a.out[j] + first[v], elements_at(a, first[v]), out[j]);

@@ -2,8 +2,8 @@
 //
 //   dw[o][c][r, s] or dw[o][r, s][c] = sum over splits of sums[split][r, s][o][c]
 //
-// A block makes kChannels channels of all taps of one o. kWays threads share an element: each adds
-// every kWays-th part, then one adds what they have, always in the same order.
+// A block makes kSumChannels channels of all taps of kSumRows o. kSumWays threads share an element:
+// each adds every kSumWays-th part, then one adds what they have, always in the same order.
 
 #pragma once
 
@@ -19,31 +19,35 @@ class WgradSum {
   static constexpr int kTaps = C::kR * C::kS;
   static constexpr int kColumns = kTaps * C::kSumChannels / 4;  // of 4 elements
   static constexpr int kElements = kTaps * C::kSumChannels;
+  static constexpr int kOfRow = kColumns * C::kSumWays;  // threads
 
  public:
-  static constexpr int kThreads = kColumns * C::kSumWays;
+  static constexpr int kThreads = kColumns * C::kSumWays * C::kSumRows;
 
   static __device__ __forceinline__ void run(const float* sums, T* dw) {
-    __shared__ float4 parts[C::kSumWays][kColumns];
-    __shared__ float whole[kElements];
+    __shared__ float4 parts[C::kSumRows][C::kSumWays][kColumns];
+    __shared__ float whole[C::kSumRows][kElements];
     release_successor();
     constexpr int kChunks = ceil_div(C::kC, C::kSumChannels);
-    const int o = blockIdx.x / kChunks, first = blockIdx.x % kChunks * C::kSumChannels;
-    const int column = threadIdx.x % kColumns, way = threadIdx.x / kColumns;
+    const int first = blockIdx.x % kChunks * C::kSumChannels;
+    const int column = threadIdx.x % kColumns, way = threadIdx.x / kColumns % C::kSumWays;
+    const int row = threadIdx.x / (kColumns * C::kSumWays);
+    const int o = blockIdx.x / kChunks * C::kSumRows + row;
     const int tap = column / (C::kSumChannels / 4), c = column % (C::kSumChannels / 4) * 4;
     wait_for_predecessor();
-    parts[way][column] = first + c < C::kC ? sum_of(sums, tap, o, first + c, way) : float4{};
+    const bool inside = o < C::kO && first + c < C::kC;
+    parts[row][way][column] = inside ? sum_of(sums, tap, o, first + c, way) : float4{};
     __syncthreads();
     if (way == 0) {
-      float4 sum = parts[0][column];
+      float4 sum = parts[row][0][column];
 #pragma unroll
-      for (int i = 1; i < C::kSumWays; ++i) add(sum, parts[i][column]);
+      for (int i = 1; i < C::kSumWays; ++i) add(sum, parts[row][i][column]);
       const float values[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) whole[place(tap, c + i)] = values[i];
+      for (int i = 0; i < 4; ++i) whole[row][place(tap, c + i)] = values[i];
     }
     __syncthreads();
-    store(whole, dw, o, first);
+    if (o < C::kO) store(whole[row], dw, o, first);
   }
 
  private:
@@ -71,7 +75,7 @@ class WgradSum {
   static __device__ __forceinline__ void store(const float* whole, T* dw, int o, int first) {
     const int channels = min(C::kSumChannels, C::kC - first);
     T* row = dw + size_t(o) * C::kC * kTaps;
-    for (int i = threadIdx.x; i < kElements; i += kThreads) {
+    for (int i = threadIdx.x % kOfRow; i < kElements; i += kOfRow) {
       if constexpr (C::kChannelsLast) {
         const int c = i % C::kSumChannels, tap = i / C::kSumChannels;
         if (c < channels) row[tap * C::kC + first + c] = from_float<T>(whole[i]);

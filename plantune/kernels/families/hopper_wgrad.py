@@ -129,9 +129,10 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
         def launch(stream: int) -> None:
             dy, x, copied = place(stream)
             maps = Maps(_result_map(dy, design.cut), _image_map(x, design.cut))
-            multiply.launch(stream, maps, ctypes.c_void_p(sums), programmatic=not copied)
-            dw = frame.values[parts.node.name].data_ptr()
-            add.launch(stream, ctypes.c_void_p(sums), ctypes.c_void_p(dw))
+            dw = ctypes.c_void_p(frame.values[parts.node.name].data_ptr())
+            multiply.launch(stream, maps, ctypes.c_void_p(sums), dw, programmatic=not copied)
+            if design.split_k > 1:
+                add.launch(stream, ctypes.c_void_p(sums), dw)
 
         return Binding(launch)
 
@@ -161,7 +162,8 @@ def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float
     start_us = 3 + 2 * design.stage_bytes / cost["sm_bytes_per_us"]
     moving_us = max(traffic_bytes - cost["cached_bytes"], 0) / cost["bytes_per_us"]
     busy_us = waves * (design.boxes_of_block * box_us + start_us)
-    return max(busy_us, moving_us) + 2 + 2 * design.sums_bytes / cost["bytes_per_us"]
+    adds_us = 2.0 if design.split_k > 1 else 0.0
+    return max(busy_us, moving_us) + adds_us + 2 * design.sums_bytes / cost["bytes_per_us"]
 
 
 def _result_map(dy: Tensor, cut: Cut) -> TensorMap:

@@ -29,14 +29,15 @@ SOURCE = """struct Gradient {{
   static constexpr int kPhaseW = {phase[0]}, kPhaseH = {phase[1]};
   static constexpr bool kImagesInside = {inside}, kChannelsLast = {channels_last};
   static constexpr int kSumChannels = {sum_channels}, kSumWays = {sum_ways};
+  static constexpr int kSumRows = {sum_rows};
 }};
 using Kernel = plantune::HopperWgrad<Gradient>;
 using Sum = plantune::WgradSum<Gradient>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
               Sum::kThreads == {sum_threads}, "what is launched is what was planned");
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
-    run(const __grid_constant__ plantune::WgradMaps maps, float* sums) {{
-  Kernel::run(maps, sums);
+    run(const __grid_constant__ plantune::WgradMaps maps, float* sums, Gradient::T* dw) {{
+  Kernel::run(maps, sums, dw);
 }}
 extern "C" __global__ void __launch_bounds__(Sum::kThreads)
     sum(const float* sums, Gradient::T* dw) {{
@@ -203,15 +204,23 @@ class WgradDesign:
         return max(min(self.split_k, SUM_THREADS // (self.taps * SUM_CHANNELS // 4)), 1)
 
     @property
+    def sum_rows(self) -> int:
+        """Where few parts are added, a block does so for several rows."""
+        return max(SUM_THREADS // (self.taps * SUM_CHANNELS // 4 * self.sum_ways) // 2, 1)
+
+    @property
     def sum_threads(self) -> int:
-        return self.taps * SUM_CHANNELS // 4 * self.sum_ways
+        return self.taps * SUM_CHANNELS // 4 * self.sum_ways * self.sum_rows
 
     @property
     def sum_blocks(self) -> int:
-        return self.shape.o * -(-self.shape.c // SUM_CHANNELS)
+        return -(-self.shape.o // self.sum_rows) * -(-self.shape.c // SUM_CHANNELS)
 
     @property
     def sums_bytes(self) -> int:
+        """Of parts; a gradient in one part is stored as it is."""
+        if self.split_k == 1:
+            return 0
         return 4 * self.split_k * self.taps * self.shape.o * self.shape.c
 
     def why_not(self) -> str | None:
@@ -230,14 +239,15 @@ class WgradDesign:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def source(self, dtype: str, layout: str) -> str:
-        own = ("tile_m", "tile_n", "stages", "split_k", "sum_ways", "sum_threads", "threads")
+        own = ("tile_m", "tile_n", "stages", "split_k", "threads")
+        sums = ("sum_ways", "sum_rows", "sum_threads")
         product = register_product(dtype, self.tile_n)
         return (
             INCLUDE
             + product
             + SOURCE.format(
                 **vars(self.shape),
-                **{name: getattr(self, name) for name in (*own, "shared_bytes")},
+                **{name: getattr(self, name) for name in (*own, *sums, "shared_bytes")},
                 element=ELEMENTS[dtype],
                 box=self.cut.box,
                 phase=self.cut.phase,

@@ -1,0 +1,228 @@
+"""Chains of pointwise ops and a sum of what they make, in one pass over memory: the gradients of
+scalars and biases, beside the gradients that they are sums of.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plantune.canonical import Attrs
+from plantune.graph.graph import Node
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
+from plantune.kernels.constants import rows_of
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.launcher import Launcher
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.rendering import cxx_bool
+from plantune.space.arch import Arch
+
+INPUTS_MAX, OUTPUTS_MAX = 6, 4
+SUMS = ("sum", "sum_to", "mean")
+SOURCE = (
+    """#include "cuda/pointwise_sum.h"
+struct Chain {{
+  using T = {element};
+  using Index = {index};
+  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kAxes = {axes};
+  static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
+  static constexpr Index kSizes[] = {{{sizes}}};
+  static constexpr Index kStrides[][kAxes] = {{{strides}}};
+  static constexpr int kChannels = {channels};
+  static constexpr long long kRows = {rows}, kRowsOfBlock = {rows_of_block};
+  static constexpr bool kAll = {all}, kImages = {images};
+  static constexpr float kScale = {scale}f;
+  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
+                                                  float (&out)[kOutputs]) {{
+    {lines}
+  }}
+}};
+using Kernel = plantune::PointwiseSum<Chain>;"""
+    + vector_kernel.ENTRIES
+    + """
+extern "C" __global__ __launch_bounds__({threads}) void add(Kernel::Arguments arguments) {{
+  Kernel::add(arguments);
+}}
+"""
+)
+
+
+@dataclass(frozen=True)
+class SumParts(Parts):
+    """`head` makes what leaves as it is, and last what is added: to one value, or one of each
+    channel, of all images or of each.
+    """
+
+    head: Step
+    expression: pointwise_chain.Expression
+    node: Node
+    kept: tuple[int, ...]
+
+    @property
+    def type(self) -> TensorType:
+        return self.head.outputs[-1][1]
+
+    @property
+    def channels(self) -> int:
+        return self.type.shape[1]
+
+    @property
+    def rows(self) -> int:
+        return self.type.numel // self.channels
+
+    @property
+    def of_images(self) -> bool:
+        return self.kept == (0, 1)
+
+    @property
+    def width(self) -> int:
+        return vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
+
+    @property
+    def results(self) -> int:
+        return self.channels if self.kept else 1
+
+    def rows_of_block(self, config: Attrs) -> int:
+        if self.of_images:
+            return self.rows // self.type.shape[0]
+        lanes = int(config["threads"]) // (self.channels // self.width)
+        return max(-(-self.rows // int(config["blocks"])), lanes)
+
+    def blocks(self, config: Attrs) -> int:
+        return -(-self.rows // self.rows_of_block(config))
+
+    def in_one_pass(self, config: Attrs) -> bool:
+        return self.of_images or self.blocks(config) == 1
+
+
+class PointwiseSum(CudaFamily[SumParts]):
+    """Config: `blocks` of so many `threads` add parts, where a result has many rows; a thread reads
+    so many `vectors` at once.
+    """
+
+    name: ClassVar = "pointwise_sum"
+
+    def read(self, step: Step) -> SumParts:
+        node = step.nodes[-1]
+        refuse({f"the step ends with {node.op}, not with a sum": node.op not in SUMS})
+        head = _head(step)
+        parts = SumParts(step, head, pointwise_chain.expression_of(head), node, _kept(step, node))
+        type_, expression = parts.type, parts.expression
+        dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
+        images = len(type_.shape) == 4
+        added = parts.kept in ((), (1,)) or (images and parts.of_images)
+        many = len(expression.operands) > INPUTS_MAX or len(expression.results) > OUTPUTS_MAX
+        refuse(
+            {
+                **vector_kernel.not_an_element(", ".join(dtypes)),
+                "there is nothing to add": type_.numel == 0,
+                f"only images and matrices, got {type_.shape}": len(type_.shape) not in (2, 4),
+                "the sum is not that of all, of channels, or of an image's channels": not added,
+                f"rows of {type_.shape} are not whole vectors": parts.channels % parts.width,
+                f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many,
+                "weights are in nchw": step.phase == "refresh",
+                "the sum leaves alone": parts.node.name not in dict(step.outputs),
+            }
+        )
+        return parts
+
+    def layouts(self, parts: SumParts, config: Attrs) -> dict[str, str]:
+        values = (*parts.step.inputs, *parts.step.outputs)
+        known = {name: type_ for name, type_ in values if name not in parts.step.constants}
+        return {name: "nhwc" for name, type_ in known.items() if len(type_.shape) == 4}
+
+    def why_not_config(self, parts: SumParts, config: Attrs, arch: Arch) -> str | None:
+        if parts.channels // parts.width > int(config["threads"]):
+            return f"{config['threads']} threads do not read {parts.channels} channels at once"
+        return super().why_not_config(parts, config, arch)
+
+    def workspace_bytes(self, parts: SumParts, config: Attrs) -> int:
+        if parts.in_one_pass(config):
+            return 0
+        return 4 * parts.blocks(config) * parts.results
+
+    def source(self, parts: SumParts, config: Attrs, arch: Arch) -> str:
+        expression = parts.expression
+        layout = "nhwc" if len(parts.type.shape) == 4 else "nchw"
+        geometry = pointwise_chain.geometry_of(parts.head, expression, layout, parts.width)
+        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
+        added = parts.type.numel // parts.step.types[parts.node.name].numel
+        return SOURCE.format(
+            element=vector_kernel.ELEMENTS[parts.type.dtype],
+            index="unsigned" if parts.type.numel < 1 << 31 else "unsigned long long",
+            inputs=len(expression.operands),
+            outputs=len(expression.results),
+            axes=len(geometry.sizes),
+            width=geometry.width,
+            vectors=config["vectors"],
+            threads=config["threads"],
+            sizes=", ".join(map(str, (1, *geometry.sizes[1:]))),
+            strides=", ".join(f"{{{', '.join(map(str, row))}}}" for row in geometry.strides),
+            channels=parts.channels,
+            rows=parts.rows,
+            rows_of_block=parts.rows_of_block(config),
+            all=cxx_bool(not parts.kept),
+            images=cxx_bool(parts.of_images),
+            scale=repr(1 / added if parts.node.op == "mean" else 1.0),
+            lines="\n    ".join((*expression.lines, *made)),
+        )
+
+    def bind(self, parts: SumParts, config: Attrs, frame: Frame) -> Binding:
+        values, threads = frame.values, int(config["threads"])
+        names = [operand.name for operand in parts.expression.operands]
+        written = [*(name for name, _ in parts.head.outputs[:-1]), parts.node.name]
+        # The source is written for constants in nchw.
+        constants = rows_of(parts.step, frame)
+        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
+        kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads)
+        blocks = math.ceil(parts.results / 32)
+        add = Launcher(frame.built, blocks, threads, name="add")
+
+        def launch(stream: int) -> None:
+            read = [constants.tensor(name) for name in names]
+            addresses = [tensor.data_ptr() for tensor in (*read, *(values[n] for n in written))]
+            arguments = vector_kernel.members(*addresses, sums)
+            kernel.launch(stream, arguments, read)
+            if not parts.in_one_pass(config):
+                add.launch(stream, arguments)
+
+        return Binding(launch, constants=constants.all)
+
+    def estimate_us(self, parts: SumParts, config: Attrs, arch: Arch) -> float:
+        cost = arch.cost(self.name)
+        more = 0.0 if parts.in_one_pass(config) else cost["launch_us"]
+        return super().estimate_us(parts, config, arch) + more
+
+
+def _head(step: Step) -> Step:
+    """All but the sum, as a step that makes what leaves and then what is added."""
+    nodes, last = step.nodes[:-1], step.nodes[-1]
+    added = last.inputs[0]
+    read = {value for node in nodes for value in node.inputs} | {added}
+    leaving = tuple((name, type_) for name, type_ in step.outputs if name != last.name)
+    return Step(
+        nodes,
+        tuple((name, type_) for name, type_ in step.inputs if name in read),
+        (*leaving, (added, step.types[added])),
+        step.constants,
+        step.phase,
+    )
+
+
+def _kept(step: Step, node: Node) -> tuple[int, ...]:
+    """The axes along which there are several results."""
+    shape = step.types[node.inputs[0]].shape
+    if node.op == "sum_to":
+        to = node.attrs["shape"]
+        result = (1,) * (len(shape) - len(to)) + tuple(to)
+    else:
+        result = tuple(1 if axis in node.attrs["dims"] else n for axis, n in enumerate(shape))
+    return tuple(axis for axis, size in enumerate(result) if size > 1)
+
+
+FAMILY = PointwiseSum()

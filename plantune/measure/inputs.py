@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from plantune.graph.graph import Node
 from plantune.graph.ops import Domain, op_named
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -17,6 +18,8 @@ BELOW = {"uint8": 256, "bool": 2}
 COUNTS_BELOW = 100
 # Numbers that are scaled are drawn such that their sums fit every dtype.
 LARGEST = 256.0
+# So many numbers around a half fit a float16 together, eight times over.
+ADDENDS_MAX = 1 << 14
 
 
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
@@ -31,6 +34,10 @@ def draw_inputs(step: Step, random: torch.Generator) -> Values:
     for name, type_ in step.inputs:
         if type_.is_float:
             drawn[name] *= _size(step, name)
+    for node in step.nodes:
+        if (part := _part_of_sum(step, node)) < 1:
+            for name in _addends(step, node.inputs[0]) - step.constants:
+                drawn[name] *= part
     return drawn
 
 
@@ -56,6 +63,24 @@ def _size(step: Step, name: str) -> float:
             size: float = min(1 / abs(float(node.attrs["alpha"])), LARGEST)
             return size
     return 1.0
+
+
+def _part_of_sum(step: Step, node: Node) -> float:
+    """How small the addends are whose sum would be infinite otherwise, and prove nothing."""
+    if node.op not in ("sum", "sum_to") or node.types[0].dtype != "float16":
+        return 1.0
+    addends = step.types[node.inputs[0]].numel / max(node.types[0].numel, 1)
+    return float(2.0 ** -math.ceil(math.log2(max(addends / ADDENDS_MAX, 1))))
+
+
+def _addends(step: Step, value: str) -> set[str]:
+    """The inputs whose size a value has; of a product the first factor's alone."""
+    maker = next((node for node in step.nodes if value in node.outputs), None)
+    if maker is None:
+        return {value}
+    if maker.op in ("add", "sub", "add_channel"):
+        return set().union(*(_addends(step, name) for name in maker.inputs))
+    return _addends(step, maker.inputs[0])
 
 
 def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Generator) -> Tensor:

@@ -56,3 +56,21 @@ def test_divisors_stay_away_from_zero():
     data = with_small(step, drawn(step), torch.Generator().manual_seed(0))
     assert data["other"].min() >= 0.5
     assert (data["x"] == 0).any()
+
+
+@pytest.mark.parametrize(("images", "part"), [(8, 1 / 8), (1, 1.0)])
+def test_large_sums_fit_a_float16(images, part):
+    """They were infinite, here and in PyTorch, so that any kernel was right."""
+
+    def inputs(dtype):
+        builder = GraphBuilder()
+        a, b, c = (builder.input(name, TensorType((images, 64, 16, 16), dtype)) for name in "abc")
+        (product,) = builder.emit("mul", a, b)
+        (value,) = builder.emit("add", product, c)
+        graph = builder.build((value, *builder.emit("sum_to", value, shape=(1,))))
+        return drawn(make_step(graph, [node.name for node in graph.nodes]))
+
+    small, usual = inputs("float16"), inputs("bfloat16")
+    assert small["a"].double().sum().abs() < 16384
+    ratios = [small[name].double().std() / usual[name].double().std() for name in "abc"]
+    assert ratios == pytest.approx([part, 1.0, part], rel=0.01)

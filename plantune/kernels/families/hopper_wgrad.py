@@ -74,6 +74,8 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
             raise IllegalCandidate("only the gradient of a convolution's weight alone")
         shape, attrs = parts.shape, parts.node.attrs
         large = max(shape.r, shape.s) > KERNEL_MAX or max(shape.stride) > STRIDE_MAX
+        kernel = (shape.r, shape.s)
+        wide = any(pad >= size for pad, size in zip(shape.padding, kernel, strict=True))
         refuse(
             {
                 f"a warpgroup multiplies float16 or bfloat16, got {parts.dtype}": parts.dtype
@@ -85,6 +87,8 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
                 or shape.o % 8,
                 f"kernels up to 3x3 and strides up to 2, got {shape.r}x{shape.s} and "
                 f"{shape.stride}": large,
+                # There a NaN of a pixel whose taps read nothing would reach the sums.
+                f"the padding {shape.padding} is not smaller than the kernel {kernel}": wide,
                 "an image is constant": step.constants,
             }
         )

@@ -97,6 +97,7 @@ def test_each_layer_has_configs(step_of, index, n):
         (Gradient(dilation=2), "float16", "without groups and dilation"),
         (Gradient(kernel=5), "float16", "got 5x5"),
         (Gradient(stride=3), "float16", "strides up to 2"),
+        (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
         (
             lambda b: b("affine", Gradient()(b), alpha=2.0, beta=0.0),
             "float16",
@@ -204,7 +205,6 @@ RUN = {
         Gradient(40, 64, (9, 9), 128, kernel=1, stride=2),
         config(128, **IMAGES, tile_k=64, blocks=4),
     ),
-    "1x1, padded": (Gradient(9, 64, (5, 5), kernel=1, padding=1), config(blocks=1)),
 }
 
 

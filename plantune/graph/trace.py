@@ -101,6 +101,7 @@ class _Tracing:
         args, kwargs = arguments.given(given)
         with (
             self._refusing(),
+            _modes_as_before(),
             # A caller's autocast is not the module's own.
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
@@ -145,6 +146,26 @@ class _Tracing:
                 f"{type(self.module).__name__}, at {place}: torch cannot trace it: {said}. {DOOR}"
                 + (f"; {line}" if line else "")
             ) from error
+
+
+@contextmanager
+def _modes_as_before() -> Iterator[None]:
+    """A graph that Dynamo captured switches modes by calls, of which one that is refused ran only
+    the first ones: torch would keep casts of weights for as long as it is inside of autocast.
+    """
+    grad, depth = torch.is_grad_enabled(), _autocast_depth()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        for _ in range(depth, _autocast_depth()):
+            torch.autocast_decrement_nesting()
+
+
+def _autocast_depth() -> int:
+    deeper = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return int(deeper) - 1
 
 
 class _Recorder(ProxyTorchDispatchMode):

@@ -259,6 +259,41 @@ class TestCalls:
         torch.testing.assert_close(ours, inside(x), rtol=2e-2, atol=2e-2)
         assert ours.dtype == torch.bfloat16
 
+    @pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
+    def test_autocast_inside_while_weights_change(self):
+        """Torch keeps casts of weights until autocast ends."""
+        module = nn.Linear(3, 4)
+
+        def inside(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return module(x)
+
+        fast, x = compiled(inside), torch.randn(2, 3)
+        for _ in range(3):
+            weight, bias = module.weight.bfloat16(), module.bias.bfloat16()
+            assert_alike(fast(x), F.linear(x.bfloat16(), weight, bias))
+            with torch.no_grad():
+                module.weight.neg_()
+
+    @pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
+    def test_a_part_without_gradients(self):
+        module = nn.Linear(3, 3)
+
+        def part(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                scale = module(x).abs() + 1
+            return module(x) / scale
+
+        fast, x = compiled(part), torch.randn(2, 3)
+        for run in (fast, part, fast):
+            module.zero_grad()
+            run(x).sum().backward()
+            found = module.weight.grad
+            module.zero_grad()
+            part(x).sum().backward()
+            assert_alike(found, module.weight.grad)
+        assert torch.is_grad_enabled()
+
 
 class TestParameters:
     """One captured graph serves all modules of the same code."""

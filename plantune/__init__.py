@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from plantune.runtime.check import check
     from plantune.runtime.load import load_model, optimize
     from plantune.runtime.module import TunedModule, UnplannedCall
+    from plantune.training.lamb import LAMB
     from plantune.training.loss_scale import LossScale
     from plantune.training.step import TrainStep
 
 __version__ = "0.1.0"
 __all__ = [
+    "LAMB",
     "LossScale",
     "Plan",
     "PlantuneError",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 # What needs torch is imported when it is first asked for, so that the command line answers at once.
 _HOMES = {
+    "LAMB": "plantune.training.lamb",
     "LossScale": "plantune.training.loss_scale",
     "TrainStep": "plantune.training.step",
     "Plan": "plantune.plan",

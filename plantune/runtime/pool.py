@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from types import TracebackType
 from weakref import WeakSet
@@ -219,14 +219,24 @@ class Pool:
                         "this call cannot be captured in a CUDA graph: nothing that has run before "
                         "is free for it; call the module once before each capture"
                     )
-                _in_captures.append(instance)
+                keeper = _kept_by.keeper
+                if keeper is None:
+                    _in_captures.append(instance)
+                else:
+                    keeper.pools.append((self, capture))
                 self._left_to_captures += 1
             return Lease(self, instance, capture)
+
+    def let_go(self, capture: Capture) -> None:
+        """Drops what a capture uses, whose graph is gone."""
+        with self._lock:
+            self._left_to_captures -= len(self._captured.pop(capture, ()))
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
         # No lock: a collector may run this inside of `lease`, and append is atomic.
         if capture is not None:
-            self._captured[capture].append(instance)
+            if capture in self._captured:  # else its graph is gone
+                self._captured[capture].append(instance)
         elif len(self._idle) < MOST_PASSES:
             self._idle.append(instance)
 
@@ -250,5 +260,34 @@ def _ready(instances: list[Instance]) -> Instance | None:
     return None
 
 
+class Keeper:
+    """Who captures calls of tuned modules in a graph of plantune's own: instances in it live as
+    long as the graph, not as the process.
+    """
+
+    def __init__(self) -> None:
+        self.pools: list[tuple[Pool, Capture]] = []
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Inside, what this thread's captures take is for `let_go`."""
+        before, _kept_by.keeper = _kept_by.keeper, self
+        try:
+            yield
+        finally:
+            _kept_by.keeper = before
+
+    def let_go(self) -> None:
+        """After the graph is gone."""
+        while self.pools:
+            pool, capture = self.pools.pop()
+            pool.let_go(capture)
+
+
+class _KeptBy(threading.local):
+    keeper: Keeper | None = None
+
+
+_kept_by = _KeptBy()
 # Their memory is part of graphs that plantune does not see.
 _in_captures: list[Instance] = []

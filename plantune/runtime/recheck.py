@@ -152,7 +152,8 @@ def _judgeable(network: _Called, graph: Graph, random: torch.Generator) -> _Case
     for of_images, of_weights in SCALES:
         _randomise(network.module, random, of_weights)
         inputs = drawn_inputs(graph, network.call.examples, random, of_images)
-        seeds = tuple(drawn(type_, random) for _, type_ in graph.output_gradients)
+        # Gradients of scalars are sums over all pixels, which overflow sooner than outputs do.
+        seeds = tuple(drawn(type_, random, of_images) for _, type_ in graph.output_gradients)
         moved = [_moved(x, random) for x in inputs]
         theirs = _of_framework(network, graph, moved, seeds)
         if not all(map(is_finite, theirs.values())):

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from plantune.errors import BuildError, CudaError, UnsupportedDevice
+from plantune.machine import arch_of
+from plantune.runtime.module import TunedModule
+from plantune.space.arch import Arch, load_arch
+from plantune.training.captured_step import Arguments
+from plantune.training.device_update import DeviceUpdate, can_update
 from plantune.training.loss_pass import LossPass
 from plantune.training.loss_scale import LossScale
 from plantune.training.models import Models
 from plantune.training.random_state import load_random_state, random_state
+from plantune.training.replays import Passes, Replays
 from plantune.training.update import FlatGradients, Rules, TorchUpdate
 
 
@@ -53,7 +62,9 @@ class TrainStep:
         self._rules = Rules(max_norm, scale)
         self._models = Models(model)
         self._parameters: list[Tensor] = []
-        self._places: list[tuple[object, ...]] = []
+        self._pointers: list[int] = []
+        self._groups = 0
+        self._run: Passes | Replays | None = None
         self._follow_parameters()
 
     @property
@@ -73,9 +84,8 @@ class TrainStep:
     def __call__(self, inputs: Any, *targets: Any) -> Any:
         self._follow_parameters()
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        value = self._pass.run(given, targets, self._scaled_by, self._gradients.take)
-        self._update.run()
-        return value
+        assert self._run is not None
+        return self._run((given, targets))
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs, beside the model's own state, to go on exactly: the optimizer's
@@ -98,25 +108,61 @@ class TrainStep:
             self.scale.load_state_dict(state["scale"])
         load_random_state(state["random"], self._device)
 
-    @property
-    def _scaled_by(self) -> Tensor | None:
-        return None if self.scale is None else self.scale.scale
+    def refresh(self) -> None:
+        """Has the next call read again what is captured: Python values that the loss or the model
+        reads from elsewhere than their arguments and attributes.
+        """
+        if isinstance(self._run, Replays):
+            self._run.let_go()
 
     def _follow_parameters(self) -> None:
         """The parameters of the optimizer's groups that are trained now, wherever they are."""
         groups = self.optimizer.param_groups
         found = [p for group in groups for p in group["params"] if p.requires_grad]
-        places: list[tuple[object, ...]] = [(id(p), p.data_ptr(), p.stride()) for p in found]
-        if self._parameters and places == self._places:
+        pointers = [p.data_ptr() for p in found]
+        same = len(found) == len(self._parameters) and all(map(is_, found, self._parameters))
+        if found and same and pointers == self._pointers and len(groups) == self._groups:
             return
         self._device = _device_of(found)
-        self._parameters, self._places = found, places
+        self._parameters, self._pointers, self._groups = found, pointers, len(groups)
+        self.refresh()
         if self.scale is not None:
             self.scale.place(self._device)
-        self._gradients = FlatGradients(found, self._device)
-        autocast = None if self.autocast is None else (self._device.type, self.autocast)
-        self._pass = LossPass(self._models, self.loss, found, self.micro_batches, autocast)
-        self._update = TorchUpdate(self.optimizer, self._gradients, self._rules)
+        self._run = self._made(found)
+
+    def _made(self, parameters: list[Tensor]) -> Passes | Replays:
+        device, rules = self._device, self._rules
+        arch = _arch_of(device)
+        gradients = FlatGradients(parameters, device, arch)
+        autocast = None if self.autocast is None else (device.type, self.autocast)
+        backward = LossPass(self._models, self.loss, parameters, self.micro_batches, autocast)
+        self._update = self._update_of(gradients, arch)
+
+        def run(given: Arguments) -> Any:
+            scale = None if rules.scale is None else rules.scale.scale
+            return backward.run(*given, scale, gradients.take)
+
+        passes = Passes(run, gradients, self._update, self._modules())
+        return Replays(passes, device) if device.type == "cuda" else passes
+
+    def _update_of(self, gradients: FlatGradients, arch: Arch | None) -> TorchUpdate | DeviceUpdate:
+        if arch is not None and can_update(self.optimizer, gradients.parameters):
+            with suppress(BuildError, CudaError):
+                return DeviceUpdate(self.optimizer, gradients, self._rules, arch)
+        return TorchUpdate(self.optimizer, gradients, self._rules)
+
+    def _modules(self) -> tuple[nn.Module, ...]:
+        """Those whose state decides what a step computes."""
+        model = self.model.reference if isinstance(self.model, TunedModule) else self.model
+        return (model, self.loss) if isinstance(self.loss, nn.Module) else (model,)
+
+
+def _arch_of(device: torch.device) -> Arch | None:
+    """None where plantune has no kernels."""
+    try:
+        return load_arch(arch_of(device))
+    except UnsupportedDevice:
+        return None
 
 
 def _device_of(parameters: list[Tensor]) -> torch.device:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from plantune.kernels.copies import Copies, Pair
 from plantune.runtime.flat import FlatLayout
+from plantune.runtime.program import current_stream
+from plantune.space.arch import Arch
 from plantune.training.loss_scale import LossScale
 
 # As in torch.nn.utils.clip_grad_norm_.
@@ -27,26 +30,35 @@ class Rules:
 class FlatGradients:
     """The gradients of one step, side by side, and which parameters have one."""
 
-    def __init__(self, parameters: Sequence[Tensor], device: torch.device) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], device: torch.device, arch: Arch | None = None
+    ) -> None:
         self.parameters = parameters
-        layout = FlatLayout.of({str(at): tensor for at, tensor in enumerate(parameters)})
-        self.buffers = layout.buffers(device)
-        self.views = [*layout.views(self.buffers).values()]
+        self.layout = FlatLayout.of({str(at): tensor for at, tensor in enumerate(parameters)})
+        self.buffers = self.layout.buffers(device)
+        self.views = [*self.layout.views(self.buffers).values()]
         self.present = [False] * len(self.views)
+        self._device, self._copies = device, None if arch is None else Copies(arch, device)
 
     def take(self, number: int, gradients: Sequence[Tensor | None]) -> None:
         """Those of a micro-batch; the first of a step has the number 0."""
         if number == 0:
             self.present = [gradient is not None for gradient in gradients]
+        pairs: list[Pair] = []
         for at, (view, gradient) in enumerate(zip(self.views, gradients, strict=True)):
-            if gradient is None:
-                if number == 0:
-                    view.zero_()
-            elif number == 0:
-                view.copy_(gradient)
-            else:
+            if gradient is not None:
                 self.present[at] = True
-                view.add_(gradient)
+                pairs.append((view, gradient))
+            elif number == 0:
+                view.zero_()
+        self._write(pairs, adds=number > 0)
+
+    def _write(self, pairs: Sequence[Pair], *, adds: bool) -> None:
+        if self._copies is not None:
+            self._copies.launch(current_stream(self._device), pairs, adds=adds)
+            return
+        for view, gradient in pairs:
+            view.add_(gradient) if adds else view.copy_(gradient)
 
     def norm(self) -> Tensor:
         """Of all gradients together, in float32 at least."""
@@ -68,6 +80,9 @@ class TorchUpdate:
         self._device = gradients.parameters[0].device
         self.norm = torch.zeros((), device=self._device)
         self.found_inf = torch.zeros(1, device=self._device)
+
+    def follow(self) -> None:
+        """Nothing: it reads what the user may have changed when it runs."""
 
     def run(self) -> None:
         gradients, rules = self._gradients, self._rules

@@ -136,6 +136,17 @@ class TestOverflow:
     def test_a_right_plan_of_a_network_that_overflows_passes(self, images, gain):
         checked(two_layers(gain).half(), images.half())
 
+    def test_so_does_one_whose_gradients_alone_overflow(self):
+        class Shifted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.shift = nn.Parameter(torch.ones(1))
+
+            def forward(self, x):
+                return (x + self.shift) * 4096
+
+        checked(Shifted().half(), torch.randn(512, 512).half(), mode="train")
+
     @pytest.mark.parametrize("gain", [1e5, 1e7])
     def test_a_wrong_one_is_found(self, images, monkeypatch, gain):
         scaled_relu(monkeypatch, lambda y: y.mul_(1.01))

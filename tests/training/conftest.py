@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 
 @pytest.fixture(autouse=True)
-def _alike_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _alike_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, binaries: Path) -> None:
+    """One seed, no plan that somebody stored on this machine, and kernels that were compiled."""
     torch.manual_seed(0)
-    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "cuda").symlink_to(binaries / "cuda")
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "cache"))
 
 
 class Small(nn.Sequential):
@@ -76,3 +79,19 @@ def _assert_alike(model: nn.Module, other: nn.Module) -> None:
 @pytest.fixture
 def assert_alike() -> Callable[[nn.Module, nn.Module], None]:
     return _assert_alike
+
+
+def _randomise(module: nn.Module) -> nn.Module:
+    """No weight is 0 or 1: Fixup's first values would hide a mistake."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter[0].numel() ** -0.5)
+            else:
+                parameter.uniform_(0.5, 1.0)
+    return module
+
+
+@pytest.fixture
+def randomise() -> Callable[[nn.Module], nn.Module]:
+    return _randomise

@@ -1,0 +1,110 @@
+"""A training step on a GPU as one replay."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plantune.errors import CaptureError
+from plantune.graph.nested import mapped
+from plantune.runtime.current_gpu import on_its_gpu
+from plantune.runtime.pool import Keeper
+from plantune.runtime.recorder import Recorded, Recorder
+
+# As TrainStep's: inputs of the model, and what its loss gets beside them.
+Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]
+PACKAGES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
+class UncapturedStep(UserWarning):
+    """A training step waits for the GPU or the host in its middle, so it is not one replay."""
+
+
+class CapturedStep:
+    """What one kind of call does, as one graph. Tensors among its arguments are copied to where the
+    graph reads them, and results out of it.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Arguments], Any],
+        update: Callable[[], None] | None,
+        given: Arguments,
+        modules: tuple[nn.Module, ...],
+        device: torch.device,
+    ) -> None:
+        """`run` is the forward and backward pass, which must have run once; it changes nothing but
+        buffers of `modules`. Raises CaptureError.
+        """
+        self._device, self._index = device, device.index
+        self._keeper = Keeper()
+        self._own: list[Tensor] = []
+        own = mapped(self._taken, given)
+        self._value: Any = None
+
+        def whole() -> None:
+            self._value = run(own)
+            if update is not None:
+                update()
+
+        before = [(b, b.clone()) for module in modules for b in module.buffers()]
+        try:
+            with self._keeper.keeping():
+                self._recorded = _recorded(device, whole, lambda: run(own))
+        except BaseException:
+            self._keeper.let_go()
+            raise
+        finally:
+            for buffer, value in before:
+                buffer.copy_(value)
+
+    def _taken(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        self._own.append(leaf.detach().clone(memory_format=torch.preserve_format))
+        return self._own[-1].requires_grad_(leaf.requires_grad)
+
+    @on_its_gpu
+    @torch.no_grad()
+    def replay(self, tensors: list[Tensor]) -> Any:
+        """What the loss returns for these tensors, in memory of the caller's."""
+        for own, tensor in zip(self._own, tensors, strict=True):
+            own.copy_(tensor)
+        self._recorded.graph.replay()
+        return mapped(_copied, self._value)
+
+    def let_go(self) -> None:
+        """Gives its memory back; there is no replay afterwards."""
+        torch.cuda.synchronize(self._device)
+        del self._recorded, self._value
+        self._own = []
+        self._keeper.let_go()
+
+
+def _recorded(
+    device: torch.device, whole: Callable[[], None], warm_up: Callable[[], Any]
+) -> Recorded:
+    try:
+        with torch.no_grad():
+            return Recorder(device).graph(whole, True, warm_up)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        said = str(error).strip().partition("\n")[0]
+        raise CaptureError(f"{said}{_line_of(error)}") from error
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line of the user's code that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith((*PACKAGES, "<"))]
+    return f", at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""

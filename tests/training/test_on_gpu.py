@@ -1,0 +1,283 @@
+"""Training steps on a GPU are replays, and compute what eager does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from plantune import LAMB, LossScale, TrainStep
+from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.training.captured_step import UncapturedStep
+from plantune.training.device_update import DeviceUpdate
+from plantune.training.update import TorchUpdate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
+]
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.05),
+    "momentum": lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=1e-2, nesterov=True),
+    "dampening": lambda p: torch.optim.SGD(p, 0.05, 0.9, dampening=0.5, maximize=True),
+    "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=1e-2, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2, betas=(0.8, 0.95), weight_decay=0.1),
+    "lamb": lambda p: LAMB(p, 1e-2, weight_decay=0.1),
+}
+
+
+def linear():
+    """Layers whose sizes fit into no vector."""
+    layers = (nn.Linear(35, 129), nn.Tanh(), nn.Linear(129, 65), nn.Tanh(), nn.Linear(65, 5))
+    return nn.Sequential(nn.Flatten(), *layers).cuda()
+
+
+@pytest.fixture
+def batches():
+    return [
+        (torch.randn(8, 5, 7, device="cuda"), torch.randint(5, (8,), device="cuda"))
+        for _ in range(20)
+    ]
+
+
+def captured(step):
+    """How many kinds of calls are replays."""
+    return sum(kind.captured is not None for kind in step._run._kinds.values())
+
+
+def assert_moved_alike(start, ours, theirs, bound=1e-2):
+    """The difference is small beside the way: steps of adaptive optimizers have one length where a
+    gradient is nearly nothing, so rounding decides of the direction of a few elements.
+    """
+    states = [module.state_dict() for module in (start, ours, theirs)]
+    for name, before in states[0].items():
+        if before.is_floating_point():
+            a, b = (state[name].double() - before.double() for state in states[1:])
+            assert float((a - b).norm()) <= bound * float(b.norm()), name
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_kernels_step_as_torch_does_under_a_schedule_that_moves_every_number(name, batches):
+    model = linear()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    pairs = []
+    for module in (model, other):
+        optimizer = OPTIMIZERS[name](module.parameters())
+        moves = "momentum" in optimizer.defaults or "betas" in optimizer.defaults
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.02, total_steps=25, cycle_momentum=moves and name != "sgd"
+        )
+        pairs.append((optimizer, scheduler))
+    (ours, mine), (theirs, their) = pairs
+    step = TrainStep(model, cross_entropy, ours, max_norm=0.5)
+    assert isinstance(step._update, DeviceUpdate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, y in batches:
+            value = step(x, y)
+            mine.step()
+            theirs.zero_grad()
+            wanted = cross_entropy(other(x), y)
+            wanted.backward()
+            norm = nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+            theirs.step()
+            their.step()
+            torch.testing.assert_close(value, wanted.detach(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(step.gradient_norm, norm, rtol=1e-4, atol=1e-5)
+    assert captured(step) == 1
+    assert_moved_alike(start, model, other)
+    for state, wanted in zip(ours.state.values(), theirs.state.values(), strict=True):
+        for key, value in wanted.items():
+            off = float((state[key].double().cpu() - value.double().cpu()).norm())
+            assert off <= 1e-2 * float(value.double().norm()), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_in_16_bits(dtype, batches):
+    model = linear().to(dtype)
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1, 0.9))
+    theirs = torch.optim.SGD(other.parameters(), 0.1, 0.9)
+    for x, y in batches[:6]:
+        step(x.to(dtype), y)
+        theirs.zero_grad()
+        cross_entropy(other(x.to(dtype)), y).backward()
+        theirs.step()
+    assert_moved_alike(start, model, other, 0.1)
+
+
+def test_another_optimizer_follows_each_replay(batches):
+    model = linear()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    step = TrainStep(model, cross_entropy, torch.optim.RMSprop(model.parameters(), 1e-3))
+    theirs = torch.optim.RMSprop(other.parameters(), 1e-3)
+    for x, y in batches[:6]:
+        step(x, y)
+        theirs.zero_grad()
+        cross_entropy(other(x), y).backward()
+        theirs.step()
+    assert isinstance(step._update, TorchUpdate)
+    assert captured(step) == 1
+    assert_moved_alike(start, model, other)
+
+
+def test_overflows_are_left_out_and_scales_move_as_torchs(batches):
+    def loss(y, target, factor):
+        return cross_entropy(y, target) * factor
+
+    model = linear()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), 0.01) for m in (model, other))
+    scale = LossScale(8.0, growth_interval=3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=3)
+    step = TrainStep(model, loss, ours, scale=scale, max_norm=0.5)
+    for index, (x, y) in enumerate(batches):
+        infinite = index in (3, 9, 10)
+        factor = torch.tensor(float("inf") if infinite else 1.0, device="cuda")
+        step(x, y, factor)
+        assert bool(step.found_inf) == infinite
+        theirs.zero_grad()
+        scaler.scale(loss(other(x), y, factor)).backward()
+        scaler.unscale_(theirs)
+        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        scaler.step(theirs)
+        scaler.update()
+        assert scale.state_dict() == scaler.state_dict()
+    assert captured(step) == 1
+    assert {int(state["step"]) for state in ours.state.values()} == {17}
+    assert_moved_alike(start, model, other)
+
+
+def test_a_saved_state_resumes_exactly(batches):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(35, 16), nn.Dropout(0.5), nn.Linear(16, 5)).cuda()
+    other = copy.deepcopy(model)
+
+    def made(module):
+        optimizer = torch.optim.AdamW(module.parameters(), 0.01)
+        return TrainStep(module, cross_entropy, optimizer, scale=LossScale(4.0, growth_interval=2))
+
+    step = made(model)
+    for x, y in batches[:5]:
+        step(x, y)
+    file = io.BytesIO()
+    torch.save([model.state_dict(), step.state_dict()], file)
+    wanted = [step(x, y) for x, y in batches[5:9]]
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    other.load_state_dict(weights)
+    again = made(other)
+    again.load_state_dict(state)
+    found = [again(x, y) for x, y in batches[5:9]]
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    assert len({float(value) for value in [step(*batches[0]) for _ in range(4)]}) == 4
+
+
+class TestReplays:
+    def test_values_stay_and_evaluation_sees_new_weights(self, batches):
+        model = linear()
+        step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+        values, outputs = [], []
+        for x, y in batches[:5]:
+            values.append(step(x, y))
+            with torch.no_grad():
+                outputs.append(model(batches[0][0]))
+        kept = [value.clone() for value in values]
+        step(*batches[5])
+        assert all(map(torch.equal, values, kept))
+        assert all(not torch.equal(a, b) for a, b in pairwise(outputs))
+
+    def test_sizes_micro_batches_and_modes(self, batches):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(35, 16), nn.BatchNorm1d(16), nn.Linear(16, 5))
+        model = model.cuda()
+        start, other = copy.deepcopy(model), copy.deepcopy(model)
+        step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+        theirs = torch.optim.SGD(other.parameters(), 0.1)
+        for index, (x, y) in enumerate(batches):
+            size = 5 if index % 4 == 3 else 8
+            for module in (model, other):
+                module.train(index < 15)
+            step(x[:size], y[:size])
+            theirs.zero_grad()
+            cross_entropy(other(x[:size]), y[:size]).backward()
+            theirs.step()
+        assert captured(step) >= 1
+        assert_moved_alike(start, model, other)
+
+    def test_micro_batches_add_up(self, batches):
+        model = linear()
+        start, other = copy.deepcopy(model), copy.deepcopy(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = TrainStep(model, cross_entropy, optimizer, micro_batches=4)
+        theirs = torch.optim.SGD(other.parameters(), 0.1)
+        for x, y in batches[:5]:
+            step(x, y)
+            theirs.zero_grad()
+            cross_entropy(other(x), y).backward()
+            theirs.step()
+        assert_moved_alike(start, model, other)
+
+    def test_a_loss_that_waits_for_the_gpu_is_named_and_right(self, batches):
+        model = linear()
+        start, other = copy.deepcopy(model), copy.deepcopy(model)
+
+        def loss(y, target):
+            value = cross_entropy(y, target)
+            return value / max(value.item(), 1.0)
+
+        step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1))
+        theirs = torch.optim.SGD(other.parameters(), 0.1)
+        step(*batches[0])
+        with pytest.warns(UncapturedStep, match=r"test_on_gpu\.py:\d+"):
+            step(*batches[1])
+        for x, y in batches[2:4]:
+            step(x, y)
+        for x, y in batches[:4]:
+            theirs.zero_grad()
+            loss(other(x), y).backward()
+            theirs.step()
+        assert_moved_alike(start, model, other)
+
+    def test_memory_does_not_grow_with_captures(self, batches):
+        model = linear()
+        step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+        held = []
+        for _ in range(6):
+            for x, y in batches[:3]:
+                step(x, y)
+            step.refresh()
+            held.append(torch.cuda.memory_allocated())
+        assert held[-1] <= held[2]
+
+
+def test_a_convolutional_network_in_16_bits(randomise):
+    model = randomise(SEResNet9Fixup(3, base_planes=16)).cuda().half()
+    model = model.to(memory_format=torch.channels_last)
+    exact = copy.deepcopy(model).to(memory_format=torch.contiguous_format).double()
+    x = torch.randn(16, 3, 64, 64, device="cuda").half()
+    target = torch.randn(16, 128, 2, 2, device="cuda")
+
+    def loss(y, target):
+        return (y.float() - target).square().mean()
+
+    def exactly(y, target):
+        return (y - target).square().mean()
+
+    step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 1e-3))
+    theirs = torch.optim.SGD(exact.parameters(), 1e-3)
+    for _ in range(4):
+        value = step(x, target)
+        theirs.zero_grad()
+        wanted = exactly(exact(x.double()), target.double())
+        wanted.backward()
+        theirs.step()
+        assert abs(float(value) - float(wanted)) <= 0.02 * float(wanted)
+    assert captured(step) == 1
+    for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert float((p.double() - q).norm()) <= 0.01 * float(q.norm()), name

@@ -1,0 +1,150 @@
+"""Which calls of a training step are captured, and when that is done again."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from plantune import TrainStep
+from plantune.errors import CaptureError
+from plantune.graph.nested import mapped
+from plantune.training import replays
+from plantune.training.captured_step import UncapturedStep, _line_of
+from plantune.training.replays import MOST_KINDS, Replays
+
+
+class FakeStep:
+    """Replays by running the pass on memory of its own, as a graph does."""
+
+    made: list[FakeStep]
+    failure: str | None = None
+
+    def __init__(self, run, update, given, modules, device):
+        if self.failure is not None:
+            raise CaptureError(self.failure)
+        self._run, self.replayed, self.is_gone = run, 0, False
+        self._own = []
+
+        def take(leaf):
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            self._own.append(leaf.clone())
+            return self._own[-1]
+
+        self._given = mapped(take, given)
+        self.made.append(self)
+
+    def replay(self, tensors):
+        self.replayed += 1
+        for own, tensor in zip(self._own, tensors, strict=True):
+            own.copy_(tensor)
+        return self._run(self._given)
+
+    def let_go(self):
+        self.is_gone = True
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """A class of captured steps that work without a GPU; `made` are all that there were."""
+    kept = type("Kept", (FakeStep,), {"made": []})
+    monkeypatch.setattr(replays, "CapturedStep", kept)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return kept
+
+
+@pytest.fixture
+def step(model, captures):
+    made = TrainStep(model, cross_entropy, torch.optim.AdamW(model.parameters(), 0.01))
+    made._run = Replays(made._run, torch.device("cpu"))
+    return made
+
+
+def test_replays_compute_what_eager_does(step, model, twin, eager, batches, captures, assert_alike):
+    other = twin(model)
+    theirs = torch.optim.AdamW(other.parameters(), 0.01)
+    for x, y in batches[:6]:
+        torch.testing.assert_close(step(x, y), eager(other, theirs, x, y))
+    assert_alike(model, other)
+    assert [made.replayed for made in captures.made] == [5]
+
+
+def test_each_kind_of_call_is_one_of_its_own(step, batches, captures):
+    x, y = batches[0]
+    for size in (8, 5, 8, 5, 8, 5):
+        step(x[:size], y[:size])
+    assert [made.replayed for made in captures.made] == [2, 2]
+
+
+def test_only_so_many_are_kept(step, batches, captures):
+    x, y = batches[0]
+    for size in range(8, 8 - MOST_KINDS - 1, -1):
+        step(x[:size], y[:size])
+        step(x[:size], y[:size])
+    assert [made.is_gone for made in captures.made] == [True, *[False] * MOST_KINDS]
+
+
+class TestCapturedAgain:
+    def test_where_the_model_changed(self, step, model, batches, captures):
+        for x, y in batches[:3]:
+            step(x, y)
+        model[1].momentum = 0.5
+        for x, y in batches[:3]:
+            step(x, y)
+        assert [(made.replayed, made.is_gone) for made in captures.made] == [(2, True), (2, False)]
+
+    def test_where_a_weight_moved(self, step, model, batches, captures):
+        for x, y in batches[:2]:
+            step(x, y)
+        model[-1].weight.data = model[-1].weight.data.clone()
+        before = model[-1].weight.detach().clone()
+        step(*batches[2])
+        assert captures.made[0].is_gone
+        assert not torch.equal(model[-1].weight, before)
+
+    def test_not_after_an_evaluation_between(self, step, model, batches, captures):
+        for x, y in batches[:5]:
+            step(x, y)
+            model.eval()
+            model(x)
+            model.train()
+        assert len(captures.made) == 1
+
+    def test_after_refresh(self, step, batches, captures):
+        for x, y in batches[:3]:
+            step(x, y)
+        step.refresh()
+        for x, y in batches[:3]:
+            step(x, y)
+        assert [made.is_gone for made in captures.made] == [True, False]
+
+
+def test_what_cannot_be_captured_is_said_once_and_right(
+    step, model, twin, eager, batches, captures, assert_alike
+):
+    captures.failure = "operation not permitted when stream is capturing, at train.py:7"
+    other = twin(model)
+    theirs = torch.optim.AdamW(other.parameters(), 0.01)
+    step(*batches[0])
+    with pytest.warns(UncapturedStep, match=r"at train\.py:7"):
+        step(*batches[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(*batches[2])
+    for x, y in batches[:3]:
+        eager(other, theirs, x, y)
+    assert_alike(model, other)
+
+
+def test_the_line_that_a_capture_broke_at_is_the_users():
+    def loss():
+        return nn.functional.linear(torch.ones(2), torch.ones(3))
+
+    with pytest.raises(RuntimeError) as caught:
+        loss()
+    line = loss.__code__.co_firstlineno + 1
+    assert _line_of(caught.value) == f", at {__file__}:{line}"

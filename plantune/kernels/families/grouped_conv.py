@@ -29,6 +29,8 @@ from plantune.space.arch import Arch
 
 UNIT = 8  # channels that one product reads of a pixel, and that it makes
 SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes
+# Of a multiprocessor: registers leave room for so many threads.
+SM_SHARED_BYTES, RESERVED_BYTES, SM_THREADS = 233472, 1024, 1024
 PIXELS_MIN, PIXELS_MAX = 16, 256
 WIDTH_MAX = 128
 SOURCE = """#include "cuda/grouped_conv.h"
@@ -99,6 +101,22 @@ class GroupedParts(ConvParts):
         )
         pixels = int(config["rows"]) * int(config["columns"])
         return vector_kernel.VECTOR_BYTES * (self.read(config) * inputs + pixels * outputs)
+
+    def copied_bytes(self, config: Attrs) -> int:
+        """What a block reads and writes."""
+        groups, pixels = self.groups, int(config["rows"]) * int(config["columns"])
+        read, written = self.read(config) * groups.inputs, pixels * groups.outputs
+        return (read + written) * groups.slab * 2
+
+    def products(self, config: Attrs) -> int:
+        """Rows of 16 pixels times steps of 16 values that a warp takes one after the other."""
+        groups, tiles = self.groups, self.groups.outputs // UNIT
+        wide = next(n for n in (4, 3, 2, 1) if tiles % n == 0)
+        rows = -(-int(config["rows"]) * int(config["columns"]) // 16)
+        high = min(2 if wide > 2 else 4, rows)
+        items = groups.slab * (tiles // wide) * -(-rows // high)
+        steps = -(-math.prod(self.filter) * groups.inputs // (2 * UNIT))
+        return -(-items // (int(config["threads"]) // 32)) * steps * high
 
     def blocks(self, config: Attrs) -> tuple[int, int]:
         images, _, rows, columns = self.conv.types[0].shape
@@ -192,14 +210,18 @@ class GroupedConv(CudaFamily[GroupedParts]):
         return Binding(launch, constants=constants.all)
 
     def estimate_us(self, parts: GroupedParts, config: Attrs, arch: Arch) -> float:
-        """Tiles read their margins again."""
-        cost, groups = arch.cost(self.name), parts.groups
-        pixels = int(config["rows"]) * int(config["columns"])
-        moved = (parts.read(config) * groups.inputs + pixels * groups.outputs) * groups.slab * 2
-        waiting = cost["block_us"] * 256 / int(config["threads"])
-        blocks = math.prod(parts.blocks(config)) / cost["blocks_at_once"]
-        us = math.prod(parts.blocks(config)) * moved / cost["bytes_per_us"] + waiting * blocks
-        return cost["launch_us"] + us * self.slowdown(parts, arch)
+        """Blocks wait for their tile, then each warp for its products, one after the other; those
+        that share a multiprocessor share what it copies.
+        """
+        assert arch.chip is not None
+        cost, sms = arch.cost(self.name), arch.chip.multiprocessors
+        by_memory = SM_SHARED_BYTES // (parts.shared_bytes(config) + RESERVED_BYTES)
+        resident = max(1, min(by_memory, SM_THREADS // int(config["threads"])))
+        blocks = math.prod(parts.blocks(config)) / sms
+        waves = max(1.0, blocks / resident, (blocks / resident + math.ceil(blocks / resident)) / 2)
+        copied = min(resident, max(1.0, blocks)) * parts.copied_bytes(config)
+        busy = max(copied / cost["sm_bytes_per_us"], parts.products(config) / cost["warp_per_us"])
+        return cost["launch_us"] + waves * (cost["block_us"] + busy) * self.slowdown(parts, arch)
 
 
 class _Arguments(ctypes.Structure):

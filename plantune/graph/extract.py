@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,7 +29,9 @@ from plantune.graph.shadow import state_of, unsupported
 from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
 from plantune.graph.trace import CONSTANT, Record, Trace, trace
 from plantune.graph.types import TensorType, dtype_name
+from plantune.graph.views import View, view_of
 
+VIEWED = "an in-place op on a tensor of which a view is used later"
 # What multiplies only operands of one dtype, which torch does not check without memory.
 PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "bmm", "addmm"))
 
@@ -70,6 +73,7 @@ class _Extraction(Reader):
         self.known: dict[int, Value] = {}
         self.newest: dict[Memory, Value] = {}
         self.memories: dict[int, Memory] = {}
+        self.views: dict[Memory, View] = {}
         self.moved: dict[str, str] = {}
         self.owners = {_memory(tensor).storage: name for name, tensor in traced.state.items()}
         for at, (tensor, type_) in enumerate(zip(traced.inputs, inputs, strict=True)):
@@ -106,7 +110,18 @@ class _Extraction(Reader):
         made = tree_leaves(self._call(record, record.overload, args, kwargs))
         tensors = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
         for tensor, value in zip(tensors, made, strict=True):
+            self._note_view(record, tensor)
             self._know(tensor, value)
+
+    def _note_view(self, record: Record, tensor: Tensor) -> None:
+        """If this is the first tensor there, and a view of the call's first argument."""
+        base, memory = record.args[0] if record.args else None, _memory(tensor)
+        if memory in self.newest or not isinstance(base, Tensor):
+            return
+        at = _memory(base)
+        view = view_of(at, record.overload, record.args, record.kwargs)
+        if view is not None and at.storage == memory.storage:
+            self.views[memory] = view
 
     def _know(self, tensor: Tensor, value: Value) -> None:
         memory = _memory(tensor)
@@ -218,24 +233,52 @@ class _Extraction(Reader):
         """`result` is written where `old` was."""
         if self.type_of(old) != self.type_of(result):
             raise self._unsupported("an in-place op whose result has another type")
-        self._check_views(memory)
         owner = self.owners.get(memory.storage)
         if owner is None:
-            same = [at for at, held in self.memories.items() if held == memory]
-            self.known.update(dict.fromkeys(same, result))
-            self.newest[memory] = result
-        elif self._buffer(old) == owner:
+            self._renew(memory, result)
+            return
+        self._check_views(memory)
+        if self._buffer(old) == owner:
             self.moved[owner] = result.name
         elif owner in dict(self.builder.inputs):
             raise self._unsupported("an in-place op on the input, which belongs to the caller,")
         else:
             raise self._unsupported("an in-place op on a parameter or on a part of a buffer")
 
+    def _renew(self, memory: Memory, result: Value) -> None:
+        """What is in the memory of a forward's own tensor, and all that shares its storage."""
+        self._set(memory, result)
+        others = [m for m in self.newest if m.storage == memory.storage and m != memory]
+        if all(self.last_used.get(other, -1) <= self.now for other in others):
+            return
+        whole = next(m for m in self.newest if m.storage == memory.storage)
+        renewed = [memory]
+        while (view := self.views.get(renewed[-1])) is not None:
+            result = view.written(self.newest[view.base], result, self._emitted)
+            self._set(view.base, result)
+            renewed.append(view.base)
+        # In the order in which they were made: each after what it is a view of.
+        for other in (other for other in others if other not in renewed):
+            view = self.views.get(other)
+            if view is None or renewed[-1] != whole:
+                raise self._unsupported(VIEWED)
+            self._set(other, view.again(self.newest[view.base], self._emitted))
+
+    def _set(self, memory: Memory, value: Value) -> None:
+        same = [at for at, held in self.memories.items() if held == memory]
+        self.known.update(dict.fromkeys(same, value))
+        self.newest[memory] = value
+
+    def _emitted(self, overload: Overload, args: Sequence[Any]) -> Value:
+        (value,) = tree_leaves(self._call(self.records[self.now], overload, args, {}))
+        made: Value = value
+        return made
+
     def _check_views(self, memory: Memory) -> None:
         """What sees the memory in another shape would have to change with it."""
         views = (other for other in self.newest if other.storage == memory.storage)
         if any(self.last_used.get(view, -1) > self.now for view in views if view != memory):
-            raise self._unsupported("an in-place op on a tensor of which a view is used later")
+            raise self._unsupported(VIEWED)
 
 
 def _counted_last(records: tuple[Record, ...]) -> list[Record]:

@@ -147,7 +147,60 @@ def what_dropout_gives_back(m: Any, x: Tensor) -> Any:
     return y, z
 
 
+def view_then_base(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    view = y.view(-1)
+    y.relu_()
+    return view
+
+
+def base_then_view(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    y.view(-1).add_(1.0)
+    return y
+
+
+def unsqueezed(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    F.relu_(torch.unsqueeze(y, 0))
+    return y
+
+
+def parts_of_a_mask(m: Any, x: Tensor) -> Any:
+    """As Swin numbers its windows, with a view from before that sees it."""
+    mask = x.new_zeros((4, 6))
+    before = mask.view(2, 2, 6)[:, 1]
+    for row in range(2):
+        for column in range(3):
+            mask[2 * row : 2 * row + 2, 2 * column : 2 * column + 2] = row + 2 * column
+    return x[:, :1] * mask.view(2, 2, 6).transpose(0, 1)[1, :, ::2], before
+
+
+def rows_and_columns(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    column, row = y[:, 2], y[-1]
+    row.mul_(3.0)
+    y.t()[0].add_(column)
+    y[:, 1:3].unsqueeze(0)[0, 1:].squeeze(0).relu_()
+    return y, column, row
+
+
+def views_of_a_view(m: Any, x: Tensor) -> Any:
+    """The one between them is not read again."""
+    y = m.linear(x)
+    low = y[:1][:, 1:]
+    y.add_(1.0)
+    low[0].mul_(2.0)
+    return low, y
+
+
 KEPT = [
+    view_then_base,
+    base_then_view,
+    unsqueezed,
+    parts_of_a_mask,
+    rows_and_columns,
+    views_of_a_view,
     what_dropout_gives_back,
     transposed,
     copy_of_the_input,
@@ -187,28 +240,15 @@ def test_means_what_eager_does(forward: Any, calls: Any, randomise: Any, extract
     extracts(module, torch.randn(2, 4, dtype=torch.float64))
 
 
-def view_then_base(m: Any, x: Tensor) -> Any:
-    y = m.linear(x)
-    view = y.view(-1)
-    y.relu_()
-    return view
-
-
-def base_then_view(m: Any, x: Tensor) -> Any:
-    y = m.linear(x)
-    y.view(-1).add_(1.0)
-    return y
-
-
 def flattened(m: Any, x: Tensor) -> Any:
     y = m.linear(x)
     m.relu(m.unfold(y))
     return y
 
 
-def unsqueezed(m: Any, x: Tensor) -> Any:
+def piece_of_a_split(m: Any, x: Tensor) -> Any:
     y = m.linear(x)
-    F.relu_(torch.unsqueeze(y, 0))
+    y.chunk(2)[0].relu_()
     return y
 
 
@@ -243,10 +283,8 @@ VIEWED = "an in-place op on a tensor of which a view is used later"
 CALLERS = "an in-place op on the input, which belongs to the caller,"
 STATE = "an in-place op on a parameter or on a part of a buffer"
 REFUSED: list[tuple[Callable[..., Any], str]] = [
-    (view_then_base, VIEWED),
-    (base_then_view, VIEWED),
     (flattened, VIEWED),
-    (unsqueezed, VIEWED),
+    (piece_of_a_split, VIEWED),
     (input_itself, CALLERS),
     (input_through_a_view, CALLERS),
     (input_augmented, CALLERS),

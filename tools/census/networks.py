@@ -55,6 +55,7 @@ def family(name: str) -> str:
     collection, _, own = name.partition("/")
     if collection == "torchvision":
         return name.rstrip("0123456789").partition("_")[0]
+    _import_torchvision()
     from timm.models import _registry
 
     return f"timm/{_registry._model_to_module[own]}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from plantune.training.lamb import LAMB
     from plantune.training.loss_scale import LossScale
     from plantune.training.step import TrainStep
+    from plantune.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "check",
     "load_model",
     "optimize",
+    "tune",
 ]
 # What needs torch is imported when it is first asked for, so that the command line answers at once.
 _HOMES = {
@@ -41,6 +43,7 @@ _HOMES = {
     "check": "plantune.runtime.check",
     "load_model": "plantune.runtime.load",
     "optimize": "plantune.runtime.load",
+    "tune": "plantune.tuning",
 }
 
 

@@ -12,7 +12,13 @@ class PlantuneError(Exception):
 
 
 class UnknownNetwork(PlantuneError):
-    """A name is not in the registry of reference networks; the message has the names that are."""
+    """A name is not in the registry of reference networks; the message has the names that are. Or
+    nothing is where a factory should be.
+    """
+
+
+class InvalidNetwork(PlantuneError):
+    """A factory of a network fails, or what is asked of a network cannot be."""
 
 
 class UnsupportedModule(PlantuneError):

@@ -62,3 +62,8 @@ def _folder_of_process() -> Path:
 
 
 _kept: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def is_passing(folder: Path) -> bool:
+    """Whether it is what `cache_folder` makes for one process, where no other can be written."""
+    return folder.name.startswith("plantune-") and folder.parent == Path(tempfile.gettempdir())

@@ -1,17 +1,22 @@
-"""A reference network at one shape, as the command line asks for it."""
+"""A network at one call, as the command line asks for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from plantune.errors import InvalidNetwork
+from plantune.models.factory import Factory, is_factory
 from plantune.models.registry import network
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from plantune.graph.arguments import Arguments
     from plantune.graph.graph import Graph
+    from plantune.graph.tape import Tape
+    from plantune.graph.types import TensorType
     from plantune.problem import Problem
 
 # In the order of the JSON that `bench` writes; a network is a model there.
@@ -20,7 +25,12 @@ FIELDS = ("arch", "batch", "mode", "dtype", "in_channels")
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides the layer graph of a reference network."""
+    """What decides the layer graph of a network: a reference network by its name, or another one
+    by its factory, whose keyword arguments are `settings`.
+
+    `inputs` are texts such as 8x3x64x64:uint8, whose dtype is the network's if it is left out;
+    without them there is one image.
+    """
 
     network: str = "se_resnet9_fixup"
     batch: int = 8
@@ -28,72 +38,148 @@ class Workload:
     mode: str = "infer"
     dtype: str = "float32"
     arch: str = "cpu"
+    image_size: int | None = None
+    inputs: tuple[str, ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @staticmethod
     def on(arch: str | None, dtype: str | None, **given: Any) -> Workload:
-        """What options mean: what they leave open follows from this machine."""
+        """What options mean: what they leave open follows from this machine. Raises InvalidNetwork
+        for options that do not go together.
+        """
         if arch is None:
             from plantune.gpus import best_arch
 
             arch = best_arch()
-        return Workload(arch=arch, dtype=dtype or _dtype_on(arch), **given)
+        batch, inputs = given.pop("batch", None), given.get("inputs", ())
+        if inputs:
+            _require(batch is None, "--input has the batch in it; leave --batch out")
+            _require(given.get("image_size") is None, "give --input or --image-size, not both")
+            batch = int(inputs[0].partition(":")[0].partition("x")[0])
+        batch = Workload.batch if batch is None else batch
+        made = Workload(arch=arch, dtype=dtype or _dtype_on(arch), batch=batch, **given)
+        made.require_inputs()
+        return made
 
     @staticmethod
     def of(problem: Problem) -> Workload:
         """For the problem of a reference network, which takes one image, if its call was kept."""
         (_, image), *_ = problem.tensors
         named = (problem.mode, problem.dtype, problem.arch)
-        return Workload(problem.network, problem.batch, image.shape[1], *named)
+        usual = network(problem.network).image_size
+        size = None if image.shape[2] == usual else image.shape[2]
+        return Workload(problem.network, problem.batch, image.shape[1], *named, image_size=size)
+
+    @property
+    def factory(self) -> Factory | None:
+        """None of a reference network."""
+        return Factory(self.network, self.settings) if is_factory(self.network) else None
+
+    def require_inputs(self) -> None:
+        """Raises InvalidNetwork where it is not known what the network is called with."""
+        if self.factory is None:
+            _require(not self.settings, f"--set is for a factory, and {self.network} has a name")
+            return
+        _require(
+            bool(self.inputs) or self.image_size is not None,
+            f"{self.network}: say what it is called with, such as --input 8x3x224x224 (again for "
+            "each input), or --image-size 224",
+        )
 
     @cached_property
     def problem(self) -> Problem:
         from plantune.problem import Problem
 
-        return Problem.of(self.graph, self.arch, self.network)
+        named = self.network if self.factory is None else type(self._module).__name__
+        return Problem.of(self.graph, self.arch, named)
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph that a module made by `load_model` with these arguments asks a plan for."""
+        """The graph that a module made by `load_model` or `optimize` for this asks a plan for."""
         from plantune.graph.differentiate import differentiate
 
         # On a GPU weights are read in place, so nothing is folded into them.
         graph = self.extracted(fold=self.mode == "infer" and self.arch == "cpu")
         return differentiate(graph) if self.mode == "train" else graph
 
+    @cached_property
+    def tape(self) -> Tape | None:
+        """The network for another process; None of one that has a name."""
+        from plantune.graph.tape import tape_of
+
+        return None if self.factory is None else tape_of(self._module, self._arguments)
+
     def extracted(self, *, fold: bool) -> Graph:
         """The network's layers, with the scales of its norms in the weights if they are folded."""
         from plantune.graph.extract import extract
-        from plantune.graph.types import TensorType
 
-        shape = network(self.network).input_shape(self.batch, self.in_channels)
-        return extract(self.module(), TensorType(shape, self.dtype), fold=fold)
+        return extract(self._module, *self._arguments.types, fold=fold)
 
     def module(self) -> nn.Module:
         """The network, freshly initialised on the CPU."""
         from plantune.graph.types import DTYPES
 
-        module = network(self.network).build(self.in_channels).to(DTYPES[self.dtype])
-        return module.train(self.mode == "train")
+        factory = self.factory
+        made = network(self.network).build(self.in_channels) if factory is None else factory.build()
+        return made.to(device="cpu", dtype=DTYPES[self.dtype]).train(self.mode == "train")
+
+    @cached_property
+    def _module(self) -> nn.Module:
+        return self.module()
+
+    @cached_property
+    def _arguments(self) -> Arguments:
+        from plantune.graph.arguments import Arguments
+        from plantune.graph.types import TensorType
+
+        if self.inputs:
+            return Arguments(tuple(map(self._type, self.inputs)))
+        size = self.image_size
+        size = network(self.network).image_size if size is None else size
+        return Arguments((TensorType((self.batch, self.in_channels, size, size), self.dtype),))
+
+    def _type(self, text: str) -> TensorType:
+        from plantune.graph.types import TensorType
+
+        shape, _, dtype = text.partition(":")
+        sizes = tuple(map(int, shape.split("x")))
+        return TensorType(sizes, dtype or self.dtype)
 
     def to_json(self) -> dict[str, Any]:
-        return {"model": self.network, **{name: getattr(self, name) for name in FIELDS}}
+        given = {
+            "image_size": self.image_size,
+            "inputs": list(self.inputs),
+            "settings": dict(self.settings),
+        }
+        told = {name: value for name, value in given.items() if value}
+        return {"model": self.network, **{name: getattr(self, name) for name in FIELDS}, **told}
 
     def arguments(self) -> str:
         """The options that mean this; defaults are left out, but for the batch."""
-        usual = Workload.on(None, None)
-        plain = {**vars(usual), "batch": None, "dtype": _dtype_on(self.arch)}
-        named = {
-            "model" if field.name == "network" else field.name.replace("_", "-"): value
-            for field in fields(Workload)
-            if (value := getattr(self, field.name)) != plain[field.name]
-        }
-        return " ".join(f"--{name} {value}" for name, value in named.items())
+        plain = {**vars(Workload.on(None, None)), "dtype": _dtype_on(self.arch), "batch": None}
+        named = {"network": "model"}
+        kept = ("network", "batch", "in_channels", "mode", "dtype", "arch", "image_size")
+        told = [
+            f"--{named.get(name, name.replace('_', '-'))} {getattr(self, name)}"
+            for name in kept
+            if getattr(self, name) != plain[name] and not (name == "batch" and self.inputs)
+        ]
+        told += [f"--input {text}" for text in self.inputs]
+        return " ".join([*told, *(f"--set {name}={value}" for name, value in self.settings)])
 
     def __str__(self) -> str:
         channels = "" if self.in_channels == 3 else f", {self.in_channels} channels"
-        text = f"{self.network}, batch {self.batch}{channels}"
-        return f"{text}, {self.mode}, {self.dtype}, {self.arch}"
+        size = "" if self.image_size is None else f", {self.image_size}x{self.image_size}"
+        call = f", input {' and '.join(self.inputs)}" if self.inputs else ""
+        call = call or f", batch {self.batch}{channels}{size}"
+        named = self.network if self.factory is None else str(self.factory).removesuffix("()")
+        return f"{named}{call}, {self.mode}, {self.dtype}, {self.arch}"
 
 
 def _dtype_on(arch: str) -> str:
     return "float32" if arch == "cpu" else "float16"
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise InvalidNetwork(text)

@@ -34,6 +34,7 @@ ORDER = (
     "measure",
     "search",
     "report",
+    "tuning",
     "backend cli",
 )
 LEVEL = {part: level for level, line in enumerate(ORDER) for part in line.split()}

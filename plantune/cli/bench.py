@@ -152,8 +152,15 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
     effort = Effort(budget_s=wanted.budget)
     what = f"building {counted(len(peers) + 1, 'way')}, then {wanted.budget:g} s of timing"
     with worker_for(chosen.workload, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
+        workload = chosen.workload
         return worker.race(
-            chosen.workload.problem, chosen.plan, peers, effort, wanted.seed, detailed=True
+            workload.problem,
+            chosen.plan,
+            peers,
+            effort,
+            wanted.seed,
+            detailed=True,
+            tape=workload.tape,
         )
 
 

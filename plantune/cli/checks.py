@@ -13,9 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from plantune.blobs import why_not_trusted
-from plantune.cli.lookup import is_passing
 from plantune.host import cxx_compiler
-from plantune.paths import cache_folder, database_path
+from plantune.paths import cache_folder, database_path, is_passing
 
 OK, LIMITED, MISSING = "ok", "limited", "missing"
 PYTHON, TORCH = (3, 11), (2, 9)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console
-from plantune.cli.lookup import database, lies_in_file
+from plantune.cli.lookup import database
 from plantune.cli.options import PATH, ModelName, common_options, example
 from plantune.errors import PlantuneError
 from plantune.report.tables import counted
@@ -54,6 +54,7 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
     All of them or none, after every value in it was checked.
     """
     from plantune.plan_db.exchange import import_plans, read_export
+    from plantune.plan_db.lasting import lies_in_file
 
     if not os.path.lexists(file):
         raise click.BadParameter(f"{file}: is not there", param_hint="'FILE'")

@@ -35,6 +35,7 @@ class VerifyFailed(PlantuneError):
 CODES: tuple[tuple[type[BaseException], int], ...] = (
     (click.UsageError, USAGE),
     (errors.UnknownNetwork, USAGE),
+    (errors.InvalidNetwork, USAGE),
     (errors.NoPlan, NO_PLAN),
     (errors.InvalidPlan, BAD_PLAN),
     (errors.ForeignPlan, BAD_PLAN),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from plantune.errors import (
     ForeignPlan,
     InvalidPlan,
     NoPlan,
-    PlantuneError,
     UnsupportedDevice,
 )
 from plantune.workload import Workload
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
     from plantune.plan import Plan
     from plantune.plan_db.database import PlanDatabase
     from plantune.plan_db.rows import StoredPlan
+    from plantune.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -49,26 +48,6 @@ def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
         return PlanDatabase.open(place, read_only=read_only)
     except DamagedDatabase:
         return PlanDatabase.open(place)
-
-
-def lies_in_file(path: Path | None, plan: Plan) -> bool:
-    """Whether a plan that was stored is in the file, as another process would see it: where a file
-    cannot be used the database was in memory.
-    """
-    from plantune.plan_db.database import PlanDatabase
-
-    if path is None or is_passing(path.parent):
-        return False
-    try:
-        with PlanDatabase.open(path, read_only=True) as opened:
-            return any(stored.plan == plan for stored in opened.plans())
-    except PlantuneError:
-        return False
-
-
-def is_passing(folder: Path) -> bool:
-    """Whether it is what `cache_folder` makes for one process, where no other can be written."""
-    return folder.name.startswith("plantune-") and folder.parent == Path(tempfile.gettempdir())
 
 
 def require_match(chosen: Chosen) -> None:
@@ -104,7 +83,7 @@ def _by_id(opened: PlanDatabase, workload: Workload, id: int) -> Chosen:
 
     stored = stored_plan(opened, id)
     match = environment_here(stored.plan.problem.arch).match(stored.environment)
-    wanted = _workload_for(stored.plan, workload.in_channels)
+    wanted = _workload_for(stored.plan, workload)
     plan = named_as(stored.plan, wanted.graph)
     return Chosen(plan, stored.environment, match, stored.id, wanted)
 
@@ -131,25 +110,34 @@ def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
     return Chosen(plan, found.environment, found.match, found.id if own else None, workload)
 
 
-def _workload_for(plan: Plan, in_channels: int) -> Workload:
-    """What a plan was searched for. Plans from before calls were kept don't know their channels.
+def _workload_for(plan: Plan, asked: Workload) -> Workload:
+    """What a plan was searched for: the network that was asked for if that has no name, else the
+    reference network. Plans from before calls were kept don't know their channels.
 
-    Raises InvalidPlan if that does not give the plan's graph.
+    Raises InvalidPlan if that does not give the plan's graph, or nobody says what does.
     """
+    from plantune.models.registry import network_names
     from plantune.plan import is_for
 
     kept = plan.problem
-    workload = (
-        Workload(kept.network, kept.batch, in_channels, kept.mode, kept.dtype, kept.arch)
-        if kept.call is None
-        else Workload.of(kept)
-    )
+    if asked.factory is None and kept.network not in network_names():
+        raise InvalidPlan(
+            f"the plan is for {kept.network}, which is none of plantune's own networks: name it, "
+            "as --model package.module:factory with --input or --image-size"
+        )
+    workload = asked if asked.factory is not None else _reference(kept, asked.in_channels)
     if not is_for(plan, workload.graph):
         raise InvalidPlan(
-            f"the plan's layers are not those of {kept.network} in this plantune; search again"
+            f"the plan's layers are not those of {workload.network} in this plantune; search again"
             + ("" if kept.call else ", or give --in-channels if images do not have 3 channels")
         )
     return workload
+
+
+def _reference(kept: Problem, in_channels: int) -> Workload:
+    if kept.call is not None:
+        return Workload.of(kept)
+    return Workload(kept.network, kept.batch, in_channels, kept.mode, kept.dtype, kept.arch)
 
 
 def environment_here(arch: str) -> Environment:
@@ -180,16 +168,7 @@ def require_device(arch: str, what: str) -> None:
 
 
 def worker_for(workload: Workload, build_s: float | None = None) -> Worker:
-    """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
-    worker that waits in reserve.
+    """A measuring worker, with so many seconds for each build; see `session.worker_for`."""
+    from plantune.search import session
 
-    Raises NotEnoughMemory if there is no room for the network.
-    """
-    from plantune.measure.client import Limits, Worker
-    from plantune.measure.room import require_room
-
-    usual = Limits()
-    memory_bytes = max(usual.memory_bytes, 2 * require_room(workload.graph, workload.problem))
-    limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
-    reserve = None if workload.arch == "cpu" else workload.arch
-    return Worker(limits=limits, reserve=reserve, at_once=False)
+    return session.worker_for(workload.graph, workload.problem, build_s)

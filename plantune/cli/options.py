@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from click.shell_completion import CompletionItem
 
 from plantune.cli.console import STDOUT, Console
 from plantune.errors import UnknownNetwork
+from plantune.models.factory import is_factory
 from plantune.models.registry import network, network_names
 from plantune.space.arch import ARCH_NAMES
 from plantune.workload import Workload
@@ -23,6 +25,7 @@ Decorator = Callable[[Command], Command]
 F = TypeVar("F", bound=Callable[..., Any])
 # Those of plantune.graph.types that a network can have; that file imports torch.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+ALL_DTYPES = (*DTYPES, "int64", "int32", "int16", "int8", "uint8", "bool")
 BATCH_MAX = 1 << 24
 WEEK_S = 7 * 24 * 3600
 SEED_MAX = (1 << 31) - 2
@@ -35,15 +38,19 @@ DTYPE_DEFAULT = "float16 on a GPU, else float32"
 
 # ParamType is generic in later versions of click only.
 class ModelName(click.ParamType):  # type: ignore[type-arg]
-    """A name of the registry; a wrong one is answered with those that are close."""
+    """A name of the registry, or where a factory is; a wrong name is answered with those that are
+    close.
+    """
 
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if is_factory(value):
+            return str(value)
         try:
             return network(value).name
         except UnknownNetwork as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{error}; a network of your own is package.module:factory", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -66,6 +73,40 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         if not 0 < seconds <= WEEK_S:
             self.fail(f"{value!r} must be a number of seconds in (0, {WEEK_S}]", param, ctx)
         return seconds
+
+
+class InputText(click.ParamType):  # type: ignore[type-arg]
+    """An input's sizes and, after a colon, its dtype."""
+
+    name = "input"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        shape, colon, dtype = str(value).partition(":")
+        sizes = shape.split("x")
+        if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+            self.fail(f"{value!r}: sizes are numbers with x between, 8x3x64x64", param, ctx)
+        if colon and dtype not in ALL_DTYPES:
+            self.fail(f"{value!r}: a dtype is one of {', '.join(ALL_DTYPES)}", param, ctx)
+        return str(value)
+
+
+class Setting(click.ParamType):  # type: ignore[type-arg]
+    """A keyword argument: a value as Python writes it, else a text."""
+
+    name = "name=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not equals or not name.isidentifier():
+            self.fail(f"{value!r}: give a keyword argument of the factory, width=2", param, ctx)
+        try:
+            return name, ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            return name, text
 
 
 PATH = click.Path(path_type=Path)
@@ -114,13 +155,21 @@ def workload_options(command: Command) -> Command:
     """--model and all else that decides which plan is meant; the command gets it as `workload`."""
     options = [
         click.option("--model", "network", type=ModelName(), default=Workload.network,
-                     help=f"Reference network: {', '.join(network_names())}."),
+                     help=f"Reference network: {', '.join(network_names())}. Or your own, as "
+                     "package.module:factory or file.py:factory."),
         click.option("--arch", type=click.Choice(ARCH_NAMES), show_default=ARCH_DEFAULT,
                      help="Kind of processor."),
-        click.option("--batch", type=click.IntRange(1, BATCH_MAX), default=Workload.batch,
+        click.option("--batch", type=click.IntRange(1, BATCH_MAX), show_default=str(Workload.batch),
                      help="Images in one call."),
         click.option("--in-channels", type=click.IntRange(1, 4096),
                      default=Workload.in_channels, help="Channels of an image."),
+        click.option("--image-size", type=click.IntRange(1, 1 << 16),
+                     show_default="that of the reference network",
+                     help="Height and width of an image."),
+        click.option("--input", "inputs", type=InputText(), multiple=True, metavar="SIZES[:DTYPE]",
+                     help="An input instead of the image: 8x3x64x64:uint8; once for each."),
+        click.option("--set", "settings", type=Setting(), multiple=True, metavar="NAME=VALUE",
+                     help="A keyword argument of the factory."),
         click.option("--mode", type=click.Choice(("infer", "train")), default=Workload.mode,
                      help="Train is forward and backward."),
         click.option("--dtype", type=click.Choice(DTYPES), show_default=DTYPE_DEFAULT,

@@ -13,7 +13,6 @@ import click
 
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.interrupts import interrupts
-from plantune.cli.keeping import KeepingDatabase
 from plantune.cli.lookup import database
 from plantune.errors import UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
@@ -23,6 +22,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment, predicted_environment
 from plantune.outcome import Rejected
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
+from plantune.search.keeping import KeepingDatabase
 from plantune.search.predict import Check, PredictedStep, Prediction, Predictor
 from plantune.space.arch import Arch, load_arch
 from plantune.workload import Workload

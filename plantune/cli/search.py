@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,8 @@ import click
 from plantune.cli.checks import no_compiler_line
 from plantune.cli.console import Console, note
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
-from plantune.cli.interrupts import Interrupts, interrupts, undisturbed
-from plantune.cli.lookup import database, environment_here, require_device, worker_for
+from plantune.cli.interrupts import interrupts, undisturbed
+from plantune.cli.lookup import database, environment_here, require_device
 from plantune.cli.options import (
     budget_option,
     bundled,
@@ -25,29 +24,15 @@ from plantune.cli.options import (
     seed_option,
     workload_options,
 )
-from plantune.errors import (
-    Busy,
-    DatabaseUnavailable,
-    MeasureTimeout,
-    UnsupportedDevice,
-    WorkerDied,
-    WorkerFailed,
-)
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.cli.keeping import KeepingDatabase
-    from plantune.machine import Environment
-    from plantune.plan_db.database import PlanDatabase
-    from plantune.plan_db.leases import Lease
-    from plantune.search.results import Progress, Result, Settings
-    from plantune.search.search import Search
+    from plantune.search.keeping import KeepingDatabase
+    from plantune.search.results import Progress, Settings
 
-BEAT_S = 10.0
-# What ends a search and leaves what it measured as good as it was.
-STOPPED = (MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed)
+NOTHING = "interrupted before anything was measured; nothing was saved"
 
 
 @dataclass(frozen=True)
@@ -135,9 +120,11 @@ def _require_measurable(workload: Workload, how: How) -> None:
 
 
 def _search(console: Console, place: Path | None, workload: Workload, how: How) -> None:
-    from plantune.cli.keeping import KeepingDatabase
+    from plantune.cli.quiet import wait_for_quiet
     from plantune.cli.search_report import is_lost, show_result
-    from plantune.plan_db.proofs import remember_proof
+    from plantune.measure.machine_state import Machine, gpu_watcher
+    from plantune.search.keeping import KeepingDatabase
+    from plantune.search.session import Manner, Sought, search_plan
 
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:
@@ -146,10 +133,26 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
         note(f"{workload}; {machine_text(environment.to_json())}; {how.budget:g} s")
         if (hint := no_compiler_line(workload.arch)) is not None:
             note(hint)
-        with _lease(opened, workload, how) as lease:
-            result = _run(keeping, environment, workload, how, _Watch(stop, lease))
-    if result.race is not None:  # which compared its outputs with the framework's
-        remember_proof(result.plan, environment)
+        sought = Sought(workload.graph, workload.problem, workload.tape)
+        settings = _settings(keeping, how)
+        with ProgressLine(sys.stderr) as line:
+
+            def report(progress: Progress) -> None:
+                stop.check()
+                line(progress)
+
+            def saving() -> AbstractContextManager[None]:
+                line.end()
+                return undisturbed()
+
+            def quiet() -> None:
+                wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(workload.arch)))
+
+            manner = Manner(report, _say, how.wait_s, saving, quiet)
+            try:
+                result = search_plan(sought, settings, keeping, environment, manner)
+            except KeyboardInterrupt as error:
+                raise click.ClickException(NOTHING) from error
     show_result(console, workload, result, keeping, environment, time.monotonic() - start)
     if is_lost(result, keeping):
         raise click.exceptions.Exit(FAILED)
@@ -157,78 +160,8 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-class _Watch:
-    """What happens at each progress event: the line, the lease's heartbeat, a late interrupt."""
-
-    def __init__(self, stop: Interrupts, lease: Lease | None) -> None:
-        self.line = ProgressLine(sys.stderr)
-        self._stop = stop
-        self._lease = lease
-        self._beaten = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        self._stop.check()
-        self.line(progress)
-        if self._lease is not None and time.monotonic() - self._beaten > BEAT_S:
-            self._beaten = time.monotonic()
-            try:
-                self._lease.beat()
-            except DatabaseUnavailable:
-                self._lease = None  # the search goes on in memory; others may search
-
-
-@contextmanager
-def _lease(opened: PlanDatabase, workload: Workload, how: How) -> Iterator[Lease | None]:
-    """One search for a workload at a time; raises Busy. None if the database cannot be written."""
-    name = str(workload)
-    try:
-        try:
-            lease = opened.acquire_lease(name)
-        except Busy as busy:
-            if not how.wait:
-                raise
-            note(f"waiting up to {how.wait_s:.0f} s: {busy}")
-            lease = opened.wait_for_lease(name, how.wait_s)
-    except DatabaseUnavailable:
-        yield None
-        return
-    with lease:
-        yield lease
-
-
-def _run(
-    keeping: KeepingDatabase, environment: Environment, workload: Workload, how: How, watch: _Watch
-) -> Result:
-    """The search's result, or what it has when it is interrupted."""
-    from plantune.cli.quiet import wait_for_quiet
-    from plantune.measure.machine_state import Machine, gpu_watcher
-    from plantune.search.search import Search
-
-    settings = _settings(keeping, how)
-    search = Search(workload.graph, workload.problem, settings, keeping, environment, watch)
-    wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(workload.arch)))  # in the search's budget
-    worker = worker_for(workload)  # raises if there is no room for it
-    try:
-        with worker:
-            return search.run(worker)
-    except KeyboardInterrupt:
-        watch.line.end()
-        with undisturbed():
-            return _partial(search)
-    except STOPPED:
-        with undisturbed():
-            if search.partial() is not None:
-                note("warning: the search ended early; the best plan so far is kept as partial")
-        raise
-    finally:
-        watch.line.end()
-
-
-def _partial(search: Search) -> Result:
-    result = search.partial()
-    if result is None:
-        raise click.ClickException("interrupted before anything was measured; nothing was saved")
-    return result
+def _say(text: str) -> None:
+    note(text if text.startswith("waiting") else f"warning: {text}")
 
 
 def _settings(keeping: KeepingDatabase, how: How) -> Settings:

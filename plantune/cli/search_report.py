@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import STDOUT, Console, bold, note
-from plantune.cli.keeping import KeepingDatabase
 from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.report.bench_text import verdict
 from plantune.report.reached import longer_s, tried_text, unraced_text
 from plantune.report.tables import counted
 from plantune.rivals import loss_text, runner_text
+from plantune.search.keeping import KeepingDatabase
 from plantune.workload import Workload
 
 if TYPE_CHECKING:

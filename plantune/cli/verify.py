@@ -62,9 +62,9 @@ def verify_command(
         _show_steps(console, rows)
         _raise_first(rows)
         with waiting(sys.stderr, "racing the whole network with eager"):
-            race = worker.race(
-                chosen.workload.problem, chosen.plan, ("eager",), Effort(budget_s=budget)
-            )
+            problem, tape = chosen.workload.problem, chosen.workload.tape
+            effort = Effort(budget_s=budget)
+            race = worker.race(problem, chosen.plan, ("eager",), effort, tape=tape)
     measured = _measured(place, chosen, race)
     console.say(bold(f"{_summary(rows)}; {verdict(race)}"))
     if measured is not None:

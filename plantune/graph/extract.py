@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -15,6 +14,8 @@ from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
+from plantune.graph.memory import Memory
+from plantune.graph.memory import memory_of as _memory
 from plantune.graph.ops.overload import attributes
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.outputs import Outputs
@@ -301,19 +302,3 @@ def _last_used(records: list[Record], leaves: tuple[Any, ...]) -> dict[Memory, i
         given = tree_leaves((record.args, dict(record.kwargs)))
         found.update({_memory(tensor): at for tensor in given if isinstance(tensor, Tensor)})
     return {**found, **{_memory(leaf): len(records) for leaf in leaves if isinstance(leaf, Tensor)}}
-
-
-class Memory(NamedTuple):
-    """Where a traced tensor is: views share the storage of their base."""
-
-    storage: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _memory(tensor: Tensor) -> Memory:
-    storage = int(tensor.untyped_storage()._cdata)
-    offset = int(tensor.storage_offset())
-    return Memory(storage, offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)

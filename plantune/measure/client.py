@@ -22,12 +22,14 @@ from plantune.errors import (
 )
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
+from plantune.graph.tape import Tape
 from plantune.kernels.family import Candidate
 from plantune.measure import work
 from plantune.measure.child import Child
 from plantune.measure.programs import PassCost, time_programs
 from plantune.measure.race import Race, race
 from plantune.measure.reserve import Reserve, warmed_up
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
 from plantune.measure.work import Request, request
@@ -208,8 +210,10 @@ class Worker:
         seed: int = 0,
         *,
         detailed: bool = False,
+        tape: Tape | None = None,
     ) -> Race:
-        """Times a plan against the framework's ways to run a reference network, in turns.
+        """Times a plan against the framework's ways to run a network, in turns: the one of the
+        `tape`, else the reference network that the problem names.
 
         Without `baselines` all of the arch take part. For `detailed` see `race`. Raises WrongResult
         where the plan's output is not the network's.
@@ -221,7 +225,9 @@ class Worker:
             raise ValueError(f"no baseline is called {unknown}; known: {', '.join(known)}")
         effort = effort or Effort(budget_s=5.0)
         ways = (len(baselines) + 2) * 2  # each on two kinds of images
-        asked = request(race, problem, plan, baselines, effort, seed, detailed=detailed)
+        asked = request(
+            race, Raced(problem, tape), plan, baselines, effort, seed, detailed=detailed
+        )
         with self._lock:
             return self._ask_for_all(asked, problem.arch, effort, ways)
 

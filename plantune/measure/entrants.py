@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
@@ -12,20 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from plantune.device import Call
+from plantune.device import CPU, Call
 from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
-from plantune.graph.arguments import Arguments
 from plantune.host import NO_COMPILER, cxx_compiler
+from plantune.measure.subject import Inputs, Raced, Subject
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.plan import Plan
-from plantune.problem import Problem
 from plantune.runtime.module import TunedModule
 from plantune.space.arch import load_arch
 from plantune.tolerances import tolerance
-from plantune.workload import Workload
 
 PLANTUNE, PLANTUNE_FROZEN = "plantune", "plantune-frozen"
 # torch.compile records its graphs in the second and third call, TorchScript compiles in the second.
@@ -33,7 +33,7 @@ FIRST_CALLS = 3
 # Images that differ from call to call, in each of two layouts; fewer if they are large.
 MOST_IMAGES = 64
 IMAGES_BYTES = 1 << 30
-CallOf = Callable[[Sequence[Tensor]], Call]
+CallOf = Callable[[Sequence[Inputs]], Call]
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,24 @@ class Entrant:
 class Entrants:
     """Makes the entrants of one race. At most so many inputs take turns, two at least."""
 
-    def __init__(self, problem: Problem, seed: int, most_images: int = MOST_IMAGES) -> None:
+    def __init__(self, raced: Raced, seed: int, most_images: int = MOST_IMAGES) -> None:
         torch.manual_seed(seed)
-        (_, self.input_type), *_ = problem.tensors
-        dtype = self.input_type.torch_dtype
-        self.problem = problem
+        problem = self.problem = raced.problem
         self.peaks_mib: dict[str, float] = {}
         self._train = problem.mode == "train"
         arch = load_arch(problem.arch)
         self._ways, self.device = WAYS[arch.kind], device_for(arch)
-        self._module = _randomised(Workload.of(problem).module()).to(self.device.place)
-        first = torch.randn(self.input_type.shape, dtype=dtype)
-        count = images_that_fit(first.numel() * first.element_size(), most_images)
-        self._images = [x.to(self.device.place) for x in _drawn(first, count)]
-        double = copy.deepcopy(self._module).double()
-        self._exact = [Exact(self._output(double, x.double())) for x in self._images[:2]]
-        eager = self._output(copy.deepcopy(self._module), self._images[0])
-        self._bound = 2 * self._exact[0].errors(eager)[0] + tolerance("race", problem.dtype)
-        self._dy = torch.randn(eager.shape, dtype=dtype).to(self.device.place)
+        self._subject = Subject(raced, self.device.place)
+        self._module = self._subject.module
+        count = images_that_fit(sum(t.size_bytes for t in self._subject.types), most_images)
+        random = CPU.generator(seed)
+        self._images = [self._placed(self._subject.inputs(random)) for _ in range(count)]
+        self._exact = self._exactly(self._images[:2])
+        eager = self._outputs(copy.deepcopy(self._module), self._images[0])
+        # What draws random numbers gives others each time.
+        slack = math.inf if self._subject.draws else tolerance("race", problem.dtype)
+        self._bound = 2 * _worst(self._exact[0], eager) + slack
+        self._dys = [torch.randn_like(y) for y in eager if y.is_floating_point()]
 
     @property
     def in_turns(self) -> int:
@@ -85,7 +85,7 @@ class Entrants:
         module, _ = self._laid_out(channels_last=self.device.captures)  # as load_model builds it
         tuned = TunedModule(
             module,
-            Arguments(tuple(type_ for _, type_ in self.problem.tensors)),
+            self._subject.arguments,
             name=self.problem.network,
             mode=self.problem.mode,
             plan=plan,
@@ -110,7 +110,7 @@ class Entrants:
             raise BuildError(NO_COMPILER)
         start, hits = time.perf_counter(), _cache_hits()
         module, images = self._laid_out(way.channels_last)
-        run = way.make(module, images[0])
+        run = way.make(module, *images[0])
         call_of = self._calls_of(run, module)
         entrant = self._ready(name, run, images, call_of, way.promise(self.problem.mode), start)
         if way.captured:
@@ -126,9 +126,10 @@ class Entrants:
         if self._train or not (way.static and self.device.captures):
             return entrant
         module, images = self._laid_out(way.channels_last)
-        image = images[0].clone(memory_format=torch.preserve_format)
-        torch._dynamo.mark_static_address(image, guard=False)
-        run = way.make(module, image)
+        image = _copied(images[0])
+        for x in image:
+            torch._dynamo.mark_static_address(x, guard=False)
+        run = way.make(module, *image)
         if not self._error(run, images, image) <= self._bound:
             return entrant
         same = _warmed_up(self._calls_of(run, module)([image]))
@@ -144,7 +145,16 @@ class Entrants:
             self.peaks_mib[name] = (peak - held) / 2**20
         return made
 
-    def _laid_out(self, channels_last: bool) -> tuple[nn.Module, Sequence[Tensor]]:
+    def _placed(self, inputs: Inputs) -> Inputs:
+        return tuple(x.to(self.device.place) for x in inputs)
+
+    def _exactly(self, images: Sequence[Inputs]) -> list[list[Exact]]:
+        """The outputs in float64, for each of the images."""
+        exact = self._subject.exact()
+        wide = [tuple(x.double() if x.is_floating_point() else x for x in xs) for xs in images]
+        return [[Exact(y) for y in self._outputs(exact, xs)] for xs in wide]
+
+    def _laid_out(self, channels_last: bool) -> tuple[nn.Module, Sequence[Inputs]]:
         module = copy.deepcopy(self._module)
         if not channels_last:
             return module, self._images
@@ -152,14 +162,14 @@ class Entrants:
         return module, self._images_last
 
     @cached_property
-    def _images_last(self) -> list[Tensor]:
-        return [x.contiguous(memory_format=torch.channels_last) for x in self._images]
+    def _images_last(self) -> list[Inputs]:
+        return [tuple(map(_channels_last, xs)) for xs in self._images]
 
     def _ready(
         self,
         name: str,
         run: Run,
-        images: Sequence[Tensor],
+        images: Sequence[Inputs],
         call_of: CallOf,
         promise: str,
         start: float,
@@ -177,16 +187,16 @@ class Entrants:
         self,
         entrant: Entrant,
         call_of: CallOf,
-        images: Sequence[Tensor],
+        images: Sequence[Inputs],
     ) -> Entrant:
-        image = images[0].clone(memory_format=torch.preserve_format)
+        image = _copied(images[0])
         call, others = call_of([image]), cycle(images)
         with self.device.own_stream():
             call()
             replay = self.device.captured(call)
 
         def fresh() -> None:
-            image.copy_(next(others))
+            _copy_into(image, next(others))
             replay()
 
         return replace(entrant, same=replay, fresh=fresh)
@@ -195,36 +205,36 @@ class Entrants:
         """Makes a call whose images take turns. It needs gradients on in training, else off."""
         parameters = [p for p in module.parameters() if p.requires_grad]
 
-        def call_of(images: Sequence[Tensor]) -> Call:
+        def call_of(images: Sequence[Inputs]) -> Call:
             turns = cycle(images)
 
             def infer() -> None:
-                run(next(turns))
+                run(*next(turns))
 
             def train() -> None:
                 renew()
                 for parameter in parameters:
                     parameter.grad = None
-                run(next(turns)).backward(self._dy)
+                made = _tensors(run(*next(turns)))
+                torch.autograd.backward([y for y in made if y.is_floating_point()], self._dys)
 
             return train if self._train else infer
 
         return call_of
 
-    def _error(self, run: Run, images: Sequence[Tensor], into: Tensor | None = None) -> float:
+    def _error(self, run: Run, images: Sequence[Inputs], into: Inputs | None = None) -> float:
         """The largest one for two images: what takes an image for a constant is found out. Each is
         run twice: graphs are recorded in the second call, and replayed in later ones.
         """
         errors = []
         for image, exact in 2 * list(zip(images, self._exact, strict=False)):
-            x = image if into is None else into.copy_(image)
-            errors.append(exact.errors(self._output(run, x))[0])
+            xs = image if into is None else _copy_into(into, image)
+            errors.append(_worst(exact, self._outputs(run, xs)))
         return max(errors)
 
-    def _output(self, run: Run, x: Tensor) -> Tensor:
+    def _outputs(self, run: Run, xs: Inputs) -> list[Tensor]:
         with torch.set_grad_enabled(self._train):
-            output: Tensor = run(x)
-        return output.detach()
+            return [y.detach() for y in _tensors(run(*xs))]
 
 
 def _warmed_up(call: Call) -> Call:
@@ -239,10 +249,28 @@ def images_that_fit(image_bytes: int, most: int) -> int:
     return max(2, min(most, IMAGES_BYTES // (2 * image_bytes)))
 
 
-def _drawn(first: Tensor, count: int) -> Iterator[Tensor]:
-    yield first
-    for _ in range(count - 1):
-        yield torch.randn_like(first)
+def _tensors(made: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+
+
+def _worst(exact: Sequence[Exact], results: Sequence[Tensor]) -> float:
+    """The largest error of all outputs. NaN is never the largest for Python, so it is infinite."""
+    errors = [e.errors(result)[0] for e, result in zip(exact, results, strict=True)]
+    return max(math.inf if math.isnan(error) else error for error in errors)
+
+
+def _copied(xs: Inputs) -> Inputs:
+    return tuple(x.clone(memory_format=torch.preserve_format) for x in xs)
+
+
+def _copy_into(xs: Inputs, others: Inputs) -> Inputs:
+    for x, other in zip(xs, others, strict=True):
+        x.copy_(other)
+    return xs
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
 def _cache_hits() -> int:
@@ -251,14 +279,3 @@ def _cache_hits() -> int:
 
     found: Any = counters["inductor"]["fxgraph_cache_hit"]
     return int(found)
-
-
-def _randomised(module: nn.Module) -> nn.Module:
-    """No weight is 0 or 1 any more: Fixup's first values would hide a mistake."""
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=parameter[0].numel() ** -0.5)
-            else:
-                parameter.uniform_(0.5, 1.0)
-    return module

@@ -17,10 +17,10 @@ from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, En
 from plantune.measure.latency import gpu_us, host_us, time_latencies
 from plantune.measure.limits import GPU_FAULTS
 from plantune.measure.programs import NO_TIME, Say
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Interval, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import Watch, call_watch
 from plantune.plan import Plan
-from plantune.problem import Problem
 
 OURS = (PLANTUNE, PLANTUNE_FROZEN)
 # The same images in each call, or others each time.
@@ -75,7 +75,7 @@ def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
 
 def race(
     say: Say,
-    problem: Problem,
+    raced: Raced,
     plan: Plan | None,
     baselines: Sequence[str],
     effort: Effort,
@@ -90,9 +90,10 @@ def race(
     for all baselines. Raises WrongResult if the plan's output is not the network's.
     """
     say("build")
-    entrants = Entrants(problem, seed, MOST_IMAGES if detailed else 1)
-    with torch.set_grad_enabled(problem.mode == "train"):
-        ours = _ours(entrants, plan, frozen=detailed and problem.mode == "infer")
+    entrants = Entrants(raced, seed, MOST_IMAGES if detailed else 1)
+    mode = raced.problem.mode
+    with torch.set_grad_enabled(mode == "train"):
+        ours = _ours(entrants, plan, frozen=detailed and mode == "infer")
         with flags(benchmark=True):
             theirs, failures = _baselines(entrants, baselines, effort, say, detailed)
             ready = {**ours, **theirs}

@@ -22,8 +22,9 @@ BEST_OPTIONS = {
     "coordinate_descent_tuning": True,
     "triton.cudagraphs": True,
 }
-Run = Callable[[Tensor], Any]
-Make = Callable[[nn.Module, Tensor], Run]
+Run = Callable[..., Any]
+# Of a module and the inputs of a call.
+Make = Callable[..., Run]
 
 
 @dataclass(frozen=True)
@@ -49,34 +50,36 @@ class Way:
         return FROZEN if self.frozen and mode == "infer" else LIVE
 
 
-def _as_it_is(module: nn.Module, x: Tensor) -> Run:
+def _as_it_is(module: nn.Module, *inputs: Tensor) -> Run:
     return module
 
 
-def _traced(module: nn.Module, x: Tensor) -> Any:
+def _traced(module: nn.Module, *inputs: Tensor) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit says that it is deprecated
-        return torch.jit.trace(module, x, check_trace=False)
+        return torch.jit.trace(module, inputs, check_trace=False)
 
 
-def _torchscript(module: nn.Module, x: Tensor) -> Any:
-    traced = _traced(module, x)
+def _torchscript(module: nn.Module, *inputs: Tensor) -> Any:
+    traced = _traced(module, *inputs)
     return traced if module.training else torch.jit.freeze(traced)
 
 
 def _compiled(mode: str) -> Make:
-    return lambda module, x: torch.compile(_own_code(module), mode=mode, dynamic=False)
+    return lambda module, *inputs: torch.compile(_own_code(module), mode=mode, dynamic=False)
 
 
-def _best(module: nn.Module, x: Tensor) -> Run:
+def _best(module: nn.Module, *inputs: Tensor) -> Run:
     """All that inductor can do, which no mode of it does."""
-    pdl = x.is_cuda and torch.cuda.get_device_capability(x.device) >= PDL_CAPABILITY
+    place = inputs[0].device
+    pdl = place.type == "cuda" and torch.cuda.get_device_capability(place) >= PDL_CAPABILITY
     wanted = {**BEST_OPTIONS, "triton.enable_pdl": pdl}
     known = torch._inductor.list_options()
-    return _frozen(module, x, {name: value for name, value in wanted.items() if name in known})
+    options = {name: value for name, value in wanted.items() if name in known}
+    return _frozen(module, *inputs, options=options)
 
 
-def _frozen(module: nn.Module, x: Tensor, options: dict[str, Any] | None = None) -> Run:
+def _frozen(module: nn.Module, *inputs: Tensor, options: dict[str, Any] | None = None) -> Run:
     """Freezing must be on in the first call: as an option of torch.compile it comes after Dynamo
     has made the weights inputs, and freezes nothing.
     """
@@ -84,7 +87,7 @@ def _frozen(module: nn.Module, x: Tensor, options: dict[str, Any] | None = None)
     if module.training:
         return compiled
     with torch._inductor.config.patch(freezing=True), torch.no_grad():
-        compiled(x)
+        compiled(*inputs)
     return compiled
 
 
@@ -93,8 +96,8 @@ def _own_code(module: nn.Module) -> Run:
     object and would serve the others too, frozen or not.
     """
 
-    def call(x: Tensor) -> Any:
-        return module(x)
+    def call(*inputs: Tensor) -> Any:
+        return module(*inputs)
 
     code = call.__code__.replace(co_name=call.__name__)
     return FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)

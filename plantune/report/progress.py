@@ -37,7 +37,8 @@ def progress_text(progress: Progress) -> str:
 class StatusLine:
     """What a command does now. `end`, or the end of its context, before anything else is written.
 
-    Without a terminal a line is written when `phase` changes, else every `every_s` seconds.
+    Without a terminal, or what else `rewrites` a line, one is written when `phase` changes, else
+    every `every_s` seconds.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class StatusLine:
         stream: TextIO,
         clock: Callable[[], float] = time.monotonic,
         every_s: float = EVERY_S,
+        *,
+        rewrites: bool | None = None,
     ) -> None:
         self._stream = stream
         self._clock = clock
         self._every_s = every_s
-        self._rewrites = stream.isatty()
+        self._rewrites = stream.isatty() if rewrites is None else rewrites
         self._width = 0
         self._phase: str | None = None
         self._next = -math.inf

@@ -125,6 +125,20 @@ class Calls:
             raise UnsupportedModule(kept)
         return kept
 
+    def expected_graph(self) -> Graph:
+        """The layers of that call. Raises UnsupportedModule or UnsupportedDevice if a plan cannot
+        be for it.
+        """
+        form = self._form_now()
+        if form.why_not:
+            kind = UnsupportedDevice if self._why_no_plans else UnsupportedModule
+            raise kind(f"{self.options.name}: {form.why_not}")
+        return self._extracted(form, self._expected_trained(), self._inputs.expected)[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
     def _expected_trained(self) -> Trained:
         trained = (*self._form.trained(), *(False for _ in self.arguments.types))
         return trained if self._trains and any(trained) else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import replace
+from weakref import WeakSet
 
 import torch
+from torch import nn
 
 from plantune.default_plans import default_plan, guessed_plan
 from plantune.errors import (
@@ -68,6 +70,7 @@ class LosingPlan(UserWarning):
 
 
 _told: set[str] = set()
+_advised: WeakSet[nn.Module] = WeakSet()
 
 
 class Choice:
@@ -110,6 +113,8 @@ class Choice:
             return self._stored(found)
         if options.known:
             _without_plan(_what_is_missing(self._problem, found), options.fallback)
+        else:
+            _advise(self._held.module, options.name)
         return None
 
     def _unplanned(self) -> Pool:
@@ -203,6 +208,17 @@ def _what_is_missing(problem: Problem, found: Found | None) -> str:
         f"no plan for {workload} is stored, so nothing that was measured runs; "
         f"`plantune search {workload.arguments()}` finds one"
     )
+
+
+def _advise(module: nn.Module, name: str) -> None:
+    """Once for a module, and only to who listens to the log."""
+    if module not in _advised:
+        _advised.add(module)
+        log.info(
+            "%s: no plan is stored for it; plantune.tune(module, *inputs) searches for one, in "
+            "about a minute",
+            name,
+        )
 
 
 def _without_plan(text: str, fallback: str) -> None:

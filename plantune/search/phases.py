@@ -15,6 +15,7 @@ from plantune.errors import (
     WrongResult,
 )
 from plantune.graph.graph import Graph
+from plantune.graph.tape import Tape
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import State
 from plantune.measure.race import Race
@@ -60,6 +61,7 @@ class Run:
     budget: Budget
     steps: StepSearch
     report: Report
+    tape: Tape | None = None
 
     def tell(self, phase: str) -> None:
         self.report(self.steps.progress(self.budget, None, phase))
@@ -164,7 +166,8 @@ def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Rac
         known = baselines_for(run.problem.arch, run.problem.mode)
         baselines = tuple(name for name in known if _needed_s(name) <= left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
-    return run.worker.race(run.problem, plan, baselines, effort, run.settings.seed)
+    seed = run.settings.seed
+    return run.worker.race(run.problem, plan, baselines, effort, seed, tape=run.tape)
 
 
 def _needed_s(baseline: str) -> float:

@@ -10,6 +10,7 @@ from plantune.canonical import Attrs
 from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph.graph import Graph
+from plantune.graph.tape import Tape
 from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
@@ -44,7 +45,7 @@ BEGINNING, BEGINNING_S = 0.1, 8.0
 
 class Search:
     """One search, whose budget begins when it is made. `run` may be interrupted; `partial` returns
-    what was found until then.
+    what was found until then. The `tape` is that of a network without a name, for its race.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Search:
         database: PlanDatabase,
         environment: Environment,
         report: Report = silent,
+        *,
+        tape: Tape | None = None,
     ) -> None:
         self.graph, self.problem = graph, problem
         self.settings = settings
@@ -62,6 +65,7 @@ class Search:
         self._database = database
         self._environment = environment
         self._report = report
+        self._tape = tape
         self._log = MachineLog(machine_for(self.space.arch.kind, gpu_watcher(problem.arch)))
         self._budget = Budget(settings.budget_s)
         self._steps: StepSearch | None = None
@@ -118,7 +122,15 @@ class Search:
         budget.call_s = steps.framework_us() / 1e6
         worker.start(budget.cut_at("racing"))
         return Run(
-            self.graph, self.problem, self.space, settings, worker, budget, steps, self._report
+            self.graph,
+            self.problem,
+            self.space,
+            settings,
+            worker,
+            budget,
+            steps,
+            self._report,
+            self._tape,
         )
 
     def _time_known_plans(self, run: Run) -> None:

@@ -19,6 +19,7 @@ from plantune.canonical import Attrs
 from plantune.cli import main
 from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.graph.step import Step
+from plantune.graph.tape import Tape
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment
 from plantune.measure.race import Detail, Race
@@ -158,6 +159,7 @@ class FakeWorker:
         seed: int = 0,
         *,
         detailed: bool = False,
+        tape: Tape | None = None,
     ) -> Race:
         if self.failure is not None:
             raise self.failure

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plantune.cli.keeping import KeepingDatabase
 from plantune.errors import DatabaseUnavailable
 from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
+from plantune.search.keeping import KeepingDatabase
 
 
 def test_known_plans_come_from_the_file(plan: Plan) -> None:

@@ -40,6 +40,7 @@ class FakeSearch:
         database: Any,
         environment: Any,
         report: Any,
+        tape: Any = None,
     ) -> None:
         FakeSearch.settings = settings
         self._database, self._environment, self._report = database, environment, report
@@ -62,7 +63,7 @@ class FakeSearch:
 
 @pytest.fixture(autouse=True)
 def fake(monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker) -> type[FakeSearch]:
-    monkeypatch.setattr("plantune.search.search.Search", FakeSearch)
+    monkeypatch.setattr("plantune.search.session.Search", FakeSearch)
     monkeypatch.setattr(FakeSearch, "plan", plan, raising=False)
     monkeypatch.setattr(FakeSearch, "during", staticmethod(lambda: None))
     monkeypatch.setattr(FakeSearch, "best_so_far", True)
@@ -221,7 +222,7 @@ def test_a_full_disk_ends_in_a_printed_plan(
 ) -> None:
     full = fail(DatabaseFull("plans.db: disk is full"))
     memory = PlanDatabase.in_memory
-    monkeypatch.setattr("plantune.cli.keeping.PlanDatabase.in_memory", lambda: Roomy(memory()))
+    monkeypatch.setattr("plantune.search.keeping.PlanDatabase.in_memory", lambda: Roomy(memory()))
     monkeypatch.setattr(PlanDatabase, "put_trial", full)
     monkeypatch.setattr(PlanDatabase, "put_plan", full)
     result = run("search", "--batch", 1, *(["--json"] if as_json else []))

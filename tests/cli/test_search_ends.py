@@ -38,6 +38,7 @@ def ends_with(
                 database: Any,
                 here: Any,
                 report: Any,
+                tape: Any = None,
             ) -> None:
                 self._database, self._here = database, here
 
@@ -51,7 +52,7 @@ def ends_with(
                     self._database.put_plan(plan, self._here, partial=True)
                 return Result(plan, False, None, 1, 0) if found else None
 
-        monkeypatch.setattr("plantune.search.search.Search", EndingSearch)
+        monkeypatch.setattr("plantune.search.session.Search", EndingSearch)
 
     return set_up
 

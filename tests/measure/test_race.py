@@ -12,6 +12,7 @@ from plantune.measure import entrants, race, ways
 from plantune.measure.client import Worker
 from plantune.measure.entrants import Entrants, images_that_fit
 from plantune.measure.race import Detail
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import Way
 from plantune.space.search_space import load_search_space
@@ -41,7 +42,7 @@ def racing(monkeypatch):
     def run(made, plan=None, stages=None, **options):
         monkeypatch.setitem(ways.WAYS, "cpu", made)
         say = ready if stages is None else stages.append
-        return race.race(say, WORKLOAD.problem, plan, tuple(made), EFFORT, 0, **options)
+        return race.race(say, Raced(WORKLOAD.problem), plan, tuple(made), EFFORT, 0, **options)
 
     return run
 
@@ -179,7 +180,7 @@ class TestOnAGpu:
             return run
 
         monkeypatch.setitem(ways.WAYS, "cpu", {"graph": Way(make, captured=True)})
-        made = Entrants(WORKLOAD.problem, 0)
+        made = Entrants(Raced(WORKLOAD.problem), 0)
         with torch.no_grad():
             entrant = made.baseline("graph")
             outputs.clear()
@@ -201,7 +202,7 @@ class TestOnAGpu:
             return lambda other: output
 
         monkeypatch.setitem(ways.WAYS, "cpu", {"way": Way(make, static=True)})
-        made = Entrants(WORKLOAD.problem, 0)
+        made = Entrants(Raced(WORKLOAD.problem), 0)
         with torch.no_grad():
             entrant = made.baseline("way")
             told = made.told_of_static("way", entrant)

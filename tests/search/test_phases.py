@@ -34,7 +34,7 @@ class FakeWorker:
                 raise WorkerDied(f"{plan}: an illegal memory access")
         return [Timing((float(len(plan)),) * 5) for plan in plans]
 
-    def race(self, workload, plan, baselines, effort, seed):
+    def race(self, workload, plan, baselines, effort, seed, tape=None):
         self.raced = (workload, baselines)
         self.plans.append(plan)
         if plan in self.deadly:

@@ -71,19 +71,26 @@ class OverloadOp(Op):
 
     def call(self, inputs: Sequence[Tensor], attrs: Attrs) -> Any:
         """What the overload returns for these inputs."""
+        args, named = self.arguments(inputs, attrs, inputs[0].device if inputs else None)
+        return self.overload(*args, **named)
+
+    def arguments(
+        self, inputs: Sequence[Any], attrs: Attrs, device: torch.device | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Those of a call by their place and by name. Whatever is made is made on `device`."""
         given = {
             name: _argument(value, inputs, attrs)
             for name, value in json.loads(attrs[ARGUMENTS]).items()
         }
         arguments = self.overload._schema.arguments
-        if inputs and any(argument.name == "device" for argument in arguments):
-            given["device"] = inputs[0].device
+        if device is not None and any(argument.name == "device" for argument in arguments):
+            given["device"] = device
         named = {a.name: given[a.name] for a in arguments if a.kwarg_only and a.name in given}
         places = [at for at, a in enumerate(arguments) if a.name in given and not a.kwarg_only]
-        return self.overload(
-            *(given.get(a.name, a.default_value) for a in arguments[: max(places, default=-1) + 1]),
-            **named,
+        args = (
+            given.get(a.name, a.default_value) for a in arguments[: max(places, default=-1) + 1]
         )
+        return tuple(args), named
 
     def differentiates(self, wanted: Sequence[int], inputs: Types, attrs: Attrs) -> bool:
         floats = tuple(at for at in wanted if inputs[at].is_float)

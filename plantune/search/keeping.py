@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from plantune.cli.lookup import lies_in_file
 from plantune.errors import DatabaseUnavailable
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.outcome import Outcome
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.lasting import lies_in_file
+from plantune.plan_db.leases import Lease
 from plantune.plan_db.rows import Found, StoredPlan
 from plantune.problem import Problem
 
@@ -56,6 +57,12 @@ class KeepingDatabase(PlanDatabase):
             self.plan_id = id if lies_in_file(self.path, plan) else None
             return id
         return self._try(lambda at: at.put_plan(plan, environment, partial=partial))
+
+    def acquire_lease(self, key: str) -> Lease:
+        return self._file.acquire_lease(key)
+
+    def wait_for_lease(self, key: str, timeout_s: float, **how: float) -> Lease:
+        return self._file.wait_for_lease(key, timeout_s, **how)
 
     def _try(self, use: Callable[[PlanDatabase], T]) -> T:
         if self._memory is not None:

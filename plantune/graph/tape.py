@@ -1,0 +1,184 @@
+"""A traced module as data: each overload that it called, so that another process can run it.
+
+The module's class may be one that only its own process has, as in a notebook. What the framework
+makes of the tape is what it makes of the module, without the cost of the module's own Python.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from plantune.canonical import Attrs
+from plantune.errors import InvalidGraph, UnsupportedModule
+from plantune.graph.arguments import Arguments
+from plantune.graph.graph import Named, named_from_json, named_to_json
+from plantune.graph.memory import Memory, memory_of
+from plantune.graph.ops.overload import attributes
+from plantune.graph.purity import draws
+from plantune.graph.trace import Record, trace
+from plantune.graph.types import TensorType, dtype_name
+
+# Of one buffer or input that is sent with its values.
+PACKED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class TapeCall:
+    """One call of an overload. Tensors are numbered: inputs, parameters, buffers, then results."""
+
+    overload: str
+    reads: tuple[int, ...]
+    attrs: Attrs
+    results: int
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What a module does with tensors of these types; `outputs` are the tensors it returns, and the
+    `trained` parameters get gradients. If it `draws` random numbers, two calls differ.
+
+    `values` are those of buffers, and `examples` those of inputs that hold integers, which may have
+    to fit together: bytes in base64, None of what any number serves for, or is large.
+    """
+
+    inputs: tuple[TensorType, ...]
+    parameters: Named
+    buffers: Named
+    calls: tuple[TapeCall, ...]
+    outputs: tuple[int, ...]
+    trained: tuple[str, ...]
+    draws: bool
+    values: tuple[str | None, ...]
+    examples: tuple[str | None, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "inputs": [type_.to_json() for type_ in self.inputs],
+            "parameters": named_to_json(self.parameters),
+            "buffers": named_to_json(self.buffers),
+            "calls": [[c.overload, [*c.reads], dict(c.attrs), c.results] for c in self.calls],
+            "outputs": [*self.outputs],
+            "trained": [*self.trained],
+            "draws": self.draws,
+            "values": [*self.values],
+            "examples": [*self.examples],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Tape:
+        return Tape(
+            tuple(TensorType.from_json(item) for item in data["inputs"]),
+            named_from_json(data["parameters"]),
+            named_from_json(data["buffers"]),
+            tuple(
+                TapeCall(overload, tuple(reads), Attrs(attrs), results)
+                for overload, reads, attrs, results in data["calls"]
+            ),
+            tuple(data["outputs"]),
+            tuple(data["trained"]),
+            data["draws"],
+            tuple(data["values"]),
+            tuple(data["examples"]),
+        )
+
+
+def tape_of(module: nn.Module, arguments: Arguments) -> Tape:
+    """What a module does in a call. Raises UnsupportedModule as a trace does, and for a call with
+    an argument that is no data.
+    """
+    return _Taping(module, arguments).tape()
+
+
+class _Taping:
+    """Numbers tensors by their identity, else by their memory: torch may hand out another object
+    for what it has just made.
+    """
+
+    def __init__(self, module: nn.Module, arguments: Arguments) -> None:
+        self._module, self._arguments = module, arguments
+        self._traced = trace(module, arguments)
+        self._known: dict[int, int] = {}
+        self._newest: dict[Memory, int] = {}
+        self._count = 0
+
+    def tape(self) -> Tape:
+        named = self._traced.state.items()
+        parameters = [(name, t) for name, t in named if isinstance(t, nn.Parameter)]
+        buffers = [(name, t) for name, t in named if not isinstance(t, nn.Parameter)]
+        for tensor in (*self._traced.inputs, *(t for _, t in (*parameters, *buffers))):
+            self._number(tensor)
+        calls = tuple(map(self._call, self._traced.records))
+        tensors = [leaf for leaf in self._traced.leaves if isinstance(leaf, Tensor)]
+        outputs = tuple(map(self._number_of, tensors))
+        draws = any(_draws(record) for record in self._traced.records)
+        values = tuple(packed(self._module.get_buffer(name)) for name, _ in buffers)
+        examples = tuple(map(packed, self._arguments.examples))
+        return Tape(
+            self._arguments.types,
+            _types(parameters),
+            _types(buffers),
+            calls,
+            outputs,
+            tuple(name for name, tensor in parameters if tensor.requires_grad),
+            draws,
+            values,
+            examples,
+        )
+
+    def _call(self, record: Record) -> TapeCall:
+        reads: list[int] = []
+
+        def place(value: Any) -> int | None:
+            if not isinstance(value, Tensor):
+                return None
+            number = self._number_of(value)
+            if number not in reads:
+                reads.append(number)
+            return reads.index(number)
+
+        try:
+            attrs = attributes(record.overload, record.args, record.kwargs, place)
+        except InvalidGraph as error:
+            raise UnsupportedModule(f"{record.overload} at {record.line}: {error}") from error
+        results = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
+        for tensor in results:
+            self._number(tensor)
+        return TapeCall(str(record.overload), tuple(reads), attrs, len(results))
+
+    def _number(self, tensor: Tensor) -> None:
+        self._known[id(tensor)] = self._newest[memory_of(tensor)] = self._count
+        self._count += 1
+
+    def _number_of(self, tensor: Tensor) -> int:
+        found = self._known.get(id(tensor))
+        return self._newest[memory_of(tensor)] if found is None else found
+
+
+def _draws(record: Record) -> bool:
+    return draws(record.overload, record.args, record.kwargs)
+
+
+def packed(tensor: Tensor | None) -> str | None:
+    """The values of a tensor that is not large."""
+    if tensor is None or tensor.numel() * tensor.element_size() > PACKED_BYTES:
+        return None
+    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return base64.b64encode(bytes(values.tolist())).decode()
+
+
+def unpacked(text: str, type_: TensorType) -> Tensor:
+    """What `packed` made a text of."""
+    held = bytearray(base64.b64decode(text))
+    made = torch.frombuffer(held, dtype=type_.torch_dtype) if held else torch.empty(0)
+    return made.reshape(type_.shape)
+
+
+def _types(named: Sequence[tuple[str, Tensor]]) -> Named:
+    return tuple((name, TensorType(tuple(t.shape), dtype_name(t.dtype))) for name, t in named)

@@ -1,0 +1,164 @@
+"""A search from its beginning to its end, as the command line and Python run it: a lease, a worker,
+and what is kept if it is interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from plantune.errors import (
+    Busy,
+    DatabaseUnavailable,
+    MeasureTimeout,
+    UnsupportedDevice,
+    WorkerDied,
+    WorkerFailed,
+)
+from plantune.graph.graph import Graph
+from plantune.graph.tape import Tape
+from plantune.machine import Environment
+from plantune.measure import client
+from plantune.measure.room import require_room
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.proofs import remember_proof
+from plantune.problem import Problem
+from plantune.search.results import Progress, Report, Result, Settings, silent
+from plantune.search.search import Search
+
+if TYPE_CHECKING:
+    from plantune.plan_db.leases import Lease
+
+BEAT_S = 10.0
+# What ends a search and leaves what it measured as good as it was.
+STOPPED = (MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed)
+KEPT_EARLY = "the search ended early; the best plan so far is kept as partial"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sought:
+    """What a plan is searched for: a graph, and for the race its network, by its name in the
+    problem or by its tape.
+    """
+
+    graph: Graph
+    problem: Problem
+    tape: Tape | None = None
+
+    @property
+    def name(self) -> str:
+        """Networks of one's own may share a name."""
+        digest = "" if self.tape is None else f" ({self.problem.graph[:12]})"
+        return f"{self.problem}{digest}"
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a session speaks and waits. `saving` is entered while an interrupted search is kept, and
+    `before` is called when its budget has begun.
+    """
+
+    report: Report = silent
+    say: Say = lambda text: None
+    wait_s: float = 0.0
+    saving: Callable[[], AbstractContextManager[None]] = nullcontext
+    before: Callable[[], None] = lambda: None
+
+
+def search_plan(
+    sought: Sought,
+    settings: Settings,
+    database: PlanDatabase,
+    environment: Environment,
+    manner: Manner = Manner(),
+) -> Result:
+    """Searches and keeps the plan; an interrupted search gives its best so far, as partial.
+
+    Raises Busy if another search for the same goes on for longer than the manner waits,
+    KeyboardInterrupt if nothing was measured yet, and NotEnoughMemory if there is no room.
+    """
+    with _leased(database, sought.name, manner) as lease:
+        report = _beating(manner.report, lease)
+        result = _searched(sought, settings, database, environment, replace(manner, report=report))
+    if result.race is not None:  # which compared its outputs with the framework's
+        remember_proof(result.plan, environment)
+    return result
+
+
+def worker_for(graph: Graph, problem: Problem, build_s: float | None = None) -> client.Worker:
+    """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
+    worker that waits in reserve.
+
+    Raises NotEnoughMemory if there is no room for the network.
+    """
+    usual = client.Limits()
+    memory_bytes = max(usual.memory_bytes, 2 * require_room(graph, problem))
+    limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
+    reserve = None if problem.arch == "cpu" else problem.arch
+    return client.Worker(limits=limits, reserve=reserve, at_once=False)
+
+
+def _searched(
+    sought: Sought,
+    settings: Settings,
+    database: PlanDatabase,
+    environment: Environment,
+    manner: Manner,
+) -> Result:
+    graph, problem, tape = sought.graph, sought.problem, sought.tape
+    search = Search(graph, problem, settings, database, environment, manner.report, tape=tape)
+    manner.before()
+    worker = worker_for(graph, problem)
+    try:
+        with worker:
+            return search.run(worker)
+    except KeyboardInterrupt:
+        with manner.saving():
+            result = search.partial()
+        if result is None:
+            raise
+        return result
+    except STOPPED:
+        with manner.saving():
+            if search.partial() is not None:
+                manner.say(KEPT_EARLY)
+        raise
+
+
+@contextmanager
+def _leased(database: PlanDatabase, name: str, manner: Manner) -> Iterator[Lease | None]:
+    """One search for a problem at a time. None if the database cannot be written."""
+    try:
+        try:
+            lease = database.acquire_lease(name)
+        except Busy as busy:
+            if not manner.wait_s:
+                raise
+            manner.say(f"waiting up to {manner.wait_s:.0f} s: {busy}")
+            lease = database.wait_for_lease(name, manner.wait_s)
+    except DatabaseUnavailable:
+        yield None
+        return
+    with lease:
+        yield lease
+
+
+def _beating(report: Report, lease: Lease | None) -> Report:
+    """The report that also shows that the lease's holder lives."""
+    held, beaten = lease, time.monotonic()
+
+    def told(progress: Progress) -> None:
+        nonlocal held, beaten
+        report(progress)
+        if held is not None and time.monotonic() - beaten > BEAT_S:
+            beaten = time.monotonic()
+            try:
+                held.beat()
+            except DatabaseUnavailable:
+                held = None  # the search goes on in memory; others may search
+
+    return told

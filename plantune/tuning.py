@@ -1,0 +1,144 @@
+"""`tune`: searches for the plan of a module from Python, and gives the module that runs from it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from plantune.errors import DamagedDatabase, DatabaseUnavailable, DatabaseWarning
+from plantune.graph.tape import tape_of
+from plantune.machine import arch_of, environment_of
+from plantune.plan import Plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.problem import Problem
+from plantune.report.progress import ProgressLine
+from plantune.runtime.load import TrainingMode, optimize
+from plantune.runtime.module import TunedModule
+from plantune.search.keeping import KeepingDatabase
+from plantune.search.results import Report, Result, Settings, silent
+from plantune.search.session import Manner, Sought, search_plan
+
+# Another search of the same plan may have its whole budget, and some time for what it overruns.
+SLACK_S = 120.0
+
+
+def tune(
+    module: nn.Module,
+    *example_inputs: Any,
+    budget: float = 60.0,
+    mode: str = "infer",
+    frozen: bool = False,
+    fallback: str = "warn",
+    progress: bool | None = None,
+    **example_kwargs: Any,
+) -> TunedModule:
+    """As `optimize`, after a search for the plan that takes `budget` seconds. What it measured and
+    found is kept: `optimize`, the backend of torch.compile and the next `tune` begin from it.
+
+    A line shows the progress on a terminal and in notebooks; with `progress` True wherever stderr
+    goes, with False nowhere. Ctrl-C ends the search with the best plan so far. Kernels are measured
+    in another process, on random weights; nothing of the module itself is run or changed.
+
+    Raises UnsupportedModule as `optimize` does, UnsupportedDevice if plantune has no plans for the
+    device, and KeyboardInterrupt if nothing was measured yet.
+    """
+    how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
+    tuned = optimize(module, *example_inputs, **how, **example_kwargs)
+    with _reporting(progress) as report:
+        found = search_for(*sought_for(tuned), budget, report=report)
+    # What is stored serves other calls, too; a plan that is given is for this one alone.
+    plan = None if found.stored else found.result.plan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TrainingMode)  # said before the search
+        return optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search found; `stored` says that whoever looks for the plan finds it."""
+
+    result: Result
+    stored: bool
+
+    @property
+    def plan(self) -> Plan:
+        return self.result.plan
+
+
+def sought_for(tuned: TunedModule) -> tuple[Sought, torch.device]:
+    """What a search needs of the call that a tuned module was made for."""
+    calls = tuned._calls
+    graph, device = calls.expected_graph(), calls.device
+    problem = Problem.of(graph, arch_of(device), calls.options.name)
+    return Sought(graph, problem, tape_of(tuned.reference, calls.arguments)), device
+
+
+def search_for(
+    sought: Sought, device: torch.device, budget_s: float, *, seed: int = 0, report: Report = silent
+) -> Searched:
+    """Searches for so many seconds, on a device of the problem's arch, and stores the plan in the
+    user's database. An interrupted search gives its best so far, not stored.
+    """
+    if not budget_s > 0:
+        raise ValueError(f"budget must be a number of seconds above 0, got {budget_s!r}")
+    manner = Manner(report, _warn, 2 * budget_s + SLACK_S, _undisturbed)
+    with closing(_database()) as opened:
+        keeping = KeepingDatabase(opened, _warn)
+        settings = Settings(budget_s, seed)
+        result = search_plan(sought, settings, keeping, environment_of(device), manner)
+    stored = keeping.plan_id is not None or result.known is not None
+    return Searched(result, stored and result.complete)
+
+
+def _database() -> PlanDatabase:
+    """The user's; one that is damaged is set aside, and without one the search goes on."""
+    try:
+        try:
+            return PlanDatabase.open()
+        except DamagedDatabase:
+            return PlanDatabase.open()
+    except DatabaseUnavailable as error:
+        _warn(f"{error}; the plan is not stored")
+        return PlanDatabase.in_memory()
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, DatabaseWarning, stacklevel=2)
+
+
+@contextmanager
+def _reporting(progress: bool | None) -> Iterator[Report]:
+    """A line on stderr where somebody sees it, or where it is asked for."""
+    rewrites = sys.stderr.isatty() or _in_notebook()
+    if progress is False or (progress is None and not rewrites):
+        yield silent
+        return
+    with ProgressLine(sys.stderr, rewrites=rewrites) as line:
+        yield line
+
+
+def _in_notebook() -> bool:
+    """Whether stderr is shown by a notebook, which is no terminal and takes carriage returns."""
+    return type(sys.stderr).__module__.startswith("ipykernel.")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Another Ctrl-C does not end the saving of what there is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

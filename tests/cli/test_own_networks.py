@@ -1,0 +1,83 @@
+"""A network of the user's own through the commands, by its factory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plantune.default_plans import default_plan
+from plantune.graph.tape import Tape
+from plantune.space.search_space import load_search_space
+from plantune.workload import Workload
+
+from .conftest import EVIDENCE, FakeWorker, Run, changed, object_of
+
+CODE = """
+from torch import nn
+
+def make(width=2):
+    return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    (tmp_path / "own_file.py").write_text(CODE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return ("--model", f"{tmp_path}/own_file.py:make", "--input", "2x3x8x8")
+
+
+@pytest.fixture
+def stored(own: tuple[str, ...], store: Callable[..., int]) -> int:
+    workload = Workload(own[1], 2, inputs=("2x3x8x8",))
+    plan = default_plan(workload.graph, load_search_space("cpu"), network="Sequential")
+    return store(changed(plan, origin="measured", evidence=EVIDENCE))
+
+
+@pytest.mark.parametrize("command", ["bench", "verify", "explain", "profile"])
+def test_a_command_finds_its_plan_by_key_and_by_id(
+    run: Run, own: tuple[str, ...], stored: int, worker: FakeWorker, command: str
+) -> None:
+    seen: list[Tape | None] = []
+    race = worker.race
+    worker.race = lambda *a, **k: (seen.append(k["tape"]), race(*a, **k))[1]  # type: ignore[method-assign]
+    for id in ((), (stored,)) if command != "bench" else ((),):
+        result = run(command, *id, *own, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert object_of(result)
+    assert all(tape is not None and len(tape.inputs) == 1 for tape in seen)
+    assert len(seen) == {"bench": 1, "verify": 2}.get(command, 0)
+
+
+def test_with_other_settings_it_is_another_network(
+    run: Run, own: tuple[str, ...], stored: int
+) -> None:
+    assert run("explain", *own, "--set", "width=4").exit_code == 3
+    assert run("explain", stored, *own, "--set", "width=4").exit_code == 4
+
+
+def test_a_plan_of_an_own_network_asks_for_its_factory(run: Run, stored: int) -> None:
+    result = run("verify", stored)
+    assert result.exit_code == 4
+    assert "the plan is for Sequential" in result.stderr
+    assert "--model package.module:factory" in result.stderr
+
+
+def test_what_is_not_there_is_wrong_usage(run: Run, own: tuple[str, ...]) -> None:
+    result = run("search", "--model", own[1] + "s", "--input", "2x3x8x8")
+    assert (result.exit_code, "did you mean make?" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["8x3x", "x", "8x0x4", "3,4", "8x3:float8", "-1", "8X3"])
+def test_an_input_that_is_none_is_refused(run: Run, own: tuple[str, ...], text: str) -> None:
+    result = run("explain", *own[:2], "--input", text)
+    assert (result.exit_code, "'--input'" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("text", ["width", "=2", "two words=2"])
+def test_a_setting_that_is_none_is_refused(run: Run, own: tuple[str, ...], text: str) -> None:
+    result = run("explain", *own, "--set", text)
+    assert (result.exit_code, "keyword argument" in result.stderr) == (2, True)

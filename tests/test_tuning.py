@@ -1,0 +1,206 @@
+"""`plantune.tune`: what it searches for, what it gives back, and what it shows meanwhile."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import plantune
+from plantune.default_plans import hand_plan
+from plantune.errors import DatabaseFull, UnsupportedModule
+from plantune.plan import Plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.runtime import choose
+from plantune.search.results import Progress, Result
+from plantune.space.search_space import load_search_space
+from plantune.tuning import sought_for
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, Tensor]:
+        y = torch.relu(self.conv(x)).mean((2, 3))
+        return {"y": self.head(y) * scale, "sorted": y.cumsum(1)}
+
+
+class FakeSearch:
+    """Finds the plan by hand at once; `during` is what else happens then."""
+
+    made: ClassVar[list[FakeSearch]] = []
+    during: Any = staticmethod(lambda: None)
+
+    def __init__(
+        self,
+        graph: Any,
+        problem: Any,
+        settings: Any,
+        database: Any,
+        here: Any,
+        report: Any,
+        tape: Any,
+    ) -> None:
+        FakeSearch.made.append(self)
+        self.graph, self.settings, self.tape = graph, settings, tape
+        self._database, self._here, self._report = database, here, report
+        space = load_search_space("cpu")
+        self.plan = hand_plan(graph, space, network=problem.network, without=("winograd",))
+
+    def run(self, worker: Any) -> Result:
+        self._report(Progress("measuring", "conv", 1, 2, 3000.0, 4000.0, 50.0))
+        FakeSearch.during()
+        self._database.put_plan(self.plan, self._here)
+        return Result(self.plan, True, None, 1, 2)
+
+    def partial(self) -> Result:
+        self._database.put_plan(self.plan, self._here, partial=True)
+        return Result(self.plan, False, None, 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSearch]:
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("plantune.search.session.Search", FakeSearch)
+    monkeypatch.setattr(FakeSearch, "made", [])
+    monkeypatch.setattr(FakeSearch, "during", staticmethod(lambda: None))
+    return FakeSearch
+
+
+INPUTS = (torch.randn(2, 3, 8, 8),)
+NAMED = {"scale": torch.rand(2, 1)}
+
+
+def tuned(module: nn.Module | None = None, **how: Any) -> plantune.TunedModule:
+    return plantune.tune(module or Net().eval(), *INPUTS, **NAMED, **how)
+
+
+def same(one: Plan, other: Plan) -> bool:
+    return [c.candidate for c in one.choices] == [c.candidate for c in other.choices]
+
+
+def test_it_runs_from_the_plan_that_was_found_and_so_does_optimize_later(
+    fake: type[FakeSearch],
+) -> None:
+    module = Net().eval()
+    model = tuned(module, budget=7)
+    (search,) = fake.made
+    assert (search.settings.budget_s, len(search.tape.inputs)) == (7, 2)
+    later = plantune.optimize(nn.ModuleDict({"inner": module})["inner"], *INPUTS, **NAMED)
+    for each in (model, later):
+        torch.testing.assert_close(each(*INPUTS, **NAMED), module(*INPUTS, **NAMED))
+        assert same(each.plan, search.plan)
+
+
+def test_in_training_the_graph_has_gradients_of_what_trains(fake: type[FakeSearch]) -> None:
+    module = Net()
+    module.head.requires_grad_(False)
+    tuned(module, mode="train")
+    (search,) = fake.made
+    assert {name for name, _ in search.graph.gradients} == {"conv.weight", "conv.bias"}
+    assert search.tape.trained == ("conv.weight", "conv.bias")
+
+
+def test_an_interrupted_search_gives_the_best_so_far(
+    fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fake, "during", staticmethod(interrupt))
+    assert same(tuned().plan, fake.made[0].plan)
+    monkeypatch.setattr(fake, "partial", lambda self: None)
+    with pytest.raises(KeyboardInterrupt):
+        tuned()
+
+
+def test_without_a_database_the_plan_serves_this_module(
+    fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = PlanDatabase.put_plan
+
+    def full(self: PlanDatabase, *arguments: Any, **named: Any) -> int:
+        if self.path is not None:
+            raise DatabaseFull("the disk is full")
+        return put(self, *arguments, **named)
+
+    monkeypatch.setattr(PlanDatabase, "put_plan", full)
+    with pytest.warns(match="the disk is full"):
+        model = tuned()
+    assert same(model.plan, fake.made[0].plan)
+
+
+class Stream(io.StringIO):
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+class Notebook(Stream):
+    __module__ = "ipykernel.iostream"
+
+
+SHOWN = "measuring: 1 measured, 2 rejected"
+
+
+@pytest.mark.parametrize(
+    ("stream", "progress", "begins"),
+    [
+        (Stream(False), None, ""),
+        (Stream(False), True, SHOWN),
+        (Stream(True), None, "\r" + SHOWN),
+        (Stream(True), False, ""),
+        (Notebook(False), None, "\r" + SHOWN),
+    ],
+)
+def test_progress_is_shown_where_somebody_sees_it(
+    stream: Stream, progress: bool | None, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    tuned(progress=progress)
+    text = stream.getvalue()
+    assert text.startswith(begins)
+    assert bool(text) == bool(begins)
+
+
+def test_what_cannot_be_searched_for_says_why() -> None:
+    with pytest.raises(ValueError, match="budget must be a number of seconds above 0"):
+        tuned(budget=0)
+    module = Net().eval()
+    module.head.register_forward_hook(lambda *a: None)
+    with pytest.raises(UnsupportedModule, match="hook"):
+        tuned(module)
+
+
+def test_what_is_sought_is_named_by_its_layers_too() -> None:
+    one, other = (
+        sought_for(plantune.optimize(nn.Sequential(nn.Linear(2, n)).eval(), torch.ones(1, 2)))[0]
+        for n in (2, 3)
+    )
+    assert str(one.problem) == str(other.problem)
+    assert one.name != other.name
+
+
+def test_without_a_plan_one_quiet_word_says_how_to_find_one(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(choose.log, "info", lambda text, *of: logged.append(text % of))
+    model = plantune.optimize(Net().eval(), *INPUTS, **NAMED)
+    for _ in range(2):
+        model(*INPUTS, **NAMED)
+    assert logged == [
+        "Net: no plan is stored for it; plantune.tune(module, *inputs) searches for one, in about "
+        "a minute"
+    ]
+    assert not [w for w in recwarn if "plantune" in str(w.message)]

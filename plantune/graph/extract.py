@@ -60,6 +60,15 @@ def extract_with_outputs(
     return graph, Outputs.like(traced.made)
 
 
+def lines_of(module: nn.Module, arguments: Arguments) -> dict[str, str]:
+    """The line of the user's code that each node is from, by the node's name; rewrites may have
+    made others.
+    """
+    extraction = _Extraction(module, arguments.types, trace(module, arguments))
+    extraction.run()
+    return extraction.lines
+
+
 class _Extraction(Reader):
     """Reads the records in order. A tensor of the trace is known by its identity, else by its
     memory: torch may hand out another object for what it has just made.
@@ -76,6 +85,7 @@ class _Extraction(Reader):
         self.memories: dict[int, Memory] = {}
         self.views: dict[Memory, View] = {}
         self.moved: dict[str, str] = {}
+        self.lines: dict[str, str] = {}
         self.owners = {_memory(tensor).storage: name for name, tensor in traced.state.items()}
         for at, (tensor, type_) in enumerate(zip(traced.inputs, inputs, strict=True)):
             name = f"x{at}" if at else "x"
@@ -210,9 +220,10 @@ class _Extraction(Reader):
 
     def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
         names = [value.name for value in inputs]
-        return tuple(
-            map(Value, self.builder.emit(op, *names, place=self.records[self.now].place, **attrs))
-        )
+        record = self.records[self.now]
+        made = self.builder.emit(op, *names, place=record.place, **attrs)
+        self.lines[made[0]] = record.line
+        return tuple(map(Value, made))
 
     def type_of(self, value: Value) -> TensorType:
         return self.builder.types[value.name]

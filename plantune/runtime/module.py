@@ -13,6 +13,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from plantune.graph.arguments import Arguments
+from plantune.graph.extract import lines_of
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
@@ -22,6 +23,7 @@ from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.pool import Pool
+from plantune.runtime.summary import Summary, summary_of
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
 
@@ -92,6 +94,13 @@ class TunedModule(nn.Module):
     def stats(self) -> Stats:
         """How calls ran so far, and what the plans hold."""
         return self._calls.stats()
+
+    def summary(self) -> Summary:
+        """How fast the plan of that call was in its race, what runs its steps, and which ops are
+        torch's own, with their lines. It prints as text.
+        """
+        pool, calls = self.pool(), self._calls
+        return summary_of(pool.plan, pool.graph, lines_of(self.reference, calls.arguments))
 
     def refresh(self, *, weights_only: bool = False) -> None:
         """Has the next call read again what changes without a trace: globals, closures and

@@ -55,6 +55,7 @@ class Wanted:
     """Which peers to run, how long, and which files to write."""
 
     peers: str | None
+    step: bool
     budget: float
     seed: int
     plot: Path | None
@@ -71,6 +72,7 @@ class Wanted:
 @common_options(json_file=True)
 @workload_options
 @click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
+@click.option("--step", is_flag=True, help="In training: whole steps, with AdamW.")
 @budget_option(10.0, "Seconds for timing; building comes on top.")
 @seed_option("Of weights and images.")
 @click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
@@ -84,6 +86,8 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     The ratio is that of the worse of both kinds of images. Each way says whether it notices that
     weights change (live) or need not (frozen).
     """
+    if wanted.step and workload.mode != "train":
+        raise click.UsageError("--step needs --mode train: a step is both passes and the optimizer")
     require_device(workload.arch, "measure")
     _require_plot(wanted.plot)
     for option, path in (("--output", wanted.output), ("--json", console.json_file)):
@@ -96,7 +100,7 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     if slow:
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
     race = _race(chosen, peers, wanted)
-    document = _document(chosen, race)
+    document = _document(chosen, race, wanted)
     # The files first: a pipe that somebody closes ends the text.
     if wanted.output is not None:
         write_json(wanted.output, document)
@@ -147,35 +151,31 @@ def _peers(text: str | None, workload: Workload) -> tuple[str, ...]:
 
 
 def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
+    from plantune.measure.subject import Raced
     from plantune.measure.timing import Effort
 
     effort = Effort(budget_s=wanted.budget)
     what = f"building {counted(len(peers) + 1, 'way')}, then {wanted.budget:g} s of timing"
     with worker_for(chosen.workload, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
-        workload = chosen.workload
-        return worker.race(
-            workload.problem,
-            chosen.plan,
-            peers,
-            effort,
-            wanted.seed,
-            detailed=True,
-            tape=workload.tape,
-        )
+        raced = Raced(chosen.workload.problem, chosen.workload.tape, wanted.step)
+        return worker.race(raced, chosen.plan, peers, effort, wanted.seed, detailed=True)
 
 
-def _document(chosen: Chosen, race: Race) -> dict[str, Any]:
+def _document(chosen: Chosen, race: Race, wanted: Wanted) -> dict[str, Any]:
     from plantune.report.bench import bench_document
 
     searched = chosen.plan.evidence.get("search_s") if chosen.id is not None else None
     search_s = float(searched) if isinstance(searched, (int, float)) else None
     here = environment_here(chosen.workload.arch)
-    return bench_document(race, here, chosen.workload.to_json(), search_s=search_s)
+    timed = {"optimizer": "AdamW"} if wanted.step else {}
+    workload = {**chosen.workload.to_json(), **timed}
+    return bench_document(race, here, workload, search_s=search_s)
 
 
 def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]) -> None:
     runner = runner_text(chosen.plan.runner)
-    console.say(f"{chosen.workload}, {chosen.label} ({chosen.match} match)")
+    step = ", whole steps with AdamW" if "optimizer" in document["workload"] else ""
+    console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match)")
     if runner is not None:
         console.say(runner)
     console.say(queued_table(document, console.width))

@@ -203,7 +203,7 @@ class Worker:
 
     def race(
         self,
-        problem: Problem,
+        problem: Problem | Raced,
         plan: Plan | None,
         baselines: Sequence[str] | None = None,
         effort: Effort | None = None,
@@ -218,6 +218,8 @@ class Worker:
         Without `baselines` all of the arch take part. For `detailed` see `race`. Raises WrongResult
         where the plan's output is not the network's.
         """
+        raced = problem if isinstance(problem, Raced) else Raced(problem, tape)
+        problem = raced.problem
         known = baselines_for(problem.arch, problem.mode)
         baselines = known if baselines is None else tuple(baselines)
         unknown = [name for name in baselines if name not in known]
@@ -225,9 +227,7 @@ class Worker:
             raise ValueError(f"no baseline is called {unknown}; known: {', '.join(known)}")
         effort = effort or Effort(budget_s=5.0)
         ways = (len(baselines) + 2) * 2  # each on two kinds of images
-        asked = request(
-            race, Raced(problem, tape), plan, baselines, effort, seed, detailed=detailed
-        )
+        asked = request(race, raced, plan, baselines, effort, seed, detailed=detailed)
         with self._lock:
             return self._ask_for_all(asked, problem.arch, effort, ways)
 

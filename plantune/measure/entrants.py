@@ -21,6 +21,7 @@ from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
 from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.subject import Inputs, Raced, Subject
+from plantune.measure.training_calls import CallOf, passes_of, steps_of, steps_of_plan
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.plan import Plan
 from plantune.runtime.module import TunedModule
@@ -33,7 +34,6 @@ FIRST_CALLS = 3
 # Images that differ from call to call, in each of two layouts; fewer if they are large.
 MOST_IMAGES = 64
 IMAGES_BYTES = 1 << 30
-CallOf = Callable[[Sequence[Inputs]], Call]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Entrants:
         torch.manual_seed(seed)
         problem = self.problem = raced.problem
         self.peaks_mib: dict[str, float] = {}
-        self._train = problem.mode == "train"
+        self._train, self._steps = problem.mode == "train", raced.steps
         arch = load_arch(problem.arch)
         self._ways, self.device = WAYS[arch.kind], device_for(arch)
         self._subject = Subject(raced, self.device.place)
@@ -94,7 +94,10 @@ class Entrants:
         )
         name, promise = (PLANTUNE_FROZEN, FROZEN) if frozen else (PLANTUNE, LIVE)
         # Between two passes an optimizer changes the weights: preparing from them is in the time.
-        call_of = self._calls_of(tuned, module, lambda: tuned.refresh(weights_only=True))
+        if self._steps:
+            call_of = steps_of_plan(tuned, self._dys)
+        else:
+            call_of = self._calls_of(tuned, module, lambda: tuned.refresh(weights_only=True))
         return self._ready(name, tuned, self._images, call_of, promise, start)
 
     def is_captured(self, name: str) -> bool:
@@ -203,22 +206,14 @@ class Entrants:
 
     def _calls_of(self, run: Run, module: nn.Module, renew: Callable[[], object] = list) -> CallOf:
         """Makes a call whose images take turns. It needs gradients on in training, else off."""
-        parameters = [p for p in module.parameters() if p.requires_grad]
+        if self._steps:
+            return steps_of(run, module, self._dys)
+        if self._train:
+            return passes_of(run, module, self._dys, renew)
 
         def call_of(images: Sequence[Inputs]) -> Call:
             turns = cycle(images)
-
-            def infer() -> None:
-                run(*next(turns))
-
-            def train() -> None:
-                renew()
-                for parameter in parameters:
-                    parameter.grad = None
-                made = _tensors(run(*next(turns)))
-                torch.autograd.backward([y for y in made if y.is_floating_point()], self._dys)
-
-            return train if self._train else infer
+            return lambda: run(*next(turns))
 
         return call_of
 

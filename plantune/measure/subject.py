@@ -24,10 +24,13 @@ Inputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Raced:
-    """The network of a race: the one of the tape, else the reference network that is named."""
+    """The network of a race: the one of the tape, else the reference network that is named. In
+    training a call is both passes, or with `steps` a whole step with AdamW.
+    """
 
     problem: Problem
     tape: Tape | None = None
+    steps: bool = False
 
 
 class Subject:

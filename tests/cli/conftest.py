@@ -23,6 +23,7 @@ from plantune.graph.tape import Tape
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment
 from plantune.measure.race import Detail, Race
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
@@ -152,7 +153,7 @@ class FakeWorker:
 
     def race(
         self,
-        problem: Problem,
+        problem: Problem | Raced,
         plan: Plan,
         baselines: Sequence[str],
         effort: object = None,
@@ -161,6 +162,7 @@ class FakeWorker:
         detailed: bool = False,
         tape: Tape | None = None,
     ) -> Race:
+        self.raced = problem
         if self.failure is not None:
             raise self.failure
         names = ["plantune", *(["plantune-frozen"] if detailed else []), *baselines]

@@ -12,9 +12,11 @@ import pytest
 from plantune.errors import WrongResult
 from plantune.machine import cpu_environment
 from plantune.measure.race import Race
+from plantune.measure.subject import Raced
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.report.bench import bench_document
+from plantune.workload import Workload
 
 from .conftest import FakeWorker, Run, changed, object_of, timing
 
@@ -78,6 +80,19 @@ def test_the_table_has_the_fastest_first_and_a_verdict(run: Run) -> None:
 def test_the_verdict_is_honest(run: Run, worker: FakeWorker, ours: float, words: str) -> None:
     worker.times_ms = {"plantune": ours, "torchscript": 4.0}
     assert words in run("bench", "--batch", 1).stdout
+
+
+def test_whole_steps_are_those_of_training(
+    run: Run, worker: FakeWorker, store: Callable[..., int], plan: Plan
+) -> None:
+    refused = run("bench", "--batch", 1, "--step")
+    assert refused.exit_code == 2
+    assert "--step needs --mode train" in refused.stderr
+    workload = Workload(batch=1, mode="train")
+    store(replace(plan, problem=workload.problem))
+    data = object_of(run("bench", "--batch", 1, "--mode", "train", "--step", "--json"))
+    assert data["workload"]["optimizer"] == "AdamW"
+    assert worker.raced == Raced(workload.problem, None, steps=True)
 
 
 def test_peers_limit_the_baselines(run: Run) -> None:

@@ -150,6 +150,30 @@ def test_a_detailed_race_has_ours_frozen_too_and_images_in_turns(racing, plan):
     assert len(seen) == 2  # those with which it is proved
 
 
+def test_whole_steps_move_the_weights_of_every_way(monkeypatch):
+    workload = Workload(NAME, batch=1, mode="train")
+    plan = default_plan(workload.graph, load_search_space("cpu"), network=NAME)
+    monkeypatch.setattr("plantune.measure.training_calls.RATE", 1e-3)
+    monkeypatch.setitem(ways.WAYS, "cpu", {"eager": Way(as_it_is)})
+    made = Entrants(Raced(workload.problem, steps=True), 0, 1)
+    modules, laid_out = [], made._laid_out
+
+    def noted(channels_last):
+        modules.append(laid_out(channels_last))
+        return modules[-1]
+
+    monkeypatch.setattr(made, "_laid_out", noted)
+    ready_made = (made.plan(plan), made.baseline("eager"))
+    for entrant, (module, _) in zip(ready_made, modules, strict=True):
+        weight = next(module.parameters())
+        before = weight.detach().clone()
+        entrant.same()
+        assert not torch.equal(weight, before)
+    first, second = (module for module, _ in modules)
+    for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-2, msg=name)
+
+
 def test_a_way_that_takes_an_image_for_a_constant_does_not_race(racing):
     def folded(module, x):
         output = module(x)
@@ -271,7 +295,7 @@ def test_a_detailed_race_on_a_gpu():
     """Graphs with images of their own, images at one address, host and GPU each for itself."""
     problem = Workload(NAME, batch=8, dtype="float16", arch=best_arch()).problem
     baselines = ("eager", "cuda-graph", "compile-reduce-overhead")
-    found = race.race(ready, problem, None, baselines, EFFORT, 0, detailed=True)
+    found = race.race(ready, Raced(problem), None, baselines, EFFORT, 0, detailed=True)
     assert found.failures == {}
     assert found.details["compile-reduce-overhead"].static
     assert found.clocks_mhz

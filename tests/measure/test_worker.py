@@ -22,6 +22,7 @@ from plantune.errors import (
     UnknownNetwork,
     WrongResult,
 )
+from plantune.graph.arguments import Arguments
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
@@ -134,7 +135,9 @@ def test_weights_come_from_the_seed():
 def planned() -> tuple[Problem, Plan]:
     """A plan for the network with one image, which differs from what the framework does."""
     spec = network(NAME)
-    tuned = TunedModule(spec.build(3), TensorType(spec.input_shape(1)), name=NAME, mode="infer")
+    tuned = TunedModule(
+        spec.build(3), Arguments((TensorType(spec.input_shape(1)),)), name=NAME, mode="infer"
+    )
     preferences = [p for p in CPU_PREFERENCES if p.family in ("onednn_conv", "view", "framework")]
     graph = tuned.pool().graph
     plan = compose(graph, load_search_space("cpu"), network=NAME, preferences=preferences)

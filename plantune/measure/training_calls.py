@@ -1,0 +1,81 @@
+"""What one call of a race in training is: both passes, or a whole step with AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from plantune.device import Call
+from plantune.measure.subject import Inputs
+from plantune.measure.ways import Run
+from plantune.runtime.module import TunedModule
+from plantune.training.step import TrainStep
+
+CallOf = Callable[[Sequence[Inputs]], Call]
+# So small that the weights stay what they are, however long a race takes.
+RATE = 1e-7
+
+
+def passes_of(
+    run: Run, module: nn.Module, dys: Sequence[Tensor], renew: Callable[[], object]
+) -> CallOf:
+    """Forward and backward, with the gradients of all parameters made anew."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def call_of(images: Sequence[Inputs]) -> Call:
+        turns = cycle(images)
+
+        def call() -> None:
+            renew()
+            for parameter in parameters:
+                parameter.grad = None
+            torch.autograd.backward(_floats(run(*next(turns))), dys)
+
+        return call
+
+    return call_of
+
+
+def steps_of(run: Run, module: nn.Module, dys: Sequence[Tensor]) -> CallOf:
+    """The step as one writes it for torch, with its fastest AdamW, which may be captured."""
+    on_gpu = any(dy.is_cuda for dy in dys)
+    optimizer = torch.optim.AdamW(module.parameters(), RATE, fused=True, capturable=on_gpu)
+
+    def call_of(images: Sequence[Inputs]) -> Call:
+        turns = cycle(images)
+
+        def call() -> None:
+            optimizer.zero_grad()
+            _loss(run(*next(turns)), *dys).backward()
+            optimizer.step()
+
+        return call
+
+    return call_of
+
+
+def steps_of_plan(tuned: TunedModule, dys: Sequence[Tensor]) -> CallOf:
+    """The step as plantune takes it."""
+    step = TrainStep(tuned, _loss, torch.optim.AdamW(tuned.parameters(), RATE))
+
+    def call_of(images: Sequence[Inputs]) -> Call:
+        turns = cycle(images)
+        return lambda: step(next(turns), *dys)
+
+    return call_of
+
+
+def _floats(made: Any) -> list[Tensor]:
+    leaves = tree_leaves(made)
+    return [y for y in leaves if isinstance(y, Tensor) and y.is_floating_point()]
+
+
+def _loss(made: Any, *dys: Tensor) -> Tensor:
+    """Its gradients are those of the passes alone."""
+    terms = zip(_floats(made), dys, strict=True)
+    return torch.stack([(y.float() * dy.float()).sum() for y, dy in terms]).sum()

@@ -18,6 +18,7 @@ from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.runtime import choose
 from plantune.search.results import Progress, Result
+from plantune.search.search import Search
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
 
@@ -204,3 +205,19 @@ def test_without_a_plan_one_quiet_word_says_how_to_find_one(
         "a minute"
     ]
     assert not [w for w in recwarn if "plantune" in str(w.message)]
+
+
+@pytest.mark.slow
+def test_a_class_that_no_other_process_has_is_searched_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For real, and raced if there was time."""
+    monkeypatch.setattr("plantune.search.session.Search", Search)
+
+    class Local(Net):
+        pass
+
+    module = Local().eval()
+    model = tuned(module, budget=20)
+    assert model.plan.origin == "measured" or model.plan.runner == "eager"
+    torch.testing.assert_close(model(*INPUTS, **NAMED), module(*INPUTS, **NAMED))

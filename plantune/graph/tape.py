@@ -25,6 +25,8 @@ from plantune.graph.purity import draws
 from plantune.graph.trace import Record, trace
 from plantune.graph.types import TensorType, dtype_name
 
+# The namespaces of ops that every process with torch has.
+OF_TORCH = ("aten", "prims", "quantized")
 # Of one buffer or input that is sent with its values.
 PACKED_BYTES = 1 << 20
 
@@ -133,6 +135,12 @@ class _Taping:
         )
 
     def _call(self, record: Record) -> TapeCall:
+        if record.overload.namespace not in OF_TORCH:
+            raise UnsupportedModule(
+                f"{type(self._module).__name__}: {record.overload} ({record.line}) is an op that "
+                "code outside of torch registers. A search measures in another process, which "
+                "does not have it; optimize runs it"
+            )
         reads: list[int] = []
 
         def place(value: Any) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract
 from plantune.graph.tape import Tape, packed, tape_of, unpacked
@@ -129,3 +130,18 @@ def test_the_frameworks_ways_take_it(way: str) -> None:
     module = rebuilt(taped(SEResNet9Fixup(3).eval(), (type_,)), CPU).eval()
     x = torch.randn(type_.shape)
     torch.testing.assert_close(WAYS[way](module, x)(x), module(x))
+
+
+def test_an_op_that_only_this_process_has_is_refused() -> None:
+    library = torch.library.Library("own_ops_of_a_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            twice: Tensor = torch.ops.own_ops_of_a_test.twice(x)
+            return twice
+
+    with pytest.raises(UnsupportedModule, match=r"own_ops_of_a_test.twice.*test_tape.py:\d+"):
+        taped(Twice(), (TensorType((2,)),))
+    library._destroy()

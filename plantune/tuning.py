@@ -53,7 +53,7 @@ def tune(
     """
     how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
     tuned = optimize(module, *example_inputs, **how, **example_kwargs)
-    with _reporting(progress) as report:
+    with reporting(progress) as report:
         found = search_for(*sought_for(tuned), budget, report=report)
     # What is stored serves other calls, too; a plan that is given is for this one alone.
     plan = None if found.stored else found.result.plan
@@ -116,7 +116,7 @@ def _warn(text: str) -> None:
 
 
 @contextmanager
-def _reporting(progress: bool | None) -> Iterator[Report]:
+def reporting(progress: bool | None) -> Iterator[Report]:
     """A line on stderr where somebody sees it, or where it is asked for."""
     rewrites = sys.stderr.isatty() or _in_notebook()
     if progress is False or (progress is None and not rewrites):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from plantune.backend.spent import alone_with, remember, spent_s
 from plantune.canonical import digest
@@ -13,17 +13,25 @@ from plantune.errors import PlantuneError
 from plantune.kernels.registry import estimate_us
 from plantune.machine import environment_of
 from plantune.plan import candidates_by_step, check_plan
+from plantune.runtime.framework import level_of_caller
 from plantune.runtime.module import TunedModule
 from plantune.runtime.pool import Pool, device_of
 
 # A shorter search would find nothing.
 LEAST_S = 2.0
-# Searches for a plan of what a pool runs, for so many seconds, and keeps it.
-Search = Callable[[Pool, float], None]
+# Searches for a plan of what a pool of this module runs, for so many seconds, and keeps it.
+Search = Callable[[TunedModule, Pool, float], None]
 
 
 class SearchEnded(UserWarning):
     """A search for a piece failed; it runs as before."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    tuned: TunedModule
+    pool: Pool
+    forget: Callable[[], object]
 
 
 class Budget:
@@ -46,32 +54,36 @@ class Budget:
             self.waits = True
 
     def spend(self) -> None:
-        """Searches for what waits: for nothing twice, in whatever process."""
+        """Searches for what waits: first for what nobody has searched for, in whatever process."""
         with self._lock:
             waiting, self._waiting, self.waits = self._waiting, [], False
-            found = {_key(pool): (pool, forget) for t, forget in waiting for pool in t.pools()}
+            found = {_key(p): _Waiting(t, p, forget) for t, forget in waiting for p in t.pools()}
             self._keys |= found.keys()
             left_s = self.seconds - sum(map(spent_s, self._keys))
-            wanted = {key: _time_us(pool) for key, (pool, _) in found.items() if not spent_s(key)}
-            for key in sorted(wanted, key=lambda key: -wanted[key]):
-                part_s = left_s * wanted[key] / sum(wanted.values())
-                del wanted[key]
-                if part_s >= LEAST_S:
-                    pool, forget = found[key]
-                    self._search_for(key, pool, part_s)
-                    left_s -= part_s
-                    forget()
+            new = [key for key in found if not spent_s(key)] or list(found)
+            times = {key: _time_us(found[key].pool) for key in new}
+            for key, part in _parts(times):
+                seconds = part * left_s
+                if seconds >= LEAST_S:
+                    self._search_for(key, found[key], seconds)
 
-    def _search_for(self, key: str, pool: Pool, seconds: float) -> None:
+    def _search_for(self, key: str, waiting: _Waiting, seconds: float) -> None:
+        before = spent_s(key)
         with alone_with(key):
-            if spent_s(key):  # by another process, while this one waited
-                return
-            try:
-                self._search(pool, seconds)
-            except PlantuneError as error:
-                text = f"{pool.plan.problem}: the search ended early: {error}"
-                warnings.warn(text, SearchEnded, stacklevel=4)
-            remember(key, seconds)
+            if spent_s(key) == before:  # else another process has done it
+                try:
+                    self._search(waiting.tuned, waiting.pool, seconds)
+                except PlantuneError as error:
+                    text = f"{waiting.pool.plan.problem}: the search ended early: {error}"
+                    warnings.warn(text, SearchEnded, stacklevel=level_of_caller())
+                remember(key, before + seconds)
+        waiting.forget()
+
+
+def _parts(times: dict[str, float]) -> list[tuple[str, float]]:
+    """What each takes of the whole, the longest first."""
+    whole = sum(times.values()) or 1.0
+    return [(key, times[key] / whole) for key in sorted(times, key=lambda key: -times[key])]
 
 
 def _key(pool: Pool) -> str:

@@ -19,9 +19,8 @@ def name_of(graph: fx.GraphModule) -> str:
 
 def _names(graph: fx.GraphModule) -> Iterator[str]:
     frame = InstructionTranslator.current_tx()
-    owner = frame.f_locals.get("self")
-    if isinstance(owner, nn.Module):
-        yield type(owner).__name__
+    owners = (value for value in frame.f_locals.values() if isinstance(value, nn.Module))
+    yield from (type(owner).__name__ for owner in owners)
     for node in graph.graph.nodes:
         for _, kind in node.meta.get("nn_module_stack", {}).values():
             yield str(getattr(kind, "__name__", kind))

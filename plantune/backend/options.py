@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plantune.backend.budget import Budget
-from plantune.errors import PlantuneError
+from plantune.runtime.module import TunedModule
 from plantune.runtime.pool import Pool
 
 # Torch's names. A piece always runs as its plan says.
@@ -26,7 +26,7 @@ def budget_of(mode: str | None, options: Mapping[str, Any] | None) -> Budget:
         return _NONE
     known = _budgets.get(id(options))
     if known is None:
-        known = _budgets[id(options)] = options, Budget(_seconds(options), _search)
+        known = _budgets[id(options)] = options, Budget(_seconds(options), search)
     return known[1]
 
 
@@ -40,10 +40,19 @@ def _seconds(options: Mapping[str, Any]) -> float:
     return float(seconds)
 
 
-def _search(pool: Pool, seconds: float) -> None:
-    raise PlantuneError("a piece cannot be searched for yet; `plantune search` finds plans")
+def search(tuned: TunedModule, pool: Pool, seconds: float) -> None:
+    """As `plantune.tune` does; a run without a budget loads nothing for it."""
+    from plantune.graph.tape import tape_of
+    from plantune.search.session import Sought
+    from plantune.tuning import reporting, search_for
+
+    calls = tuned._calls
+    tape = tape_of(tuned.reference, calls.arguments)
+    with reporting(None) as report:
+        sought = Sought(pool.graph, pool.plan.problem, tape)
+        search_for(sought, calls.device, seconds, report=report)
 
 
-_NONE = Budget(0.0, _search)
+_NONE = Budget(0.0, search)
 # With the options themselves, so that nothing else gets their id.
 _budgets: dict[int, tuple[Mapping[str, Any], Budget]] = {}

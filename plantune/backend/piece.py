@@ -21,9 +21,9 @@ from plantune.backend.limits import why_not
 from plantune.backend.names import line_of, name_of
 from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
 from plantune.graph.arguments import Arguments
+from plantune.graph.shadow import DOOR
 from plantune.runtime.framework import UnplannedCall, level_of_caller
 from plantune.runtime.module import TunedModule
-from plantune.runtime.torch_internals import is_capturing
 
 # What says that a call has no plan, before anything of it has run.
 REFUSED = (UnsupportedModule, UnsupportedDevice, InputMismatch)
@@ -80,7 +80,10 @@ class Piece:
         try:
             return self._tuned_for(bound, self._sizes(values), given)(*given)
         except REFUSED as error:
-            self.why_not, self._bound, self._last = str(error), [], None
+            # It has come by that door.
+            reason = str(error).replace(f"{DOOR}, or write", "Write")
+            self.why_not = reason.replace(f". {DOOR}", "")
+            self._bound, self._last = [], None
         return self._by_torch(values)
 
     def stats(self) -> tuple[int, int]:
@@ -108,7 +111,7 @@ class Piece:
 
     def _tuned_for(self, bound: Bound, sizes: Values, given: Values) -> TunedModule:
         known = bound.tuned.get(sizes)
-        if known is not None and self._budget.waits and not is_capturing():
+        if known is not None and self._budget.waits and not _is_capturing():
             self._budget.spend()
             known = bound.tuned.get(sizes)
         return known or self._new_tuned(bound, sizes, given)
@@ -147,6 +150,10 @@ _numbers = count()
 
 def _requires_grad(example: Any) -> bool:
     return isinstance(example, Tensor) and example.requires_grad
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _getter(places: Iterable[int]) -> Callable[[Values], Values]:

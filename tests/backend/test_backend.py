@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plantune import UnplannedCall
+from plantune import UnplannedCall, optimize
 from plantune.backend import pieces
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +94,21 @@ class TestInterrupted:
         assert len(pieces()) == 3
         assert refused() == []
         assert ran()[1] == 0
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_its_problem_is_that_of_optimize(mode):
+    module, x = Net().train(mode == "train"), image()
+    tuned = optimize(module, x, mode=mode)
+    with torch.set_grad_enabled(mode == "train"):
+        tuned(x)
+        compiled(module)(x)
+    (piece,) = pieces()
+    (other,) = piece._bound[0].tuned.values()
+    problems = [[pool.plan.problem for pool in each.pools()] for each in (tuned, other)]
+    assert [p.graph for p in problems[0]] == [p.graph for p in problems[1]]
+    assert problems[1][0].network == "Net"
+    assert piece.line.startswith(__file__)
 
 
 class TestSizes:

@@ -31,6 +31,8 @@ class Arguments:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     examples: tuple[Tensor | None, ...] = field(default=(), compare=False)
+    # Under which the call is, if any: the kind of device, and the dtype of products.
+    autocast: tuple[str, torch.dtype] | None = None
 
     @staticmethod
     def of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
+from plantune.graph.autocast import TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.lines import line_in
 from plantune.graph.memo import depend
 from plantune.graph.nested import leaves
@@ -51,6 +52,9 @@ READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
 _HERE = str(Path(__file__).parent)
 # What these files raise is a mistake of theirs, and says nothing about the module.
 _OWN = (str(Path(_HERE, "spelling")), str(Path(_HERE, "shapes.py")))
+
+# Of each of their steps: cuDNN casts their weights in a way of its own.
+RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_")
 
 
 @dataclass(frozen=True)
@@ -94,17 +98,18 @@ class _Tracing:
         self.shadow = Shadow(module)
         self.trains = any(child.training for child in module.modules())
         self.line = ""
+        # Where the module runs, if that is known: of a call under autocast.
+        self.kind = ""
 
     def run(self, arguments: Arguments) -> Trace:
+        self.kind = arguments.autocast[0] if arguments.autocast else ""
         types = arguments.types
         given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in types]
         args, kwargs = arguments.given(given)
         with (
             self._refusing(),
             _modes_as_before(),
-            # A caller's autocast is not the module's own.
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
+            under(arguments.autocast),
             enable_python_dispatcher(),
             _Recorder(self) as recorder,
             _Calls(self),
@@ -177,6 +182,8 @@ class _Recorder(ProxyTorchDispatchMode):
         self.records: list[Record] = []
         self._tracing = tracing
         self._grad = torch.is_grad_enabled()
+        # As they are cast, by their identity and dtype.
+        self._parameters: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __enter__(self) -> _Recorder:
         TorchDispatchMode.__enter__(self)
@@ -188,18 +195,57 @@ class _Recorder(ProxyTorchDispatchMode):
     def __torch_dispatch__(
         self, func: Overload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        result = made_by(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        autocast = self._autocasts()
+        if autocast is not None:
+            wanted = casts(func, args, kwargs, autocast)
+            if wanted is None:
+                return self._parts_of(func, args, kwargs)
+            args, kwargs = self._cast((args, kwargs), wanted)
+        result = made_by(func, args, kwargs)
         if result is None:
             with no_python_dispatcher():  # whose rules for views load SymPy
-                result = func(*args, **(kwargs or {}))
+                result = func(*args, **kwargs)
         tracing = self._tracing
-        record = Record(func, args, kwargs or {}, result, tracing.shadow.place, tracing.line)
+        record = Record(func, args, kwargs, result, tracing.shadow.place, tracing.line)
         if torch.is_grad_enabled() != self._grad and tracing.trains:
             raise tracing.unsupported("a forward that switches gradients on or off")
-        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-            raise tracing.unsupported("a forward under autocast")
         self.records.append(record)
         return result
+
+    def _autocasts(self) -> Autocast | None:
+        """Autocast as the forward has it at this moment, on the kind of device where it runs."""
+        found = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if not found:
+            return None
+        if self._tracing.kind not in found:
+            raise self._tracing.unsupported("a forward under autocast")
+        return state_on(self._tracing.kind)
+
+    def _cast(self, given: Any, wanted: Dtypes) -> Any:
+        """The arguments with tensors in these dtypes. A parameter is cast once, as torch does."""
+        left = iter(wanted)
+
+        def cast(tensor: Tensor) -> Tensor:
+            dtype = next(left)
+            if tensor.dtype == dtype:
+                return tensor
+            key = (id(tensor), dtype)
+            if key in self._parameters:
+                return self._parameters[key]
+            made: Tensor = self.__torch_dispatch__(TO_DTYPE, (), (tensor, dtype))
+            if isinstance(tensor, nn.Parameter):
+                self._parameters[key] = made
+            return made
+
+        return tree_map_only(Tensor, cast, given)
+
+    def _parts_of(self, func: Overload, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The result of an overload that is traced by what it is made of."""
+        if func.name().startswith(RECURRENT):
+            raise self._tracing.unsupported(f"{func} under autocast")
+        with self, no_python_dispatcher():
+            return func.decompose(*args, **kwargs)
 
 
 # Torch hides each such method from Dynamo, for which it would import it.

@@ -13,6 +13,7 @@ from plantune.graph.differentiate import gradient_name
 from plantune.graph.graph import Graph
 from plantune.runtime.live_state import LiveState
 from plantune.runtime.pool import Lease, Pool
+from plantune.runtime.torch_internals import without_autocast
 
 # Private, but what torch's own compiled graphs use; without it a lease waits for the collector.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
@@ -67,7 +68,8 @@ class TunedPass(torch.autograd.Function):
             if gradient_name(name) in wanted:
                 seeds[name] = seeds[name] + dy if name in seeds else dy.contiguous()
         try:
-            gradients = program.backward(*seeds.values())
+            with without_autocast(lease.pool.device.type):
+                gradients = program.backward(*seeds.values())
         except BaseException:
             lease.discard()
             raise

@@ -20,6 +20,7 @@ from plantune.errors import (
     UnsupportedModule,
 )
 from plantune.graph.arguments import Arguments
+from plantune.graph.autocast import state_on
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
@@ -38,7 +39,7 @@ from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
 from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.program import Program
-from plantune.runtime.torch_internals import any_autocast
+from plantune.runtime.torch_internals import any_autocast, without_autocast
 from plantune.space.search_space import SearchSpace, load_search_space
 
 # Where eager runs a module, the module is looked at once in so many calls: in another form it may
@@ -243,15 +244,25 @@ class Calls:
         return trained if any(trained) else None
 
     def _run(self, kept: Planned, form: Form, tensors: Sequence[Tensor], trained: Trained) -> Any:
-        if trained is None:
+        if kept.under_autocast:  # whose casts are steps of the plan
+            with without_autocast(self._device.type):
+                outputs = self._outputs(kept, form, tensors, trained)
+        elif trained is None:
             outputs = kept.pool.run(*tensors)
         else:
-            outputs = run_with_gradients(kept.pool, tensors, form.parameters(trained))
+            outputs = self._outputs(kept, form, tensors, trained)
         framework = self.framework
         framework.planned += 1
         if framework.last is not kept.call:
             framework.note(kept.call)
         return kept.outputs.of(outputs)
+
+    def _outputs(
+        self, kept: Planned, form: Form, tensors: Sequence[Tensor], trained: Trained
+    ) -> tuple[Tensor, ...]:
+        if trained is None:
+            return kept.pool.run(*tensors)
+        return run_with_gradients(kept.pool, tensors, form.parameters(trained))
 
     def _form_now(self) -> Form:
         with self._lock:
@@ -279,12 +290,17 @@ class Calls:
     ) -> tuple[PlannedCall | None, str | None]:
         """The kind of a call that may be a new one, or why no plan can run it now."""
         reason = self._inputs.why_not(args, kwargs, form)
-        if reason is not None or call is not None:
-            return call, reason
-        with self._lock:
-            met = self._inputs.meet(args, kwargs)
-            self._forget_others()
-        return (None, met) if isinstance(met, str) else (met, None)
+        if reason is not None:
+            return None, reason
+        if call is None:
+            with self._lock:
+                met = self._inputs.meet(args, kwargs)
+                self._forget_others()
+            if isinstance(met, str):
+                return None, met
+            call = met
+        autocast = state_on(self._device.type)
+        return (call if autocast is None else call.under(autocast)), None
 
     def _forget_others(self) -> None:
         """Drops what was kept for kinds of calls that are no longer remembered."""
@@ -295,7 +311,7 @@ class Calls:
 
     def _planned(self, form: Form, trained: Trained, call: PlannedCall) -> Planned | str:
         """What runs such a call; why only the framework can."""
-        with self._lock:
+        with self._lock, without_autocast(self._device.type):
             kind = self._kind_of(call, trained)
             if kind in form.kept:
                 kept: Planned | str = form.kept[kind]
@@ -305,6 +321,9 @@ class Calls:
             try:
                 form.kept[kind] = kept = self._new(form, kind)
             except UnsupportedModule as error:
+                if call.arguments.autocast is not None:
+                    kept = form.kept[kind] = f"autocast is on, under which no plan can be ({error})"
+                    return kept
                 if not form.is_parametrized:
                     raise
                 form.why_not = f"a weight is parametrized in a way without a plan ({error})"

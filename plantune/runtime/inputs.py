@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from plantune.errors import InputMismatch, InvalidGraph
 from plantune.graph.arguments import CONSTANTS, Arguments, ordered
+from plantune.graph.autocast import Autocast
 from plantune.graph.nested import kind_of, tensors_in
 from plantune.graph.types import TensorType
 from plantune.runtime.form import Form
@@ -27,6 +29,9 @@ class PlannedCall:
 
     def __init__(self, arguments: Arguments, order: Sequence[int], device: torch.device) -> None:
         self.arguments = arguments
+        # Without autocast, and under it by its dtype.
+        self.plain = self
+        self._under: dict[torch.dtype, PlannedCall] = {}
         self._order, self._device = tuple(order), device
         types = arguments.types
         # Of tensors by their place alone, which are told from others at a glance.
@@ -50,6 +55,17 @@ class PlannedCall:
             ):
                 return False
         return True
+
+    def under(self, autocast: Autocast) -> PlannedCall:
+        """The same call under autocast, which is another problem."""
+        dtype = autocast[1]
+        if dtype not in self._under:
+            call = PlannedCall(
+                replace(self.arguments, autocast=autocast), self._order, self._device
+            )
+            call.plain = self
+            self._under.setdefault(dtype, call)
+        return self._under[dtype]
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """Those of such a call, in the order of the graph's inputs."""
@@ -108,11 +124,11 @@ class PlannedInputs:
         return False
 
     def remembers(self, call: PlannedCall) -> bool:
-        return call is self.expected or any(call is met for met in self._met.values())
+        return call.plain is self.expected or call.plain in self._met.values()
 
     def is_expected(self, call: PlannedCall) -> bool:
         """Whether the module was made for such calls, however they are written."""
-        return call.arguments is self.expected.arguments
+        return call.plain.arguments is self.expected.arguments
 
     def unlike(self, arguments: Arguments) -> str:
         """What tells a call from the one that the module was made for."""
@@ -138,8 +154,6 @@ class PlannedInputs:
         device = self._device if form.first is None else form.first.device
         autocast = device.type in ("cpu", "cuda") and torch.is_autocast_enabled(device.type)
         self._check_first(tensors, form, device, autocast)
-        if autocast:
-            return "autocast is on, which changes what each op computes"
         if form.first is not None and not form.is_home:
             return f"the module was moved to {form.first.dtype} on {device}"
         for x in tensors:

@@ -35,6 +35,7 @@ class Planned:
     ) -> None:
         self.pool = pool
         self._tensors_of = call.tensors
+        self.under_autocast = call.arguments.autocast is not None
         self.outputs = outputs
         self.threads = threads_on(device)
         self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
@@ -88,6 +89,9 @@ class Planned:
         On a GPU a plan serves all of its arch; CPUs differ more.
         """
         pool = self.pool
+        if self.under_autocast:  # which a trace would keep
+            eager = pool.plan.run_by(frozen=pool.frozen) != PROGRAM
+            return Runner(EAGER, pool.held) if eager else None
         name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
         if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
             if pool.match == "compatible" and name == PROGRAM:

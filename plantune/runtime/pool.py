@@ -169,8 +169,8 @@ class Pool:
         self._left_to_captures = 0
         self._alive: WeakSet[Instance] = WeakSet()
         self._lock = threading.Lock()
-        self._device = device_of(held.module, held.otherwise)
-        self._on_gpu, self._index = self._device.type == "cuda", self._device.index
+        self.device = device_of(held.module, held.otherwise)
+        self._on_gpu, self._index = self.device.type == "cuda", self.device.index
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs of a pass after which nothing is read. One that breaks takes its instance
@@ -194,7 +194,7 @@ class Pool:
     @on_its_gpu
     def _lease_on_gpu(self) -> Lease:
         if is_capturing():
-            return self._lease_in(capture_on(self._device))
+            return self._lease_in(capture_on(self.device))
         return Lease(self, self._taken())
 
     def _taken(self) -> Instance:

@@ -19,6 +19,7 @@ from plantune.distance import Distance
 from plantune.errors import CannotJudge, WrongResult
 from plantune.generators import kept_numbers, numbers_of
 from plantune.graph.arguments import Arguments
+from plantune.graph.autocast import under
 from plantune.graph.graph import Graph
 from plantune.graph.nested import tensors_in
 from plantune.layouts import HOST_MEMORY
@@ -264,7 +265,8 @@ def _of_module(
     with torch.set_grad_enabled(bool(targets)), _products(graph, inputs[0].device, dtype):
         args, kwargs = network.call.given([*given.values()])
         held = _at_each_place(module, state)
-        result = torch.func.functional_call(module, held, args, kwargs, tie_weights=False)
+        with under(network.call.autocast if dtype is None else None):
+            result = torch.func.functional_call(module, held, args, kwargs, tie_weights=False)
         outputs = dict(zip(names_of(graph), tensors_in(result), strict=True))
         gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
     return _near({**{name: value.detach() for name, value in outputs.items()}, **gradients})

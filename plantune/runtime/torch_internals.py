@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -36,6 +37,12 @@ any_autocast: Any = getattr(
     "_is_any_autocast_enabled",
     lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
 )
+
+
+def without_autocast(kind: str) -> Any:
+    """Inside, ops on such devices compute in the dtypes that they are given."""
+    return torch.autocast(kind, enabled=False) if any_autocast() else nullcontext()
+
 
 asks_for_determinism: Any = torch._C._get_deterministic_algorithms
 

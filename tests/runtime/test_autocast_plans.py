@@ -1,0 +1,207 @@
+"""A call under autocast is a problem of its own, with the casts among its steps."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plantune import UnplannedCall, optimize
+from plantune.graph.autocast import casts
+from plantune.runtime.recheck import recheck
+from plantune.space.search_space import load_search_space
+
+# Of the default plan's, which the tests let run in place of eager.
+PLANNED = "planned"
+
+
+class Mixed(nn.Module):
+    """Products, norms, a region of its own, and two dtypes that meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+        self.linear, self.scale = nn.Linear(64, 8), nn.Parameter(torch.ones(8))
+        self.last = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(F.relu(self.norm(self.conv(x))).flatten(1))
+        with torch.autocast("cpu", enabled=False):
+            z = self.last(y.float() * self.scale)
+        return F.softmax(y, -1), torch.cat([y, z], 1) @ torch.cat([z, y], 1).T
+
+
+@pytest.fixture
+def module(randomise):
+    return randomise(Mixed()).eval()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 6, 6)
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnplannedCall)
+        yield
+
+
+def autocast(dtype=torch.bfloat16, **options):
+    return torch.autocast("cpu", dtype, **options)
+
+
+def near(ours, theirs):
+    assert [y.dtype for y in ours] == [y.dtype for y in theirs]
+    for own, their in zip(ours, theirs, strict=True):
+        assert (own - their).float().norm() <= 1e-2 * their.float().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_inference(dtype, module, x):
+    model = optimize(module, x)
+    with torch.no_grad(), autocast(dtype):
+        for other in torch.randn(3, 2, 3, 6, 6):
+            near(model(other), module(other))
+            assert model.last_call().how == PLANNED
+    near(model(x), module(x))
+    assert model.stats().instances == 2
+
+
+def test_training(module, x):
+    module.train()
+    model, reference = optimize(module, x, mode="train"), copy.deepcopy(module)
+    found = []
+    for m in (model, reference):
+        with autocast():
+            outputs = m(x)
+            loss = sum((y.float() * torch.arange(y.numel()).view(y.shape)).sum() for y in outputs)
+        loss.backward()
+        found.append([*outputs, *(p.grad for p in m.parameters()), m.norm.running_mean])
+    assert model.last_call().how == PLANNED
+    near(*found)
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_step_of_the_optimizer_inside_of_one_region(module, x):
+    """The cast weights of the call before are never used again."""
+    module.train()
+    model, reference = optimize(module, x, mode="train"), copy.deepcopy(module)
+    losses = []
+    for m in (model, reference):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.5)
+        # Torch itself would keep its casts until the region ends.
+        with autocast(cache_enabled=False):
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = m(x)[0].float().square().sum()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+    assert model.last_call().how == PLANNED
+    assert len({round(loss, 3) for loss in losses[:3]}) > 1
+    assert losses[:3] == pytest.approx(losses[3:], rel=2e-2)
+
+
+def test_a_weight_that_changes_inside_of_one_region(module, x):
+    model = optimize(module, x)
+    with torch.no_grad(), autocast(cache_enabled=False):
+        before = model(x)[0]
+        model.linear.weight.mul_(-1)
+        near(model(x), model.reference(x))
+        assert not torch.allclose(model(x)[0], before)
+
+
+def test_its_plan_is_proved_against_autocasts_own_result(module, x):
+    model = optimize(module, x)
+    with torch.no_grad(), autocast():
+        model(x)
+    (kept,) = (p for p in model._calls._all_kept() if p.under_autocast)
+    (call,) = (kind[0] for kind, p in model._calls._form.kept.items() if p is kept)
+    space = load_search_space("cpu")
+    recheck(kept.pool.graph, kept.pool.plan, space, module, arguments=call.arguments)
+
+
+def test_autocast_for_another_kind_of_device_changes_nothing(module, x, close):
+    model = optimize(module, x)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        close(model(x)[0], module(x)[0])
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert model.stats().instances == 1
+
+
+def test_what_a_layer_casts_in_its_own_way_runs_in_the_framework():
+    module, x = nn.LSTM(4, 3, batch_first=True).eval(), torch.randn(2, 5, 4)
+    model = optimize(module, x, fallback="silent")
+    with torch.no_grad(), autocast():
+        near([model(x)[0]], [module(x)[0]])
+    assert model.last_call().how == "eager"
+
+
+A, LOW = torch.ops.aten, torch.bfloat16
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+POLICIES = {
+    "products": (A.linear.default, (meta(2, 3), meta(4, 3)), (LOW, LOW)),
+    "of one that is low already": (
+        A.linear.default,
+        (meta(2, 3, dtype=LOW), meta(4, 3)),
+        (LOW, LOW),
+    ),
+    "not of double": (
+        A.mm.default,
+        (meta(2, 3, dtype=torch.float64), meta(3, 3, dtype=torch.float64)),
+        (torch.float64, torch.float64),
+    ),
+    "single precision": (
+        A.mse_loss.default,
+        (meta(2, dtype=LOW), meta(2, dtype=LOW)),
+        (torch.float32, torch.float32),
+    ),
+    "anything else": (A.relu.default, (meta(2, dtype=LOW),), (LOW,)),
+    "no integers": (
+        A.embedding.default,
+        (meta(5, 3), meta(2, dtype=torch.int64)),
+        (torch.float32, torch.int64),
+    ),
+}
+
+
+@pytest.mark.parametrize(("overload", "args", "wanted"), POLICIES.values(), ids=POLICIES)
+def test_torch_says_what_it_casts(overload, args, wanted):
+    assert casts(overload, args, {}, ("cpu", LOW)) == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_on_a_gpu(dtype, mode, module, x):
+    module, x = module.cuda().train(mode == "train"), x.cuda()
+    model, reference = optimize(module, x, mode=mode), copy.deepcopy(module)
+    found = []
+    for m in (model, reference):
+        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+        with (
+            torch.autocast("cuda", dtype, cache_enabled=False),
+            torch.set_grad_enabled(mode == "train"),
+        ):
+            for _ in range(3):
+                outputs = m(x)
+                if mode == "train":
+                    optimizer.zero_grad()
+                    outputs[0].float().square().sum().backward()
+                    optimizer.step()
+        found.append(outputs)
+    assert model.last_call().how == "captured"
+    near(*found)

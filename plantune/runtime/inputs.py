@@ -15,6 +15,7 @@ from plantune.graph.autocast import Autocast
 from plantune.graph.nested import kind_of, tensors_in
 from plantune.graph.types import TensorType
 from plantune.runtime.form import Form
+from plantune.runtime.torch_internals import any_autocast
 
 # Kinds of calls that are remembered: shapes, constants, arguments by place and by name. Once there
 # are so many, a new one must come this often before the oldest is forgotten for it.
@@ -93,14 +94,14 @@ class PlannedInputs:
     def met(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
         """The kind of such a call, if it is remembered."""
         try:
-            return self._met.get(kind_of((args, kwargs), _kind_of_leaf))
+            return self._met.get(_key_of(args, kwargs))
         except _Foreign:
             return None
 
     def meet(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
         """The kind of a call against which nothing speaks; why not if it is not remembered."""
         try:
-            key = kind_of((args, kwargs), _kind_of_leaf)
+            key = _key_of(args, kwargs)
             arguments, order = ordered(self._module, args, kwargs)
         except (_Foreign, InvalidGraph) as error:
             return str(error)
@@ -179,6 +180,11 @@ class PlannedInputs:
 
 class _Foreign(Exception):
     """An argument that a plan cannot depend on."""
+
+
+def _key_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """Under autocast a network takes numbers in dtypes that it refuses else."""
+    return any_autocast(), kind_of((args, kwargs), _kind_of_leaf)
 
 
 def _kind_of_leaf(leaf: Any) -> Hashable:

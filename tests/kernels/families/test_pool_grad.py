@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from plantune.canonical import Attrs
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pool_grad import FAMILY
 from plantune.kernels.family import Candidate
@@ -77,3 +81,19 @@ def test_it_is_right(step_of, assert_legal_configs_right, name, dtype):
 def test_so_is_the_frameworks_in_every_layout(step_of, assert_right, gpu_space, name, layout):
     step = step_of(STEPS[name], "float16")
     assert_right(step, Candidate("framework", Attrs(layout=layout)), gpu_space)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_pools_that_torch_alone_knows_compute_in_rows(place):
+    """There torch's gradient is right on a GPU, too."""
+    pool = nn.AvgPool2d(3, 2, 1, ceil_mode=True)
+    graph = differentiate(extract(pool, TensorType((2, 8, 9, 9))), ["x"])
+    forward, backward = graph.nodes
+    x = torch.randn(2, 8, 9, 9, device=place).contiguous(memory_format=torch.channels_last)
+    y, saved = forward.evaluate([x])
+    assert y.is_contiguous()
+    dy = torch.randn_like(y).contiguous(memory_format=torch.channels_last)
+    (dx,) = backward.evaluate([x, saved, dy])
+    exact = x.double().contiguous().requires_grad_()
+    pool(exact).backward(dy.double())
+    torch.testing.assert_close(dx, exact.grad.float())

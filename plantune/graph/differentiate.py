@@ -94,8 +94,27 @@ class _Backward:
             return None
         while len(parts) > 1:
             last, before = parts.pop(), parts.pop()
-            parts.append(self.builder.emit("add", before, last, place=f"d({value})")[0])
+            whole, added = (last, before) if self._spread(before) else (before, last)
+            if not self._spread(whole):
+                added = self._unspread(added)
+            parts.append(self.builder.emit("add", whole, added, place=f"d({value})")[0])
         return parts[0]
+
+    def _spread(self, value: str) -> Node | None:
+        """The node that repeats a smaller value, if one makes this value."""
+        made = (node for node in reversed(self.builder.nodes) if value in node.outputs)
+        node = next(made, None)
+        return node if node is not None and node.op == "broadcast_to" else None
+
+    def _unspread(self, value: str) -> str:
+        """What was repeated: an addition repeats it itself, without a pass over the whole."""
+        node = self._spread(value)
+        if node is None:
+            return value
+        waiting = any(value in parts for parts in self.parts.values())
+        if not waiting and not any(value in other.inputs for other in self.builder.nodes):
+            self.builder.nodes.remove(node)
+        return node.inputs[0]
 
 
 class _NodeGradient:

@@ -249,3 +249,34 @@ def test_a_second_backward_pass_is_refused() -> None:
 def test_an_unknown_source_is_named(name: str) -> None:
     with pytest.raises(InvalidGraph, match=f"no input or parameter is called {name}"):
         differentiate(extract(small(), TensorType((2, 2, 6, 6))), ["x", name])
+
+
+class Gated(nn.Module):
+    """An image times the sigmoid of its mean, which has a gradient of fewer elements."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        mean = x.mean((2, 3), keepdim=True)
+        return x * mean.sigmoid() if self.first else mean.sigmoid() + x
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_the_gradient_of_a_mean_is_added_as_it_is(first: bool, check: Check) -> None:
+    """Repeated first, it cost a pass over the whole image to write and one to read."""
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    graph = check(Gated(first=first), x, ["x"])
+    assert "broadcast_to" not in [node.op for node in graph.nodes if node.name.startswith("d(")]
+
+
+def test_a_mean_alone_is_repeated(check: Check) -> None:
+    class Means(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 2
+            return x.mean((2, 3)) + x.mean((2, 3), keepdim=True).sigmoid().flatten(1)
+
+    graph = check(Means(), torch.randn(2, 3, 4, 4, dtype=torch.float64), ["x"])
+    assert "broadcast_to" in [node.op for node in graph.nodes]

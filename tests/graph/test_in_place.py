@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plantune.errors import UnsupportedModule
+from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 
@@ -292,6 +293,39 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (parameter_through_a_view, STATE),
     (part_of_a_buffer, STATE),
 ]
+
+
+def parts_of_one(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    first, second = y[:, :2], y[:, 2:]
+    first += second
+    second.mul_(3.0)
+    y[:, 1] = x[:, 0]
+    return y, first, second
+
+
+def through_a_transpose(m: Any, x: Tensor) -> Any:
+    y = m.linear(x)
+    t, row = y.t(), y[1]
+    t[0].add_(1.0)
+    y[0, 1:] -= 1.0
+    return t, row, y
+
+
+@pytest.mark.parametrize("forward", [parts_of_one, through_a_transpose])
+def test_gradients_through_views(
+    forward: Any, calls: Any, randomise: Any, evaluate: Any, state: Any
+) -> None:
+    module = randomise(calls(forward, **parts()))
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    graph = differentiate(extract(module, TensorType((2, 4), "float64")), ["x", "linear.weight"])
+    seeds = [torch.randn(t.shape, dtype=torch.float64) for _, t in graph.output_gradients]
+    named = zip((name for name, _ in graph.output_gradients), seeds, strict=True)
+    known = evaluate(graph, {**state(module), "x": x.detach(), **dict(named)})
+    wanted = [{"x": x, "linear.weight": module.linear.weight}[name] for name, _ in graph.gradients]
+    expected = torch.autograd.grad(module(x), wanted, seeds)
+    for (_, value), gradient in zip(graph.gradients, expected, strict=True):
+        torch.testing.assert_close(known[value], gradient)
 
 
 @pytest.mark.parametrize(("forward", "message"), REFUSED)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from plantune.graph.spelling.casts import cast
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 
 
@@ -78,6 +79,12 @@ def _expand(g: Reader, x: Value, sizes: Sequence[int], *, implicit: bool = False
     return x if tuple(wanted) == shape else g.emit("broadcast_to", x, shape=tuple(wanted))
 
 
+def _copy(g: Reader, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    """What `x` holds after it was written: torch knows no gradient of the overload itself."""
+    same = cast(g, source, g.type_of(x).torch_dtype)
+    return same if g.shape(same) == g.shape(x) else _expand(g, same, g.shape(x))
+
+
 OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.view.default": reshape,
     "aten.reshape.default": reshape,
@@ -93,6 +100,7 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.squeeze.dims": _squeeze,
     "aten.expand.default": _expand,
     "aten.contiguous.default": _identity,
+    "aten.copy.default": _copy,
     "aten.clone.default": _identity,
     "aten.alias.default": _identity,
 }

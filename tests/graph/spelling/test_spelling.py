@@ -225,6 +225,7 @@ METHOD_CASES: dict[str, list[Forward]] = {
     "t": [lambda m, x: x.mean(0).t()],
     "unsqueeze": [method("unsqueeze", 0), method("unsqueeze", -2)],
     "contiguous": [method("contiguous")],
+    "copy_": [lambda m, x: (x * 2).copy_(x), lambda m, x: (x * 2.0).copy_(m.row)],
     "size": [lambda m, x: x.view(x.size(0), -1) * x.size()[1], lambda m, x: x * x.size(-1)],
     "dim": [lambda m, x: x.unsqueeze(x.dim()) * x.dim()],
 }

@@ -60,9 +60,10 @@ struct ConvOperands {
 };
 
 /// A main loop of CUTLASS with its tiles: the warps of a block divide its tile among themselves.
+/// kAccess channels are read and written at once.
 template <typename Element_, typename OperatorClass, typename ArchTag, typename TileShape_,
           typename WarpShape, typename InstructionShape, int Stages,
-          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression_>
+          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression_, int kAccess>
 struct ImplicitGemmConv {
   using Element = Element_;
   using Expression = Expression_;
@@ -72,7 +73,6 @@ struct ImplicitGemmConv {
 
   static constexpr bool kIsSimt =
       cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value;
-  static constexpr int kAccess = kIsSimt ? 1 : 16 / int(sizeof(Element));
   static_assert(kIsSimt || TileShape::kK == WarpShape::kK, "Warps must not share a tile's K.");
 
   using Defaults = cutlass::conv::kernel::DefaultConv2dFprop<

@@ -12,7 +12,6 @@ from plantune.kernels.cutlass.main_loop import MainLoop
 # CUTLASS counts pixels, and elements of one image, in 32 bits; a tile may reach beyond the last.
 INDEX_MAX = 2**31 - 512
 GRID_Y_MAX = 65535
-ACCESS_BYTES = 16
 SUM_BYTES = 4
 # Every GPU that is worth a swizzle runs so many blocks at once.
 RESIDENT_BLOCKS = 128
@@ -50,10 +49,7 @@ class Gemm:
 
 def why_not_channels(gemm: Gemm, vector: int) -> str | None:
     if gemm.channels % vector or gemm.n % vector:
-        return (
-            f"{gemm.channels} channels in and {gemm.n} out; both must be multiples of {vector}, "
-            f"which are {ACCESS_BYTES} bytes"
-        )
+        return f"{gemm.channels} channels in and {gemm.n} out; both must be multiples of {vector}"
     return None
 
 

@@ -16,13 +16,17 @@ TILE_K = {"mma": (32, 64), "tf32": (16, 32), "simt": (8,)}
 # Above these, builds for sm70 to sm90 had spills: operands of products need the rest of 255.
 THREAD_REGISTERS = {"mma": 176, "tf32": 176, "simt": 140}
 
+# An epilogue of narrow accesses takes more shared memory, but no more than this many times as much.
+NARROW_EPILOGUE = 1.5
+
 
 @dataclass(frozen=True)
 class MainLoop:
     """A threadblock tile, divided among warps, and the number of its copies in flight.
 
     `math` says how products are made: by the matrix instructions of a 16-bit type (`mma`), by
-    those that round float32 to tf32 (`tf32`), or one by one (`simt`).
+    those that round float32 to tf32 (`tf32`), or one by one (`simt`). If `access` is given, so many
+    channels are moved at once, where they make no whole vectors.
     """
 
     dtype: str
@@ -30,12 +34,13 @@ class MainLoop:
     tile: tuple[int, int, int]
     warp: tuple[int, int]
     stages: int
+    access: int = 0
 
     @staticmethod
-    def of(config: Attrs, dtype: str) -> MainLoop:
+    def of(config: Attrs, dtype: str, access: int = 0) -> MainLoop:
         tile = (config["tile_m"], config["tile_n"], config["tile_k"])
         warp = (config["warp_m"], config["warp_n"])
-        return MainLoop(dtype, config["math"], tile, warp, config["stages"])
+        return MainLoop(dtype, config["math"], tile, warp, config["stages"], access)
 
     @property
     def warps(self) -> int:
@@ -97,7 +102,7 @@ class MainLoop:
     def _why_not_registers(self) -> str | None:
         m, n, k = self.tile
         sums = m * n // self.threads
-        loads = m * k // (self.vector * self.threads)
+        loads = m * k // ((self.access or self.vector) * self.threads)
         # A pointer and two masks for each row of the image; two stages also keep loaded tiles.
         others = 4 * loads
         if self.stages == 2:
@@ -108,6 +113,9 @@ class MainLoop:
 
     def _why_not_shared(self, arch: Arch) -> str | None:
         assert arch.cuda is not None
+        epilogue = self._epilogue_bytes(arch) * NARROW_EPILOGUE
+        if 0 < self.access < self.vector and epilogue > self.main_loop_bytes:
+            return "what leaves by narrow words needs more shared memory than the main loop"
         wanted, most = self.shared_bytes(arch), arch.cuda.shared_memory_per_block_bytes
         if wanted > most:
             return f"it needs {wanted} bytes of shared memory, a block has {most}"

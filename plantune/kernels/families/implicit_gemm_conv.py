@@ -52,12 +52,14 @@ from plantune.space.search_space import SearchSpace
 
 # The optimized iterators keep a bit for each row and column of the filter.
 FILTER_MAX = 32
+# Channels that cp.async moves at least, of 16 bits.
+ACCESS_MIN = 2
 UNALIGNED_THREADS, UNALIGNED_BLOCKS_MAX = 256, 1 << 16
 SOURCE = """#include "cuda/implicit_gemm_conv.h"
 {functors}using namespace cutlass;
 using Conv = plantune::ImplicitGemmConv<
     {arguments}, conv::IteratorAlgorithm::{algorithm},
-    {expression}>;
+    {expression}, {access}>;
 static_assert(sizeof(Conv::SharedStorage) == {shared_bytes}, "A launch asks for other memory.");
 static_assert(Conv::kThreads == {threads}, "A launch has other threads.");
 PLANTUNE_IMPLICIT_GEMM_CONV(Conv)
@@ -71,7 +73,12 @@ class GemmParts(ConvParts):
     gemm: Gemm
 
     def loop(self, config: Attrs) -> MainLoop:
-        return MainLoop.of(config, self.gemm.dtype)
+        return MainLoop.of(config, self.gemm.dtype, self.access(config))
+
+    def access(self, config: Attrs) -> int:
+        """Channels that are moved at once."""
+        vector = MainLoop.of(config, self.gemm.dtype).vector
+        return math.gcd(vector, self.gemm.channels, self.gemm.n)
 
 
 class ImplicitGemmConv(CudaFamily[GemmParts]):
@@ -103,7 +110,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
                 "its pixels, or the elements of an image, do not fit into 32 bits": large,
             }
         )
-        if gemm.dtype != "float32" and (reason := why_not_channels(gemm, 8)):
+        if gemm.dtype != "float32" and (reason := why_not_channels(gemm, ACCESS_MIN)):
             raise IllegalCandidate(reason)
         return parts
 
@@ -112,7 +119,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
         return (
             loop.why_not(arch)
             or _why_not_tf32(loop)
-            or why_not_channels(gemm, loop.vector)
+            or why_not_channels(gemm, ACCESS_MIN if loop.math == "mma" else loop.vector)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)
             or why_not_swizzle(gemm, config)
@@ -135,6 +142,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
             algorithm="kOptimized" if max(parts.gemm.filter) <= FILTER_MAX else "kAnalytic",
             shared_bytes=loop.shared_bytes(arch),
             threads=loop.threads,
+            access=parts.access(config),
             **rendered(_compiled_chain(parts.epilogue)),
         )
 
@@ -212,7 +220,7 @@ def _launching(
     """A call that enqueues one convolution."""
     gemm, images = parts.gemm, {"x": parts.x, "y": parts.y, "residual": parts.epilogue.residual}
     problem, counters = _problem(parts, config), counters_of(gemm, config)
-    access = parts.loop(config).vector * parts.step.types[parts.x].torch_dtype.itemsize
+    access = parts.access(config) * parts.step.types[parts.x].torch_dtype.itemsize
     run_tiles = _launching_tiles(config, frame, problem, counters)
     blocks = min(-(-gemm.m * gemm.n // UNALIGNED_THREADS), UNALIGNED_BLOCKS_MAX)
     unaligned = Launcher(frame.built, blocks, UNALIGNED_THREADS, name="run_unaligned")

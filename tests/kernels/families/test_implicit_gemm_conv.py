@@ -72,8 +72,8 @@ BATCH_NORM = "mul_channel add_channel residual relu"
 REFUSED = {
     "no convolution": (lambda b: b("relu", b.x(2, 64, 4, 4)), "starts with relu"),
     "groups": (Conv(groups=2), "without groups"),
-    "channels in": (Conv((2, 3, 16, 16)), "3 channels in and 128 out; both must be multiples of 8"),
-    "channels out": (Conv(outputs=12), "128 channels in and 12 out"),
+    "channels in": (Conv((2, 3, 16, 16)), "3 channels in and 128 out; both must be multiples of 2"),
+    "channels out": (Conv(outputs=13), "128 channels in and 13 out"),
     "empty": (Conv((0, 128, 8, 8)), "nothing to compute"),
     "two outputs": (
         lambda b: (y := b("relu", Conv()(b)), b("add", y, b.w(1))),
@@ -246,6 +246,19 @@ def test_a_huge_filter_takes_the_other_iterators(step_of):
     assert FAMILY.build(FAMILY.parts(step), SMALL, load_arch("sm80")).usage["run"].spill_bytes == 0
 
 
+@pytest.mark.parametrize(("channels", "access"), [(64, 8), (116, 4), (58, 2), (6, 2)])
+def test_channels_that_make_no_whole_vectors_are_moved_by_fewer(
+    step_of, build_within_limits, channels, access
+):
+    step = step_of(Conv((2, channels, 9, 9), 24, parts="add_channel relu"), "float16")
+    assert FAMILY.parts(step).access(SMALL) == access
+    arch = load_arch("sm80")
+    assert FAMILY.why_not_config(FAMILY.parts(step), SMALL, arch) is None
+    assert f"{access}>;" in FAMILY.source(FAMILY.parts(step), SMALL, arch)
+    if access == 2:
+        build_within_limits(FAMILY, step, SMALL, arch)
+
+
 # What the host passes by value, and the kernel reads.
 LAYOUTS = """#include "cuda/implicit_gemm_conv.h"
 using namespace cutlass;
@@ -253,7 +266,7 @@ static_assert(sizeof(plantune::ConvProblem) == {problem}, "");
 static_assert(sizeof(plantune::ConvOperands) == {operands}, "");
 """
 MAIN_LOOP = """using Conv{i} = plantune::ImplicitGemmConv<
-    {arguments}, conv::IteratorAlgorithm::kOptimized, plantune::Value>;
+    {arguments}, conv::IteratorAlgorithm::kOptimized, plantune::Value, {access}>;
 static_assert(sizeof(Conv{i}::SharedStorage) == {shared_bytes}, "");
 static_assert(Conv{i}::kThreads == {threads}, "");
 static_assert(sizeof(Conv{i}::Report) == {report}, "");
@@ -264,7 +277,13 @@ static_assert(sizeof(Conv{i}::Report) == {report}, "");
 def test_shared_memory_is_known_before_the_build(arch_name):
     """Many main loops, none of which is compiled as far as to machine code."""
     arch, space = load_arch(arch_name), load_search_space(arch_name)
-    loops = {MainLoop.of(c, dtype) for c in FAMILY.configs(space) for dtype in ELEMENTS}
+    accesses = {dtype: (0,) if dtype == "float32" else (0, 2, 4) for dtype in ELEMENTS}
+    loops = {
+        MainLoop.of(c, dtype, access)
+        for c in FAMILY.configs(space)
+        for dtype in ELEMENTS
+        for access in accesses[dtype]
+    }
     legal = sorted((loop for loop in loops if loop.why_not(arch) is None), key=str)
     sizes = {"problem": ConvProblem, "operands": ConvOperands}
     source = LAYOUTS.format(**{name: ctypes_bytes(type_) for name, type_ in sizes.items()})
@@ -272,6 +291,7 @@ def test_shared_memory_is_known_before_the_build(arch_name):
         source += MAIN_LOOP.format(
             i=i,
             arguments=loop.arguments(arch),
+            access=loop.access or loop.vector,
             shared_bytes=loop.shared_bytes(arch),
             threads=loop.threads,
             report=ctypes_bytes(Report),
@@ -295,6 +315,8 @@ AWKWARD = {
     "5x3": Conv((2, 24, 9, 12), 48, (5, 3), (2, 1), (1, 2), parts="residual"),
     "dilation": Conv((2, 32, 6, 6), 32, padding=(2, 2), dilation=(2, 2), parts="relu add"),
     "many tiles": Conv((40, 128, 8, 8), 256, parts=BATCH_NORM),
+    "channels by fours": Conv((2, 116, 7, 7), 116, (1, 1), padding=(0, 0), parts=BATCH_NORM),
+    "channels by twos": Conv((2, 58, 9, 9), 24, parts="add_channel relu"),
 }
 
 

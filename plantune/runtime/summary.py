@@ -49,14 +49,20 @@ class Summary:
         named = ", ".join(f"{count} {family}" for family, count in self.families.items())
         kernels = f"{self.ours} by plantune's kernels" + (f" ({named})" if named else "")
         steps = self.ours + self.framework + self.views
-        told = f"{steps} steps: {kernels}, {self.framework} by torch's, {self.views} views"
+        views = f", {_counted(self.views, 'view')}" if self.views else ""
+        told = f"{_counted(steps, 'step')}: {kernels}, {self.framework} by torch's{views}"
         lines = [self.call, *self.notes, told]
         if self.framework_ops:
-            lines.append(f"{len(self.framework_ops)} ops for which plantune has no kernels:")
+            ops = _counted(len(self.framework_ops), "op")
+            lines.append(f"{ops} for which plantune has no kernels:")
         lines += [f"  {op.name}: {op.op}  {op.line}".rstrip() for op in self.framework_ops]
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def summary_of(plan: Plan, graph: Graph, lines: Mapping[str, str]) -> Summary:

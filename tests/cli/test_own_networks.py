@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plantune.default_plans import default_plan
 from plantune.graph.tape import Tape
+from plantune.measure.subject import Raced
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
@@ -39,11 +41,21 @@ def stored(own: tuple[str, ...], store: Callable[..., int]) -> int:
 
 @pytest.mark.parametrize("command", ["bench", "verify", "explain", "profile"])
 def test_a_command_finds_its_plan_by_key_and_by_id(
-    run: Run, own: tuple[str, ...], stored: int, worker: FakeWorker, command: str
+    run: Run,
+    own: tuple[str, ...],
+    stored: int,
+    worker: FakeWorker,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[Tape | None] = []
     race = worker.race
-    worker.race = lambda *a, **k: (seen.append(k["tape"]), race(*a, **k))[1]  # type: ignore[method-assign]
+
+    def noting(raced: Any, *arguments: Any, **named: Any) -> Any:
+        seen.append(raced.tape if isinstance(raced, Raced) else named["tape"])
+        return race(raced, *arguments, **named)
+
+    monkeypatch.setattr(worker, "race", noting)
     for id in ((), (stored,)) if command != "bench" else ((),):
         result = run(command, *id, *own, "--json")
         assert result.exit_code == 0, result.stderr

@@ -132,6 +132,27 @@ class TestSizes:
         assert refused() == []
 
 
+@pytest.mark.gpu
+def test_on_a_gpu():
+    """Sizes, training and weights that are written, each pass as captured graphs."""
+    theirs = Net().cuda().to(memory_format=torch.channels_last)
+    ours = copy.deepcopy(theirs)
+    fast, steps = compiled(ours), [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs)]
+    for batch in (4, 8, 6, 4):
+        x = image(batch).cuda()
+        pairs = zip(gradients(fast, x), gradients(theirs, x), strict=True)
+        for own, their in pairs:  # TF32 has 10 bits
+            assert (own - their).norm() <= 1e-2 * their.norm() + 1e-3
+        for step in steps:
+            step.step()
+        with torch.no_grad():
+            own, their = fast.eval()(x), theirs.eval()(x)
+        assert (own - their).norm() <= 1e-2 * their.norm() + 1e-3
+        fast.train(), theirs.train()
+    assert refused() == []
+    assert ran() == (8, 0)
+
+
 class TestTraining:
     @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
     def test_steps_and_evaluation_between_them(self, optimizer):

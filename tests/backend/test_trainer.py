@@ -110,7 +110,7 @@ def test_it_trains_as_with_eager(place):
         logs.append(torch.tensor(trainer.log))
     if place == "cpu":
         torch.testing.assert_close(*logs, rtol=1e-4, atol=1e-5)
-    assert logs[1][0] > 1.2 * logs[1][-2]  # it learns
+    assert logs[1][-1] < 0.95 * logs[1][len(data)]  # it learns, from evaluation to evaluation
     planned, eager = map(sum, zip(*(piece.stats() for piece in pieces()), strict=True))
     assert planned >= 24
     assert planned >= 0.9 * (planned + eager)

@@ -133,7 +133,7 @@ def test_the_wide_convolution_is_the_same(step_of):
 def test_pixels_that_do_not_make_whole_ones_stay(step_of, emit):
     step = step_of(emit, "float16")
     assert as_convolution(step) is step
-    assert implicit_gemm_conv.FAMILY.why_not_step(step) is not None
+    assert hopper_conv.FAMILY.why_not_step(step) is not None
 
 
 REFUSED = {

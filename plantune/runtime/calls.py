@@ -81,6 +81,7 @@ class Calls:
         self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
         self._inputs = PlannedInputs(reference, arguments, self._device, options.name)
+        self._expected = self._inputs.expected
         self._on_cpu = self._device.type == "cpu"
         self._trains = options.mode == "train"
         self._why_no_plans: str | None = None
@@ -176,9 +177,10 @@ class Calls:
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Of a call that nothing records or transforms."""
-        call: PlannedCall | None = self._inputs.expected
+        expected = self._expected
+        call: PlannedCall | None = expected
         tensors = args
-        if kwargs or not self._inputs.expected.is_like(args):
+        if kwargs or not expected.is_like(args):
             call = self._inputs.met(args, kwargs)
             tensors = () if call is None else call.tensors(args, kwargs)
         if self._unlooked and call is self._eager_call:

@@ -136,14 +136,11 @@ def transform_of(args: Iterable[Any]) -> str | None:
         return "it is inside of a transform of torch.func"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are on"
-    for x in args:
-        why = _trace_with(x)
-        if why is not None:
-            return why
-    return None
-
-
-def _trace_with(x: Any) -> str | None:
-    if type(x) is Tensor:
-        return "a module around it is traced" if x.is_meta and is_included(PRE_DISPATCH) else None
-    return "torch.fx traces it" if isinstance(x, fx.Proxy) else None
+    why = None
+    for x in args:  # without a call for each: 0.1 us of every call
+        if type(x) is Tensor:
+            if x.is_meta and is_included(PRE_DISPATCH):
+                why = "a module around it is traced"
+        elif isinstance(x, fx.Proxy):
+            why = "torch.fx traces it"
+    return why

@@ -249,3 +249,27 @@ def test_relu_grad_passes_where_the_result_is_nan_as_in_torch() -> None:
     torch.relu(x).backward(dy)
     (dx,) = OPS["relu_grad"].evaluate([dy, torch.relu(x.detach())], Attrs())
     assert torch.equal(dx, x.grad)
+
+
+@pytest.mark.parametrize(("channels", "in_rows"), [(4, True), (8, False)])
+def test_a_weight_gradient_that_torch_writes_beyond_is_computed_in_rows(
+    channels, in_rows, monkeypatch
+):
+    """Torch's heap is damaged otherwise, in eager too (filters of 1x1, stride 2, channels_last)."""
+    seen, real = [], conv.convolution_backward
+
+    def noted(dy, x, w, attrs, mask):
+        seen.append((dy.is_contiguous(), x.is_contiguous()))
+        return real(dy, x, w, attrs, mask)
+
+    monkeypatch.setattr(conv, "convolution_backward", noted)
+    x = torch.randn(3, channels, 8, 8).contiguous(memory_format=torch.channels_last)
+    dy = torch.randn(3, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+    attrs = Attrs({
+        "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1), "groups": 1,
+        "shape": (8, channels, 1, 1),
+    })  # fmt: skip
+    (dw,) = OPS["conv2d_wgrad"].evaluate((dy, x), attrs)
+    expected = torch.einsum("nohw,nchw->oc", dy, x[..., ::2, ::2])
+    torch.testing.assert_close(dw[:, :, 0, 0], expected, rtol=1e-4, atol=1e-4)
+    assert seen == [(in_rows, in_rows)]

@@ -61,7 +61,7 @@ class CapturedProgram:
         self.captures = 0
         self._frozen = frozen
         self._program = Program(graph, plan, space, device)
-        self._device, self._index = device, device.index
+        self.device, self._index = device, device.index
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
         self._raw_stream, self._stream_handle = -1, c_void_p()
@@ -85,7 +85,7 @@ class CapturedProgram:
 
     def _place(self, name: str, type_: TensorType) -> Tensor:
         """Memory of our own for what a caller brings."""
-        tensor = torch.zeros(type_.shape, dtype=type_.torch_dtype, device=self._device)
+        tensor = torch.zeros(type_.shape, dtype=type_.torch_dtype, device=self.device)
         tensor = tensor.contiguous(memory_format=MEMORY_FORMATS[type_.layout])
         self._program.values[name] = tensor
         return tensor
@@ -159,7 +159,7 @@ class CapturedProgram:
         raw = raw_stream(self._index)
         if raw == self._raw_stream or is_capturing():
             return
-        current = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self.device)
         if self._stream is not None:
             current.wait_stream(self._stream)
         self._stream, self._raw_stream, self._stream_handle = current, raw, c_void_p(raw)
@@ -173,7 +173,7 @@ class CapturedProgram:
     def _backward_pass(self) -> None:
         """All of a backward pass, with its gradients side by side."""
         self._program.run_backward()
-        self._gradients.gather(current_stream(self._device), self._program.values)
+        self._gradients.gather(current_stream(self.device), self._program.values)
 
     def _both_passes(self) -> None:
         """Outside of a graph a backward pass runs after a forward pass outside: what torch saves of

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from plantune.runtime.torch_internals import current_gpu
 
-M = TypeVar("M", bound=Callable[..., Any])
+
+class Placed(Protocol):
+    """What has a device of its own."""
+
+    @property
+    def device(self) -> torch.device: ...
 
 
-def on_its_gpu(method: M) -> M:
-    """A method of an object with a `_device`. The current GPU says where memory comes from, and
-    whose stream a handle of 0 is; a caller may have made another one current.
+S = TypeVar("S", bound=Placed)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_its_gpu(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """The current GPU says where memory comes from, and whose stream a handle of 0 is; a caller
+    may have made another one current.
     """
 
     @wraps(method)
-    def run(self: Any, *args: Any) -> Any:
-        if current_gpu() == self._device.index:
-            return method(self, *args)
-        with torch.cuda.device(self._device):
-            return method(self, *args)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if current_gpu() == self.device.index:
+            return method(self, *args, **kwargs)
+        with torch.cuda.device(self.device):
+            return method(self, *args, **kwargs)
 
-    return cast(M, run)
+    return run

@@ -41,7 +41,7 @@ class CapturedStep:
         """`run` is the forward and backward pass, which must have run once; it changes nothing but
         buffers of `modules`. Raises CaptureError.
         """
-        self._device, self._index = device, device.index
+        self.device, self._index = device, device.index
         self._keeper = Keeper()
         self._own: list[Tensor] = []
         own = mapped(self._taken, given)
@@ -80,7 +80,7 @@ class CapturedStep:
 
     def let_go(self) -> None:
         """Gives its memory back; there is no replay afterwards."""
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         del self._recorded, self._value
         self._own = []
         self._keeper.let_go()

@@ -21,7 +21,7 @@ OWN, OTHER = 1, 0
 class Owner:
     """Says which GPU was current in its methods."""
 
-    _device = torch.device("cuda", OWN)
+    device = torch.device("cuda", OWN)
 
     @on_its_gpu
     def call(self, number: int) -> tuple[int, int]:
@@ -56,7 +56,7 @@ def test_another_gpu_is_current_only_outside(entered: list[int]) -> None:
 
 
 def test_its_own_gpu_is_not_set_again(entered: list[int]) -> None:
-    with torch.cuda.device(Owner._device):
+    with torch.cuda.device(Owner.device):
         assert Owner().call(7) == (OWN, 7)
     assert entered == [OWN]
 

@@ -85,6 +85,9 @@ def _addends(step: Step, value: str) -> set[str]:
 
 def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Generator) -> Tensor:
     shape, dtype, place = type_.shape, type_.torch_dtype, random.device
+    if domain.draw is not None:
+        made: Tensor = domain.draw(random)
+        return made
     if not type_.is_float:
         below = domain.below if domain.kind == "index" else BELOW.get(type_.dtype, COUNTS_BELOW)
         return torch.randint(below, shape, generator=random, dtype=dtype, device=place)

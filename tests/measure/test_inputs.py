@@ -58,6 +58,23 @@ def test_divisors_stay_away_from_zero():
     assert (data["x"] == 0).any()
 
 
+def test_places_of_maxima_are_in_their_windows():
+    """Torch's gradient on a GPU looks nowhere else, as nothing else is ever there."""
+    window = {"kernel": (3, 2), "stride": (2, 3), "padding": (1, 1)}
+    pooled, shape = TensorType((2, 3, 4, 2)), (2, 3, 7, 5)
+    builder = GraphBuilder()
+    dy = builder.input("dy", pooled)
+    places = builder.input("places", TensorType(pooled.shape, "int64"))
+    graph = builder.build(builder.emit("max_pool2d_grad", dy, places, shape=shape, **window))
+    found = drawn(make_step(graph, [graph.nodes[0].name]))["places"]
+    rows, columns = found // shape[3], found % shape[3]
+    for row, first, last in ((0, 0, 1), (1, 1, 3), (2, 3, 5), (3, 5, 6)):
+        assert first <= rows[:, :, row].min() <= rows[:, :, row].max() <= last
+    for column, first, last in ((0, 0, 0), (1, 2, 3)):
+        assert first <= columns[..., column].min() <= columns[..., column].max() <= last
+    assert len(set(rows[:, :, 1].flatten().tolist())) > 1
+
+
 @pytest.mark.parametrize(("images", "part"), [(8, 1 / 8), (1, 1.0)])
 def test_large_sums_fit_a_float16(images, part):
     """They were infinite, here and in PyTorch, so that any kernel was right."""

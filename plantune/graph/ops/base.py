@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
@@ -21,11 +22,12 @@ Gradients = tuple[str | None, ...]
 @dataclass(frozen=True)
 class Domain:
     """The numbers an input may hold, so that a check can draw them: real, positive, of the unit
-    interval, or an index.
+    interval, or an index. `draw` makes them where not every index below `below` makes sense.
     """
 
     kind: str = "real"
     below: int = 0
+    draw: Callable[[torch.Generator], Tensor] | None = None
 
 
 class Gradient(Protocol):

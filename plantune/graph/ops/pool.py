@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.graph.ops.base import Domain, Gradient, Gradients, Op, Tensors, Types
 from plantune.graph.types import TensorType
+
+Shape = tuple[int, ...]
 
 
 class PoolOp(Op):
@@ -140,7 +144,23 @@ class MaxPool2dGrad(PoolOp):
         return (dx.view(n, c, h, w),)
 
     def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        return Domain("index", attrs["shape"][2] * attrs["shape"][3]) if position else Domain()
+        if position == 0:
+            return Domain()
+        draw = partial(_places_in_windows, inputs[1].shape, attrs)
+        return Domain("index", attrs["shape"][2] * attrs["shape"][3], draw)
+
+
+def _places_in_windows(shape: Shape, attrs: Attrs, random: torch.Generator) -> Tensor:
+    """A pixel of each window: torch's kernels on a GPU look for a gradient nowhere else."""
+    found = torch.zeros(shape, dtype=torch.int64, device=random.device)
+    for axis, size in zip((2, 3), attrs["shape"][2:], strict=True):
+        k, stride, pad = (attrs[name][axis - 2] for name in ("kernel", "stride", "padding"))
+        along = [-1 if dim == axis else 1 for dim in range(4)]
+        start = (torch.arange(shape[axis], device=random.device) * stride - pad).view(along)
+        first, end = start.clamp(min=0), (start + k).clamp(max=size)
+        part = torch.rand(shape, generator=random, dtype=torch.float64, device=random.device)
+        found = found * size + first + (part * (end - first)).long()
+    return found
 
 
 OPS: tuple[Op, ...] = (AvgPool2d(), AvgPool2dGrad(), MaxPool2d(), MaxPool2dGrad())

@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from plantune.graph.builder import GraphBuilder
 from plantune.graph.fusions import all_fusions
+from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step
+from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.space.search_space import SearchSpace
 
-# Every family has a step in one of these.
-NETWORKS = ("se_resnet9_fixup", "resnet18")
+# Every family has a step in one of these, or in the convolutions in groups.
+NETWORKS = (("se_resnet9_fixup", "infer"), ("resnet18", "infer"), ("se_resnet9_fixup", "train"))
+CHANNELS, GROUPS = 32, (32, 4)
 
 
 def samples(space: SearchSpace) -> Iterator[tuple[Step, Candidate]]:
@@ -40,9 +44,18 @@ def _sample(family: CudaFamily[Any], space: SearchSpace) -> tuple[Step, Candidat
 def _steps(arch: str) -> tuple[Step, ...]:
     from plantune.workload import Workload
 
+    workloads = (Workload(name, 1, 3, mode, "float16", arch) for name, mode in NETWORKS)
+    graphs = (*(workload.graph for workload in workloads), _in_groups())
     fusions = tuple(all_fusions())
-    return tuple(
-        step
-        for network in NETWORKS
-        for step in alternatives(Workload(network, 1, 3, "infer", "float16", arch).graph, fusions)
-    )
+    return tuple(step for graph in graphs for step in alternatives(graph, fusions))
+
+
+def _in_groups() -> Graph:
+    builder = GraphBuilder()
+    image = builder.input("x", TensorType((1, CHANNELS, 8, 8), "float16"))
+    geometry: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    for groups in GROUPS:
+        type_ = TensorType((CHANNELS, CHANNELS // groups, 3, 3), "float16")
+        weight = builder.parameter(f"weight of {groups}", type_)
+        (image,) = builder.emit("conv2d", image, weight, **geometry, groups=groups)
+    return builder.build((image,))

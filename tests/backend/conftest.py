@@ -9,7 +9,15 @@ from weakref import WeakSet
 import pytest
 import torch
 
+import plantune.backend
 from plantune.backend import piece
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _named() -> None:
+    """Where the project is not installed, no entry point has told torch the name."""
+    if "plantune" not in torch._dynamo.list_backends():
+        torch._dynamo.register_backend(plantune.backend.plantune, name="plantune")
 
 
 @pytest.fixture(autouse=True)

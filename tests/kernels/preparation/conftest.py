@@ -25,7 +25,7 @@ from plantune.kernels.jobs import (
     WORD_BYTES,
     Job,
 )
-from plantune.kernels.preparation import MANY_JOBS, Preparation
+from plantune.kernels.preparation import MANY_JOBS, JobKernels, Preparation
 from plantune.space.arch import load_arch
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -50,18 +50,8 @@ class Emulated(Preparation):
         most: int = MANY_JOBS,
     ) -> None:
         super().__init__(constants, sources, derived or {}, load_arch("sm90"), torch.device("cpu"))
-        self.most = most
+        self._kernels = EmulatedKernels(self, most)
         self.launched: list[int] = []
-
-    @property
-    def has_kernel(self) -> bool:
-        return True
-
-    def _most_jobs(self) -> int:
-        return self.most
-
-    def _kernel(self, jobs: int) -> Any:
-        return EmulatedKernel(self, jobs)
 
     @property
     def jobs(self) -> list[Job]:
@@ -79,6 +69,20 @@ class Emulated(Preparation):
             if constant.name in self._derived or not constant.is_in_place():
                 constant.memory.fill_(torch.nan)
         self.launch(0)
+
+
+class EmulatedKernels(JobKernels):
+    has_kernel = True
+
+    def __init__(self, preparation: Emulated, most: int) -> None:
+        super().__init__(preparation._expressions, load_arch("sm90"), torch.device("cpu"))
+        self.preparation, self.most = preparation, most
+
+    def _most_jobs(self) -> int:
+        return self.most
+
+    def _kernel(self, size: int) -> Any:
+        return EmulatedKernel(self.preparation, size)
 
 
 class EmulatedKernel:

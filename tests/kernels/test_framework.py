@@ -44,7 +44,7 @@ def test_pointwise_ops_take_images_in_any_layout(step_of):
     assert FAMILY.layouts(FAMILY.parts(step), NHWC) == {"relu": "nhwc"}
 
 
-def test_weights_and_vectors_keep_their_layout(step_of):
+def test_gradients_of_weights_are_images_and_vectors_keep_their_layout(step_of):
     geometry = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
     wgrad = step_of(
         lambda b: b(
@@ -54,7 +54,7 @@ def test_weights_and_vectors_keep_their_layout(step_of):
     assert FAMILY.layouts(FAMILY.parts(wgrad), NHWC) == {
         "x0": "nhwc",
         "x1": "nhwc",
-        "conv2d_wgrad": "nchw",
+        "conv2d_wgrad": "nhwc",
     }
     matrix = step_of(lambda b: b.linear(b.x(2, 3), b.w(4, 3)))
     assert FAMILY.layouts(FAMILY.parts(matrix), NHWC) == {"matmul": "nchw"}

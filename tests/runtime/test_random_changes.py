@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.runtime.calls import KEPT_FORMS
 
 
 class Net(nn.Module):
@@ -108,4 +109,5 @@ def test_nothing_is_stale(seed, calls):
                 torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * scale + rounding)
     stats = model.stats()
     assert stats.planned > calls / 2
-    assert stats.instances < 20
+    # Of each form that is kept: two batches, in training and without.
+    assert stats.instances <= 4 * KEPT_FORMS

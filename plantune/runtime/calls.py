@@ -171,7 +171,7 @@ class Calls:
                 return
             self._held.forget()
             self._unlooked = 0
-            self._spare = self._all_kept()
+            self._spare = self._in_forms()  # those of before the last refresh end here
             self._kept = {}
             self._form = self._new_form()
 
@@ -380,7 +380,10 @@ class Calls:
         return graph, outputs
 
     def _all_kept(self) -> list[Planned]:
-        every = [*self._spare, *(p for kept in self._kept.values() for p in kept.values())]
+        return [*self._spare, *self._in_forms()]
+
+    def _in_forms(self) -> list[Planned]:
+        every = (kept for kinds in self._kept.values() for kept in kinds.values())
         return [kept for kept in every if isinstance(kept, Planned)]
 
     def _space(self) -> SearchSpace:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from plantune.graph.step import Step
@@ -42,8 +43,12 @@ def build_all(wanted: Iterable[tuple[Step, Candidate]], arch: Arch) -> None:
     """
     compiled = [(s, c) for s, c in wanted if _source(s, c, arch) is not None]
     if len(compiled) > 1:
+        started: list[Future[Any]] = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(build, step, candidate, arch) for step, candidate in compiled]:
+            # Once the main thread has ended no pool takes work; who needs a kernel builds it alone.
+            with suppress(RuntimeError):
+                started.extend(pool.submit(build, s, c, arch) for s, c in compiled)
+            for done in started:
                 done.result()
 
 

@@ -129,3 +129,16 @@ class TestAll:
     def test_what_compiles_nothing_is_left_to_its_turn(self, steps, space, counting):
         build_all([(step, CANDIDATE) for step in steps], space.arch)
         assert counting.built == []
+
+    def test_after_the_main_thread_has_ended_each_is_left_to_its_turn(
+        self, steps, space, compiling, monkeypatch
+    ):
+        """F52: a thread that still works may need kernels, and Python gives no pool any more."""
+
+        def refuses(*_):
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+        monkeypatch.setattr(build_module.ThreadPoolExecutor, "submit", refuses)
+        build_all([(step, CANDIDATE) for step in steps], space.arch)
+        assert compiling.built == []
+        assert build(steps[0], CANDIDATE, space.arch) is not None

@@ -105,14 +105,21 @@ def compose(
     the framework can: it runs op by op, and a smaller group may have a kernel.
     """
 
+    known: dict[str, Candidate | None] = {}
+
+    def preferred(step: Step) -> Candidate | None:
+        if step.signature not in known:  # of a ResNet's layers most are alike
+            known[step.signature] = _first(step, space, preferences)
+        return known[step.signature]
+
     def pays(step: Step) -> bool:
-        found = _first(step, space, preferences)
+        found = preferred(step)
         return found is not None and (found.family != "framework" or step.phase == "refresh")
 
     steps = fused(graph, fusions, pays)
     choices = []
     for step in steps:
-        candidate = _first(step, space, (*preferences, *FALLBACK))
+        candidate = preferred(step) or _first(step, space, FALLBACK)
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
         choices.append(Choice(tuple(node.name for node in step.nodes), candidate))

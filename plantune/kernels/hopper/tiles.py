@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from plantune.graph.step import Step
@@ -39,7 +39,7 @@ class ConvShape:
         """The most taps that read the image in one tile, and their sum over an image's tiles."""
         rows = _taps(self.p, box.h, self.h, self.r, self.stride[0], self.padding[0])
         columns = _taps(self.q, box.w, self.w, self.s, self.stride[1], self.padding[1])
-        return max(rows) * max(columns), sum(rows) * sum(columns)
+        return rows[0] * columns[0], rows[1] * columns[1]
 
     def tiles(self, box: Box) -> int:
         return -(-self.n // box.n) * -(-self.p // box.h) * -(-self.q // box.w)
@@ -110,12 +110,17 @@ def _parts(size: int, most: int) -> list[int]:
     return sorted({-(-size // count) for count in range(1, size + 1)} & {*range(1, most + 1)})
 
 
-def _taps(outputs: int, part: int, size: int, kernel: int, stride: int, padding: int) -> list[int]:
-    """For each part along one axis of the output, how many taps read more than padding."""
+@lru_cache(1 << 14)  # thousands of configs ask for a few
+def _taps(
+    outputs: int, part: int, size: int, kernel: int, stride: int, padding: int
+) -> tuple[int, int]:
+    """How many taps read more than padding in a part along one axis of the output: the most of a
+    part, and their sum over all.
+    """
     counts = []
     for first in range(0, outputs, part):
         last = min(first + part, outputs) - 1
         begin = max(0, padding - last * stride)
         end = min(kernel, size + padding - first * stride)
         counts.append(max(0, end - begin))
-    return counts
+    return max(counts), sum(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from plantune.distance import Distance, Exact
-from plantune.errors import WrongResult
+from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.nested import mapped, tensors_in
 from plantune.runtime.copies import copied
 from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
+from plantune.runtime.recheck import MOST_OWN_ERROR
 from plantune.tolerances import tolerance
 
 
@@ -31,7 +33,8 @@ class CheckResult:
 
 def check(tuned: TunedModule, *inputs: Any, **named: Any) -> CheckResult:
     """Runs the tuned module and its reference on these arguments, as both are now. Raises
-    WrongResult if an output is further from float64 than twice the framework's own distance.
+    WrongResult if an output is further from float64 than twice the framework's own distance, and
+    CannotJudge if that says nothing because the module draws random numbers.
 
     Neither weights nor running statistics move. The result is that of the worst output.
     """
@@ -56,6 +59,12 @@ def check(tuned: TunedModule, *inputs: Any, **named: Any) -> CheckResult:
     if worst is None:
         raise ValueError("the module returns no tensor to compare")
     wrong = [result for result in compared if not result.error <= result.bound]
+    doubtful = wrong or any(result.framework > MOST_OWN_ERROR for result in compared)
+    if doubtful and _differs_from_itself(reference, inputs, named, theirs):
+        raise CannotJudge(
+            "two calls of the reference differ: it draws random numbers; call eval() on the module "
+            "that is optimized, or compare statistics"
+        )
     if wrong:
         raise WrongResult(
             f"an output is off by {wrong[0].error:.3g} of its size, allowed {wrong[0].bound:.3g} "
@@ -64,6 +73,15 @@ def check(tuned: TunedModule, *inputs: Any, **named: Any) -> CheckResult:
             wrong[0].bound,
         )
     return worst
+
+
+def _differs_from_itself(
+    reference: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any], theirs: Sequence[Tensor]
+) -> bool:
+    with torch.no_grad():
+        again = tensors_in(copied(reference)(*inputs, **named))
+    pairs = zip(theirs, again, strict=True)
+    return not all(torch.allclose(one, other, equal_nan=True) for one, other in pairs)
 
 
 def _compared(ours: Tensor, theirs: Tensor, exact: Tensor, call: LastCall) -> CheckResult:

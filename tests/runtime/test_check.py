@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import plantune
-from plantune.errors import WrongResult
+from plantune.errors import CannotJudge, WrongResult
 
 
 @pytest.fixture
@@ -55,3 +55,10 @@ def test_nothing_moves(named, images, tuned):
     plantune.check(model, images)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_a_module_that_draws_cannot_be_judged(named, images):
+    module = named(conv=nn.Conv2d(3, 4, 3), drop=nn.Dropout(0.5))
+    module.drop.train()
+    with pytest.raises(CannotJudge, match="draws random numbers"):
+        plantune.check(plantune.optimize(module, images, fallback="silent"), images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -196,6 +197,8 @@ class FakeWorker:
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    # What derives from the worker must not be imported for the first time while it is replaced.
+    importlib.import_module("plantune.measure.builder")
     fake = FakeWorker({"plantune": 2.0, "torchscript": 4.0}, lambda step, candidate: measured(10.0))
     monkeypatch.setattr("plantune.measure.client.Worker", fake)
     return fake

@@ -187,6 +187,17 @@ def test_recurrent_layers_drop_other_units_in_each_replay(mode):
     assert tuned.last_call().how == "captured"
 
 
+def test_recurrent_layers_drop_other_units_in_each_instance():
+    """Passes that wait for their backward pass have graphs of their own."""
+    layer = nn.LSTM(64, 32, 2, dropout=0.5).cuda().train()
+    net = Net(lambda m, x: m.layer(x)[0], layer=layer).train()
+    tuned, x = optimize(net, inputs(), mode="train"), inputs()
+    made = [tuned(x) for _ in range(REPLAYS)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(made))
+    made[-1].sum().backward()
+    assert all(bool(p.grad.isfinite().all()) and p.grad.any() for p in tuned.parameters())
+
+
 def test_inside_of_a_callers_graph():
     tuned, x = optimize(Net(lambda m, x: F.dropout(x)).train(), inputs()), inputs()
     with torch.no_grad():

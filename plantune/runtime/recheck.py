@@ -21,6 +21,7 @@ from plantune.generators import kept_numbers, numbers_of
 from plantune.graph.arguments import Arguments
 from plantune.graph.autocast import under
 from plantune.graph.graph import Graph
+from plantune.graph.memory import in_rows
 from plantune.graph.nested import tensors_in
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
@@ -250,7 +251,7 @@ def _of_module(
     def cast(tensor: Tensor) -> Tensor:
         taken = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
         # In channels_last torch's gradient of a padded average pool is wrong on a GPU.
-        return taken.contiguous()
+        return in_rows(taken)
 
     module = network.module
     state = {

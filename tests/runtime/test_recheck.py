@@ -281,3 +281,19 @@ def test_a_submodule_with_two_names_can_be_proved(mode: str) -> None:
     module = Shared().train(mode == "train")
     pool = optimize(module, torch.randn(3, 4), mode=mode).pool()
     recheck(pool.graph, pool.plan, SPACE, module)
+
+
+def test_the_reference_is_in_rows_though_its_1x1_filters_are_channels_last() -> None:
+    """By the strides of such a filter alone torch would compute the whole network in channels_last,
+    in which its gradient of a padded average pool is wrong on a GPU.
+    """
+    seen = []
+
+    class Seen(nn.AvgPool2d):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.stride())
+            return super().forward(x)
+
+    module = nn.Sequential(nn.Conv2d(4, 8, 1), Seen(3, 2, 1)).to(memory_format=torch.channels_last)
+    checked(module, torch.randn(2, 4, 6, 6), "train")
+    assert seen[-1] == (8 * 36, 36, 6, 1)

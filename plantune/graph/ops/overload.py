@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plantune.canonical import Attrs, canonical
 from plantune.errors import InvalidGraph
+from plantune.graph.memory import in_rows
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.ops.history import HISTORY, owned, remembered, row_major
 from plantune.graph.ops.overload_backward import (
@@ -73,7 +74,7 @@ class OverloadOp(Op):
         """What the overload returns for these inputs."""
         if self.name == AVERAGE:
             # Its gradient in channels_last is wrong on a GPU where there is padding (torch 2.11).
-            inputs = [x.contiguous() for x in inputs]
+            inputs = [in_rows(x) for x in inputs]
         args, named = self.arguments(inputs, attrs, inputs[0].device if inputs else None)
         return self.overload(*args, **named)
 

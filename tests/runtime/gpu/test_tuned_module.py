@@ -81,15 +81,20 @@ class TestPasses:
                 model(images)
 
     def test_gradients(self, small, images):
+        """Each for itself, its errors pooled over many draws: of one, luck decides."""
         model = optimize(small, images, mode="train")
         dy = torch.randn_like(small(images)) / 8
-        for _ in range(3):
+        wide = copy.deepcopy(small).double()
+        ours, theirs = ({name: 0.0 for name, _ in small.named_parameters()} for _ in range(2))
+        for _ in range(16):
             images.normal_()
-            exact = gradients(copy.deepcopy(small).double(), images.double(), dy.double())
-            theirs, ours = gradients(small, images, dy), gradients(model, images, dy)
-            allowed = 2 * max(off(theirs[name], wanted) for name, wanted in exact.items())
-            for name, wanted in exact.items():
-                assert off(ours[name], wanted) <= allowed, name
+            exact = gradients(wide, images.double(), dy.double())
+            for module, errors in ((model, ours), (small, theirs)):
+                for name, gradient in gradients(module, images, dy).items():
+                    errors[name] += off(gradient, exact[name]) ** 2
+        rounding = ROUNDINGS * torch.finfo(images.dtype).eps
+        for name, error in ours.items():
+            assert error**0.5 <= 2 * theirs[name] ** 0.5 + 16**0.5 * rounding, name
 
 
 def off(gradient, wanted):
@@ -278,8 +283,7 @@ class TestLoading:
     @pytest.mark.filterwarnings("ignore")
     def test_the_ragged_last_batch(self, images):
         model = load_model("se_resnet9_fixup", batch=2, dtype=images.dtype, fallback="silent")
-        with torch.no_grad():
-            assert torch.equal(model(images[:1]), model.reference(images[:1]))
+        assert_follows(model, images[:1])
 
     def test_out_of_memory_in_capture_falls_back(self, small, images, monkeypatch):
         def full(*_, **__):

@@ -22,11 +22,14 @@ LONGEST = 24
 
 @dataclass(frozen=True)
 class Item:
-    """One place of a path: what matches, whether it may be missing, whether it may repeat."""
+    """One place of a path: what matches, whether it may be missing or repeat, and whether the item
+    after it reads on from the value before it.
+    """
 
     kinds: frozenset[str]
     optional: bool
     repeats: bool
+    branches: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,15 @@ class Fusion:
 
 def parse_item(text: str, where: str) -> Item:
     """The item of one string such as `add.scalar|add_channel?`."""
-    optional, repeats = text.endswith("?"), text.endswith("*")
-    kinds = frozenset(text.removesuffix("?").removesuffix("*").split("|"))
+    optional, repeats, branches = text.endswith("?"), text.endswith("*"), text.startswith("&")
+    kinds = frozenset(text.removeprefix("&").removesuffix("?").removesuffix("*").split("|"))
     for kind in kinds:
         op, _, operand = kind.partition(".")
         if op not in OPS and kind not in (POINTWISE, ACTIVATION):
             raise InvalidSearchSpace(f"{where}: {kind!r} names no op; see plantune.graph.ops")
         if operand and (operand not in OPERANDS or OPS[op].arity != 2):
             raise InvalidSearchSpace(f"{where}: {kind!r}: {op} has no operand {operand!r}")
-    return Item(kinds, optional or repeats, repeats)
+    return Item(kinds, optional or repeats, repeats, branches)
 
 
 def load_fusions(path: Path) -> tuple[Fusion, ...]:
@@ -64,6 +67,8 @@ def load_fusions(path: Path) -> tuple[Fusion, ...]:
         parsed = tuple(parse_item(item, where) for item in items)
         if parsed[0].optional:
             raise InvalidSearchSpace(f"{where}: the first item of a path cannot be optional")
+        if parsed[0].branches:
+            raise InvalidSearchSpace(f"{where}: the first item of a path cannot branch off")
         fusions.append(Fusion(name, parsed))
     return tuple(fusions)
 
@@ -106,7 +111,7 @@ def groups_from(graph: Graph, node: Node, fusion: Fusion) -> Iterator[tuple[str,
     first, *rest = fusion.path
     if first.kinds & kinds_of(graph, node):
         seen: set[tuple[str, ...]] = set()
-        for group in _extended(graph, (node,), tuple(rest)):
+        for group in _extended(graph, (node,), node, tuple(rest)):
             names = tuple(member.name for member in group)
             if len(names) > 1 and names not in seen:
                 seen.add(names)
@@ -114,23 +119,24 @@ def groups_from(graph: Graph, node: Node, fusion: Fusion) -> Iterator[tuple[str,
 
 
 def _extended(
-    graph: Graph, group: tuple[Node, ...], rest: tuple[Item, ...]
+    graph: Graph, group: tuple[Node, ...], last: Node, rest: tuple[Item, ...]
 ) -> Iterator[tuple[Node, ...]]:
-    """`group` and everything it can grow to along the items that are left."""
+    """`group` and everything it can grow to along the items that are left, from `last` on."""
     yield group
     if not rest or len(group) == LONGEST:
         return
     item, *others = rest
-    for reader in _readers(graph, group):
+    left = rest if item.repeats else tuple(others)
+    for reader in _readers(graph, group, last):
         if item.kinds & kinds_of(graph, reader):
-            yield from _extended(graph, (*group, reader), rest if item.repeats else tuple(others))
+            after = last if item.branches else reader
+            yield from _extended(graph, (*group, reader), after, left)
     if item.optional:
-        yield from _extended(graph, group, tuple(others))
+        yield from _extended(graph, group, last, tuple(others))
 
 
-def _readers(graph: Graph, group: tuple[Node, ...]) -> list[Node]:
-    """Nodes outside of the group, of its phase, that read the value of its last node."""
-    last = group[-1]
+def _readers(graph: Graph, group: tuple[Node, ...], last: Node) -> list[Node]:
+    """Nodes outside of the group, of its phase, that read the value of its node `last`."""
     same = {member.name for member in group}
     backward = last.name in graph.backward_nodes
     return [

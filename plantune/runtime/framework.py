@@ -29,6 +29,7 @@ WAY_OF_A_CALL = (
     "torch._dynamo.eval_frame",
     "plantune.runtime.framework",
     "plantune.runtime.calls",
+    "plantune.runtime.kinds",
     "plantune.runtime.module",
     "torch.nn.modules.module",
 )

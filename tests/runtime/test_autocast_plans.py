@@ -121,8 +121,8 @@ def test_its_plan_is_proved_against_autocasts_own_result(module, x):
     model = optimize(module, x)
     with torch.no_grad(), autocast():
         model(x)
-    (kept,) = (p for p in model._calls._all_kept() if p.under_autocast)
-    (call,) = (kind[0] for kind, p in model._calls._form.kept.items() if p is kept)
+    (kept,) = (p for p in model._calls._kinds.all_kept() if p.under_autocast)
+    (call,) = (kind[0] for kind, p in model._calls._kinds.form.kept.items() if p is kept)
     space = load_search_space("cpu")
     recheck(kept.pool.graph, kept.pool.plan, space, module, arguments=call.arguments)
 

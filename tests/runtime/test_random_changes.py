@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.runtime.calls import KEPT_FORMS
+from plantune.runtime.kinds import KEPT_FORMS
 
 
 class Net(nn.Module):

@@ -17,8 +17,8 @@ from plantune.machine import cpu_environment
 from plantune.plan import PROGRAM
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import remember_proof
-from plantune.runtime.calls import FEW_CALLS
 from plantune.runtime.inputs import MOST_CALLS, OFTEN
+from plantune.runtime.kinds import FEW_CALLS
 from plantune.space.search_space import load_search_space
 
 

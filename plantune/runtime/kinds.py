@@ -1,0 +1,178 @@
+"""What runs each kind of call, in each form of a module; made when the first such call comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+
+from plantune.errors import UnsupportedDevice, UnsupportedModule
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract_with_outputs
+from plantune.graph.graph import Graph
+from plantune.graph.outputs import Outputs
+from plantune.machine import arch_of, why_no_plans
+from plantune.runtime.choose import Choice
+from plantune.runtime.form import Form
+from plantune.runtime.framework import Options
+from plantune.runtime.inputs import PlannedCall, PlannedInputs
+from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.planned import Planned, Trained, threads_on
+from plantune.runtime.torch_internals import without_autocast
+from plantune.space.search_space import SearchSpace, load_search_space
+
+# Forms of the module whose pools are kept, such as the ones in training and in inference mode.
+KEPT_FORMS = 4
+# Calls of a kind without a stored plan, before what runs unplanned calls is made for it: making
+# takes long, and a shape may come once.
+FEW_CALLS = 16
+# With the number of threads, which a plan on a CPU is for.
+Kind = tuple[PlannedCall, Trained, int]
+
+
+class Kinds:
+    """The kinds of calls that a module answers. `form` is the module as it was last seen."""
+
+    def __init__(
+        self, held: HeldTensors, inputs: PlannedInputs, options: Options, device: torch.device
+    ) -> None:
+        self._held, self._inputs, self._options, self._device = held, inputs, options, device
+        self._of_others = replace(options, known=False)
+        self._on_cpu = device.type == "cpu"
+        self.why_no_plans: str | None = None
+        with suppress(UnsupportedDevice):  # of a GPU that is not here the call tells
+            self.why_no_plans = why_no_plans(device)
+        self._lock = threading.Lock()
+        # By the form's key; and those from before a refresh.
+        self._kept: dict[object, dict[Kind, Planned | str]] = {}
+        self._spare: list[Planned] = []
+        self.form = self._new_form()
+
+    def kind_of(self, call: PlannedCall, trained: Trained) -> Kind:
+        return call, trained, torch.get_num_threads() if self._on_cpu else 0
+
+    def form_now(self) -> Form:
+        """The module as it is; pools of the forms that it had last are kept."""
+        with self._lock:
+            if self.form.changed():
+                self.form = self._new_form()
+            return self.form
+
+    def refresh(self) -> None:
+        """Has the module read again: its tensors, its attributes and its forward."""
+        with self._lock:
+            self._held.forget()
+            self._spare = self._in_forms()  # those of before the last refresh end here
+            self._kept = {}
+            self.form = self._new_form()
+
+    def weights_changed(self) -> None:
+        with self._lock:
+            self._held.writes += 1
+
+    def _new_form(self) -> Form:
+        form = Form(self._held.module, self._held)
+        form.why_not = self.why_no_plans or form.why_not
+        form.is_home = self._inputs.is_home(form)
+        form.kept = self._kept.pop(form.key, {})
+        self._kept[form.key] = form.kept
+        while len(self._kept) > KEPT_FORMS:
+            del self._kept[next(iter(self._kept))]
+        return form
+
+    def meet(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
+        """The kind of a call that may be a new one; why not if it is not remembered."""
+        with self._lock:
+            met = self._inputs.meet(args, kwargs)
+            self._forget_others()
+            return met
+
+    def _forget_others(self) -> None:
+        """Drops what was kept for kinds of calls that are no longer remembered."""
+        tables: list[dict[Kind, Any]] = [*self._kept.values(), self.form.waited]
+        for kept in tables:
+            for kind in [kind for kind in kept if not self._inputs.remembers(kind[0])]:
+                del kept[kind]
+
+    def planned(self, form: Form, trained: Trained, call: PlannedCall) -> Planned | str:
+        """What runs such a call; why only the framework can."""
+        with self._lock, without_autocast(self._device.type):
+            kind = self.kind_of(call, trained)
+            if kind in form.kept:
+                kept: Planned | str = form.kept[kind]
+                return kept
+            if not self._inputs.is_expected(call):
+                return self._unexpected(form, kind)
+            try:
+                form.kept[kind] = kept = self._new(form, kind)
+            except UnsupportedModule as error:
+                if call.arguments.autocast is not None:
+                    kept = form.kept[kind] = f"autocast is on, under which no plan can be ({error})"
+                    return kept
+                if not form.is_parametrized:
+                    raise
+                form.why_not = f"a weight is parametrized in a way without a plan ({error})"
+                return form.why_not
+            return kept
+
+    def _unexpected(self, form: Form, kind: Kind) -> Planned | str:
+        """What runs a call that the module was not made for: at once if there is a plan for it."""
+        call, waited = kind[0], form.waited.get(kind, 0)
+        unlike = self._inputs.unlike(call.arguments)
+        form.waited[kind] = waited + 1
+        if 0 < waited < FEW_CALLS or (waited and self._options.fallback == "error"):
+            return unlike
+        kept: Planned | str | None
+        try:
+            kept = self._new(form, kind, only_stored=not waited)
+        except UnsupportedModule as error:
+            kept = f"{unlike}, for which there can be none ({error})"
+        if kept is None:
+            return unlike
+        form.kept[kind] = kept
+        return kept
+
+    @overload
+    def _new(self, form: Form, kind: Kind) -> Planned: ...
+
+    @overload
+    def _new(self, form: Form, kind: Kind, *, only_stored: bool) -> Planned | None: ...
+
+    def _new(self, form: Form, kind: Kind, *, only_stored: bool = False) -> Planned | None:
+        call, trained, _ = kind
+        graph, outputs = self.extracted(form, trained, call)
+        # What changed may be nothing that the graph was read from.
+        threads = threads_on(self._device)
+        for kept in self.all_kept():
+            same = kept.pool.graph.named_digest == graph.named_digest
+            if same and kept.threads == threads:
+                return Planned(kept.pool, outputs, self._device, call)
+        options = self._options if self._inputs.is_expected(call) else self._of_others
+        choice = Choice(graph, self.space(), self._held, options, call.arguments)
+        pool = choice.planned() if only_stored else choice.pool()
+        return None if pool is None else Planned(pool, outputs, self._device, call)
+
+    def extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
+        """The layer graph, with the gradients of what gets one."""
+        # On a GPU weights are read in place, so nothing is folded into them.
+        folds = trained is None and self._on_cpu
+        graph, outputs = extract_with_outputs(self._held.module, call.arguments, fold=folds)
+        if trained is not None:
+            wanted = form.wanted(trained, [name for name, _ in graph.inputs])
+            graph = differentiate(graph, [name for name in wanted if name in graph.types])
+        return graph, outputs
+
+    def all_kept(self) -> list[Planned]:
+        """What runs calls of all kinds, in the forms that are kept."""
+        return [*self._spare, *self._in_forms()]
+
+    def _in_forms(self) -> list[Planned]:
+        every = (kept for kinds in self._kept.values() for kept in kinds.values())
+        return [kept for kept in every if isinstance(kept, Planned)]
+
+    def space(self) -> SearchSpace:
+        return load_search_space(arch_of(self._device))

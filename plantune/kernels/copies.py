@@ -14,6 +14,8 @@ from plantune.space.arch import Arch
 # The target, and what is written there.
 Pair = tuple[Tensor, Tensor]
 SUM = ((), "in[0] + in[1]")
+# The kept value where the flag is not 0.
+CHOICE = ((), "in[2] != 0.f ? in[0] : in[1]")
 
 
 class Copies:
@@ -43,3 +45,47 @@ def _job(target: Tensor, source: Tensor, adds: bool) -> jobs.Job | None:
     if job is not None and adds:
         job.expression = 1
     return job
+
+
+class Snapshots:
+    """Keeps what tensors hold, and puts it back where a flag on the device says so."""
+
+    def __init__(self, arch: Arch, device: torch.device) -> None:
+        self._kernels = JobKernels((CHOICE,), arch, device)
+
+    def load(self, tensors: Sequence[Tensor], flag: Tensor) -> None:
+        """Before a capture: what is loaded in its middle would break it."""
+        self._kernels.tables(self._jobs(tensors, tensors, flag)[0])
+
+    def take(self, stream: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+        kept = [torch.empty_like(tensor) for tensor in tensors]
+        found: list[jobs.Job] = []
+        for own, tensor in zip(kept, tensors, strict=True):
+            job = _job(own, tensor, False) if self._kernels.has_kernel else None
+            found.append(job) if job is not None else own.copy_(tensor)
+        self._kernels.launch(stream, self._kernels.tables(found))
+        return kept
+
+    def put_back(
+        self, stream: int, tensors: Sequence[Tensor], kept: Sequence[Tensor], flag: Tensor
+    ) -> None:
+        """Nothing changes where the flag, of one element, is 0."""
+        found, others = self._jobs(tensors, kept, flag)
+        self._kernels.launch(stream, self._kernels.tables(found))
+        for tensor, own in others:
+            tensor.copy_(torch.where(flag.view(()) != 0, own, tensor))
+
+    def _jobs(
+        self, tensors: Sequence[Tensor], kept: Sequence[Tensor], flag: Tensor
+    ) -> tuple[list[jobs.Job], list[Pair]]:
+        found: list[jobs.Job] = []
+        others: list[Pair] = []
+        for tensor, own in zip(tensors, kept, strict=True):
+            can = self._kernels.has_kernel and tensor.numel() and tensor.dtype in jobs.TYPES
+            job = jobs.job_of(tensor, [own, tensor, flag.view(())]) if can else None
+            if job is None:
+                others.append((tensor, own))
+                continue
+            job.expression = 1
+            found.append(job)
+        return found, others

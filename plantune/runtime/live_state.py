@@ -158,11 +158,11 @@ class _Steps:
     taken = 0
 
 
-def _count_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+def count_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     _Steps.taken += 1
 
 
-register_optimizer_step_post_hook(_count_step)
+register_optimizer_step_post_hook(count_step)
 
 
 def _versions(tensors: Collection[Tensor]) -> list[int]:

@@ -17,7 +17,7 @@ from plantune.runtime.flat import is_dense
 from plantune.runtime.program import current_stream
 from plantune.space.arch import Arch
 from plantune.training.rules import GROUP_NUMBERS, Rule, on_gpu, row_of, rule_of
-from plantune.training.update import FlatGradients, Rules
+from plantune.training.update import FlatGradients, Rules, Update
 
 THREADS, CHUNK = 256, 2048
 PARTIALS_MAX = 512
@@ -65,7 +65,7 @@ def can_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
     return known and rule_of(optimizer) is not None
 
 
-class DeviceUpdate:
+class DeviceUpdate(Update):
     """`follow` brings the device up to date with what a user may have changed on the host, and
     `run` enqueues the step. The optimizer's state are views of memory that is kept here.
     """
@@ -92,18 +92,11 @@ class DeviceUpdate:
         self._settings = torch.zeros(4, dtype=torch.float64, device=device)
         self._set: tuple[float, ...] = ()
         self._status = torch.zeros(4, device=device)
+        self.norm, self.found_inf = self._status[0], self._status[2:3]
         self._kept = [gradients.layout.buffers(device) for _ in range(STATE_MAX)]
         self._views = [[*gradients.layout.views(kept).values()] for kept in self._kept]
         self._items = self._item_table()
         self._make_launchers(arch)
-
-    @property
-    def norm(self) -> Tensor:
-        return self._status[0]
-
-    @property
-    def found_inf(self) -> Tensor:
-        return self._status[2:3]
 
     def _item_table(self) -> Tensor:
         items = (Item * len(self._groups))()

@@ -15,8 +15,7 @@ from plantune.graph.nested import kind_of, tensors_in
 from plantune.runtime.form import Form
 from plantune.runtime.live_state import HeldTensors
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
-from plantune.training.device_update import DeviceUpdate
-from plantune.training.update import FlatGradients, TorchUpdate
+from plantune.training.update import FlatGradients, Update
 
 # Such as whole batches and the last one of an epoch; of others the oldest goes.
 MOST_KINDS = 4
@@ -28,7 +27,7 @@ class Passes:
 
     run: Callable[[Arguments], Any]
     gradients: FlatGradients
-    update: TorchUpdate | DeviceUpdate
+    update: Update
     modules: tuple[nn.Module, ...]
 
     def __call__(self, given: Arguments) -> Any:
@@ -40,16 +39,21 @@ class Passes:
 
 @dataclass
 class _Kind:
-    """Calls of one kind: the first runs op by op, the second is captured."""
+    """Calls of one kind: the first runs op by op, the second is captured.
+
+    Unless it is `whole`, the optimizer follows each replay; `baked` is what its step read once.
+    """
 
     calls: int = 0
     captured: CapturedStep | None = None
     present: list[bool] = field(default_factory=list)
+    whole: bool = False
+    baked: Any = None
 
 
 class Replays:
-    """The captured steps of one training step. What another optimizer than ours does is not part of
-    them, as it may wait for the GPU: it follows each replay.
+    """The captured steps of one training step. An optimizer that cannot be a part of them, since it
+    may wait for the GPU, follows each replay.
     """
 
     def __init__(self, passes: Passes, device: torch.device) -> None:
@@ -67,10 +71,18 @@ class Replays:
         kind = self._kind(given)
         if kind is None:
             return self._passes(given)
+        update = self._passes.update
+        if kind.captured is not None and not update.holds(kind.baked, kind.present):
+            self.let_go()
+            return self(given)
         kind.calls += 1
-        if kind.calls == 2:
+        if kind.calls > 1 and kind.captured is None and update.is_ready(kind.present):
             self._capture(kind, given)
-        return self._passes(given) if kind.captured is None else self._replay(kind, given)
+        if kind.captured is not None:
+            return self._replay(kind, given)
+        value = self._passes(given)
+        kind.present = [*self._passes.gradients.present]
+        return value
 
     def let_go(self) -> None:
         """Forgets what was captured; the next call of a kind is its first."""
@@ -97,21 +109,30 @@ class Replays:
         return found
 
     def _capture(self, kind: _Kind, given: Arguments) -> None:
-        passes = self._passes
-        ours = isinstance(passes.update, DeviceUpdate)
-        passes.update.follow()
+        passes, update = self._passes, self._passes.update
+        update.follow()
+        enqueue = update.enqueue if update.inside else None
         try:
-            kind.captured = CapturedStep(
-                passes.run, passes.update.run if ours else None, given, passes.modules, self._device
-            )
-            kind.present = [*passes.gradients.present]
+            captured = CapturedStep(passes.run, enqueue, given, passes.modules, self._device)
         except CaptureError as error:
-            self._why_not = str(error)
-            warnings.warn(
-                f"the training step cannot be captured as one graph and runs op by op: {error}",
-                UncapturedStep,
-                stacklevel=4,
-            )
+            if update.leave(str(error)):
+                self._capture(kind, given)
+            else:
+                self._tell(str(error))
+            return
+        kind.present, kind.whole = [*passes.gradients.present], update.inside
+        if update.is_ready(kind.present):
+            kind.captured, kind.baked = captured, update.baked(kind.present)
+        else:
+            captured.let_go()  # in it the optimizer would begin anew each time
+
+    def _tell(self, why_not: str) -> None:
+        self._why_not = why_not
+        warnings.warn(
+            f"the training step cannot be captured as one graph and runs op by op: {why_not}",
+            UncapturedStep,
+            stacklevel=5,
+        )
 
     def _replay(self, kind: _Kind, given: Arguments) -> Any:
         assert kind.captured is not None
@@ -119,7 +140,7 @@ class Replays:
         passes.gradients.present = kind.present
         passes.update.follow()
         value = kind.captured.replay(tensors_in(given))
-        if isinstance(passes.update, TorchUpdate):
+        if not kind.whole:
             passes.update.run()
         return value
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from plantune.runtime.live_state import count_step
 from plantune.training.lamb import LAMB
 
 # plantune::kGroupNumbers, and the places and flags of plantune::Group.
@@ -72,8 +74,16 @@ def rule_of(optimizer: Optimizer) -> Rule | None:
     groups = optimizer.param_groups
     if rule is None or any(group.get("differentiable") for group in groups):
         return None
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return None if hooks else rule
+    return None if has_hooks(optimizer) else rule
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether Python of the user's runs around each step."""
+    tables = (
+        *(_global_optimizer_pre_hooks, _global_optimizer_post_hooks),
+        *(optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks),
+    )
+    return any(hook is not count_step for table in tables for hook in table.values())
 
 
 def row_of(rule: Rule, group: Group) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from plantune.errors import BuildError, CudaError, UnsupportedDevice
 from plantune.machine import arch_of
 from plantune.runtime.module import TunedModule
 from plantune.space.arch import Arch, load_arch
+from plantune.training.capturable_update import CapturableUpdate, can_be_captured
 from plantune.training.captured_step import Arguments
 from plantune.training.device_update import DeviceUpdate, can_update
 from plantune.training.loss_pass import LossPass
@@ -22,7 +23,7 @@ from plantune.training.loss_scale import LossScale
 from plantune.training.models import Models
 from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
-from plantune.training.update import FlatGradients, Rules, TorchUpdate
+from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
 
 class TrainStep:
@@ -145,11 +146,14 @@ class TrainStep:
         passes = Passes(run, gradients, self._update, self._modules())
         return Replays(passes, device) if device.type == "cuda" else passes
 
-    def _update_of(self, gradients: FlatGradients, arch: Arch | None) -> TorchUpdate | DeviceUpdate:
-        if arch is not None and can_update(self.optimizer, gradients.parameters):
+    def _update_of(self, gradients: FlatGradients, arch: Arch | None) -> Update:
+        optimizer, rules = self.optimizer, self._rules
+        if arch is not None and can_update(optimizer, gradients.parameters):
             with suppress(BuildError, CudaError):
-                return DeviceUpdate(self.optimizer, gradients, self._rules, arch)
-        return TorchUpdate(self.optimizer, gradients, self._rules)
+                return DeviceUpdate(optimizer, gradients, rules, arch)
+        if arch is not None and self._device.type == "cuda" and can_be_captured(optimizer):
+            return CapturableUpdate(optimizer, gradients, rules, arch)
+        return TorchUpdate(optimizer, gradients, rules)
 
     def _modules(self) -> tuple[nn.Module, ...]:
         """Those whose state decides what a step computes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,44 @@ class FlatGradients:
         return total.float()
 
 
-class TorchUpdate:
+class Update:
+    """What a training step does with its gradients: `norm` and `found_inf` are of the last one.
+
+    If it goes `inside`, a captured step holds what `enqueue` does; else `run` follows each replay.
+    """
+
+    inside = False
+    norm: Tensor
+    found_inf: Tensor
+
+    def follow(self) -> None:
+        """Brings the device up to date with what a user may have changed on the host."""
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def enqueue(self) -> None:
+        """`run` without waiting for the device."""
+        self.run()
+
+    def is_ready(self, present: Sequence[bool]) -> bool:
+        """Whether it can be captured by now, for the parameters that have a gradient."""
+        return True
+
+    def baked(self, present: Sequence[bool]) -> Any:
+        """What a capture now reads once, for `holds`."""
+        return None
+
+    def holds(self, baked: Any, present: Sequence[bool]) -> bool:
+        """Whether what was captured is still what it would do."""
+        return True
+
+    def leave(self, reason: str) -> bool:
+        """Stays outside of captured steps from now on; False if it cannot."""
+        return False
+
+
+class TorchUpdate(Update):
     """torch's own step of whichever optimizer, which sees these gradients for as long as it takes.
     A caller's `.grad` stays as it is.
     """
@@ -81,25 +119,33 @@ class TorchUpdate:
         self.norm = torch.zeros((), device=self._device)
         self.found_inf = torch.zeros(1, device=self._device)
 
-    def follow(self) -> None:
-        """Nothing: it reads what the user may have changed when it runs."""
-
     def run(self) -> None:
-        gradients, rules = self._gradients, self._rules
-        buffers = [*gradients.buffers.values()]
-        self.found_inf = torch.zeros(1, device=self._device)
-        if rules.scale is not None:
-            inverse = rules.scale.scale.double().reciprocal().float()
-            torch._amp_foreach_non_finite_check_and_unscale_(buffers, self.found_inf, inverse)
-        self.norm = gradients.norm()
-        if not self.found_inf:
-            if rules.max_norm is not None:
-                factor = (rules.max_norm / (self.norm + CLIP_EPS)).clamp(max=1.0)
-                for buffer in buffers:
-                    buffer.mul_(factor)
+        """Waits for the device where there is a loss scale."""
+        self._measure()
+        if self._rules.scale is None or not self.found_inf:
+            self._clip()
             self._step()
-        if rules.scale is not None:
-            rules.scale.update(self.found_inf)
+        self._rescale()
+
+    def _measure(self) -> None:
+        """Unscales the gradients; their norm, and whether they are finite."""
+        self.found_inf.zero_()
+        if self._rules.scale is not None:
+            inverse = self._rules.scale.scale.double().reciprocal().float()
+            buffers = [*self._gradients.buffers.values()]
+            torch._amp_foreach_non_finite_check_and_unscale_(buffers, self.found_inf, inverse)
+        self.norm.copy_(self._gradients.norm())
+
+    def _clip(self) -> None:
+        if self._rules.max_norm is None:
+            return
+        factor = (self._rules.max_norm / (self.norm + CLIP_EPS)).clamp(max=1.0)
+        # Not the buffers: NaN would stay between the gradients.
+        torch._foreach_mul_(self._gradients.views, factor)
+
+    def _rescale(self) -> None:
+        if self._rules.scale is not None:
+            self._rules.scale.update(self.found_inf)
 
     def _step(self) -> None:
         gradients = self._gradients

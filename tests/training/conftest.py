@@ -11,6 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from plantune.errors import CaptureError
+from plantune.graph.nested import mapped
+from plantune.training import replays
+
 
 @pytest.fixture(autouse=True)
 def _alike_everywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, binaries: Path) -> None:
@@ -95,3 +99,63 @@ def _randomise(module: nn.Module) -> nn.Module:
 @pytest.fixture
 def randomise() -> Callable[[nn.Module], nn.Module]:
     return _randomise
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if isinstance(value, (int, float))}
+
+
+class FakeStep:
+    """Replays by running the pass on memory of its own, as a graph does, with the optimizer's plain
+    numbers as they were.
+    """
+
+    made: list[FakeStep]
+    failure: str | None = None
+
+    def __init__(self, run: Any, update: Any, given: Any, modules: Any, device: Any) -> None:
+        if self.failure is not None:
+            raise CaptureError(self.failure)
+        self._run, self._update, self.replayed, self.is_gone = run, update, 0, False
+        self._own: list[Tensor] = []
+        if update is not None:
+            self._numbers = [*map(_plain, update.__self__._optimizer.param_groups)]
+
+        def take(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            self._own.append(leaf.clone())
+            return self._own[-1]
+
+        self._given = mapped(take, given)
+        self.made.append(self)
+
+    def replay(self, tensors: list[Tensor]) -> Any:
+        self.replayed += 1
+        for own, tensor in zip(self._own, tensors, strict=True):
+            own.copy_(tensor)
+        value = self._run(self._given)
+        if self._update is not None:
+            self._update_as_then()
+        return value
+
+    def _update_as_then(self) -> None:
+        groups = self._update.__self__._optimizer.param_groups
+        now = [_plain(group) for group in groups]
+        for group, numbers in zip(groups, self._numbers, strict=True):
+            group.update(numbers)
+        self._update()
+        for group, numbers in zip(groups, now, strict=True):
+            group.update(numbers)
+
+    def let_go(self) -> None:
+        self.is_gone = True
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> type[FakeStep]:
+    """A class of captured steps that work without a GPU; `made` are all that there were."""
+    kept = type("Kept", (FakeStep,), {"made": []})
+    monkeypatch.setattr(replays, "CapturedStep", kept)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return kept

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from plantune import LAMB, LossScale, TrainStep
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.training.capturable_update import CapturableUpdate
 from plantune.training.captured_step import UncapturedStep
 from plantune.training.device_update import DeviceUpdate
 from plantune.training.update import TorchUpdate
@@ -29,6 +30,18 @@ OPTIMIZERS = {
     "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=1e-2, amsgrad=True),
     "adamw": lambda p: torch.optim.AdamW(p, 1e-2, betas=(0.8, 0.95), weight_decay=0.1),
     "lamb": lambda p: LAMB(p, 1e-2, weight_decay=0.1),
+}
+
+
+CAPTURABLE = {
+    "adadelta": lambda p: torch.optim.Adadelta(p, 0.5, capturable=True),
+    "adamax": lambda p: torch.optim.Adamax(p, 1e-2, capturable=True),
+    "asgd": lambda p: torch.optim.ASGD(p, 1e-2, capturable=True),
+    "nadam": lambda p: torch.optim.NAdam(p, 1e-2, capturable=True),
+    "radam": lambda p: torch.optim.RAdam(p, 1e-2, capturable=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-2, momentum=0.9, capturable=True),
+    "rprop": lambda p: torch.optim.Rprop(p, 1e-2, capturable=True),
+    "my adam": lambda p: type("Mine", (torch.optim.Adam,), {})(p, 1e-2, capturable=True),
 }
 
 
@@ -124,6 +137,54 @@ def test_another_optimizer_follows_each_replay(batches):
         theirs.step()
     assert isinstance(step._update, TorchUpdate)
     assert captured(step) == 1
+    assert_moved_alike(start, model, other)
+
+
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_optimizers_that_torch_captures_are_a_part_of_the_step(name, batches):
+    model = linear()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    ours, theirs = (CAPTURABLE[name](m.parameters()) for m in (model, other))
+    mine, their = (torch.optim.lr_scheduler.StepLR(o, 3, 0.7) for o in (ours, theirs))
+    scale = LossScale(1.0, growth_interval=10**6)
+    step = TrainStep(model, cross_entropy, ours, max_norm=0.5, scale=scale)
+    assert isinstance(step._update, CapturableUpdate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, y in batches:
+            step(x, y)
+            mine.step()
+            theirs.zero_grad()
+            cross_entropy(other(x), y).backward()
+            nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+            theirs.step()
+            their.step()
+    assert [kind.whole for kind in step._run._kinds.values()] == [True]
+    assert_moved_alike(start, model, other)
+
+
+def test_a_captured_optimizer_of_torchs_takes_overflows_back(batches):
+    def loss(y, target, factor):
+        return cross_entropy(y, target) * factor
+
+    model = linear()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    ours, theirs = (CAPTURABLE["rmsprop"](m.parameters()) for m in (model, other))
+    scale = LossScale(8.0, growth_interval=3)
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=3)
+    step = TrainStep(model, loss, ours, scale=scale)
+    for index, (x, y) in enumerate(batches):
+        infinite = index in (3, 9, 10)
+        factor = torch.tensor(float("inf") if infinite else 1.0, device="cuda")
+        step(x, y, factor)
+        assert bool(step.found_inf) == infinite
+        theirs.zero_grad()
+        scaler.scale(loss(other(x), y, factor)).backward()
+        scaler.step(theirs)
+        scaler.update()
+        assert scale.state_dict() == scaler.state_dict()
+    assert [kind.whole for kind in step._run._kinds.values()] == [True]
+    assert {int(state["step"]) for state in ours.state.values()} == {17}
     assert_moved_alike(start, model, other)
 
 
@@ -277,7 +338,8 @@ def test_a_convolutional_network_in_16_bits(randomise):
         wanted = exactly(exact(x.double()), target.double())
         wanted.backward()
         theirs.step()
-        assert abs(float(value) - float(wanted)) <= 0.02 * float(wanted)
+        wanted = float(wanted.detach())
+        assert abs(float(value) - wanted) <= 0.02 * wanted
     assert captured(step) == 1
     for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
         assert float((p.double() - q).norm()) <= 0.01 * float(q.norm()), name

@@ -10,51 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from plantune import TrainStep
-from plantune.errors import CaptureError
-from plantune.graph.nested import mapped
-from plantune.training import replays
 from plantune.training.captured_step import UncapturedStep, _line_of
 from plantune.training.replays import MOST_KINDS, Replays
-
-
-class FakeStep:
-    """Replays by running the pass on memory of its own, as a graph does."""
-
-    made: list[FakeStep]
-    failure: str | None = None
-
-    def __init__(self, run, update, given, modules, device):
-        if self.failure is not None:
-            raise CaptureError(self.failure)
-        self._run, self.replayed, self.is_gone = run, 0, False
-        self._own = []
-
-        def take(leaf):
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            self._own.append(leaf.clone())
-            return self._own[-1]
-
-        self._given = mapped(take, given)
-        self.made.append(self)
-
-    def replay(self, tensors):
-        self.replayed += 1
-        for own, tensor in zip(self._own, tensors, strict=True):
-            own.copy_(tensor)
-        return self._run(self._given)
-
-    def let_go(self):
-        self.is_gone = True
-
-
-@pytest.fixture
-def captures(monkeypatch):
-    """A class of captured steps that work without a GPU; `made` are all that there were."""
-    kept = type("Kept", (FakeStep,), {"made": []})
-    monkeypatch.setattr(replays, "CapturedStep", kept)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    return kept
 
 
 @pytest.fixture

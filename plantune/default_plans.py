@@ -59,6 +59,8 @@ CUDA_PREFERENCES = (
     # Of few rows: a layer that reads more is a convolution of single pixels.
     Preference("linear", most=1 << 16),
     Preference("hopper_conv", rivals=("resident_conv",)),
+    Preference("hopper_dgrad"),
+    Preference("hopper_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv"),
     Preference("depthwise_conv"),
     Preference("grouped_conv"),
@@ -66,6 +68,7 @@ CUDA_PREFERENCES = (
     Preference("se_tail"),
     Preference("pool", {"layout": "nhwc"}),
     Preference("pool_grad", {"layout": "nhwc"}),
+    Preference("pointwise_sum"),
     Preference("pointwise", {"layout": "nhwc"}),
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
@@ -84,7 +87,10 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "conv_epilogue",
         "pool_conv",
         "se_tail",
+        "scaled_se_tail",
         "linear",
+        "masked_dgrad",
+        "pointwise_sum",
         "pointwise_chain",
     ),
 }

@@ -10,6 +10,7 @@ from plantune.errors import InvalidGraph
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import op_named
+from plantune.graph.recompute import recomputed
 from plantune.graph.types import TensorType
 
 
@@ -37,12 +38,13 @@ def differentiate(graph: Graph, wrt: Collection[str] | None = None) -> Graph:
     gradients = tuple(
         (name, found) for name in wanted if (found := backward.total(name)) is not None
     )
-    return backward.builder.build(
+    whole = backward.builder.build(
         graph.outputs,
         backward_from=len(graph.nodes),
         output_gradients=tuple(backward.seeds),
         gradients=gradients,
     )
+    return recomputed(whole)
 
 
 def _depending(graph: Graph, wanted: Collection[str]) -> frozenset[str]:

@@ -1,16 +1,16 @@
 // Squeeze-and-excite and what follows it, for nhwc images of kPixels pixels:
 //
-//   mean = mean of x over the pixels        hidden = Hidden(W1 mean + b1)
-//   gate = Gate(W2 hidden + b2)             y = Expression(x * gate, residual, offset)
-//   unshifted = y without the offset
+//   x = scale * image + shift               mean = mean of x over the pixels
+//   hidden = Hidden(W1 mean + b1)           gate = Gate(W2 hidden + b2)
+//   y = Expression(x * gate, residual, offset), unshifted = y without the offset
 //
-//   x, residual, y, unshifted  (N, kPixels, kChannels)
+//   image, residual, y, unshifted  (N, kPixels, kChannels)
 //   weight1  (kHidden, kChannels) and weight2 (kChannels, kHiddenPadded), zeros after kHidden, or
 //            both with zeros up to whole 16 columns for SmallMatrixMma
-//   bias1 (kHidden), bias2 (kChannels), offset (1)
+//   bias1 (kHidden), bias2 (kChannels), offset, scale, shift (1)
 //   means (N, kChannels), hidden (N, kHidden), gates (N, kChannels)
 //
-// Every output is written by `=`. Biases, offset, means, hidden and gates may be null.
+// Every output is written by `=`. Biases, scale, shift, offset, means, hidden and gates may be null.
 //
 // Arithmetic is float; what leaves is rounded once. A block keeps its images in registers between
 // the mean and the product where they fit, else it reads them again. Deterministic: all sums have a
@@ -29,19 +29,21 @@ namespace plantune {
 
 template <typename T>
 struct SeTailArguments {
-  const T *x, *weight1, *bias1, *weight2, *bias2, *residual, *offset;
+  const T *image, *weight1, *bias1, *weight2, *bias2, *scale, *shift, *residual, *offset;
   T *y, *unshifted, *means[2], *hidden, *gates[2];
   long long images;
 };
 
-/// Which parts there are; `kSaved` says that means, hidden or gates leave.
+/// Which parts there are; `kSaved` says that means, hidden or gates leave, `kHead` that the image is
+/// scaled or shifted.
 template <class Expression_, class Hidden_, class Gate_, bool kGated_, bool kUnshifted_,
-          bool kSaved_>
+          bool kSaved_, bool kHead_>
 struct SeTailParts {
   using Expression = Expression_;
   using Hidden = Hidden_;
   using Gate = Gate_;
-  static constexpr bool kGated = kGated_, kUnshifted = kUnshifted_, kSaved = kSaved_;
+  static constexpr bool kGated = kGated_, kUnshifted = kUnshifted_, kSaved = kSaved_,
+                        kHead = kHead_;
 };
 
 template <typename T, int kChannels, int kHidden, int kPixels, typename Parts, int kImages,
@@ -71,6 +73,25 @@ struct SeTail {
   };
   static_assert(sizeof(Shared) <= 48 << 10, "static shared memory ends at 48 KiB");
 
+  /// What the image goes through before its mean.
+  struct Head {
+    float scale = 1.f, shift = 0.f;
+
+    __device__ __forceinline__ explicit Head(const Arguments& a) {
+      if (Parts::kHead && a.scale != nullptr) scale = to_float(*a.scale);
+      if (Parts::kHead && a.shift != nullptr) shift = to_float(*a.shift);
+    }
+    __device__ __forceinline__ float operator()(float value) const {
+      return Parts::kHead ? scale * value + shift : value;
+    }
+  };
+
+  /// What an element is computed from beside the images.
+  struct Numbers {
+    Head head;
+    float offset;
+  };
+
   /// Whether the block has that one of its images.
   static __device__ __forceinline__ bool is_there(const Arguments& a, int team) {
     return blockIdx.x * (long long)(kImages) + team < a.images;
@@ -95,21 +116,21 @@ struct SeTail {
     const Tile tile(blockIdx.x * (long long)(kImages), a.images, 0);
     Word x[Tile::kBatch], residual[Tile::kBatch];
     typename Tile::Floats sum = {};
-    tile.template load<kAligned>(a.x, 0, x);
+    tile.template load<kAligned>(a.image, 0, x);
     if constexpr (kKept && Expression::kResidual) {
       tile.template load<kAligned>(a.residual, 0, residual);
     }
-    float offset = 0.f;
-    if constexpr (Expression::kOffset) offset = to_float(*a.offset);
+    const Numbers numbers{Head(a), Expression::kOffset ? to_float(*a.offset) : 0.f};
     tile.add(x, 0, sum);
 #pragma unroll 1
     for (int batch = 1; batch < Tile::kBatches; ++batch) {
-      tile.template load<kAligned>(a.x, batch, x);
+      tile.template load<kAligned>(a.image, batch, x);
       tile.add(x, batch, sum);
     }
 
-    tile.reduce(shared.tile, sum, [&](int team, int place, float mean) {
+    tile.reduce(shared.tile, sum, [&](int team, int place, float image) {
       const int channel = Channels::column_at(place);
+      const float mean = numbers.head(image);
       shared.means.put(team, channel, mean);
       put(a, a.means[0], team, kChannels, channel, mean);
       put(a, a.means[1], team, kChannels, channel, mean);
@@ -136,7 +157,7 @@ struct SeTail {
 #pragma unroll 1
     for (int batch = 0; batch < Tile::kBatches; ++batch) {
       if constexpr (!kKept) {
-        tile.template load<kAligned>(a.x, batch, x);
+        tile.template load<kAligned>(a.image, batch, x);
         if constexpr (Expression::kResidual) {
           tile.template load<kAligned>(a.residual, batch, residual);
         }
@@ -144,27 +165,30 @@ struct SeTail {
 #pragma unroll
       for (int i = 0; i < Tile::kBatch; ++i) {
         const int round = batch * Tile::kBatch + i;
-        if (tile.has(round)) finish(a, tile.at(round), x[i], residual[i], gate, offset);
+        if (tile.has(round)) finish(a, tile.at(round), x[i], residual[i], gate, numbers);
       }
     }
   }
 
   static __device__ __forceinline__ void finish(const Arguments& a, long long at, const Word& x,
                                                 const Word& residual,
-                                                const typename Tile::Floats& gate, float offset) {
+                                                const typename Tile::Floats& gate,
+                                                const Numbers& numbers) {
     if constexpr (Parts::kUnshifted) {
-      store<typename Expression::Inner>(a.unshifted + at, x, residual, gate, offset);
+      store<typename Expression::Inner>(a.unshifted + at, x, residual, gate, numbers);
     }
-    store<Expression>(a.y + at, x, residual, gate, offset);
+    store<Expression>(a.y + at, x, residual, gate, numbers);
   }
 
   template <class Stored>
   static __device__ __forceinline__ void store(T* to, const Word& x, const Word& residual,
-                                               const typename Tile::Floats& gate, float offset) {
+                                               const typename Tile::Floats& gate,
+                                               const Numbers& numbers) {
     float v[Word::kSize];
 #pragma unroll
     for (int k = 0; k < Word::kSize; ++k) {
-      v[k] = Stored::of({x[k] * gate[k], Stored::kResidual ? residual[k] : 0.f, offset});
+      const float gated = numbers.head(x[k]) * gate[k];
+      v[k] = Stored::of({gated, Stored::kResidual ? residual[k] : 0.f, numbers.offset});
     }
     Word word;
     word.round(v);

@@ -61,6 +61,15 @@ class SqueezeExcite:
 
 
 @dataclass(frozen=True)
+class Head:
+    """What a step does to the image before its mean: times one value, plus one, each optional."""
+
+    image: str
+    scale: str | None
+    shift: str | None
+
+
+@dataclass(frozen=True)
 class TailParts(Parts):
     """A step that is squeeze-and-excite with what follows its gates."""
 
@@ -70,6 +79,24 @@ class TailParts(Parts):
     def image(self) -> TensorType:
         """The type of the image that it reads."""
         return self.step.types[self.tail.image]
+
+
+def head_of(step: Step) -> tuple[Head, Sequence[Node]]:
+    """The head of a step, and its nodes from the mean on."""
+    nodes, numbers = list(step.nodes), dict[str, str]()
+    image = last = nodes[0].inputs[0]
+    for op in ("mul", "add"):
+        if nodes[0].op == op:
+            node = nodes.pop(0)
+            first, numbers[op] = node.inputs
+            if not nodes or first != last or not _is_number(step, numbers[op]):
+                raise IllegalCandidate(f"{node.name!r} is not {last!r} with one constant value")
+            last = node.name
+    return Head(image, numbers.get("mul"), numbers.get("add")), nodes
+
+
+def _is_number(step: Step, name: str) -> bool:
+    return step.types[name].numel == 1 and name in step.constants
 
 
 def squeeze_excite_of(

@@ -16,7 +16,12 @@ from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.expression import expression, functor, functors
-from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
+from plantune.kernels.patterns.squeeze_excite import (
+    Head,
+    TailParts,
+    head_of,
+    squeeze_excite_of,
+)
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
 from plantune.space.arch import Arch
@@ -35,7 +40,9 @@ STATIC_SHARED_BYTES = 48 << 10
 
 @dataclass(frozen=True)
 class SeTailParts(TailParts):
-    """A tail as threads divide it."""
+    """A tail as threads divide it, with what comes before its mean."""
+
+    head: Head
 
     @property
     def vectors(self) -> int:
@@ -63,7 +70,8 @@ class SeTail(CudaFamily[SeTailParts]):
     image_layout = "nhwc"
 
     def read(self, step: Step) -> SeTailParts:
-        tail = squeeze_excite_of(step, step.nodes, any_function=True)
+        head, nodes = head_of(step)
+        tail = squeeze_excite_of(step, nodes, any_function=True)
         type_, width = step.types[tail.image], tail.squeeze.width
         by_eights = type_.numel and type_.shape[1] % 8 == 0
         many = len(tail.means) > 2 or len(tail.gates) > 2
@@ -75,7 +83,7 @@ class SeTail(CudaFamily[SeTailParts]):
                 "more than two shapes of the means or gates are read outside": many,
             }
         )
-        return SeTailParts(step, tail)
+        return SeTailParts(step, tail, head)
 
     def why_not_config(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str | None:
         images, vectors = config["images"], parts.vectors
@@ -101,7 +109,7 @@ class SeTail(CudaFamily[SeTailParts]):
             expression=expression(parts.tail.chain),
             functors=functors((*parts.tail.chain, *parts.tail.functions)),
             layers=", ".join(map(functor, parts.tail.functions)),
-            flags=_flags(parts.tail),
+            flags=_flags(parts),
             images=config["images"],
             threads=config["threads"],
             matrix="SmallMatrixMma" if config["math"] == "mma" else "SmallMatrix",
@@ -113,14 +121,14 @@ class SeTail(CudaFamily[SeTailParts]):
         kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
         constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
         images = {
-            "x": tail.image,
+            "x": parts.head.image,
             "residual": tail.residual,
             "offset": None if tail.offset in parts.step.constants else tail.offset,
             "y": tail.result,
             "unshifted": tail.unshifted,
             "hidden": tail.hidden,
         }
-        read = (tail.image, tail.residual)
+        read = (parts.head.image, tail.residual)
         lists = {"means": tail.means, "gates": tail.gates}
 
         def launch(stream: int) -> None:
@@ -136,6 +144,7 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight1", "bias1", "weight2", "bias2")),
+        *((name, ctypes.c_void_p) for name in ("scale", "shift")),
         *((name, ctypes.c_void_p) for name in ("residual", "offset", "y", "unshifted")),
         ("means", ctypes.c_void_p * 2),
         ("hidden", ctypes.c_void_p),
@@ -147,7 +156,13 @@ class _Arguments(ctypes.Structure):
 def _constants(parts: SeTailParts, unit: int, frame: Frame) -> Constants:
     """Both matrices, and the vectors that no call brings, in rows."""
     squeeze, excite = parts.tail.squeeze, parts.tail.excite
-    vectors = {"bias1": squeeze.bias, "bias2": excite.bias, "offset": parts.tail.offset}
+    vectors = {
+        "bias1": squeeze.bias,
+        "bias2": excite.bias,
+        "offset": parts.tail.offset,
+        "scale": parts.head.scale,
+        "shift": parts.head.shift,
+    }
     step = parts.step
     return Constants(
         frame,
@@ -167,9 +182,11 @@ def _pair(*tensors: Tensor) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * 2)(*(tensor.data_ptr() for tensor in tensors))
 
 
-def _flags(tail: SqueezeExcite) -> str:
+def _flags(parts: SeTailParts) -> str:
     """The flags of plantune::SeTailParts."""
-    flags = (tail.result, tail.unshifted, tail.means or tail.hidden or tail.gates)
+    tail, head = parts.tail, parts.head
+    saved = tail.means or tail.hidden or tail.gates
+    flags = (tail.result, tail.unshifted, saved, head.scale or head.shift)
     return ", ".join(map(cxx_bool, flags))
 
 

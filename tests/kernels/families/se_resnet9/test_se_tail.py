@@ -40,6 +40,7 @@ class Tail:
     offset: bool = True
     saved: bool = False
     unshifted: bool = False
+    head: tuple[str, ...] = ()
 
     def layer(self, b, x, rows, columns):
         shape = (rows, columns) if self.by_rows else (columns, rows)
@@ -49,6 +50,8 @@ class Tail:
     def __call__(self, b):
         shape = (self.n, self.channels, self.height, self.width)
         x = b.x(*shape)
+        for op in self.head:
+            x = b(op, x, b.w(1))
         mean = squeezed = b("mean", x, dims=(2, 3), keepdim=self.keepdim)
         if self.keepdim:
             squeezed = b("reshape", mean, shape=(self.n, self.channels))
@@ -146,6 +149,10 @@ VARIANTS = {
     "two outputs": Tail(unshifted=True),
     "all that training reads": Tail(saved=True, unshifted=True, keepdim=True),
     "gates and what they come from": Tail(saved=True, gated=False),
+    "scaled and shifted before": Tail(saved=True, head=("mul", "add")),
+    "scaled before": Tail(residual="", head=("mul",)),
+    "shifted before": Tail(3, 24, 5, 7, 5, head=("add",)),
+    "a scaled image read twice": Tail(2, 256, 30, 31, 16, head=("mul", "add")),
     "odd image": Tail(3, 24, 5, 7, 5),
     "one pixel": Tail(3, 32, 1, 2, 2),
     "few channels": Tail(5, 8, 9, 9, 1),
@@ -171,6 +178,14 @@ def test_the_network_offers_a_tail_for_each_block():
 REFUSED = {
     "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "followed by relu, not by mean"),
     "no end": (lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "not by matmul"),
+    "a head that is no number": (
+        lambda b: Tail(biases=False).layer(b, pooled(b, b.w(64, 1, 1)), 4, 64),
+        "with one constant value",
+    ),
+    "a head that calls bring": (
+        lambda b: Tail(biases=False).layer(b, pooled(b, b.x(1)), 4, 64),
+        "with one constant value",
+    ),
     "a mean of channels": (
         lambda b: b("mean", b.x(2, 64, 4, 4), dims=(1, 2), keepdim=False),
         "is not the mean of an image's pixels",
@@ -187,8 +202,11 @@ REFUSED = {
 }
 
 
-def pooled(b):
-    return b("mean", b.x(2, 64, 4, 4), dims=(2, 3), keepdim=False)
+def pooled(b, *factors):
+    x = b.x(2, 64, 4, 4)
+    for factor in factors:
+        x = b("mul", x, factor)
+    return b("mean", x, dims=(2, 3), keepdim=False)
 
 
 @pytest.mark.parametrize("name", REFUSED)

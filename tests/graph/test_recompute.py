@@ -1,0 +1,97 @@
+"""What the backward pass computes anew instead of reading what the forward pass kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plantune import optimize
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+from plantune.models.se_resnet9 import SEResNet9Fixup
+
+IMAGE = TensorType((2, 8, 6, 6))
+
+
+class Scaled(nn.Module):
+    """A convolution with a scale and a shift, which `end` reads."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(1))
+        self.end = end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.conv(x) * self.scale + self.shift)
+
+
+def anew(graph):
+    """What the backward pass computes for itself."""
+    return [node.op for node in graph.nodes if node.name.endswith("/again")]
+
+
+def kept_ops(graph):
+    makers = (graph.producers.get(value) for value in graph.saved)
+    return sorted(maker.op for maker in makers if maker is not None)
+
+
+def test_arithmetic_on_a_kept_value_is_computed_anew():
+    """The scale's gradient keeps the convolution; its scaled result is not kept beside it."""
+    graph = differentiate(extract(Scaled(lambda u: u * u.mean((2, 3), keepdim=True)), IMAGE))
+    assert kept_ops(graph) == ["conv2d", "mean"]
+    assert anew(graph) == ["mul", "add"]
+
+
+def test_each_value_is_computed_anew_once_before_its_first_reader():
+    graph = differentiate(extract(Scaled(lambda u: u * u.sigmoid() * u), IMAGE))
+    assert anew(graph) == ["mul", "add"]
+    assert "conv2d" in kept_ops(graph)
+    assert "add" not in kept_ops(graph)
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (nn.Conv2d(8, 8, 1, bias=False), "the weight's gradient would read it from memory"),
+        (nn.MaxPool2d(2), "nobody reads it"),
+    ],
+)
+def test_what_other_kernels_read_is_kept(end, why):
+    graph = differentiate(extract(Scaled(end), IMAGE))
+    assert not anew(graph), why
+
+
+def test_what_follows_from_nothing_that_is_kept_is_kept():
+    """Keeping the convolution's result instead would save nothing."""
+
+    class Shifted(Scaled):
+        def forward(self, x):
+            u = self.conv(x) + self.shift
+            return u * u
+
+    graph = differentiate(extract(Shifted(None), IMAGE))
+    assert kept_ops(graph) == ["add"]
+
+
+def test_the_stems_gradient_reads_the_image():
+    graph = differentiate(extract(SEResNet9Fixup(3, base_planes=16), TensorType((2, 3, 64, 64))))
+    assert "space_to_depth" in anew(graph)
+    assert "space_to_depth" not in kept_ops(graph)
+
+
+def test_gradients_stay_what_they_are():
+    module = SEResNet9Fixup(3, base_planes=16)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.1)
+    x = torch.randn(2, 3, 64, 64)
+    y = module(x)
+    dy = torch.randn_like(y)
+    wanted = torch.autograd.grad(y, list(module.parameters()), dy)
+    tuned = optimize(module, x, mode="train")
+    got = torch.autograd.grad(tuned(x), list(tuned.parameters()), dy)
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -9,17 +9,16 @@ from plantune.graph.ops import op_named
 
 # As quick as reading the result, and part of the kernels that read it.
 ARITHMETIC = frozenset(("add", "add_channel", "affine", "cast", "div", "mul", "mul_channel", "sub"))
-# Whose gradients' kernels read an image where it is instead.
-REARRANGED = {"space_to_depth": frozenset(("conv2d_wgrad",))}
 SUMS = frozenset(("mean", "sum", "sum_to"))
 
 
 def recomputed(graph: Graph) -> Graph:
     """The graph whose backward pass has nodes of its own for kept values that cost nothing.
 
-    Such a value follows from another that is kept anyway, or from an input, by arithmetic with
-    constants, and all that read it in the backward pass are ops that share a kernel with it. So the
-    forward pass writes less, and may compute the value within a larger kernel.
+    Such a value follows from another that is kept anyway by arithmetic with constants, and all that
+    read it in the backward pass are ops that share a kernel with it. So the forward pass writes
+    less, and may compute the value within a larger kernel. An input is read only if the backward
+    pass reads it anyway: its owner may overwrite it where eager has kept what followed from it.
     """
     chosen = frozenset(value for value in graph.saved if _costs_nothing(graph, value))
     return _Again(graph, chosen).graph() if chosen else graph
@@ -30,22 +29,17 @@ def _costs_nothing(graph: Graph, value: str) -> bool:
     if node is None or not _follows(graph, node):
         return False
     readers = [n for n in graph.consumers[value] if n.name in graph.backward_nodes]
-    sharing = REARRANGED.get(node.op)
-    if sharing is not None:
-        return all(reader.op in sharing for reader in readers)
     return all(reader.op in SUMS or op_named(reader.op).pointwise for reader in readers)
 
 
 def _follows(graph: Graph, node: Node) -> bool:
     """Whether it is computed from one value that is there in the backward pass."""
     read = [value for value in node.inputs if value not in graph.constants]
-    if len(read) != 1 or node.op not in ARITHMETIC | REARRANGED.keys():
+    if len(read) != 1 or node.op not in ARITHMETIC:
         return False
     (value,) = read
-    if value in graph.saved or value in dict(graph.inputs):
-        return True
     maker = graph.producers.get(value)
-    return maker is not None and _follows(graph, maker)
+    return value in graph.saved or (maker is not None and _follows(graph, maker))
 
 
 class _Again:
@@ -53,7 +47,7 @@ class _Again:
 
     def __init__(self, graph: Graph, chosen: frozenset[str]) -> None:
         self._graph, self._chosen = graph, chosen
-        self._there = (set(graph.saved) | dict(graph.inputs).keys() | graph.constants) - chosen
+        self._there = (set(graph.saved) | graph.constants) - chosen
         self._names = set(graph.types)
         self._now: dict[str, str] = {}
         self._nodes: list[Node] = []

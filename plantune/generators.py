@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import torch
 from torch import Tensor
+
+# Far from small seeds, which people take.
+_apart = count(1 << 32)
 
 
 def state_on(device: torch.device) -> Tensor:
@@ -30,6 +34,15 @@ def numbers_of(device: torch.device, seed: int) -> Iterator[None]:
     """Inside, the device draws the numbers of a seed; afterwards as if it had not."""
     with kept_numbers(device):
         _generator(device).manual_seed(seed)
+        yield
+
+
+@contextmanager
+def numbers_of_its_own(device: torch.device) -> Iterator[None]:
+    """Inside, the device draws what no one else does, here or after another seed; afterwards as if
+    it had not.
+    """
+    with numbers_of(device, (_generator(device).initial_seed() + next(_apart)) % (1 << 63)):
         yield
 
 

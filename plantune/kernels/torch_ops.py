@@ -20,6 +20,7 @@ from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.matmul import operands
 from plantune.graph.ops.pointwise import along_axis
+from plantune.kernels.dropout_states import keeping
 
 aten = torch.ops.aten
 Values = dict[str, Tensor]
@@ -193,7 +194,7 @@ def call_of(node: Node, values: Values) -> Call:
         results = op.evaluate([values[name] for name in inputs], node.attrs)
         values.update(zip(outputs, results, strict=True))
 
-    return call
+    return keeping(node.op, call)
 
 
 def writes(op: str) -> bool:

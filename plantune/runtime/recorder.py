@@ -14,7 +14,7 @@ from plantune.cuda import driver
 from plantune.cuda.capture import capture, one_capture
 from plantune.cuda.patches import Executable
 from plantune.cuda.recording import Recording
-from plantune.generators import kept_numbers, state_on
+from plantune.generators import numbers_of_its_own, state_on
 from plantune.runtime.streams import stream_for
 from plantune.runtime.torch_internals import current_gpu, raw_stream
 
@@ -90,7 +90,9 @@ class Recorder:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph(**_KEPT)
         try:
-            with one_capture, kept_numbers(self._device):
+            # cuDNN makes what it drops units by in its first call, of the numbers that come then:
+            # after equal ones the graphs of two instances would drop the same.
+            with one_capture, numbers_of_its_own(self._device):
                 self._warm_up(warm_up, current)
                 launches = capture(graph, run, self._side, self._device, self._pool)
                 if _KEPT:

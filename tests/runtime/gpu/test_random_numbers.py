@@ -198,6 +198,22 @@ def test_recurrent_layers_drop_other_units_in_each_instance():
     assert all(bool(p.grad.isfinite().all()) and p.grad.any() for p in tuned.parameters())
 
 
+def test_recurrent_layers_count_in_memory_of_their_own():
+    """torch gives the old one away when its generator was seeded and eager runs such a layer."""
+    layer = nn.LSTM(64, 32, 2, dropout=0.5).cuda().train()
+    tuned, x = optimize(Net(lambda m, x: m.layer(x)[0], layer=layer).train(), inputs()), inputs()
+    with torch.no_grad():
+        tuned(x)
+        torch.manual_seed(3)
+        layer(x)
+        torch.cuda.synchronize()
+        like = torch._cudnn_init_dropout_state(0.5, True, 1, dtype=torch.uint8, device="cuda")
+        others = [torch.zeros_like(like) for _ in range(8)]
+        made = [tuned(x) for _ in range(REPLAYS)]
+    assert all(not torch.equal(a, b) for a, b in pairwise(made))
+    assert not any(bool(other.any()) for other in others)
+
+
 def test_inside_of_a_callers_graph():
     tuned, x = optimize(Net(lambda m, x: F.dropout(x)).train(), inputs()), inputs()
     with torch.no_grad():

@@ -66,7 +66,8 @@ class Calls:
         self.options = options
         self.framework = Framework(reference, options)
         self._device = device_of(reference, device)
-        self._inputs = PlannedInputs(reference, arguments, self._device, options.name)
+        expected = (arguments, *options.also)
+        self._inputs = PlannedInputs(reference, expected, self._device, options.name)
         self._expected = self._inputs.expected
         self._trains = options.mode == "train"
         self._kinds = Kinds(HeldTensors(reference, device), self._inputs, options, self._device)

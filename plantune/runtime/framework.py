@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
 from plantune.errors import InputMismatch
+from plantune.graph.arguments import Arguments
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
 from plantune.runtime.torch_internals import (
@@ -51,7 +52,7 @@ class LastCall:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for."""
+    """What the user asked for; `also` are calls that the module is for beside the first one."""
 
     name: str
     mode: str
@@ -59,6 +60,7 @@ class Options:
     known: bool
     fallback: str
     frozen: bool = False
+    also: tuple[Arguments, ...] = ()
 
 
 class Framework:

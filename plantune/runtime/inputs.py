@@ -80,22 +80,31 @@ class PlannedCall:
 
 
 class PlannedInputs:
-    """The kinds of calls that a module has met, with tensors on one device. One was expected."""
+    """The kinds of calls that a module has met, with tensors on one device. The first of those that
+    were expected stands for them all where one is asked for.
+    """
 
-    def __init__(self, module: nn.Module, arguments: Arguments, device: torch.device, name: str):
+    def __init__(
+        self, module: nn.Module, expected: Sequence[Arguments], device: torch.device, name: str
+    ) -> None:
         self._module, self._device, self._name = module, device, name
-        self._types = arguments.types
+        self._types = expected[0].types
         first = next(module.parameters(), None)
         floats = (type_.torch_dtype for type_ in self._types if type_.is_float)
         self._dtype = next(floats, None)
         # A module that casts its input is called with what it was made for, such as bytes.
         self._casts = first is not None and first.dtype != self._dtype
-        self.expected = PlannedCall(arguments, range(len(self._types)), device)
+        self.expected, *self._also = (
+            PlannedCall(each, range(len(each.types)), device) for each in expected
+        )
         self._met: dict[Hashable, PlannedCall] = {}
         self._counts: dict[Hashable, int] = {}
 
     def met(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | None:
         """The kind of such a call, if it is remembered."""
+        for call in self._also if not kwargs else ():
+            if call.is_like(args):
+                return call
         try:
             return self._met.get(_key_of(args, kwargs))
         except _Foreign:
@@ -112,11 +121,18 @@ class PlannedInputs:
             if not self._comes_often(key):
                 return self.unlike(arguments)
             del self._met[next(iter(self._met))]
-        expected = self.expected.arguments
-        same = _without_layouts(arguments) == _without_layouts(expected)
-        met = PlannedCall(expected if same else arguments, order, self._device)
+        met = PlannedCall(self._expected_as(arguments) or arguments, order, self._device)
         self._met[key] = met
         return met
+
+    def _all_expected(self) -> list[Arguments]:
+        return [call.arguments for call in (self.expected, *self._also)]
+
+    def _expected_as(self, arguments: Arguments) -> Arguments | None:
+        """The expected call that this one is, however it is written."""
+        wanted = _without_layouts(arguments)
+        every = self._all_expected()
+        return next((each for each in every if _without_layouts(each) == wanted), None)
 
     def _comes_often(self, key: Hashable) -> bool:
         count = self._counts.pop(key, 0) + 1
@@ -128,19 +144,19 @@ class PlannedInputs:
         return False
 
     def remembers(self, call: PlannedCall) -> bool:
-        return call.plain is self.expected or call.plain in self._met.values()
+        return call.plain in (self.expected, *self._also, *self._met.values())
 
     def is_expected(self, call: PlannedCall) -> bool:
         """Whether the module was made for such calls, however they are written."""
-        return call.plain.arguments is self.expected.arguments
+        return any(call.plain.arguments is each for each in self._all_expected())
 
     def unlike(self, arguments: Arguments) -> str:
         """What tells a call from the one that the module was made for."""
-        expected = self.expected.arguments
-        wanted, got = expected.text(), arguments.text()
-        if wanted == got:
-            wanted, got = expected.text(dtypes=True), arguments.text(dtypes=True)
-        return f"there is a plan for input {wanted}, got {got}"
+        every, got = self._all_expected(), arguments.text()
+        wanted = [each.text() for each in every]
+        if got in wanted:
+            wanted, got = [each.text(dtypes=True) for each in every], arguments.text(dtypes=True)
+        return f"there is a plan for input {' and '.join(wanted)}, got {got}"
 
     def is_home(self, form: Form) -> bool:
         """Whether the module is where, and of the dtype, that it was made for."""

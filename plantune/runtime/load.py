@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ DEFAULT_DTYPES = {"cpu": torch.float32, "cuda": torch.float16}
 def load_model(
     name: str,
     *,
-    batch: int,
+    batch: int | Sequence[int],
     in_channels: int = 3,
     mode: str = "infer",
     dtype: torch.dtype | None = None,
@@ -47,7 +47,8 @@ def load_model(
     frozen: bool = False,
     fallback: str = "warn",
 ) -> TunedModule:
-    """A known network as an nn.Module that runs from a plan for this batch.
+    """A known network as an nn.Module that runs from a plan for this batch, or for each of several:
+    with `batch=(128, 2048)` one set of parameters acts on 128 images and learns from 2048.
 
     `device` is the GPU if there is one, else the CPU; `dtype` float16 on the first, float32 on
     the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
@@ -60,8 +61,7 @@ def load_model(
     Weights may change at any time. `frozen` promises that they stay until `refresh()` is called, so
     that what kernels need of them is computed once. On a GPU the network is built in channels_last.
     """
-    if type(batch) is not int or batch < 1:
-        raise ValueError(f"batch must be an integer from 1 up, got {batch!r}")
+    batches = _batches(batch)
     spec = network(name)
     place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or DEFAULT_DTYPES[place.type]
@@ -71,16 +71,18 @@ def load_model(
         reference.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if weights is not None:
         reference.load_state_dict(_state_dict(weights), strict=True)
-    input_type = TensorType(spec.input_shape(batch, in_channels), dtype_name(dtype))
+    shapes = [spec.input_shape(each, in_channels) for each in batches]
+    first, *also = (Arguments((TensorType(shape, dtype_name(dtype)),)) for shape in shapes)
     return TunedModule(
         reference,
-        Arguments((input_type,)),
+        first,
         name=name,
         mode=mode,
         plan=_plan(plan),
         known=True,
         fallback=fallback,
         frozen=frozen,
+        also=tuple(also),
     )
 
 
@@ -132,6 +134,14 @@ def optimize(
             stacklevel=2,
         )
     return tuned
+
+
+def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
+    """Each once, in their order."""
+    given = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    if not given or any(type(each) is not int or each < 1 for each in given):
+        raise ValueError(f"batch must be an integer from 1 up, or several of them, got {batch!r}")
+    return tuple(dict.fromkeys(given))
 
 
 def _usable(device: torch.device) -> torch.device:

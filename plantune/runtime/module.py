@@ -38,7 +38,8 @@ class TunedModule(nn.Module):
     Parameters, buffers, submodules and attributes are the reference's own, under the same names:
     every change of them counts in the next call. What a plan computes is what the reference does in
     the state that it has; each submodule keeps its `training` flag. In mode "infer" no gradient is
-    recorded. `known` says that a search can find a plan for `name`.
+    recorded. `known` says that a search can find a plan for `name`; `also` are other calls that it
+    is made for.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TunedModule(nn.Module):
         fallback: str = "warn",
         frozen: bool = False,
         device: torch.device = HOST_MEMORY,
+        also: tuple[Arguments, ...] = (),
     ) -> None:
         super().__init__()
         _one_of("mode", mode, MODES)
@@ -64,7 +66,7 @@ class TunedModule(nn.Module):
         self.training = reference.training
         # In a tuple, so that nn.Module does not register it as a child.
         self._reference = (reference,)
-        options = Options(name, mode, plan, known, fallback, frozen)
+        options = Options(name, mode, plan, known, fallback, frozen, also)
         self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()
@@ -202,7 +204,8 @@ class TunedModule(nn.Module):
 
     def extra_repr(self) -> str:
         arguments, options, _ = self._arguments
-        return f"plantune {options.mode} plan for {arguments.text()}"
+        calls = " and ".join(each.text() for each in (arguments, *options.also))
+        return f"plantune {options.mode} plan for {calls}"
 
 
 def _is_free(function: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from plantune import Plan, TunedModule, load_model, optimize
 from plantune.canonical import Attrs
+from plantune.default_plans import default_plan
 from plantune.errors import (
     InvalidPlan,
     NoPlan,
@@ -22,6 +23,8 @@ from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.proofs import remember_proof
+from plantune.space.search_space import load_search_space
 
 NAME = "se_resnet9_fixup"
 
@@ -55,9 +58,31 @@ class TestArguments:
         assert model(x).dtype == torch.float64
         close(model(x), model.reference(x))
 
-    @pytest.mark.parametrize("batch", [0, -1, 1.0, "1", None, True])
+    def test_several_batches_share_one_set_of_parameters(self, close):
+        """An actor and a learner; each size is one that the module was made for."""
+        shared = load_model(NAME, batch=(1, 2), mode="train", fallback="silent")
+        with PlanDatabase.open() as database:
+            for batch, mode in ((1, "infer"), (2, "train")):
+                graph = load_model(NAME, batch=batch, mode=mode, fallback="silent").pool().graph
+                plan = default_plan(graph, load_search_space("cpu"), network=NAME)
+                database.put_plan(dataclasses.replace(plan, origin="measured"), cpu_environment())
+                remember_proof(plan, cpu_environment())
+        frames = torch.randn(2, 3, 64, 64)
+        optimizer = torch.optim.SGD(shared.parameters(), 0.1)
+        for _ in range(2):
+            with torch.no_grad():
+                close(shared(frames[:1]), shared.reference(frames[:1]))
+            assert shared.last_call().how == "planned"
+            optimizer.zero_grad()
+            shared(frames).square().mean().backward()
+            assert shared.last_call().how == "planned"
+            optimizer.step()
+        assert shared.stats().eager == 0
+        assert "for (1, 3, 64, 64) and (2, 3, 64, 64)" in repr(shared)
+
+    @pytest.mark.parametrize("batch", [0, -1, 1.0, "1", None, True, (), (2, 0), [1, None]])
     def test_batch_is_a_positive_integer(self, batch):
-        with pytest.raises(ValueError, match="batch must be an integer from 1 up, got"):
+        with pytest.raises(ValueError, match="batch must be an integer from 1 up, or"):
             load_model(NAME, batch=batch)
 
     @pytest.mark.parametrize("mode", ["eval", "", "Train", None])

@@ -60,6 +60,7 @@ CUDA_PREFERENCES = (
     Preference("linear", most=1 << 16),
     Preference("hopper_conv", rivals=("resident_conv",)),
     Preference("hopper_dgrad"),
+    Preference("stem_wgrad"),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv"),
     Preference("depthwise_conv"),
@@ -83,6 +84,8 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
     "cuda": (
         "image_stem",
         "stem",
+        "image_stem_wgrad",
+        "stem_wgrad",
         "first_conv",
         "conv_epilogue",
         "pool_conv",

@@ -6,6 +6,7 @@ import pytest
 
 from plantune.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
+from plantune.graph.graph import Graph
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
@@ -43,13 +44,23 @@ def space() -> SearchSpace:
 
 
 @pytest.fixture
-def step_of() -> Callable[..., Step]:
-    """A step that covers all nodes which `emit` adds; what `emit` returns leaves it."""
+def graph_of() -> Callable[..., Graph]:
+    """The graph of all nodes which `emit` adds; what `emit` returns leaves it."""
 
-    def make(emit: Callable[[Builder], str | tuple[str, ...]], dtype: str = "float32") -> Step:
+    def make(emit: Callable[[Builder], str | tuple[str, ...]], dtype: str = "float32") -> Graph:
         builder = Builder(dtype)
         outputs = emit(builder)
-        graph = builder.graph.build((outputs,) if isinstance(outputs, str) else outputs)
+        return builder.graph.build((outputs,) if isinstance(outputs, str) else outputs)
+
+    return make
+
+
+@pytest.fixture
+def step_of(graph_of: Callable[..., Graph]) -> Callable[..., Step]:
+    """The step that covers such a graph."""
+
+    def make(emit: Callable[[Builder], str | tuple[str, ...]], dtype: str = "float32") -> Step:
+        graph = graph_of(emit, dtype)
         return make_step(graph, [node.name for node in graph.nodes])
 
     return make

@@ -128,7 +128,7 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
         multiply = Launcher(
             frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
         )
-        add = Launcher(frame.built, design.sum_blocks, design.sum_threads, name="sum")
+        add = Launcher(frame.built, design.sum.blocks, design.sum.threads, name="sum")
 
         def launch(stream: int) -> None:
             dy, x, copied = place(stream)

@@ -10,31 +10,28 @@ from functools import cache, cached_property
 from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.products import ELEMENTS, register_product
 from plantune.kernels.hopper.tiles import BOX_SIDE_MAX, CHUNK, ROW_BYTES, Box, ConvShape
+from plantune.kernels.part_sum import PartSum
 from plantune.kernels.rendering import cxx_bool
 
 INCLUDE = '#include "cuda/hopper_wgrad.h"\n#include "cuda/wgrad_sum.h"\n'
 # Of a thread, where one warpgroup copies and so many multiply; what else a thread keeps.
 REGISTERS, OTHER_REGISTERS = {1: 232, 2: 232, 3: 160}, 56
-# Channels and threads of a block that adds parts.
-SUM_CHANNELS, SUM_THREADS = 32, 768
 SOURCE = """struct Gradient {{
   using T = {element};
   static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
   static constexpr int kR = {r}, kS = {s};
   static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
   static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kSplitK = {split_k};
-  static constexpr int kStages = {stages};
+  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kStages = {stages};
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
   static constexpr int kPhaseW = {phase[0]}, kPhaseH = {phase[1]};
   static constexpr bool kImagesInside = {inside}, kChannelsLast = {channels_last};
-  static constexpr int kSumChannels = {sum_channels}, kSumWays = {sum_ways};
-  static constexpr int kSumRows = {sum_rows};
+  {sum.members}
 }};
 using Kernel = plantune::HopperWgrad<Gradient>;
 using Sum = plantune::WgradSum<Gradient>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
-              Sum::kThreads == {sum_threads}, "what is launched is what was planned");
+              Sum::kThreads == {sum.threads}, "what is launched is what was planned");
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
     run(const __grid_constant__ plantune::WgradMaps maps, float* sums, Gradient::T* dw) {{
   Kernel::run(maps, sums, dw);
@@ -200,28 +197,13 @@ class WgradDesign:
         return self.shape.r * self.shape.s
 
     @property
-    def sum_ways(self) -> int:
-        return max(min(self.split_k, SUM_THREADS // (self.taps * SUM_CHANNELS // 4)), 1)
-
-    @property
-    def sum_rows(self) -> int:
-        """Where few parts are added, a block does so for several rows."""
-        return max(SUM_THREADS // (self.taps * SUM_CHANNELS // 4 * self.sum_ways) // 2, 1)
-
-    @property
-    def sum_threads(self) -> int:
-        return self.taps * SUM_CHANNELS // 4 * self.sum_ways * self.sum_rows
-
-    @property
-    def sum_blocks(self) -> int:
-        return -(-self.shape.o // self.sum_rows) * -(-self.shape.c // SUM_CHANNELS)
+    def sum(self) -> PartSum:
+        return PartSum(self.split_k, self.taps, self.shape.o, self.shape.c)
 
     @property
     def sums_bytes(self) -> int:
         """Of parts; a gradient in one part is stored as it is."""
-        if self.split_k == 1:
-            return 0
-        return 4 * self.split_k * self.taps * self.shape.o * self.shape.c
+        return 0 if self.split_k == 1 else self.sum.bytes
 
     def why_not(self) -> str | None:
         """Why no block of this design can do its work, or None if it can."""
@@ -239,20 +221,18 @@ class WgradDesign:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def source(self, dtype: str, layout: str) -> str:
-        own = ("tile_m", "tile_n", "stages", "split_k", "threads")
-        sums = ("sum_ways", "sum_rows", "sum_threads")
+        own = ("tile_m", "tile_n", "stages", "threads", "shared_bytes", "sum")
         product = register_product(dtype, self.tile_n)
         return (
             INCLUDE
             + product
             + SOURCE.format(
                 **vars(self.shape),
-                **{name: getattr(self, name) for name in (*own, *sums, "shared_bytes")},
+                **{name: getattr(self, name) for name in own},
                 element=ELEMENTS[dtype],
                 box=self.cut.box,
                 phase=self.cut.phase,
                 inside=cxx_bool(self.cut.inside),
                 channels_last=cxx_bool(layout == "nhwc"),
-                sum_channels=SUM_CHANNELS,
             )
         )

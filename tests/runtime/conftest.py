@@ -69,7 +69,7 @@ def _randomise(module: nn.Module) -> nn.Module:
     return module
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def randomise() -> Callable[[nn.Module], nn.Module]:
     return _randomise
 
@@ -100,12 +100,12 @@ def _by_hand(tuned: TunedModule) -> Plan:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tuned() -> Callable[..., TunedModule]:
     return _tuned
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def by_hand() -> Callable[[TunedModule], Plan]:
     return _by_hand
 
@@ -147,7 +147,7 @@ def _results(module: nn.Module, x: Tensor, *, wrt_input: bool = False) -> Result
     return {name: value.clone() for name, value in found.items()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def results() -> Callable[..., Results]:
     return _results
 
@@ -156,7 +156,7 @@ def _exact(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).double()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def exact() -> Callable[[nn.Module], nn.Module]:
     """A copy of a module in fp64."""
     return _exact
@@ -184,7 +184,7 @@ def _within_bound(got: Results, eager: Results, reference: Results) -> None:
     assert _beyond_bound(got, eager, reference) == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def within_bound() -> Callable[[Results, Results, Results], None]:
     """Each error against the fp64 reference is at most twice the framework's own."""
     return _within_bound
@@ -208,7 +208,7 @@ def _gradients_within_bound(
     assert wrong == []
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gradients_within_bound() -> Callable[..., None]:
     return _gradients_within_bound
 
@@ -219,7 +219,7 @@ def _close(got: Any, expected: Any) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * largest)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def close() -> Callable[[Any, Any], None]:
     """Equal but for rounding; more exact for each tensor as a whole than for its small values."""
     return _close

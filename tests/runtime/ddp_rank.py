@@ -1,0 +1,54 @@
+"""One of several processes that train a network together: `ddp_rank.py RANK RANKS FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from plantune import optimize
+from plantune.plan import PROGRAM
+from plantune.runtime import choose
+
+IMAGES, STEPS = 8, 3
+
+
+def network() -> nn.Module:
+    torch.manual_seed(5)
+    layers = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 5))
+    return nn.Sequential(*layers)
+
+
+def batches() -> Tensor:
+    return torch.randn(2 * STEPS, IMAGES, 3, 8, 8, generator=torch.Generator().manual_seed(6))
+
+
+def train(rank: int, ranks: int, folder: Path) -> list[Tensor]:
+    """The parameters after some steps of two backward passes each, in which this process has its
+    part of each batch.
+    """
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks
+    )
+    try:
+        part = slice(rank * IMAGES // ranks, (rank + 1) * IMAGES // ranks)
+        model = optimize(network(), batches()[0][part], mode="train")
+        wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        optimizer = torch.optim.AdamW(wrapped.parameters(), 0.01)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with wrapped.no_sync():
+                wrapped(batches()[2 * step][part]).square().mean().backward()
+            wrapped(batches()[2 * step + 1][part]).square().mean().backward()
+            optimizer.step()
+        assert model.stats().eager == 0
+        return [parameter.detach() for parameter in model.parameters()]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    choose.UNPLANNED["cpu"] = PROGRAM
+    train(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

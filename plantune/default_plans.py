@@ -59,6 +59,7 @@ CUDA_PREFERENCES = (
     # Of few rows: a layer that reads more is a convolution of single pixels.
     Preference("linear", most=1 << 16),
     Preference("hopper_conv", rivals=("resident_conv",)),
+    Preference("se_grad"),
     Preference("hopper_dgrad"),
     Preference("stem_wgrad"),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
@@ -92,6 +93,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "se_tail",
         "scaled_se_tail",
         "linear",
+        "se_grad",
         "masked_dgrad",
         "pointwise_sum",
         "pointwise_chain",

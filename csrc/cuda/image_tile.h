@@ -125,6 +125,13 @@ struct ImageTile {
   /// is the channel's place in a row of Channels.
   template <typename Take>
   __device__ __forceinline__ void reduce(Shared& shared, const Floats& sum, Take take) const {
+    add_up(shared, sum,
+           [&](int of, int place, float total) { take(of, place, total * (1.f / kPixels)); });
+  }
+
+  /// The same with sums in the place of means.
+  template <typename Take>
+  __device__ __forceinline__ void add_up(Shared& shared, const Floats& sum, Take take) const {
     if (group < kGroups) Channels::store(shared.sums[team][group], chunk, sum);
     __syncthreads();
     const int part = threadIdx.x % kParts;
@@ -150,7 +157,7 @@ struct ImageTile {
       for (int lane = 1; lane < kParts; lane *= 2) {
         total += __shfl_xor_sync(0xffffffffu, total, lane);
       }
-      if (there && part == 0) take(of, place, total * (1.f / kPixels));
+      if (there && part == 0) take(of, place, total);
     }
   }
 };

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.ops.functions import FUNCTIONS
+from plantune.graph.step import phase_of
 from plantune.paths import data_folder
 
-POINTWISE, ACTIVATION = "pointwise", "activation"
+POINTWISE, ACTIVATION, DERIVATIVE = "pointwise", "activation", "activation_grad"
+WORDS = (POINTWISE, ACTIVATION, DERIVATIVE)
 OPERANDS = ("scalar", "tensor", "broadcast")
 # Repeating items on a graph that branches would offer exponentially many groups.
 LONGEST = 24
@@ -33,22 +36,52 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Twig:
+    """What else reads the value so far: chains of nodes of these kinds, each if it is there."""
+
+    kinds: tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True)
 class Fusion:
+    """A path, and the `joining` kinds of nodes that are taken along where the group alone reads
+    what they make.
+    """
+
     name: str
-    path: tuple[Item, ...]
+    path: tuple[Item | Twig, ...]
+    joining: frozenset[str] = frozenset()
+
+    @property
+    def starts(self) -> Iterator[tuple[Item, tuple[Item | Twig, ...]]]:
+        """Each item that a group may begin with, and what may follow it."""
+        for place, item in enumerate(self.path):
+            if isinstance(item, Item):
+                yield item, self.path[place + 1 :]
+                if not item.optional:
+                    return
 
 
-def parse_item(text: str, where: str) -> Item:
+def parse_item(text: str, where: str) -> Item | Twig:
     """The item of one string such as `add.scalar|add_channel?`."""
+    if text.startswith("+"):
+        return Twig(tuple(parse_kinds(part, where) for part in text[1:].split(">")))
     optional, repeats, branches = text.endswith("?"), text.endswith("*"), text.startswith("&")
-    kinds = frozenset(text.removeprefix("&").removesuffix("?").removesuffix("*").split("|"))
+    kinds = parse_kinds(text.removeprefix("&").removesuffix("?").removesuffix("*"), where)
+    return Item(kinds, optional or repeats, repeats, branches)
+
+
+def parse_kinds(text: str, where: str) -> frozenset[str]:
+    """The kinds of one string such as `add.scalar|add_channel`."""
+    kinds = frozenset(text.split("|"))
     for kind in kinds:
         op, _, operand = kind.partition(".")
-        if op not in OPS and kind not in (POINTWISE, ACTIVATION):
+        if op not in OPS and kind not in WORDS:
             raise InvalidSearchSpace(f"{where}: {kind!r} names no op; see plantune.graph.ops")
-        if operand and (operand not in OPERANDS or OPS[op].arity != 2):
+        known = OPERANDS if op in OPS and OPS[op].arity == 2 else OPERANDS[:1] * (op == "sum_to")
+        if operand and operand not in known:
             raise InvalidSearchSpace(f"{where}: {kind!r}: {op} has no operand {operand!r}")
-    return Item(kinds, optional or repeats, repeats, branches)
+    return kinds
 
 
 def load_fusions(path: Path) -> tuple[Fusion, ...]:
@@ -59,18 +92,29 @@ def load_fusions(path: Path) -> tuple[Fusion, ...]:
         raise InvalidSearchSpace(f"{path}: cannot be read: {error}") from error
     fusions = []
     for name, table in tables.items():
-        where = f"{path}: [{name}]"
-        items = table["path"] if isinstance(table, dict) and set(table) == {"path"} else []
-        strings = isinstance(items, list) and all(isinstance(item, str) for item in items)
-        if not strings or len(items) < 2:
-            raise InvalidSearchSpace(f"{where}: needs one `path` of two or more strings")
-        parsed = tuple(parse_item(item, where) for item in items)
-        if parsed[0].optional:
-            raise InvalidSearchSpace(f"{where}: the first item of a path cannot be optional")
-        if parsed[0].branches:
-            raise InvalidSearchSpace(f"{where}: the first item of a path cannot branch off")
-        fusions.append(Fusion(name, parsed))
+        fusions.append(parse_fusion(name, table, f"{path}: [{name}]"))
     return tuple(fusions)
+
+
+def parse_fusion(name: str, table: Any, where: str) -> Fusion:
+    """The fusion of one table."""
+    keys = set(table) if isinstance(table, dict) else set()
+    items, joining = (table["path"], table.get("joining", [])) if "path" in keys else ([], [])
+    strings = all(isinstance(found, list) and _strings(found) for found in (items, joining))
+    if not strings or len(items) < 2 or keys - {"path", "joining"}:
+        raise InvalidSearchSpace(f"{where}: needs one `path` of two or more strings")
+    parsed = tuple(parse_item(item, where) for item in items)
+    first = parsed[0]
+    if isinstance(first, Twig) or first.branches:
+        raise InvalidSearchSpace(f"{where}: the first item of a path cannot branch off")
+    if all(isinstance(item, Twig) or item.optional for item in parsed):
+        raise InvalidSearchSpace(f"{where}: an item of a path must be there")
+    kinds = (parse_kinds(item, where) for item in joining)
+    return Fusion(name, parsed, frozenset().union(*kinds))
+
+
+def _strings(found: list[Any]) -> bool:
+    return all(isinstance(item, str) for item in found)
 
 
 @cache
@@ -95,6 +139,10 @@ def kinds_of(graph: Graph, node: Node) -> frozenset[str]:
         kinds.add(POINTWISE)
     if node.op in FUNCTIONS:
         kinds.add(ACTIVATION)
+    if node.op.removesuffix("_grad") in FUNCTIONS and node.op not in FUNCTIONS:
+        kinds.add(DERIVATIVE)
+    if node.op == "sum_to" and node.types[0].numel == 1:
+        kinds.add("sum_to.scalar")
     if len(node.inputs) == 2:
         first, second = (graph.types[value] for value in node.inputs)
         if second.numel == 1:
@@ -107,32 +155,107 @@ def kinds_of(graph: Graph, node: Node) -> frozenset[str]:
 
 
 def groups_from(graph: Graph, node: Node, fusion: Fusion) -> Iterator[tuple[str, ...]]:
-    """Each matched beginning, of two or more nodes, of the fusion's paths that start at `node`."""
-    first, *rest = fusion.path
-    if first.kinds & kinds_of(graph, node):
-        seen: set[tuple[str, ...]] = set()
-        for group in _extended(graph, (node,), node, tuple(rest)):
-            names = tuple(member.name for member in group)
+    """Each matched beginning, of two or more nodes, of the fusion's paths that start at `node`, and
+    all that belongs to it.
+    """
+    seen: set[tuple[str, ...]] = set()
+    for first, rest in fusion.starts:
+        if not first.kinds & kinds_of(graph, node):
+            continue
+        for group in _extended(graph, _Found((node,), node), rest):
+            names = _with_others(graph, group, fusion.joining)
             if len(names) > 1 and names not in seen:
                 seen.add(names)
                 yield names
 
 
-def _extended(
-    graph: Graph, group: tuple[Node, ...], last: Node, rest: tuple[Item, ...]
-) -> Iterator[tuple[Node, ...]]:
-    """`group` and everything it can grow to along the items that are left, from `last` on."""
-    yield group
-    if not rest or len(group) == LONGEST:
+@dataclass(frozen=True)
+class _Found:
+    """The nodes of a path so far, from whose `last` it goes on, and twigs with where they hang."""
+
+    nodes: tuple[Node, ...]
+    last: Node
+    twigs: tuple[tuple[Node, Twig], ...] = ()
+
+
+def _extended(graph: Graph, found: _Found, rest: tuple[Item | Twig, ...]) -> Iterator[_Found]:
+    """What is `found` and everything it can grow to along the items that are left."""
+    item, others = (rest[0], rest[1:]) if rest else (None, ())
+    if isinstance(item, Twig):
+        more = replace(found, twigs=(*found.twigs, (found.last, item)))
+        yield from _extended(graph, more, others)
         return
-    item, *others = rest
-    left = rest if item.repeats else tuple(others)
-    for reader in _readers(graph, group, last):
+    yield found
+    if item is None or len(found.nodes) == LONGEST:
+        return
+    left = rest if item.repeats else others
+    for reader in _readers(graph, found.nodes, found.last):
         if item.kinds & kinds_of(graph, reader):
-            after = last if item.branches else reader
-            yield from _extended(graph, (*group, reader), after, left)
+            after = found.last if item.branches else reader
+            more = replace(found, nodes=(*found.nodes, reader), last=after)
+            yield from _extended(graph, more, left)
     if item.optional:
-        yield from _extended(graph, group, last, tuple(others))
+        yield from _extended(graph, found, others)
+
+
+def _with_others(graph: Graph, found: _Found, joining: frozenset[str]) -> tuple[str, ...]:
+    """A path's nodes, those of its twigs and those that join, in the order of the graph if there
+    are such.
+    """
+    nodes = found.nodes
+    for place, twig in found.twigs:
+        nodes = _with_twig(graph, nodes, place, twig.kinds)
+    if joining:
+        nodes = _with_joining(graph, nodes, joining)
+    names = tuple(node.name for node in nodes)
+    return names if nodes == found.nodes else tuple(sorted(names, key=graph.positions.__getitem__))
+
+
+def _with_twig(
+    graph: Graph, nodes: tuple[Node, ...], place: Node, kinds: tuple[frozenset[str], ...]
+) -> tuple[Node, ...]:
+    """`nodes` and each whole chain of these kinds that hangs on the value of `place`."""
+    first, *others = kinds
+    for reader in _readers(graph, nodes, place):
+        if first & kinds_of(graph, reader):
+            more = (*nodes, reader)
+            nodes = more if not others else _with_chain(graph, nodes, more, reader, others)
+    return nodes
+
+
+def _with_chain(
+    graph: Graph,
+    nodes: tuple[Node, ...],
+    more: tuple[Node, ...],
+    place: Node,
+    kinds: list[frozenset[str]],
+) -> tuple[Node, ...]:
+    """`more` with the rest of a chain, or `nodes` if there is none."""
+    whole = _with_twig(graph, more, place, tuple(kinds))
+    return whole if whole != more else nodes
+
+
+def _with_joining(graph: Graph, nodes: tuple[Node, ...], kinds: frozenset[str]) -> tuple[Node, ...]:
+    """`nodes` and those of these kinds whose values they alone read, until there are no more."""
+    names, left, found = {node.name for node in nodes}, list(nodes), list(nodes)
+    phase = phase_of(graph, nodes[0])
+    while left:
+        for maker in map(graph.producers.get, left.pop().inputs):
+            if maker is None or maker.name in names or not kinds & kinds_of(graph, maker):
+                continue
+            if phase_of(graph, maker) == phase and _is_read_inside(graph, maker, names):
+                names.add(maker.name)
+                found.append(maker)
+                left.append(maker)
+    return tuple(found)
+
+
+def _is_read_inside(graph: Graph, node: Node, names: set[str]) -> bool:
+    """Whether none but these nodes read what the node makes."""
+    return all(
+        value not in graph.results and all(n.name in names for n in graph.consumers[value])
+        for value in node.outputs
+    )
 
 
 def _readers(graph: Graph, group: tuple[Node, ...], last: Node) -> list[Node]:

@@ -46,14 +46,14 @@ def fused(
     """The greedy partition: at each node in order, the largest group that `admits` takes."""
     taken: list[Group] = []
     covered: set[str] = set()
+    offers = _offers(graph, fusions)
     for node in graph.nodes:
         if node.name in covered:
             continue
-        offers = [group for fusion in fusions for group in groups_from(graph, node, fusion)]
         group = next(
             (
                 offer
-                for offer in sorted(offers, key=len, reverse=True)
+                for offer in sorted(offers.get(node.name, ()), key=len, reverse=True)
                 if covered.isdisjoint(offer)
                 and why_not_group(graph, offer, taken) is None
                 and admits(make_step(graph, offer))
@@ -63,6 +63,17 @@ def fused(
         taken.append(group)
         covered.update(group)
     return partition_into(graph, taken)
+
+
+def _offers(graph: Graph, fusions: Sequence[Fusion]) -> dict[str, list[Group]]:
+    """The groups that fusions offer, by the node of each that stands first in the graph."""
+    offers: dict[str, list[Group]] = {}
+    for node in graph.nodes:
+        for fusion in fusions:
+            for group in groups_from(graph, node, fusion):
+                first = min(group, key=graph.positions.__getitem__)
+                offers.setdefault(first, []).append(group)
+    return offers
 
 
 def alternatives(graph: Graph, fusions: Sequence[Fusion]) -> tuple[Step, ...]:

@@ -13,7 +13,7 @@ from plantune.graph import fusions
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
-from plantune.graph.fusions import Fusion, all_fusions, fusions_named, groups_from, kinds_of
+from plantune.graph.fusions import Fusion, Item, all_fusions, fusions_named, groups_from, kinds_of
 from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives, why_not_group
 from plantune.graph.types import TensorType
@@ -39,8 +39,13 @@ def load(folder: Path, text: str) -> tuple[Fusion, ...]:
         ("[a]\npath = ['relu']", r"\[a\]: needs one `path` of two or more strings"),
         ("[a]\npath = ['relu', 3]", r"\[a\]: needs one `path`"),
         ("[a]\npath = ['relu', 'add']\nextra = 1", r"\[a\]: needs one `path`"),
-        ("[a]\npath = ['relu?', 'add']", r"\[a\]: the first item of a path cannot be optional"),
-        ("[a]\npath = ['relu*', 'add']", r"\[a\]: the first item of a path cannot be optional"),
+        ("[a]\npath = ['relu', 'add']\njoining = 'mul'", r"\[a\]: needs one `path`"),
+        ("[a]\npath = ['relu', 'add']\njoining = ['swish']", r"\[a\]: 'swish' names no op"),
+        ("[a]\npath = ['relu?', 'add*']", r"\[a\]: an item of a path must be there"),
+        ("[a]\npath = ['relu?', '+add']", r"\[a\]: an item of a path must be there"),
+        ("[a]\npath = ['+relu', 'add']", r"\[a\]: the first item of a path cannot branch off"),
+        ("[a]\npath = ['relu', '+add>swish']", r"\[a\]: 'swish' names no op"),
+        ("[a]\npath = ['relu', 'sum_to.tensor']", "sum_to has no operand 'tensor'"),
         ("[a]\npath = ['&relu', 'add']", r"\[a\]: the first item of a path cannot branch off"),
         ("[a]\npath = ['relu', 'swish']", r"\[a\]: 'swish' names no op; see plantune.graph.ops"),
         ("[a]\npath = ['relu', 'add|']", r"\[a\]: '' names no op"),
@@ -111,6 +116,9 @@ PATHS: list[tuple[list[str], list[str], list[str]]] = [
     (["relu", "sigmoid"], ["relu", "relu*", "sigmoid"], ["relu sigmoid"]),
     (["relu", "sigmoid"], ["relu", "add|sigmoid"], ["relu sigmoid"]),
     (["relu", "add.scalar"], ["relu", "pointwise"], ["relu add"]),
+    (RSR, ["sigmoid?", "relu?", "sigmoid"], ["relu sigmoid"]),
+    (RSR, ["relu?", "relu?", "sigmoid", "relu"], ["relu sigmoid", "relu sigmoid relu_2"]),
+    (["relu", "sigmoid"], ["sigmoid?", "sigmoid"], []),
     *[
         (["relu", f"{op}.{have}"], ["relu", f"{op}.{want}"], [f"relu {op}"] if have == want else [])
         for op in ("add", "mul")
@@ -155,6 +163,75 @@ def test_an_item_that_branches_off_leaves_the_path_where_it_was(tmp_path: Path) 
     assert found(graph, ["relu", "sum_to", "sigmoid"], tmp_path) == ["relu sum_to"]
 
 
+def tail() -> Graph:
+    """r is read by a sum, by a product of which there is a sum, and by another product; what that
+    is multiplied with follows from a parameter.
+    """
+    b = GraphBuilder()
+    b.input("x", X)
+    b.parameter("k", TensorType((2, 4, 1, 1)))
+    (k,) = b.emit("affine", "k", alpha=2.0, beta=0.0)
+    (w,) = b.emit("mul", "x", k)
+    (r,) = b.emit("relu", w)
+    (one,) = b.emit("sum_to", r, shape=(1,))
+    (m,) = b.emit("mul", r, "x")
+    (two,) = b.emit("sum_to", m, shape=(1,))
+    (s,) = b.emit("sigmoid", r)
+    (p,) = b.emit("mul", s, w)
+    return b.build((one, two, p))
+
+
+@pytest.mark.parametrize(
+    ("path", "groups"),
+    [
+        (["relu", "+sum_to"], ["relu sum_to"]),
+        (["relu", "+sum_to", "sigmoid"], ["relu sum_to", "relu sum_to sigmoid"]),
+        (
+            ["relu", "+mul>sum_to", "sigmoid"],
+            ["relu mul_2 sum_to_2", "relu mul_2 sum_to_2 sigmoid"],
+        ),
+        (["relu", "+mul>sum_to>relu", "sigmoid"], ["relu sigmoid"]),
+        (["relu", "+mean", "sigmoid", "+sum"], ["relu sigmoid"]),
+        (["relu", "sigmoid", "+sum_to|mul"], ["relu sigmoid mul_3"]),
+        (["relu", "+sum_to.scalar"], ["relu sum_to"]),
+    ],
+)
+def test_what_else_reads_a_value_is_taken_along_where_it_is(
+    path: list[str], groups: list[str], tmp_path: Path
+) -> None:
+    graph = tail()
+    (fusion,) = load(tmp_path, f"[f]\npath = {path}")
+    start = graph.nodes[graph.positions["relu"]]
+    assert [" ".join(group) for group in groups_from(graph, start, fusion)] == groups
+
+
+@pytest.mark.parametrize(
+    ("path", "joining", "groups"),
+    [
+        (["relu", "sigmoid"], ["mul"], ["relu sigmoid"]),
+        (["relu", "sigmoid", "mul"], ["mul"], ["relu sigmoid", "mul relu sigmoid mul_3"]),
+        (["relu", "sigmoid", "mul"], ["sum_to"], ["relu sigmoid", "relu sigmoid mul_3"]),
+        (["relu", "sigmoid", "mul"], ["mul|affine"], ["relu sigmoid", "mul relu sigmoid mul_3"]),
+    ],
+)
+def test_what_a_group_alone_reads_joins_it(
+    path: list[str], joining: list[str], groups: list[str], tmp_path: Path
+) -> None:
+    graph = tail()
+    (fusion,) = load(tmp_path, f"[f]\npath = {path}\njoining = {joining}")
+    start = graph.nodes[graph.positions["relu"]]
+    assert [" ".join(group) for group in groups_from(graph, start, fusion)] == groups
+
+
+def test_what_joins_is_of_the_same_pass(tmp_path: Path) -> None:
+    graph = differentiate(chain("sigmoid", "mul.tensor"), ["tensor"])
+    text = "[f]\npath = ['mul', 'sum_to?', 'relu*']\njoining = ['pointwise']"
+    (fusion,) = load(tmp_path, text)
+    for node in graph.nodes:
+        for group in groups_from(graph, node, fusion):
+            assert len({name in graph.backward_nodes for name in group}) == 1
+
+
 def test_repeating_items_end(tmp_path: Path) -> None:
     long = chain(*["relu"] * 40)
     groups = found(long, ["relu", "pointwise*"], tmp_path)
@@ -182,7 +259,8 @@ def groups_of(graph: Graph, fusion: Fusion) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("fusion", all_fusions(), ids=lambda fusion: fusion.name)
 def test_each_shipped_fusion_matches_in_a_shipped_network(fusion: Fusion) -> None:
-    needed = sum(not item.optional for item in fusion.path)
+    items = [item for item in fusion.path if isinstance(item, Item)]
+    needed = sum(not item.optional for item in items)
     lengths = [len(g) for graph in networks().values() for g in groups_of(graph, fusion)]
     assert max(lengths, default=0) >= max(needed, 2)
 
@@ -194,8 +272,9 @@ def test_alternatives_are_each_op_and_each_beginning_that_can_run(network: str) 
     expected = {frozenset((node.name,)) for node in graph.nodes}
     for fusion in all_fusions():
         groups = groups_of(graph, fusion)
-        beginnings = {group[:end] for group in groups for end in range(2, len(group))}
-        assert beginnings <= set(groups)
+        if not fusion.joining:
+            beginnings = {group[:end] for group in groups for end in range(2, len(group))}
+            assert beginnings <= set(groups)
         expected |= {frozenset(group) for group in groups if why_not_group(graph, group) is None}
     assert offered == expected
     assert len(alternatives(graph, all_fusions())) == len(offered)

@@ -62,7 +62,7 @@ def expression_of(step: Step) -> Expression:
         if type_.shape != shape:
             raise IllegalCandidate(f"{name!r} leaves as {type_.shape}, beside {shape}")
     writer = _Writer(step)
-    results = tuple(writer.element(name, _whole(shape)) for name, _ in step.outputs)
+    results = tuple(writer.element(name, whole(shape)) for name, _ in step.outputs)
     return Expression(tuple(writer.operands), tuple(writer.lines), results)
 
 
@@ -102,7 +102,8 @@ class _Writer:
         return list(zip(node.inputs, places, strict=True))
 
 
-def _whole(shape: tuple[int, ...]) -> Place:
+def whole(shape: tuple[int, ...]) -> Place:
+    """The place of what is not broadcast."""
     return _kept(shape, tuple(range(len(shape))))
 
 

@@ -1,0 +1,336 @@
+// The gradient of squeeze-and-excite, for nhwc images of kPixels pixels, in one pass over each
+// image. Of y = x * gate, gate = Gate(W2 hidden + b2), hidden = Hidden(W1 mean + b1) it makes
+//
+//   dgate = sum over pixels of dy * x       dexcite = Gate'(dgate)
+//   dsqueeze = Hidden'(W2^T dexcite)        spread = alpha * W1^T dsqueeze
+//   dx = dy * gate + spread
+//
+// What is done to single elements before and after stands in Chain:
+//
+//   first(images, small, out)   from the kRead images: dy * x, then kValues, of which the first
+//                               kStoredFirst leave, then the kSumsFirst values to be added up
+//   second(images, small, spread, out)   from the kHeld images: the kStoredSecond images that leave,
+//                                        then the kSumsSecond values to be added up
+//
+// `small` are values of each image and channel, of each channel, or single ones. kHeldAs says where a
+// held image comes from: k is the k-th that is read, kRead + j the j-th of the values.
+// A block holds its images in registers between the passes where they fit (kInRegisters), else it
+// reads them again.
+//
+// `add` then makes the gradients of W1, b1, W2 and b2 from dexcite, dsqueeze and what the layers
+// read, and the sums from each block's part. Arithmetic is float; what leaves is rounded once.
+// Deterministic: all sums have a fixed order.
+
+#pragma once
+
+#include "cuda/arithmetic.h"
+#include "cuda/image_tile.h"
+#include "cuda/launch.h"
+#include "cuda/se_resnet9/se_grad_layers.h"
+#include "cuda/small_matrix.h"
+#include "cuda/small_matrix_mma.h"
+
+namespace plantune {
+
+template <typename Chain, template <typename, int, int, int, int> typename Matrix>
+struct SeGrad {
+  using T = typename Chain::T;
+  static constexpr int kChannels = Chain::kChannels, kHidden = Chain::kHidden;
+  static constexpr int kImages = Chain::kImages, kThreads = Chain::kThreads;
+  static constexpr int kRead = Chain::kRead, kSmall = Chain::kSmall, kHeld = Chain::kHeld;
+  static constexpr int kStoredFirst = Chain::kStoredFirst, kSumsFirst = Chain::kSumsFirst;
+  static constexpr int kStoredSecond = Chain::kStoredSecond, kSumsSecond = Chain::kSumsSecond;
+  static constexpr int kStored = kStoredFirst + kStoredSecond, kSums = kSumsFirst + kSumsSecond;
+  static constexpr int kValues = Chain::kValues;
+  static constexpr int kFirst = 1 + kValues + kSumsFirst, kSecond = kStoredSecond + kSumsSecond;
+  static constexpr int kHiddenPadded = ceil_div(kHidden, 4) * 4;
+
+  using Tile = ImageTile<T, kChannels, kChannels, Chain::kPixels, kImages, kThreads>;
+  using Word = typename Tile::Word;
+  using Channels = typename Tile::Channels;
+  using Squeeze = Matrix<T, kHidden, kChannels, kImages, kThreads>;
+  using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;
+  static constexpr int kSize = Word::kSize, kRounds = Tile::kRounds;
+  static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
+  static constexpr bool kInRegisters = Chain::kInRegisters;
+  static constexpr int kSlots = kInRegisters ? kRounds : 1;
+
+  struct Arguments {
+    const T* read[kRead];
+    const T* small[kSmall + 1];
+    T* stored[kStored + 1];
+    T* sums[kSums + 1];
+    const T *excite, *squeeze;     // W2^T (kHidden, kChannels), W1^T (kChannels, kHiddenPadded)
+    const T *of_gate, *of_hidden;  // what the derivatives of Gate and Hidden are functions of
+    T *dexcite, *dsqueeze;
+    float *parts, *layers;  // what `add` adds up: of each sum and block, of each tile and split
+    unsigned* arrived;      // of each tile
+    const T *hidden, *mean;  // what the layers read
+    T *weight1, *bias1, *weight2, *bias2;
+    long long images, splits;
+  };
+
+  struct Shared {
+    typename Tile::Shared tile;
+    typename Squeeze::Vectors dexcite;
+    typename Squeeze::Scratch squeeze;
+    typename Excite::Vectors dsqueeze;
+    typename Excite::Scratch excite;
+    T of_gate[kImages][kChannels];
+    T of_hidden[kImages][kHidden];
+    float parts[kSums + 1][kThreads / 32];
+
+    /// In the place of the sums, which are done with by then.
+    __device__ __forceinline__ float (&spread(int team)) [Tile::kRow] { return tile.sums[team][0]; }
+  };
+  static_assert(sizeof(Shared) <= 48 << 10, "static shared memory ends at 48 KiB");
+
+  using Small = Word[kSmall + 1];
+  using Sums = float[kSums + 1];
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    __shared__ Shared shared;
+    release_successor();
+    Squeeze squeeze(a.excite, nullptr);
+    Excite excite(a.squeeze, nullptr);
+    shared.dexcite.clear_from(kChannels);
+    shared.dsqueeze.clear_from(kHidden);
+    wait_for_predecessor();
+
+    const long long image = blockIdx.x * (long long)(kImages);
+    if (blockIdx.x == 0 && threadIdx.x < kTiles) a.arrived[threadIdx.x] = 0;
+    const Tile tile(image, a.images, 0);
+    Small small;
+    load_small<kAligned>(a, tile, image, small);
+    bring(a, image, shared);
+    Word held[kHeld][kSlots];
+    typename Tile::Floats dgate = {};
+    Sums sums = {};
+    first_pass<kAligned>(a, tile, small, held, dgate, sums);
+
+    tile.add_up(shared.tile, dgate, [&](int team, int place, float value) {
+      const int channel = Channels::column_at(place);
+      const float d = Chain::gate(value, to_float(shared.of_gate[team][channel]));
+      shared.dexcite.put(team, channel, d);
+      put(a, a.dexcite, image, team, kChannels, channel, d);
+    });
+    __syncthreads();
+    squeeze.multiply(shared.dexcite, shared.squeeze, [&](int team, int row, float value) {
+      const float d = Chain::hidden(value, to_float(shared.of_hidden[team][row]));
+      shared.dsqueeze.put(team, row, d);
+      put(a, a.dsqueeze, image, team, kHidden, row, d);
+    });
+    __syncthreads();
+    excite.multiply(shared.dsqueeze, shared.excite, [&](int team, int row, float value) {
+      shared.spread(team)[Channels::place_of(row)] = value * Chain::kAlpha;
+    });
+    __syncthreads();
+
+    typename Tile::Floats spread = {};
+    if (tile.active) Channels::load(shared.spread(tile.team), tile.chunk, spread);
+    second_pass<kAligned>(a, tile, small, held, spread, sums);
+    if constexpr (kSums > 0) leave(a, shared, sums);
+  }
+
+  /// A block for each tile of both layers and each split of the images, then one for each sum.
+  static __device__ __forceinline__ void add(const Arguments& a) {
+    release_successor();
+    wait_for_predecessor();
+    const int splits = int(a.splits);
+    if (blockIdx.x < kTiles * splits) {
+      Layers::add(a, blockIdx.x / splits, blockIdx.x % splits);
+    } else {
+      add_sum(a, blockIdx.x - kTiles * splits);
+    }
+  }
+
+ private:
+  static constexpr int kWarps = kThreads / 32;
+  using Layers = SeGradLayers<T, kChannels, kHidden, kThreads, Chain::kByRows1, Chain::kByRows2>;
+  static constexpr int kTiles = Chain::kLayers ? Layers::kTiles : 0;
+  static_assert(kTiles <= kThreads, "one thread of the first block clears the count of a tile");
+
+  static __device__ __forceinline__ void put(const Arguments& a, T* to, long long image, int team,
+                                             int width, int column, float value) {
+    if (to == nullptr || image + team >= a.images) return;
+    to[(image + team) * width + column] = from_float<T>(value);
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void load_small(const Arguments& a, const Tile& tile,
+                                                    long long image, Small& small) {
+    const long long of = tile.active ? image + tile.team : 0;
+#pragma unroll
+    for (int k = 0; k < kSmall; ++k) {
+      if (!Chain::kOfChannels[k]) {
+        small[k].values[0] = *a.small[k];
+      } else {
+        const long long row = Chain::kOfImages[k] ? of * kChannels : 0;
+        small[k].template load<kAligned>(a.small[k] + row + tile.chunk * kSize);
+      }
+    }
+  }
+
+  /// What the derivatives read, into shared memory.
+  static __device__ __forceinline__ void bring(const Arguments& a, long long image,
+                                               Shared& shared) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kImages * (kChannels + kHidden); i += kThreads) {
+      const int team = i / (kChannels + kHidden), column = i % (kChannels + kHidden);
+      if (image + team >= a.images) continue;
+      if (column < kChannels) {
+        shared.of_gate[team][column] = a.of_gate[(image + team) * kChannels + column];
+      } else {
+        const int row = column - kChannels;
+        shared.of_hidden[team][row] = a.of_hidden[(image + team) * kHidden + row];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void expand(const Small& small, int e, float (&to)[kSmall + 1]) {
+#pragma unroll
+    for (int k = 0; k < kSmall; ++k) to[k] = small[k][Chain::kOfChannels[k] ? e : 0];
+  }
+
+  /// Loads a few vectors of every image at once, then computes with them.
+  template <bool kAligned>
+  static __device__ __forceinline__ void first_pass(const Arguments& a, const Tile& tile,
+                                                    const Small& small,
+                                                    Word (&held)[kHeld][kSlots],
+                                                    typename Tile::Floats& dgate, Sums& sums) {
+    if (!tile.active) return;
+#pragma unroll(kInRegisters ? kRounds : 1)
+    for (int base = 0; base < kRounds; base += kChunk) {
+      Word in[kChunk][kRead];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        if (base + i >= kRounds || !tile.has(base + i)) continue;
+#pragma unroll
+        for (int k = 0; k < kRead; ++k) {
+          in[i][k].template load<kAligned>(a.read[k] + tile.at(base + i));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        if (base + i >= kRounds || !tile.has(base + i)) continue;
+        Word made[kValues + 1];
+        first_of(in[i], small, made, dgate, sums);
+#pragma unroll
+        for (int j = 0; j < kStoredFirst; ++j) made[j].store(a.stored[j] + tile.at(base + i));
+        if constexpr (kInRegisters) {
+#pragma unroll
+          for (int k = 0; k < kHeld; ++k) {
+            const int from = Chain::kHeldAs[k];
+            held[k][base + i] = from < kRead ? in[i][from < kRead ? from : 0]
+                                             : made[from < kRead ? 0 : from - kRead];
+          }
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void first_of(const Word (&in)[kRead], const Small& small,
+                                                  Word (&made)[kValues + 1],
+                                                  typename Tile::Floats& dgate, Sums& sums) {
+    float values[kValues + 1][kSize];
+#pragma unroll
+    for (int e = 0; e < kSize; ++e) {
+      float x[kRead], s[kSmall + 1], out[kFirst];
+#pragma unroll
+      for (int k = 0; k < kRead; ++k) x[k] = in[k][e];
+      expand(small, e, s);
+      Chain::first(x, s, out);
+      dgate[e] += out[0];
+#pragma unroll
+      for (int j = 0; j < kValues; ++j) values[j][e] = out[1 + j];
+#pragma unroll
+      for (int j = 0; j < kSumsFirst; ++j) sums[j] += out[1 + kValues + j];
+    }
+#pragma unroll
+    for (int j = 0; j < kValues; ++j) made[j].round(values[j]);
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void second_pass(const Arguments& a, const Tile& tile,
+                                                     const Small& small,
+                                                     const Word (&held)[kHeld][kSlots],
+                                                     const typename Tile::Floats& spread,
+                                                     Sums& sums) {
+    if (!tile.active) return;
+#pragma unroll(kInRegisters ? kRounds : 1)
+    for (int round = 0; round < kRounds; ++round) {
+      if (!tile.has(round)) continue;
+      Word in[kHeld];
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        if constexpr (kInRegisters) {
+          in[k] = held[k][round];
+        } else {
+          in[k].template load<kAligned>(again(a, k) + tile.at(round));
+        }
+      }
+      float values[kStoredSecond][kSize];
+#pragma unroll
+      for (int e = 0; e < kSize; ++e) {
+        float x[kHeld], s[kSmall + 1], out[kSecond];
+#pragma unroll
+        for (int k = 0; k < kHeld; ++k) x[k] = in[k][e];
+        expand(small, e, s);
+        Chain::second(x, s, spread[e], out);
+#pragma unroll
+        for (int j = 0; j < kStoredSecond; ++j) values[j][e] = out[j];
+#pragma unroll
+        for (int j = 0; j < kSumsSecond; ++j) sums[kSumsFirst + j] += out[kStoredSecond + j];
+      }
+#pragma unroll
+      for (int j = 0; j < kStoredSecond; ++j) {
+        Word word;
+        word.round(values[j]);
+        word.store(a.stored[kStoredFirst + j] + tile.at(round));
+      }
+    }
+  }
+
+  /// Where a held image is in memory: a thread reads what it has written itself.
+  static __device__ __forceinline__ const T* again(const Arguments& a, int k) {
+    const int from = Chain::kHeldAs[k];
+    return from < kRead ? a.read[from] : a.stored[from - kRead];
+  }
+
+  static __device__ __forceinline__ void leave(const Arguments& a, Shared& shared,
+                                               const Sums& sums) {
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) {
+      const float sum = of_warp(sums[j]);
+      if (threadIdx.x % 32 == 0) shared.parts[j][threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x >= kSums) return;
+    float sum = 0.f;
+    for (int warp = 0; warp < kWarps; ++warp) sum += shared.parts[threadIdx.x][warp];
+    a.parts[threadIdx.x * gridDim.x + blockIdx.x] = sum;
+  }
+
+  static __device__ __forceinline__ float of_warp(float sum) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+    return sum;
+  }
+
+  static __device__ __forceinline__ void add_sum(const Arguments& a, int which) {
+    __shared__ float parts[kWarps];
+    const int blocks = int((a.images + kImages - 1) / kImages);
+    float sum = 0.f;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < blocks; i += kThreads) sum += a.parts[which * blocks + i];
+    sum = of_warp(sum);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int warp = 1; warp < kWarps; ++warp) sum += parts[warp];
+    a.sums[which][0] = from_float<T>(sum);
+  }
+};
+
+}  // namespace plantune

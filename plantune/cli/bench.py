@@ -27,7 +27,13 @@ from plantune.cli.options import (
     workload_options,
 )
 from plantune.files import require_writable
-from plantune.report.bench_text import other_ratios, queued_table, single_table, verdict
+from plantune.report.bench_text import (
+    other_ratios,
+    phases_table,
+    queued_table,
+    single_table,
+    verdict,
+)
 from plantune.report.plot import (
     FORMATS,
     HOW_TO_GET,
@@ -174,14 +180,16 @@ def _document(chosen: Chosen, race: Race, wanted: Wanted) -> dict[str, Any]:
 
 def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]) -> None:
     runner = runner_text(chosen.plan.runner)
+    torch = document["environment"]["torch"]
     step = ", whole steps with AdamW" if "optimizer" in document["workload"] else ""
-    console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match)")
+    console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match), torch {torch}")
     if runner is not None:
         console.say(runner)
     console.say(queued_table(document, console.width))
-    if (single := single_table(document, console.width)) is not None:
-        console.say()
-        console.say(single)
+    for more in (single_table, phases_table):
+        if (text := more(document, console.width)) is not None:
+            console.say()
+            console.say(text)
     for name, reason in race.failures.items():
         console.say(f"{name} did not run: {reason}")
     for line in other_ratios(document):

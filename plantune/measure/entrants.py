@@ -21,7 +21,7 @@ from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
 from plantune.host import NO_COMPILER, cxx_compiler
 from plantune.measure.subject import Inputs, Raced, Subject
-from plantune.measure.training_calls import CallOf, passes_of, steps_of, steps_of_plan
+from plantune.measure.training_calls import CallOf, Marked, passes_of, steps_of, steps_of_plan
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.plan import Plan
 from plantune.runtime.module import TunedModule
@@ -41,7 +41,8 @@ class Entrant:
     """A way made ready to be timed: on the same images each time, and on others in each call.
 
     `build_s` is the time until its first calls were done; `cached` says that torch found something
-    of it compiled. `static` says that `same` relies on images that stay where they are.
+    of it compiled. `static` says that `same` relies on images that stay where they are. `marked`
+    tells of the phases of a call in training; None where they cannot be told apart.
     """
 
     same: Call
@@ -50,6 +51,7 @@ class Entrant:
     build_s: float
     cached: bool = False
     static: bool = False
+    marked: Marked | None = None
 
 
 class Entrants:
@@ -59,6 +61,7 @@ class Entrants:
         torch.manual_seed(seed)
         problem = self.problem = raced.problem
         self.peaks_mib: dict[str, float] = {}
+        self._tuned: TunedModule | None = None
         self._train, self._steps = problem.mode == "train", raced.steps
         arch = load_arch(problem.arch)
         self._ways, self.device = WAYS[arch.kind], device_for(arch)
@@ -92,6 +95,7 @@ class Entrants:
             fallback="error",
             frozen=frozen,
         )
+        self._tuned = tuned
         name, promise = (PLANTUNE_FROZEN, FROZEN) if frozen else (PLANTUNE, LIVE)
         # Between two passes an optimizer changes the weights: preparing from them is in the time.
         if self._steps:
@@ -99,6 +103,22 @@ class Entrants:
         else:
             call_of = self._calls_of(tuned, module, lambda: tuned.refresh(weights_only=True))
         return self._ready(name, tuned, self._images, call_of, promise, start)
+
+    def between_plans(self) -> float | None:
+        """How far apart the outputs are that the plans for training and for inference compute, as a
+        part of the largest one; None if there is nothing to compare.
+        """
+        tuned = self._tuned
+        if not self._train or tuned is None or self._subject.draws:
+            return None
+        with torch.no_grad():
+            inferred = _tensors(tuned(*self._images[0]))
+        trained = self._outputs(tuned, self._images[0])
+        pairs = [(a, b) for a, b in zip(inferred, trained, strict=True) if a.is_floating_point()]
+        return max(
+            (float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs),
+            default=0.0,
+        )
 
     def is_captured(self, name: str) -> bool:
         """Such ways are made last: while torch.compile records its own graphs it gives back the
@@ -182,9 +202,11 @@ class Entrants:
         if not error <= self._bound:
             text = f"{name} gives another output for {self.problem}: relative error {error:.3g}"
             raise WrongResult(f"{text}, allowed {self._bound:.3g}", error, self._bound)
-        same = _warmed_up(call_of(images[:1]))
+        same = call_of(images[:1])
+        _warmed_up(same)
         self.device.synchronize()
-        return Entrant(same, call_of(images), promise, time.perf_counter() - start)
+        build_s, marked = time.perf_counter() - start, same if self._train else None
+        return Entrant(same, call_of(images), promise, build_s, marked=marked)
 
     def _captured(
         self,
@@ -202,7 +224,7 @@ class Entrants:
             _copy_into(image, next(others))
             replay()
 
-        return replace(entrant, same=replay, fresh=fresh)
+        return replace(entrant, same=replay, fresh=fresh, marked=None)
 
     def _calls_of(self, run: Run, module: nn.Module, renew: Callable[[], object] = list) -> CallOf:
         """Makes a call whose images take turns. It needs gradients on in training, else off."""

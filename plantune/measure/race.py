@@ -16,6 +16,7 @@ from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, Entrant, Entrants
 from plantune.measure.latency import gpu_us, host_us, time_latencies
 from plantune.measure.limits import GPU_FAULTS
+from plantune.measure.phases import phases_us
 from plantune.measure.programs import NO_TIME, Say
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Interval, Timing, ratio_interval, time_interleaved
@@ -28,12 +29,15 @@ SAME, FRESH = "same", "fresh"
 # The part of the time that goes to queued calls; single ones have the rest.
 QUEUED_PART = 0.6
 
+Sides = tuple[float | None, float | None]
+
 
 @dataclass(frozen=True)
 class Detail:
     """All that is known of one way: `queued` and `latency` by the kind of images.
 
-    `host_us` and `gpu_us` are what a call takes of each of the two; None on a CPU.
+    `host_us` and `gpu_us` are what a call takes of each of the two; None on a CPU. `phases_us` are
+    the phases of a call in training, by their names.
     """
 
     promise: str
@@ -44,6 +48,7 @@ class Detail:
     latency: Mapping[str, Timing] = field(default_factory=dict)
     host_us: float | None = None
     gpu_us: float | None = None
+    phases_us: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Race:
     `ratio` is the plan's median by that of the best baseline; None if one of the two is missing.
     `timings` are of queued calls on those images, the same or fresh ones, on which that ratio is
     the worse: `images` says which. `peaks_mib` is what each way on a GPU takes of its memory in a
-    call, its weights included.
+    call, its weights included. `difference` is how far apart the plans for training and for
+    inference are, as a part of the largest output; None in a race of the latter.
     """
 
     timings: Mapping[str, Timing]
@@ -65,6 +71,7 @@ class Race:
     in_turns: int = 1
     details: Mapping[str, Detail] = field(default_factory=dict)
     clocks_mhz: Sequence[int] = ()
+    difference: float | None = None
 
 
 def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
@@ -101,6 +108,7 @@ def race(
             watch = call_watch(entrants.device)
             with _blaming(" and ".join(ready)):
                 details = _timed(ready, effort, watch, entrants.device, detailed)
+                difference = entrants.between_plans() if detailed else None
     judged = _judged(details, seed)
     turns = entrants.in_turns if detailed else 1
     return replace(
@@ -110,6 +118,7 @@ def race(
         in_turns=turns,
         details=details,
         clocks_mhz=watch.clocks_mhz,
+        difference=difference,
     )
 
 
@@ -163,6 +172,7 @@ def _timed(
     queueing = replace(effort, budget_s=part * effort.budget_s)
     queued = time_interleaved(in_order, queueing, watch) if calls else []
     single = time_latencies(in_order, (1 - part) * effort.budget_s, watch) if detailed else []
+    none: Sides = (None, None)
     sides = _sides(ready, device) if detailed and device.captures else {}
     return {
         name: Detail(
@@ -172,7 +182,8 @@ def _timed(
             entrant.static,
             _by_kind(name, calls, queued),
             _by_kind(name, calls, single),
-            *sides.get(name, ()),
+            *sides.get(name, none),
+            _phases(entrant, device) if detailed else {},
         )
         for name, entrant in ready.items()
     }
@@ -184,11 +195,15 @@ def _by_kind(
     return {kind: timing for (n, kind), timing in zip(calls, timings, strict=False) if n == name}
 
 
-def _sides(ready: Mapping[str, Entrant], device: Device) -> dict[str, tuple[float, float]]:
+def _sides(ready: Mapping[str, Entrant], device: Device) -> dict[str, Sides]:
     """What a call of each way takes of the host and of the GPU."""
     calls = [entrant.same for entrant in ready.values()]
     timed = zip(ready, calls, host_us(calls, device), strict=True)
     return {name: (host, gpu_us(call, device, host)) for name, call, host in timed}
+
+
+def _phases(entrant: Entrant, device: Device) -> dict[str, float]:
+    return {} if entrant.marked is None else phases_us(entrant.marked, device)
 
 
 def _judged(details: Mapping[str, Detail], seed: int) -> Race:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plantune.device import Call
+from plantune.measure.phases import START, Mark, unmarked
 from plantune.measure.subject import Inputs
 from plantune.measure.ways import Run
 from plantune.runtime.module import TunedModule
 from plantune.training.step import TrainStep
 
-CallOf = Callable[[Sequence[Inputs]], Call]
+Marked = Callable[[Mark], object]
+CallOf = Callable[[Sequence[Inputs]], Any]  # Call in inference, else that and Marked
 # So small that the weights stay what they are, however long a race takes.
 RATE = 1e-7
 
@@ -27,14 +28,18 @@ def passes_of(
     """Forward and backward, with the gradients of all parameters made anew."""
     parameters = [p for p in module.parameters() if p.requires_grad]
 
-    def call_of(images: Sequence[Inputs]) -> Call:
+    def call_of(images: Sequence[Inputs]) -> Marked:
         turns = cycle(images)
 
-        def call() -> None:
+        def call(mark: Mark = unmarked) -> None:
             renew()
             for parameter in parameters:
                 parameter.grad = None
-            torch.autograd.backward(_floats(run(*next(turns))), dys)
+            mark(START)
+            made = _floats(run(*next(turns)))
+            mark("forward")
+            torch.autograd.backward(made, dys)
+            mark("backward")
 
         return call
 
@@ -46,13 +51,18 @@ def steps_of(run: Run, module: nn.Module, dys: Sequence[Tensor]) -> CallOf:
     on_gpu = any(dy.is_cuda for dy in dys)
     optimizer = torch.optim.AdamW(module.parameters(), RATE, fused=True, capturable=on_gpu)
 
-    def call_of(images: Sequence[Inputs]) -> Call:
+    def call_of(images: Sequence[Inputs]) -> Marked:
         turns = cycle(images)
 
-        def call() -> None:
+        def call(mark: Mark = unmarked) -> None:
             optimizer.zero_grad()
-            _loss(run(*next(turns)), *dys).backward()
+            mark(START)
+            loss = _loss(run(*next(turns)), *dys)
+            mark("forward")
+            loss.backward()
+            mark("backward")
             optimizer.step()
+            mark("optimizer")
 
         return call
 
@@ -63,9 +73,17 @@ def steps_of_plan(tuned: TunedModule, dys: Sequence[Tensor]) -> CallOf:
     """The step as plantune takes it."""
     step = TrainStep(tuned, _loss, torch.optim.AdamW(tuned.parameters(), RATE))
 
-    def call_of(images: Sequence[Inputs]) -> Call:
+    def call_of(images: Sequence[Inputs]) -> Callable[..., object]:
         turns = cycle(images)
-        return lambda: step(next(turns), *dys)
+
+        def call(mark: Mark | None = None) -> None:
+            if mark is None:
+                step(next(turns), *dys)
+                return
+            mark(START)
+            step.marked(mark, next(turns), *dys)
+
+        return call
 
     return call_of
 

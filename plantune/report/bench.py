@@ -48,6 +48,7 @@ def bench_document(
         "inputs_in_turns": race.in_turns,
         **_live(race),
         "ratios": _by_inputs(race),
+        "training_beside_inference": race.difference,
         "failures": dict(race.failures),
         "sm_mhz": _clocks(race.clocks_mhz),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -111,6 +112,7 @@ def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> d
         },
         "host_ms": _ms(detail.host_us),
         "gpu_ms": _ms(detail.gpu_us),
+        "phases_ms": _phases(detail, race.timings[name]),
         "static_input": detail.static,
         "build_s": round(detail.build_s, 3),
         "build_cached": detail.cached,
@@ -121,6 +123,14 @@ def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> d
             "latency": {kind: _kept(timing) for kind, timing in detail.latency.items()},
         },
     }
+
+
+def _phases(detail: Detail, timing: Timing) -> dict[str, float] | None:
+    """With what a call takes beside its phases, so that they add up; None if none are known."""
+    if not detail.phases_us:
+        return None
+    phases = {name: us / 1e3 for name, us in detail.phases_us.items()}
+    return {**phases, "other": timing.median_us / 1e3 - sum(phases.values())}
 
 
 def _paid_after(race: Race, name: str, spent_s: float) -> int | None:

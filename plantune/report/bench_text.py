@@ -56,6 +56,9 @@ def other_ratios(document: Mapping[str, Any]) -> list[str]:
     if live not in (None, best):
         ratio = f"{document['ratio_live']:.3f} of {live}'s time"
         lines.append(f"{best} is frozen; against the best live way: {ratio}")
+    apart = document.get("training_beside_inference")
+    if apart is not None:
+        lines.append(f"outputs of training and inference differ by {apart:.2g} of the largest")
     times = {row["name"]: row["median_ms"] for row in document["rows"]}
     if "plantune-frozen" in times and best is not None:
         lines.append(
@@ -88,6 +91,7 @@ def queued_table(document: Mapping[str, Any], width: int | None = None) -> str:
     """Calls in a row, the fastest way first, each as a part of the best baseline's time."""
     unit, rows = unit_of(document), by_time(document)
     best = next((r["median_ms"] for r in rows if r["name"] == document["best_baseline"]), None)
+    weighed = any(row.get("peak_mib") is not None for row in rows)
     lines = [
         [
             row["name"],
@@ -95,13 +99,34 @@ def queued_table(document: Mapping[str, Any], width: int | None = None) -> str:
             *(unit.text(row.get("queued_ms", {}).get(kind)) for kind in ("same", "fresh")),
             f"{unit.text(row['low_ms'])} to {unit.text(row['high_ms'])}",
             f"{row['median_ms'] / best:.3f}" if best else "-",
+            *([_mib(row["peak_mib"])] if weighed else []),
             NOISY if row["noisy"] else "",
         ]
         for row in rows
     ]
-    titles = ["way", "weights", f"same, {unit.name}", "fresh", "quartiles", "of best", ""]
+    titles = ["way", "weights", f"same, {unit.name}", "fresh", "quartiles", "of best"]
+    titles += [*(["peak, MiB"] if weighed else []), ""]
     noise = [NOISE] if any(row["noisy"] for row in rows) else []
-    return "\n".join([table(titles, lines, "llrrrrl", width), *noise])
+    align = "ll" + "r" * (len(titles) - 3) + "l"
+    return "\n".join([table(titles, lines, align, width), *noise])
+
+
+def _mib(peak: float | None) -> str:
+    return "-" if peak is None else f"{peak:.0f}"
+
+
+def phases_table(document: Mapping[str, Any], width: int | None = None) -> str | None:
+    """What the phases of a call in training take; None if no way's are known."""
+    rows = [row for row in by_time(document) if row.get("phases_ms")]
+    if not rows:
+        return None
+    unit, names = unit_of(document), [*rows[0]["phases_ms"]]
+    lines = [
+        [row["name"], *(unit.text(row["phases_ms"][n]) for n in names), unit.text(row["median_ms"])]
+        for row in rows
+    ]
+    titles = [f"phases, {unit.name}", *names, "whole"]
+    return table(titles, lines, "l" + "r" * (len(titles) - 1), width)
 
 
 def single_table(document: Mapping[str, Any], width: int | None = None) -> str | None:

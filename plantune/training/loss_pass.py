@@ -30,8 +30,10 @@ class LossPass:
         targets: tuple[Any, ...],
         scale: Tensor | None,
         take: Callable[[int, Sequence[Tensor | None]], None],
+        mark: Callable[[str], None] | None = None,
     ) -> Any:
-        """What the loss returns, detached: of micro-batches the mean.
+        """What the loss returns, detached: of micro-batches the mean. `mark` is told the name of
+        each phase when it ends.
 
         `take` gets the number of each micro-batch with its gradients, times `scale`; None stands
         for a parameter that the loss does not depend on.
@@ -43,8 +45,12 @@ class LossPass:
                 total = _loss_of(value)
                 total = total / self.micro_batches if self.micro_batches > 1 else total
                 scaled = total if scale is None else total * scale.to(total.dtype).view(())
+            if mark is not None:
+                mark("forward")
             found = torch.autograd.grad(scaled, self.parameters, allow_unused=True)
             take(number, found)
+            if mark is not None:
+                mark("backward")
             values.append(tree_map_only(Tensor, Tensor.detach, value))
         return values[0] if len(values) == 1 else _joined(values)
 

@@ -23,17 +23,21 @@ MOST_KINDS = 4
 
 @dataclass(frozen=True)
 class Passes:
-    """What a step is made of: `run` is forward and backward, which fills `gradients`."""
+    """What a step is made of: `run` is forward and backward, which fills `gradients`. It takes the
+    arguments, and what is told of the end of each phase.
+    """
 
-    run: Callable[[Arguments], Any]
+    run: Callable[..., Any]
     gradients: FlatGradients
     update: Update
     modules: tuple[nn.Module, ...]
 
-    def __call__(self, given: Arguments) -> Any:
-        value = self.run(given)
+    def __call__(self, given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
+        value = self.run(given, mark)
         self.update.follow()
         self.update.run()
+        if mark is not None:
+            mark("optimizer")
         return value
 
 
@@ -83,6 +87,10 @@ class Replays:
         value = self._passes(given)
         kind.present = [*self._passes.gradients.present]
         return value
+
+    @property
+    def passes(self) -> Passes:
+        return self._passes
 
     def let_go(self) -> None:
         """Forgets what was captured; the next call of a kind is its first."""

@@ -88,6 +88,16 @@ class TrainStep:
         assert self._run is not None
         return self._run((given, targets))
 
+    def marked(self, mark: Callable[[str], None], inputs: Any, *targets: Any) -> Any:
+        """One step, op by op: `mark` is called with "forward", "backward" and "optimizer" once each
+        of these is enqueued, so that they can be timed.
+        """
+        self._follow_parameters()
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        assert self._run is not None
+        passes = self._run.passes if isinstance(self._run, Replays) else self._run
+        return passes((given, targets), mark)
+
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs, beside the model's own state, to go on exactly: the optimizer's
         state, the loss scale and torch's random numbers.
@@ -139,9 +149,9 @@ class TrainStep:
         backward = LossPass(self._models, self.loss, parameters, self.micro_batches, autocast)
         self._update = self._update_of(gradients, arch)
 
-        def run(given: Arguments) -> Any:
+        def run(given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
             scale = None if rules.scale is None else rules.scale.scale
-            return backward.run(*given, scale, gradients.take)
+            return backward.run(*given, scale, gradients.take, mark)
 
         passes = Passes(run, gradients, self._update, self._modules())
         return Replays(passes, device) if device.type == "cuda" else passes

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from plantune.default_plans import default_plan
-from plantune.device import Device
+from plantune.device import CPU, Device
 from plantune.gpus import best_arch
 from plantune.measure import entrants, race, ways
 from plantune.measure.client import Worker
 from plantune.measure.entrants import Entrants, images_that_fit
+from plantune.measure.phases import phases_us
 from plantune.measure.race import Detail
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
@@ -172,6 +173,9 @@ def test_whole_steps_move_the_weights_of_every_way(monkeypatch):
     first, second = (module for module, _ in modules)
     for (name, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-2, msg=name)
+    for entrant in ready_made:
+        assert list(phases_us(entrant.marked, CPU)) == ["forward", "backward", "optimizer"]
+    assert 0 <= made.between_plans() < 1e-4
 
 
 def test_a_way_that_takes_an_image_for_a_constant_does_not_race(racing):

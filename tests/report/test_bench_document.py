@@ -14,6 +14,7 @@ from plantune.report.bench import SAMPLES_KEPT, bench_document
 from plantune.report.bench_text import (
     Unit,
     other_ratios,
+    phases_table,
     queued_table,
     single_table,
     verdict,
@@ -153,3 +154,29 @@ def test_the_verdict_names_the_interval() -> None:
     ran = Race({"plantune": one, "compile-x": one}, {}, "compile-x", Interval(0.5, 0.4, 0.6))
     words = "plantune is faster: 0.500 of compile-x's time (95 % interval 0.400 to 0.600)"
     assert verdict(ran) == words
+
+
+def test_phases_add_up_to_the_whole_beside_the_peak_of_memory() -> None:
+    phases = {"forward": 700.0, "backward": 1000.0}
+    ran = race(
+        plantune=replace(detail(flat(2.0), flat(2.0)), phases_us=phases),
+        eager=detail(flat(4.0), flat(4.0)),
+    )
+    ran = replace(ran, peaks_mib={"plantune": 41.6}, difference=0.00125)
+    document = bench_document(ran, cpu_environment(), {})
+    (row, _) = document["rows"]
+    assert row["phases_ms"] == {"forward": 0.7, "backward": 1.0, "other": pytest.approx(0.3)}
+    titles, ours = phases_table(document).splitlines()
+    assert titles.split() == ["phases,", "ms", "forward", "backward", "other", "whole"]
+    assert ours.split() == ["plantune", "0.70", "1.00", "0.30", "2.00"]
+    first, second = queued_table(document).splitlines()[1:]
+    assert first.split()[-1] == "42"
+    assert second.split()[-1] == "-"
+    assert "outputs of training and inference differ by 0.0013 of the largest" in other_ratios(
+        document
+    )
+
+
+def test_without_phases_or_memory_there_are_no_columns_for_them(document: dict) -> None:
+    assert phases_table(document) is None
+    assert "peak" not in queued_table(document)

@@ -13,8 +13,14 @@ NO_COMPILER = "no C++ compiler was found; apt install g++, or set CXX"
 
 def cxx_compiler() -> str | None:
     """The path of the C++ compiler: that of CXX, else the first known one on the PATH."""
-    names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
-    return next((path for name in names if (path := shutil.which(name))), None)
+    asked = os.environ.get("CXX"), os.environ.get("PATH")
+    if asked not in _compilers:  # it is asked several times for each step of a graph
+        names = ["g++", "clang++"] if asked[0] is None else [asked[0]]
+        _compilers[asked] = next((path for name in names if (path := shutil.which(name))), None)
+    return _compilers[asked]
+
+
+_compilers: dict[tuple[str | None, str | None], str | None] = {}
 
 
 @cache

@@ -21,14 +21,18 @@ class Builder:
         self.graph = GraphBuilder()
         self.dtype = dtype
 
-    def x(self, *shape: int) -> str:
-        return self.graph.input(f"x{len(self.graph.inputs)}", TensorType(shape, self.dtype))
+    def x(self, *shape: int, dtype: str | None = None) -> str:
+        name = f"x{len(self.graph.inputs)}"
+        return self.graph.input(name, TensorType(shape, dtype or self.dtype))
 
     def w(self, *shape: int) -> str:
         return self.graph.parameter(f"w{len(self.graph.parameters)}", TensorType(shape, self.dtype))
 
     def __call__(self, op: str, *inputs: str, **attrs: object) -> str:
         return self.graph.emit(op, *inputs, **attrs)[0]
+
+    def all(self, op: str, *inputs: str, **attrs: object) -> tuple[str, ...]:
+        return self.graph.emit(op, *inputs, **attrs)
 
     def conv(self, x: str, w: str, **changed: object) -> str:
         plain = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
@@ -38,32 +42,35 @@ class Builder:
         return self("matmul", x, w, transpose_a=False, transpose_b=True)
 
 
+Emit = Callable[[Builder], str | tuple[str, ...]]
+
+
+def graph_of(emit: Emit, dtype: str = "float32") -> Graph:
+    """The graph of all nodes which `emit` adds; what `emit` returns leaves it."""
+    builder = Builder(dtype)
+    outputs = emit(builder)
+    return builder.graph.build((outputs,) if isinstance(outputs, str) else outputs)
+
+
+def step_of(emit: Emit, dtype: str = "float32") -> Step:
+    """The step that covers such a graph."""
+    graph = graph_of(emit, dtype)
+    return make_step(graph, [node.name for node in graph.nodes])
+
+
+@pytest.fixture(name="graph_of")
+def _graph_of() -> Callable[..., Graph]:
+    return graph_of
+
+
+@pytest.fixture(name="step_of")
+def _step_of() -> Callable[..., Step]:
+    return step_of
+
+
 @pytest.fixture(scope="session")
 def space() -> SearchSpace:
     return load_search_space("cpu")
-
-
-@pytest.fixture
-def graph_of() -> Callable[..., Graph]:
-    """The graph of all nodes which `emit` adds; what `emit` returns leaves it."""
-
-    def make(emit: Callable[[Builder], str | tuple[str, ...]], dtype: str = "float32") -> Graph:
-        builder = Builder(dtype)
-        outputs = emit(builder)
-        return builder.graph.build((outputs,) if isinstance(outputs, str) else outputs)
-
-    return make
-
-
-@pytest.fixture
-def step_of(graph_of: Callable[..., Graph]) -> Callable[..., Step]:
-    """The step that covers such a graph."""
-
-    def make(emit: Callable[[Builder], str | tuple[str, ...]], dtype: str = "float32") -> Step:
-        graph = graph_of(emit, dtype)
-        return make_step(graph, [node.name for node in graph.nodes])
-
-    return make
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 
@@ -27,6 +27,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cuda_arch" in metafunc.fixturenames:
         names = [name for name in ARCH_NAMES if name != "cpu"]
         metafunc.parametrize("cuda_arch", [load_arch(name) for name in names], ids=names)
+
+
+def in_turns(values: Sequence[object]) -> list[object]:
+    """For `parametrize` with the name of an arch and one of these values: each arch with one of
+    them, in turn, and the one that is measured with all.
+    """
+    names = [name for name in ARCH_NAMES if name != "cpu"]
+    own = [(name, at % len(values)) for at, name in enumerate(names)]
+    every = {*own, *(("sm90", at) for at in range(len(values)))}
+    return [pytest.param(name, values[at], id=f"{name}-{values[at]}") for name, at in sorted(every)]
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from ..conftest import in_turns
+
 CONFIG = Attrs(tile_m=128, tile_n=64, warp_m=16)
 
 
@@ -285,18 +287,20 @@ def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
         assert candidates(step_of(stem, "float16"), space, ["stem"]), name
 
 
-@pytest.mark.parametrize("more", [{}, BYTES, FLOATS], ids=str)
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, more):
+@pytest.mark.parametrize(("arch_name", "more"), in_turns([{}, BYTES, FLOATS]))
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, more):
     config = Attrs(tile_m=256, tile_n=64, warp_m=32)
     step = step_of(Stem(unshifted=True, **more, scale="number" if more else ""), "float16")
-    assert build_within_limits(FAMILY, step, config, cuda_arch)["run"].shared_bytes == 0
+    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
+    assert usage["run"].shared_bytes == 0
 
 
-@pytest.mark.parametrize("channels", [11, 16, 24])
-def test_all_channels_at_once_leave_registers(step_of, build_within_limits, cuda_arch, channels):
+@pytest.mark.parametrize(("arch_name", "channels"), in_turns([11, 16, 24]))
+def test_all_channels_at_once_leave_registers(step_of, build_within_limits, arch_name, channels):
     """Up to the most channels of which a lane holds its whole patches, and beyond."""
     step = step_of(Stem(channels=channels, unshifted=True), "float16")
-    build_within_limits(FAMILY, step, Attrs(tile_m=64, tile_n=64, warp_m=16), cuda_arch)
+    config = Attrs(tile_m=64, tile_n=64, warp_m=16)
+    build_within_limits(FAMILY, step, config, load_arch(arch_name))
 
 
 def test_the_batch_is_not_part_of_the_source(step_of):

@@ -94,7 +94,7 @@ def representative(family: str) -> Step | None:
 
 def configs(family: str, step: Step, space: SearchSpace) -> Iterator[Candidate]:
     """The one that a guess likes best. Of convolutions the one of the most shared memory counts as
-    well: both for the arch that is measured, for others one of them in turn, which share their code.
+    well: both for the arch that is measured, for others, which share their code, one in turn.
     """
     legal = [c for c in candidates(step, space) if c.family == family]
     assert legal, f"no config of {family} is legal for {step.name} on {space.arch.name}"

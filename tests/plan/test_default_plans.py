@@ -101,6 +101,11 @@ class TestGuess:
             ("framework", "conv2d_wgrad"),
         ]
 
+    def test_in_training_steps_run_beside_others(self):
+        module = nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.ReLU()).half()
+        assert self.guess(module, train=True).branches
+        assert not self.guess(module).branches
+
     @pytest.mark.parametrize(("groups", "family"), [(32, "depthwise_conv"), (4, "grouped_conv")])
     def test_it_has_the_kernels_for_groups(self, groups, family):
         conv = nn.Conv2d(32, 32, 3, padding=1, groups=groups)

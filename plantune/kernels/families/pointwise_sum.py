@@ -13,6 +13,7 @@ from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
+from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
@@ -24,6 +25,7 @@ from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 6, 4
 SUMS = ("sum", "sum_to", "mean")
+ADDED = 32  # results of a block of the second kernel
 SOURCE = (
     """#include "cuda/pointwise_sum.h"
 struct Chain {{
@@ -180,7 +182,7 @@ class PointwiseSum(CudaFamily[SumParts]):
         constants = rows_of(parts.step, frame)
         sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
         kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads)
-        blocks = math.ceil(parts.results / 32)
+        blocks = math.ceil(parts.results / ADDED)
         add = Launcher(frame.built, blocks, threads, name="add")
 
         def launch(stream: int) -> None:
@@ -194,9 +196,21 @@ class PointwiseSum(CudaFamily[SumParts]):
         return Binding(launch, constants=constants.all)
 
     def estimate_us(self, parts: SumParts, config: Attrs, arch: Arch) -> float:
-        cost = arch.cost(self.name)
-        more = 0.0 if parts.in_one_pass(config) else cost["launch_us"]
-        return super().estimate_us(parts, config, arch) + more
+        """As long as memory takes, or as the rounds of a block, which is slower where few blocks
+        read all; then as the second kernel.
+        """
+        cost, sms = arch.cost(self.name), (arch.chip or measured_chip()).multiprocessors
+        blocks, threads = parts.blocks(config), int(config["threads"])
+        rows = threads // (parts.channels // parts.width) * int(config["vectors"])
+        rounds = math.ceil(parts.rows_of_block(config) / rows)
+        waves = math.ceil(blocks * threads / (sms * cost["sm_threads"]))
+        moved = parts.step.traffic_bytes / (min(blocks, sms) * cost["sm_bytes_per_us"])
+        alone = cost["launch_us"] + max(waves * rounds * cost["round_us"], moved)
+        first = max(super().estimate_us(parts, config, arch), alone)
+        if parts.in_one_pass(config):
+            return first
+        read = 4 * blocks * min(parts.results, ADDED)
+        return first + cost["launch_us"] + read / cost["block_bytes_per_us"]
 
 
 def _head(step: Step) -> Step:

@@ -115,6 +115,16 @@ def test_blocks_have_rows_for_all_threads(step_of, name, blocks, rows):
     assert (parts.blocks(config()), parts.rows_of_block(config())) == (blocks, rows)
 
 
+def test_few_blocks_are_expected_to_be_slow_on_large_images(step_of):
+    """They leave multiprocessors idle, or wait for one read after the other."""
+    parts = FAMILY.parts(step_of(lambda b: total(b, b.x(2048, 64, 16, 16)), "float16"))
+    few, many = (
+        FAMILY.estimate_us(parts, Attrs(config(), blocks=blocks), SPACE.arch)
+        for blocks in (64, 1056)
+    )
+    assert few > 2 * many
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["masked, and leaves", "gates", "scaled", "columns"])
 def test_it_builds_without_spilling(step_of, build_within_limits, name, dtype):

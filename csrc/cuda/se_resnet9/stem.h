@@ -6,12 +6,14 @@
 //   bias    (kOutputs) or one value, offset one value           as the parameters are, of type T
 //   y       (images, kHeight / 4, kWidth / 4, kOutputs) =     Expression(conv + bias, offset), nhwc
 //   plain   the same shape =                        that without its last part, where asked for
+//   moved   (images, kHeight / 4, kWidth / 4, 16 * kChannels) =   what SpaceToDepth makes, likewise
 //
 // Each lane reads patches straight into the operand of its instruction and holds 8 channels of a
 // pixel at the end, so only the weights pass through shared memory, once for each block, which
 // asks for them before it waits for the kernel in front. They stay in the parameter's order: a lane
 // puts the pixels into that order instead, which are in its registers anyway. Pixels of another
-// type, or with a scale, are rounded once when they become operands. Sums are float32, rounded once
+// type, or with a scale, are rounded once when they become operands. Operands that leave, too, pass
+// through shared memory, where those of a warp are side by side as they will be. Sums are float32, rounded once
 // for each output. Deterministic.
 
 #pragma once
@@ -43,12 +45,13 @@ struct StemTile {
 /// Which values a bias has.
 enum class Bias { kNone, kOne, kEach };
 
-/// What follows the convolution; with kPlain its value before the last part leaves, too.
-template <Bias kBias_, class Expression_, bool kPlain_>
+/// What follows the convolution; with kPlain its value before the last part leaves, too, with kMoved
+/// what it reads.
+template <Bias kBias_, class Expression_, bool kPlain_, bool kMoved_>
 struct StemEnd {
   using Expression = Expression_;
   static constexpr Bias kBias = kBias_;
-  static constexpr bool kPlain = kPlain_;
+  static constexpr bool kPlain = kPlain_, kMoved = kMoved_;
 };
 
 template <typename T, typename Pixels, typename Image, int kOutputs, typename Tile, typename End>
@@ -78,7 +81,10 @@ struct Stem {
   static constexpr int kBatch = kWhole ? kChannels : smaller(kChannels, sizeof(In) > 2 ? 2 : 4);
   static constexpr int kBatches = ceil_div(kChannels, kBatch);
   using Weights = StemWeights<T, kChannels, kOutputs, Tile::kTileN, kThreads>;
-  static constexpr int kSharedBytes = Weights::kSharedBytes;
+  static constexpr int kValues = kBlock * kBlock * kChannels;
+  static constexpr int kMovedBytes = Tile::kWarpM * kValues * int(sizeof(T));  // of a warp
+  static constexpr int kSharedBytes =
+      Weights::kSharedBytes + (End::kMoved ? kThreads / 32 * kMovedBytes : 0);
   static constexpr int kTogether =
       Mma::kRowsOfA == 2 && sizeof(In) == 1 && kTilesM % 2 == 0 && kColumnsOfY % 4 == 0 ? 2 : 1;
   static constexpr int kNeighbours = Mma::kRowsOfA * kTogether;
@@ -93,6 +99,7 @@ struct Stem {
   static_assert(Tile::kWarpM % Mma::kRows == 0, "a warp's pixels are whole rows of products");
   static_assert(Tile::kTileN % Mma::kChannels == 0, "a tile's channels are whole products");
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
+  static_assert(!End::kMoved || kWhole, "what leaves is put in order patch by patch");
 
   using Accumulator = Sums[kTilesM][kTilesN];
   using Patches = const In* [kRows];
@@ -116,6 +123,7 @@ struct Stem {
     const float2* scales;
     T* y;
     T* plain;
+    T* moved;
     int pixels;
   };
 
@@ -168,6 +176,9 @@ struct Stem {
     Weights::finish();
     __syncthreads();
     accumulate<kRuns>(sums, batch, patches, a.scales, weights);
+    if constexpr (End::kMoved) {
+      if (blockIdx.y == 0) store_moved(a, first);
+    }
     finish(sums, offset, a.y, a.plain, first, a.pixels);
   }
 
@@ -251,7 +262,10 @@ struct Stem {
       load_batch<kRuns>(next, patches, scales, index + 1);
       A a[kTilesM][kBatch];
 #pragma unroll
-      for (int m = 0; m < kTilesM; ++m) make_operands(a[m], batch, m);
+      for (int m = 0; m < kTilesM; ++m) {
+        make_operands(a[m], batch, m);
+        if constexpr (End::kMoved) keep_moved(a[m], m);
+      }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (index * kBatch + i >= kChannels) break;
@@ -299,6 +313,42 @@ struct Stem {
     }
 #pragma unroll
     for (int index = 0; index < kBatch; ++index) a[index] = by_pixel[index];
+  }
+
+  /// Where a warp collects the operands that leave.
+  __device__ __forceinline__ static T* moved_of_warp() {
+    extern __shared__ uint4 shared[];
+    char* const first = reinterpret_cast<char*>(shared) + Weights::kSharedBytes;
+    return reinterpret_cast<T*>(first + threadIdx.x / 32 * kMovedBytes);
+  }
+
+  __device__ __forceinline__ static void keep_moved(const A (&a)[kBatch], int m) {
+#pragma unroll
+    for (int i = 0; i < Mma::kRowsOfA; ++i) {
+#pragma unroll
+      for (int j = 0; j < Mma::kRunsOfA; ++j) {
+        T* const row = moved_of_warp() + pixel_of(m, Mma::row_of_a(i)) * kValues +
+                       Mma::run_of_a(j) * (kBlock * kChannels);
+#pragma unroll
+        for (int index = 0; index < kBatch; ++index) {
+          *reinterpret_cast<uint2*>(row + index * kBlock) = a[index].runs[i][j];
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void store_moved(const Arguments& a, int first) {
+    __syncwarp();
+    const long long begin = static_cast<long long>(first) * kValues;
+    const long long end = static_cast<long long>(a.pixels) * kValues;
+    const T* const from = moved_of_warp();
+#pragma unroll
+    for (int i = lane_index() * 8; i < Tile::kWarpM * kValues; i += 32 * 8) {
+      if (begin + i >= end) continue;
+      Vector<T, 8> word;
+      *reinterpret_cast<uint4*>(word.values) = *reinterpret_cast<const uint4*>(from + i);
+      word.store(a.moved + begin + i);
+    }
   }
 
   /// Values `first` and the next of a row of patches whose channels are side by side.

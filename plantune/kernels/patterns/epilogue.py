@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from plantune.errors import IllegalCandidate
@@ -118,12 +118,16 @@ def conv_epilogue(step: Step, *, unshifted: bool = False) -> ConvEpilogue:
     return epilogue_of(step, step.nodes, unshifted=unshifted)
 
 
-def epilogue_of(step: Step, nodes: Sequence[Node], *, unshifted: bool = False) -> ConvEpilogue:
-    """Reads these last nodes of a step as a convolution and its epilogue."""
+def epilogue_of(
+    step: Step, nodes: Sequence[Node], *, unshifted: bool = False, beside: Collection[str] = ()
+) -> ConvEpilogue:
+    """Reads these last nodes of a step as a convolution and its epilogue; what leaves `beside` them
+    is made elsewhere.
+    """
     conv, *rest = nodes
     if conv.op != "conv2d":
         raise IllegalCandidate(f"the step starts with {conv.op}, not with a convolution")
-    leaving = {name for name, _ in step.outputs} - {step.nodes[-1].name}
+    leaving = {name for name, _ in step.outputs} - {step.nodes[-1].name, *beside}
     parts: dict[str, str] = {}
     chain: list[str] = []
     last = conv.name

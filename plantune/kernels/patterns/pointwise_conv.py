@@ -18,16 +18,24 @@ def is_pointwise(step: Step, conv: Node) -> bool:
 
 
 def pointwise_conv_after(
-    step: Step, op: str, *, skipped: int = 0, unshifted: bool = False, scaled: bool = False
+    step: Step,
+    op: str,
+    *,
+    skipped: int = 0,
+    unshifted: bool = False,
+    scaled: bool = False,
+    kept: bool = False,
 ) -> ConvEpilogue:
     """Reads a step as `op` and a 1x1 convolution; raises IllegalCandidate with the reason.
 
-    The first nodes, `skipped` of them, are read elsewhere. `scaled` admits a scale.
+    The first nodes, `skipped` of them, are read elsewhere. `scaled` admits a scale, `kept` that
+    what `op` makes leaves, too.
     """
     first, *rest = step.nodes[skipped:] or step.nodes
     starts = first.op == op and rest and rest[0].inputs[0] == first.name
     refuse({f"the step does not start with {op} and its convolution": not starts})
-    epilogue = epilogue_of(step, rest, unshifted=unshifted)
+    beside = (first.name,) if kept else ()
+    epilogue = epilogue_of(step, rest, unshifted=unshifted, beside=beside)
     others = epilogue.residual is not None or (epilogue.scale is not None and not scaled)
     refuse(
         {

@@ -22,11 +22,13 @@ from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bools
 from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.kernels.warp_mma import ENTRY, TiledFamily, TiledParts, not_countable
+from plantune.kernels.warp_mma import ENTRY, ROWS, TiledFamily, TiledParts, not_countable
 from plantune.space.arch import Arch
 
 BLOCK = 4
 AT_ONCE = 8
+# Of patches in a lane's registers, by Stem::kWhole.
+PATCH_BYTES = 64
 # What the images may hold.
 PIXELS = {**ELEMENTS, "uint8": "unsigned char"}
 SOURCE = (
@@ -37,7 +39,8 @@ SOURCE = (
 using Pixels = plantune::StemPixels<{pixel}, {scaled}>;
 using Kernel = plantune::Stem<T, Pixels, plantune::ImageShape<{c}, {h}, {w}>, {outputs},
                               plantune::StemTile<{tile_m}, {tile_n}, {warp_m}>,
-                              plantune::StemEnd<plantune::Bias::{bias}, {expression}, {plain}>>;
+                              plantune::StemEnd<plantune::Bias::{bias}, {expression},
+                                                {plain}, {moved}>>;
 """
     + ENTRY
 )
@@ -60,18 +63,25 @@ class StemParts(TiledParts):
             return "kNone"
         return "kOne" if self.step.types[self.epilogue.bias].numel == 1 else "kEach"
 
+    @property
+    def moved(self) -> str | None:
+        """What space_to_depth makes, if that leaves too."""
+        name = self.step.nodes[len(self.affine.nodes)].name
+        return name if name in dict(self.step.outputs) else None
+
     def shared_bytes(self, config: Attrs) -> int:
-        """The weights of the block's channels, as StemWeights lays them out."""
+        """The weights of the block's channels, as StemWeights lays them out, and patches."""
         channels = self.image.shape[1]
         row = channels * BLOCK + (8 if channels % 4 == 0 else 0)
-        return int(config["tile_n"]) * (row * BLOCK * 2 + 8)
+        patches = int(config["tile_m"]) * channels * BLOCK * BLOCK * 2 if self.moved else 0
+        return int(config["tile_n"]) * (row * BLOCK * 2 + 8) + patches
 
 
 class Stem(TiledFamily[StemParts]):
     """Config: output pixels `tile_m` and channels `tile_n` of a block, pixels `warp_m` of a warp.
 
     The image is read as it comes, in nchw and of any dtype that a cast takes; what leaves is nhwc.
-    The value before the offset may leave too.
+    The value before the offset may leave too, and what space_to_depth makes.
     """
 
     name: ClassVar = "stem"
@@ -80,7 +90,9 @@ class Stem(TiledFamily[StemParts]):
         """The convolution after a space_to_depth."""
         affine = channel_affine_of(step)
         first = len(affine.nodes)
-        epilogue = pointwise_conv_after(step, "space_to_depth", skipped=first, unshifted=True)
+        epilogue = pointwise_conv_after(
+            step, "space_to_depth", skipped=first, unshifted=True, kept=True
+        )
         parts, moved = StemParts(step, epilogue, affine), step.nodes[first]
         block, dtype, outputs = moved.attrs["block"], parts.image.dtype, parts.outputs
         elsewhere = f"{moved.name!r} does not read {affine.result!r}, which is before it"
@@ -99,12 +111,23 @@ class Stem(TiledFamily[StemParts]):
     def layouts(self, parts: StemParts, config: Attrs) -> Mapping[str, str]:
         return {**images(parts.step, "nhwc"), parts.x: "nchw"}
 
+    def why_not_config(self, parts: StemParts, config: Attrs, arch: Arch) -> str | None:
+        assert arch.cuda is not None
+        channels, itemsize = parts.image.shape[1], parts.image.torch_dtype.itemsize
+        products = (
+            int(config["warp_m"]) // ROWS * (4 if arch.cuda.compute_capability < (7, 5) else 2)
+        )
+        if parts.moved and products * channels * itemsize > PATCH_BYTES:
+            return f"a lane has no room for patches of {channels} channels"
+        return super().why_not_config(parts, config, arch)
+
     def threads(self, parts: StemParts, config: Attrs) -> int:
         return int(config["tile_m"]) // int(config["warp_m"]) * 32
 
     def source(self, parts: StemParts, config: Attrs, arch: Arch) -> str:
         _, c, h, w = parts.image.shape
-        flags = {"scaled": parts.affine.scales, "plain": parts.epilogue.unshifted}
+        plain, moved = parts.epilogue.unshifted, parts.moved
+        flags = {"scaled": parts.affine.scales, "plain": plain, "moved": moved}
         return SOURCE.format(
             element=ELEMENTS[parts.dtype],
             pixel=PIXELS[parts.image.dtype],
@@ -123,7 +146,12 @@ class Stem(TiledFamily[StemParts]):
         constants = Constants(frame, read)
         scales = ChannelScales(parts.affine, parts.image.shape[1], frame)
         kernel = self.launcher(parts, config, frame)
-        images = {"x": parts.x, "y": parts.y, "plain": epilogue.unshifted or parts.y}
+        images = {
+            "x": parts.x,
+            "y": parts.y,
+            "plain": epilogue.unshifted or parts.y,
+            "moved": parts.moved or parts.y,
+        }
 
         def launch(stream: int) -> None:
             table = scales.tensor.data_ptr()
@@ -139,7 +167,7 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = (
         *((part, ctypes.c_void_p) for part in ("x", "weight", "bias", "offset", "scales")),
-        *((part, ctypes.c_void_p) for part in ("y", "plain")),
+        *((part, ctypes.c_void_p) for part in ("y", "plain", "moved")),
         ("pixels", ctypes.c_int),
     )
 

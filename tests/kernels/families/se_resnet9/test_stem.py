@@ -13,6 +13,7 @@ import torch
 from plantune import optimize
 from plantune.canonical import Attrs
 from plantune.default_plans import FALLBACK, Preference, compose
+from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.ops import op_named
@@ -43,6 +44,7 @@ class Stem:
     relu: bool = True
     offset: bool = True
     unshifted: bool = False
+    kept: bool = False
     pixels: str = ""
     """The dtype of the images, where it is another one."""
     scale: str = ""
@@ -61,7 +63,7 @@ class Stem:
             y = b("add", y, b.w(1))
         if self.relu:
             y = b("relu", y)
-        outputs = (y,) if self.unshifted else ()
+        outputs = (*[moved] * self.kept, *[y] * self.unshifted)
         return (*outputs, b("add", y, b.w(1)) if self.offset else y)
 
     def scaled(self, b, x):
@@ -106,6 +108,13 @@ VARIANTS |= {
     "floats, one patch": Stem(1, 5, 4, 4, 8, **FLOATS),
     "scaled as they are": Stem(scale="number", offset=False),
     "of another half": Stem(pixels="bfloat16", scale="number", offset=False),
+    "kept": Stem(5, kept=True, unshifted=True),
+    "kept, depth": Stem(3, channels=8, kept=True),
+    "kept, raw depth": Stem(channels=1, kept=True, relu=False, offset=False),
+    "kept, odd rows of patches": Stem(3, 2, 12, 28, 40, kept=True),
+    "kept, wide": Stem(1, 3, 8, 84, 136, kept=True, unshifted=True),
+    "kept, bytes": Stem(3, 4, 12, 28, 64, **BYTES, scale="tensors", kept=True),
+    "kept, floats": Stem(**FLOATS, scale="number", kept=True, unshifted=True),
 }
 
 
@@ -148,12 +157,14 @@ def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason)
     assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
 
 
-def test_moved_pixels_that_are_read_elsewhere(step_of):
-    def emit(b):
-        moved = b("space_to_depth", b.x(2, 3, 8, 8), block=4)
-        return moved, b.conv(moved, b.w(8, 48, 1, 1))
-
-    assert "read outside of it" in FAMILY.why_not_step(step_of(emit, "float16"))
+def test_training_keeps_what_the_gradient_of_the_weight_reads():
+    network = extract(SEResNet9Fixup().half(), TensorType((2, 3, 64, 64), "float16"))
+    steps = alternatives(differentiate(network), fusions_named("stem"))
+    (whole,) = [step for step in steps if step.ops == ("space_to_depth", "conv2d", "relu", "add")]
+    parts = FAMILY.parts(whole)
+    assert {parts.moved, parts.epilogue.unshifted, parts.y} == {*dict(whole.outputs)}
+    assert set(FAMILY.layouts(parts, CONFIG).values()) == {"nhwc", "nchw"}
+    assert FAMILY.layouts(parts, CONFIG)[parts.moved] == "nhwc"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +174,8 @@ def test_moved_pixels_that_are_read_elsewhere(step_of):
         (Stem(), "bfloat16", "sm75", {}, "have no bfloat16"),
         (Stem(outputs=32), "float16", "sm90", {"tile_n": 64}, "without any of the 32 channels"),
         (Stem(channels=40), "float16", "sm75", {}, "bytes of shared memory"),
+        (Stem(channels=17, kept=True), "float16", "sm90", {}, "room for patches of 17 channels"),
+        (Stem(channels=5, kept=True), "float16", "sm70", {"warp_m": 32}, "room for patches of 5"),
     ],
 )
 def test_illegal_configs_have_reasons(step_of, stem, dtype, arch, config, reason):
@@ -287,10 +300,11 @@ def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
         assert candidates(step_of(stem, "float16"), space, ["stem"]), name
 
 
-@pytest.mark.parametrize(("arch_name", "more"), in_turns([{}, BYTES, FLOATS]))
+@pytest.mark.parametrize(("arch_name", "more"), in_turns([{}, {"kept": True}, BYTES, FLOATS]))
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, more):
     config = Attrs(tile_m=256, tile_n=64, warp_m=32)
-    step = step_of(Stem(unshifted=True, **more, scale="number" if more else ""), "float16")
+    scale = "number" if "pixels" in more else ""
+    step = step_of(Stem(unshifted=True, **more, scale=scale), "float16")
     usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
     assert usage["run"].shared_bytes == 0
 

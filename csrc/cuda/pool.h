@@ -11,27 +11,20 @@
 
 #include "cuda/image_tile.h"
 #include "cuda/launch.h"
-#include "cuda/vector.h"
+#include "cuda/pool_window.h"
 
 namespace plantune {
 
-/// Window says the sizes and what to compute; a thread makes kVector channels of one output pixel.
+/// A thread makes kVector channels of one output pixel.
 template <typename Window>
-struct Pool {
-  using T = typename Window::T;
-  using Index = typename Window::Index;
-  static constexpr int kVector = Window::kVector, kChannels = Window::kChannels;
-  static constexpr int kHeight = Window::kHeight, kWidth = Window::kWidth;
-  static constexpr int kOutHeight = Window::kOutHeight, kOutWidth = Window::kOutWidth;
-  static constexpr int kRows = Window::kRows, kColumns = Window::kColumns;
-  static constexpr bool kNhwc = Window::kNhwc, kMax = Window::kMax;
-  // Elements between neighbouring channels and pixels.
-  static constexpr int kPixelStride = kNhwc ? kChannels : 1;
-  static constexpr int kUnrolled = kRows * kColumns <= 16 ? kColumns : 1;
-  using Word = Vector<T, kVector>;
-
-  static_assert(kNhwc ? kChannels % kVector == 0 : kVector == 1,
-                "a thread's vector stays within the channels of a pixel");
+struct Pool : PoolWindow<Window> {
+  using Base = PoolWindow<Window>;
+  using typename Base::Index, typename Base::T, typename Base::Word;
+  using Base::kVector, Base::kHeight, Base::kWidth, Base::kRows, Base::kColumns, Base::kMax;
+  // A row of the window, or all of it, is asked for before any of it is looked at.
+  static constexpr int kRowsAtOnce = kRows * kColumns <= 16 ? kRows : 1;
+  static constexpr int kAtOnce = kRowsAtOnce * kColumns;
+  static constexpr bool kWhole = kAtOnce <= 16;
 
   struct Arguments {
     const T* x;
@@ -43,9 +36,78 @@ struct Pool {
   struct Best {
     float value[kVector];
     int place[kVector];
+    int there;
   };
 
-  static __device__ __forceinline__ void take(const Word& x, int place, bool first, Best& best) {
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    release_successor();
+    wait_for_predecessor();
+    const long long vector = blockIdx.x * (long long)(Window::kThreads) + threadIdx.x;
+    if (vector >= a.count) return;
+    const typename Base::PlaceOfY at{Index(vector)};
+    const T* from = a.x + at.first(kHeight * kWidth);
+    Best best = {};
+#pragma unroll(kRowsAtOnce == 1 ? 1 : kRows)
+    for (int r = 0; r < kRows; r += kRowsAtOnce) {
+      if constexpr (kWhole) {
+        take_at_once<kAligned>(from, at, r, best);
+      } else {
+        for (int c = 0; c < kColumns; ++c) take_one<kAligned>(from, at, r, c, best);
+      }
+    }
+    if constexpr (!kMax) {
+      const float part = 1.f / Base::divisor(at.row, at.column);
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) best.value[k] *= part;
+    }
+    Word y;
+    y.round(best.value);
+    y.store(a.y + vector * kVector);
+    if (!kMax || a.places == nullptr) return;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) a.places[vector * kVector + k] = best.place[k];
+  }
+
+ private:
+  /// Where an element of the window is in the image; negative outside of it.
+  static __device__ __forceinline__ int place_of(const typename Base::PlaceOfY& at, int r, int c) {
+    const int row = at.row * Base::kRowStride - Base::kRowPadding + r;
+    const int column = at.column * Base::kColumnStride - Base::kColumnPadding + c;
+    const bool inside = row >= 0 && row < kHeight && column >= 0 && column < kWidth;
+    return inside ? row * kWidth + column : -1;
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void take_at_once(const T* from,
+                                                      const typename Base::PlaceOfY& at, int r,
+                                                      Best& best) {
+    Word x[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int place = place_of(at, r + i / kColumns, i % kColumns);
+      if (place >= 0) x[i].template load<kAligned>(from + Index(place) * Base::kPixelStride);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int place = place_of(at, r + i / kColumns, i % kColumns);
+      if (place >= 0) take(x[i], place, best);
+    }
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void take_one(const T* from,
+                                                  const typename Base::PlaceOfY& at, int r, int c,
+                                                  Best& best) {
+    const int place = place_of(at, r, c);
+    if (place < 0) return;
+    Word x;
+    x.template load<kAligned>(from + Index(place) * Base::kPixelStride);
+    take(x, place, best);
+  }
+
+  static __device__ __forceinline__ void take(const Word& x, int place, Best& best) {
+    const bool first = best.there++ == 0;
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
       const float value = x[k];
@@ -58,51 +120,6 @@ struct Pool {
         best.value[k] = first ? value : best.value[k] + value;
       }
     }
-  }
-
-  template <bool kAligned>
-  static __device__ __forceinline__ void run(const Arguments& a) {
-    release_successor();
-    wait_for_predecessor();
-    const long long vector = blockIdx.x * (long long)(Window::kThreads) + threadIdx.x;
-    if (vector >= a.count) return;
-    Index rest = Index(vector);
-    Index inner = 0;  // the vector of channels in a pixel
-    if constexpr (kNhwc) inner = rest % (kChannels / kVector), rest /= kChannels / kVector;
-    const int q = rest % kOutWidth;
-    rest /= kOutWidth;
-    const int p = rest % kOutHeight;
-    rest /= kOutHeight;  // the image, or its channel
-    const Index image = kNhwc ? kHeight * kWidth * kChannels : kHeight * kWidth;
-    const T* from = a.x + rest * image + inner * kVector;
-
-    Best best = {};
-    int there = 0;
-#pragma unroll(kUnrolled == 1 ? 1 : kRows)
-    for (int r = 0; r < kRows; ++r) {
-      const int row = p * Window::kRowStride - Window::kRowPadding + r;
-#pragma unroll kUnrolled
-      for (int c = 0; c < kColumns; ++c) {
-        const int column = q * Window::kColumnStride - Window::kColumnPadding + c;
-        if (row < 0 || row >= kHeight || column < 0 || column >= kWidth) continue;
-        const int place = row * kWidth + column;
-        Word x;
-        x.template load<kAligned>(from + Index(place) * kPixelStride);
-        take(x, place, there == 0, best);
-        ++there;
-      }
-    }
-    if constexpr (!kMax) {
-      const int divisor = Window::kCountPadding ? kRows * kColumns : there;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) best.value[k] /= divisor;
-    }
-    Word y;
-    y.round(best.value);
-    y.store(a.y + vector * kVector);
-    if (!kMax || a.places == nullptr) return;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) a.places[vector * kVector + k] = best.place[k];
   }
 };
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.graph import Node
@@ -14,7 +13,7 @@ from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import refuse
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.pool_window import PoolWindow
 from plantune.space.arch import Arch
 
 POOLS = ("avg_pool2d", "max_pool2d")
@@ -22,18 +21,7 @@ POOLS = ("avg_pool2d", "max_pool2d")
 SLICE_MIN = 64
 POOL = (
     """#include "cuda/pool.h"
-struct Window {{
-  using T = {element};
-  using Index = {index};
-  static constexpr bool kMax = {is_max}, kCountPadding = {count_padding}, kNhwc = {nhwc};
-  static constexpr int kVector = {vector}, kThreads = {threads}, kChannels = {channels};
-  static constexpr int kHeight = {height}, kWidth = {width};
-  static constexpr int kOutHeight = {out_height}, kOutWidth = {out_width};
-  static constexpr int kRows = {rows}, kColumns = {columns};
-  static constexpr int kRowStride = {row_stride}, kColumnStride = {column_stride};
-  static constexpr int kRowPadding = {row_padding}, kColumnPadding = {column_padding};
-}};
-using Kernel = plantune::Pool<Window>;"""
+{window}using Kernel = plantune::Pool<Window>;"""
     + vector_kernel.ENTRIES
 )
 MEAN = (
@@ -54,6 +42,10 @@ class PoolParts(Parts):
     @property
     def is_mean(self) -> bool:
         return self.node.op == "mean"
+
+    @property
+    def window(self) -> PoolWindow:
+        return PoolWindow(self.node, self.x, self.y)
 
     @property
     def vector(self) -> int:
@@ -89,15 +81,16 @@ class Pool(CudaFamily[PoolParts]):
         return None
 
     def source(self, parts: PoolParts, config: Attrs, arch: Arch) -> str:
+        if not parts.is_mean:
+            return POOL.format(window=parts.window.source(config), threads=config["threads"])
         _, channels, height, width = parts.x.shape
-        shared = {
-            "element": vector_kernel.ELEMENTS[parts.x.dtype],
-            "channels": channels,
-            "threads": config["threads"],
-        }
-        if parts.is_mean:
-            return MEAN.format(slice=_slice(parts, config), pixels=height * width, **shared)
-        return POOL.format(height=height, width=width, **shared, **_window(parts, config))
+        return MEAN.format(
+            element=vector_kernel.ELEMENTS[parts.x.dtype],
+            channels=channels,
+            slice=_slice(parts, config),
+            pixels=height * width,
+            threads=config["threads"],
+        )
 
     def bind(self, parts: PoolParts, config: Attrs, frame: Frame) -> Binding:
         node, values = parts.node, frame.values
@@ -106,7 +99,7 @@ class Pool(CudaFamily[PoolParts]):
             n, channels = parts.x.shape[:2]
             rest, blocks = [], n * (channels // _slice(parts, config))
         else:
-            count = parts.y.numel // _taken(parts, config)
+            count = parts.y.numel // parts.window.taken(config)
             read = node.outputs[-1] if node.op == "max_pool2d" else ""
             places = values[read].data_ptr() if read in dict(parts.step.outputs) else 0
             rest, blocks = [places, count], -(-count // int(config["threads"]))
@@ -120,11 +113,6 @@ class Pool(CudaFamily[PoolParts]):
         return Binding(launch)
 
 
-def _taken(parts: PoolParts, config: Attrs) -> int:
-    """Channels that a thread of a pool takes: what divides all, no more than a vector has."""
-    return math.gcd(parts.vector, parts.x.shape[1]) if config["layout"] == "nhwc" else 1
-
-
 def _slice(parts: PoolParts, config: Attrs) -> int:
     """Channels of one block of a mean, such that its threads have something to do; 0 for none."""
     _, channels, height, width = parts.x.shape
@@ -133,24 +121,6 @@ def _slice(parts: PoolParts, config: Attrs) -> int:
     fitting = [size for size in slices if size // vector <= threads]
     filled = threads * vector // (height * width)
     return next((size for size in fitting if size >= max(SLICE_MIN, filled)), max(fitting))
-
-
-def _window(parts: PoolParts, config: Attrs) -> dict[str, Any]:
-    """What the header's Window says of a pool."""
-    node, x, y = parts.node, parts.x, parts.y
-    values: dict[str, Any] = {
-        "index": "unsigned" if max(x.numel, y.numel) < 1 << 31 else "unsigned long long",
-        "is_max": cxx_bool(node.op == "max_pool2d"),
-        "count_padding": cxx_bool(node.attrs.get("count_padding")),
-        "nhwc": cxx_bool(config["layout"] == "nhwc"),
-        "vector": _taken(parts, config),
-        "out_height": y.shape[2],
-        "out_width": y.shape[3],
-    }
-    for key, word in (("kernel", "{}s"), ("stride", "{}_stride"), ("padding", "{}_padding")):
-        rows, columns = node.attrs[key]
-        values |= {word.format("row"): rows, word.format("column"): columns}
-    return values
 
 
 FAMILY = Pool()

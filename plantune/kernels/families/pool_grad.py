@@ -1,55 +1,94 @@
-"""The gradients of average and max pooling, gathered pixel by pixel."""
+"""The gradients of average and max pooling, gathered pixel by pixel, and a chain of pointwise ops
+that they go through, with the sums of what it makes.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
+from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.pool_window import PoolWindow
 from plantune.space.arch import Arch
 
 GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad")
+INPUTS_MAX, OUTPUTS_MAX = 4, 4
+# Threads that add what the blocks leave of a sum.
+ADD_THREADS = 1024
 SOURCE = (
     """#include "cuda/pool_grad.h"
-struct Window {{
-  using T = {element};
-  using Index = {index};
-  static constexpr bool kMax = {is_max}, kCountPadding = {count_padding}, kNhwc = {nhwc};
-  static constexpr int kVector = {vector}, kThreads = {threads}, kChannels = {channels};
-  static constexpr int kHeight = {height}, kWidth = {width};
-  static constexpr int kOutHeight = {out_height}, kOutWidth = {out_width};
-  static constexpr int kRows = {rows}, kColumns = {columns};
-  static constexpr int kRowStride = {row_stride}, kColumnStride = {column_stride};
-  static constexpr int kRowPadding = {row_padding}, kColumnPadding = {column_padding};
+{window}struct Chain {{
+  using T = Window::T;
+  using Index = Window::Index;
+  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kTotals = {totals};
+  static constexpr int kGathered = {gathered}, kAxes = {axes};
+  static constexpr int kWidth = Window::kVector, kVectors = 1, kThreads = Window::kThreads;
+  static constexpr Index kSizes[] = {{{sizes}}};
+  static constexpr Index kStrides[][kAxes] = {{{strides}}};
+  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
+                                                  float (&out)[kOutputs]) {{
+    {lines}
+  }}
 }};
-using Kernel = plantune::PoolGrad<Window>;"""
+using Kernel = plantune::PoolGrad<Window, Chain>;"""
     + vector_kernel.ENTRIES
 )
+ADD = f"""
+extern "C" __global__ __launch_bounds__({ADD_THREADS}) void add(Kernel::Arguments arguments) {{
+  Kernel::add(arguments);
+}}
+"""
 
 
 @dataclass(frozen=True)
 class GradientParts(Parts):
-    """The gradient dx of a pool, from dy."""
+    """The gradient dx of a pool from dy; `chain` makes of it what leaves, then what is added to
+    `totals`.
+    """
 
-    node: Node
-    dy: TensorType
-    dx: TensorType
+    chain: Step
+    totals: tuple[Node, ...]
 
-    def taken(self, config: Attrs) -> int:
-        """Channels that a thread takes: what divides all, no more than a vector has."""
-        if config["layout"] != "nhwc":
-            return 1
-        vector = vector_kernel.VECTOR_BYTES // self.dx.torch_dtype.itemsize
-        return math.gcd(vector, self.dx.shape[1])
+    @property
+    def node(self) -> Node:
+        return self.step.nodes[0]
+
+    @property
+    def dx(self) -> TensorType:
+        return self.node.types[0]
+
+    @property
+    def window(self) -> PoolWindow:
+        return PoolWindow(self.node, self.dx, self.step.types[self.node.inputs[0]])
+
+    @cached_property
+    def expression(self) -> pointwise_chain.Expression:
+        return pointwise_chain.expression_of(self.chain)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """What leaves as an image."""
+        names = tuple(name for name, _ in self.chain.outputs)
+        return names[: len(names) - len(self.totals)]
+
+    def geometry(self, config: Attrs) -> pointwise_chain.Geometry:
+        """The addresses of the elements; a thread takes as many as the pool and the chain allow."""
+        taken = self.window.taken(config)
+        return pointwise_chain.geometry_of(self.chain, self.expression, config["layout"], taken)
+
+    def blocks(self, config: Attrs) -> int:
+        return -(-self.dx.numel // self.geometry(config).width // int(config["threads"]))
 
 
 class PoolGrad(CudaFamily[GradientParts]):
@@ -58,58 +97,95 @@ class PoolGrad(CudaFamily[GradientParts]):
     name: ClassVar = "pool_grad"
 
     def read(self, step: Step) -> GradientParts:
-        node = step.nodes[0]
-        known = len(step.nodes) == 1 and node.op in GRADIENTS
-        refuse({"only the gradient of one pool": not known})
-        dy, dx = step.types[node.inputs[0]], node.types[0]
+        node, dx = step.nodes[0], step.nodes[0].types[0]
+        refuse({"it does not start with the gradient of a pool": node.op not in GRADIENTS})
+        totals = tuple(n for n in step.nodes[1:] if n.op == "sum_to")
+        leaving, inside = dict(step.outputs), {v for n in step.nodes for v in n.inputs}
+        refuse({"a sum is read inside of it": any(n.name in inside for n in totals)})
+        parts = GradientParts(step, _chain(step, totals), totals)
+        shapes = {type_.shape for _, type_ in parts.chain.outputs}
+        dtypes = {type_.dtype for _, type_ in (*parts.chain.inputs, *parts.chain.outputs)}
+        many = len(parts.expression.operands) > INPUTS_MAX
         refuse(
             {
-                **vector_kernel.not_an_element(dx.dtype),
+                **vector_kernel.not_an_element(", ".join(dtypes)),
                 "there are no images": dx.numel == 0,
+                f"what leaves has not the shape {dx.shape}": shapes != {dx.shape},
+                "a sum is not read": any(n.name not in leaving for n in totals),
+                "only the sum of all elements": any(n.types[0].numel != 1 for n in totals),
+                f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many
+                or len(parts.chain.outputs) > OUTPUTS_MAX,
             }
         )
-        return GradientParts(step, node, dy, dx)
+        return parts
+
+    def workspace_bytes(self, parts: GradientParts, config: Attrs) -> int:
+        return 4 * len(parts.totals) * parts.blocks(config)
 
     def source(self, parts: GradientParts, config: Attrs, arch: Arch) -> str:
-        _, channels, height, width = parts.dx.shape
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.dx.dtype],
-            channels=channels,
-            height=height,
-            width=width,
+        expression, geometry = parts.expression, parts.geometry(config)
+        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
+        names = [operand.name for operand in expression.operands]
+        strides = (f"{{{', '.join(map(str, row))}}}" for row in geometry.strides)
+        source = SOURCE.format(
+            window=parts.window.source(config, geometry.width),
+            inputs=len(names),
+            outputs=len(made),
+            totals=len(parts.totals),
+            gathered=names.index(parts.node.name),
+            axes=len(geometry.sizes),
+            # The outermost size is what the count of elements says.
+            sizes=", ".join(map(str, (1, *geometry.sizes[1:]))),
+            strides=", ".join(strides),
+            lines="\n    ".join((*expression.lines, *made)),
             threads=config["threads"],
-            **_window(parts, config),
         )
+        return source + (ADD if parts.totals else "")
 
     def bind(self, parts: GradientParts, config: Attrs, frame: Frame) -> Binding:
-        values, (dy, *others) = frame.values, parts.node.inputs
-        count, threads = parts.dx.numel // parts.taken(config), int(config["threads"])
-        kernel = vector_kernel.VectorKernel(frame.built, -(-count // threads), threads)
+        values, (dy, *places) = frame.values, parts.node.inputs
+        threads, blocks = int(config["threads"]), parts.blocks(config)
+        read = [operand.name for operand in parts.expression.operands]
+        read[read.index(parts.node.name)] = dy
+        written = [*parts.stored, *(node.name for node in parts.totals)]
+        # The source is written for constants in nchw.
+        constants = rows_of(parts.step, frame)
+        count = parts.dx.numel // parts.geometry(config).width
+        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
+        results = len(parts.totals)
+        add = Launcher(frame.built, results, ADD_THREADS, name="add") if results else None
 
         def launch(stream: int) -> None:
-            places = values[others[0]].data_ptr() if others else 0
-            addresses = (values[dy].data_ptr(), values[parts.node.name].data_ptr(), places)
-            kernel.launch(stream, vector_kernel.members(*addresses, count), [values[dy]])
+            images = [constants.tensor(name) for name in read]
+            addresses = [tensor.data_ptr() for tensor in images]
+            addresses += [values[places[0]].data_ptr() if places else 0]
+            addresses += [values[name].data_ptr() for name in written]
+            arguments = vector_kernel.members(*addresses, sums, count, blocks)
+            kernel.launch(stream, arguments, images)
+            if add is not None:
+                add.launch(stream, arguments)
 
-        return Binding(launch)
+        return Binding(launch, constants=constants.all)
 
 
-def _window(parts: GradientParts, config: Attrs) -> dict[str, Any]:
-    """What the header's Window says of the pool."""
-    attrs = parts.node.attrs
-    values: dict[str, Any] = {
-        "index": "unsigned" if parts.dx.numel < 1 << 31 else "unsigned long long",
-        "is_max": cxx_bool(parts.node.op == "max_pool2d_grad"),
-        "count_padding": cxx_bool(attrs.get("count_padding")),
-        "nhwc": cxx_bool(config["layout"] == "nhwc"),
-        "vector": parts.taken(config),
-        "out_height": parts.dy.shape[2],
-        "out_width": parts.dy.shape[3],
-    }
-    for key, word in (("kernel", "{}s"), ("stride", "{}_stride"), ("padding", "{}_padding")):
-        rows, columns = attrs[key]
-        values |= {word.format("row"): rows, word.format("column"): columns}
-    return values
+def _chain(step: Step, totals: tuple[Node, ...]) -> Step:
+    """What follows the pool's gradient, as a step that reads it and makes what leaves as an image,
+    and last what is added.
+    """
+    node, names = step.nodes[0], {total.name for total in totals}
+    nodes = tuple(n for n in step.nodes[1:] if n.name not in names)
+    added = [total.inputs[0] for total in totals]
+    leaving = [(name, type_) for name, type_ in step.outputs if name not in names]
+    read = {value for n in nodes for value in n.inputs} | {*added} | {name for name, _ in leaving}
+    inputs = (*step.inputs, (node.name, node.types[0]))
+    return Step(
+        nodes,
+        tuple((name, type_) for name, type_ in inputs if name in read),
+        (*leaving, *((name, step.types[name]) for name in added)),
+        step.constants,
+        step.phase,
+    )
 
 
 FAMILY = PoolGrad()

@@ -9,6 +9,8 @@ from torch import nn
 from plantune.canonical import Attrs
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named
+from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
 from plantune.kernels.families.pool_grad import FAMILY
 from plantune.kernels.family import Candidate
@@ -49,6 +51,37 @@ STEPS |= {
 }
 
 
+def total(b, value):
+    return b("sum_to", value, shape=(1,))
+
+
+def joined(gradient, shape):
+    """Added to another gradient, whose sum is asked for, and masked by what a ReLU made."""
+
+    def emit(b):
+        whole = b("add", gradient(b), b.x(*shape))
+        return total(b, whole), b("relu_grad", whole, b.x(*shape))
+
+    return emit
+
+
+def scaled(b):
+    dx = STEPS["average"](b)
+    masked = b("relu_grad", b("add", b.x(2, 16, 5, 7), dx), b.x(2, 16, 5, 7))
+    return dx, total(b, dx), masked, total(b, b("mul", masked, b.w(1)))
+
+
+STEPS |= {
+    "average, joined": joined(STEPS["average"], (2, 16, 5, 7)),
+    "average, joined, odd": joined(STEPS["average without padding"], (2, 3, 5, 7)),
+    "average, joined, many": joined(alone((70, 64, 16, 16), (70, 64, 8, 8)), (70, 64, 16, 16)),
+    "max, joined": joined(STEPS["max"], (2, 24, 5, 7)),
+    "scaled": scaled,
+    "of each image": lambda b: b("mul", STEPS["average"](b), b.x(2, 16, 1, 1)),
+    "sum alone": lambda b: total(b, STEPS["average"](b)),
+}
+
+
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_it_runs_every_step(step_of, name, dtype):
@@ -59,13 +92,45 @@ def test_it_runs_every_step(step_of, name, dtype):
 
 def test_another_op_is_refused(step_of):
     step = step_of(lambda b: b("relu", b.x(2, 8, 3, 3)), "float16")
-    assert "only the gradient of one pool" in FAMILY.why_not_step(step)
+    assert "does not start with the gradient of a pool" in FAMILY.why_not_step(step)
 
 
-@pytest.mark.parametrize("name", ["average", "max"])
+REFUSED = {
+    "sums of channels": (
+        lambda b: b("sum_to", STEPS["average"](b), shape=(16, 1, 1)),
+        "only the sum of all elements",
+    ),
+    "a sum that is used": (
+        lambda b: b("mul", dx := STEPS["average"](b), total(b, dx)),
+        "a sum is read inside of it",
+    ),
+    "another op": (lambda b: b("mean", STEPS["average"](b), dims=(2, 3), keepdim=True), "mean at"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_a_shipped_fusion_offers_the_whole(graph_of):
+    graph = graph_of(STEPS["average, joined"], "float16")
+    offered = alternatives(graph, fusions_named("pool_grad"))
+    (whole,) = [step for step in offered if len(step.nodes) == len(graph.nodes)]
+    assert FAMILY.why_not_step(whole) is None
+
+
+@pytest.mark.parametrize("name", ["average", "max", "average, joined"])
 def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
     usage = build_within_limits(FAMILY, step_of(STEPS[name], "float16"), CONFIG, cuda_arch)
-    assert set(usage) == {"run", "run_unaligned"}
+    assert {"run", "run_unaligned"} <= set(usage)
+
+
+@pytest.mark.parametrize("name", ["max, odd", "average, overlapping", "scaled", "of each image"])
+def test_the_others_build(step_of, build_within_limits, name):
+    step = step_of(STEPS[name], "float16")
+    build_within_limits(FAMILY, step, CONFIG, load_arch("sm90"))
 
 
 @pytest.mark.gpu

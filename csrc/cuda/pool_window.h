@@ -1,0 +1,70 @@
+// What pools and their gradients share: which vector of channels of which pixel a thread makes.
+
+#pragma once
+
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// Window says the sizes, in which order the axes are, and how many channels a thread takes.
+template <typename Window>
+struct PoolWindow {
+  using T = typename Window::T;
+  using Index = typename Window::Index;
+  static constexpr int kVector = Window::kVector, kChannels = Window::kChannels;
+  static constexpr int kHeight = Window::kHeight, kWidth = Window::kWidth;
+  static constexpr int kOutHeight = Window::kOutHeight, kOutWidth = Window::kOutWidth;
+  static constexpr int kRows = Window::kRows, kColumns = Window::kColumns;
+  static constexpr int kRowStride = Window::kRowStride, kColumnStride = Window::kColumnStride;
+  static constexpr int kRowPadding = Window::kRowPadding;
+  static constexpr int kColumnPadding = Window::kColumnPadding;
+  static constexpr bool kNhwc = Window::kNhwc, kMax = Window::kMax;
+  static constexpr bool kCountPadding = Window::kCountPadding;
+  // Elements between neighbouring pixels.
+  static constexpr int kPixelStride = kNhwc ? kChannels : 1;
+  using Word = Vector<T, kVector>;
+
+  static_assert(kNhwc ? kChannels % kVector == 0 : kVector == 1,
+                "a thread's vector stays within the channels of a pixel");
+
+  /// A vector of the side of kWide columns and kHigh rows; `plane` is its image, or its channel.
+  template <int kHigh, int kWide>
+  struct Place {
+    int row, column;
+    Index plane, inner;
+
+    __device__ __forceinline__ explicit Place(Index vector) : inner(0) {
+      if constexpr (kNhwc) {
+        inner = vector % (kChannels / kVector) * kVector;
+        vector /= kChannels / kVector;
+      }
+      column = vector % kWide;
+      vector /= kWide;
+      row = vector % kHigh;
+      plane = vector / kHigh;
+    }
+
+    /// Where the same channels of the first pixel are on a side of so many pixels.
+    __device__ __forceinline__ Index first(int pixels) const {
+      return plane * (kNhwc ? pixels * kChannels : pixels) + inner;
+    }
+  };
+
+  using PlaceOfX = Place<kHeight, kWidth>;
+  using PlaceOfY = Place<kOutHeight, kOutWidth>;
+
+  /// Elements of the image that a window covers along one axis.
+  static __device__ __forceinline__ int covered(int begin, int extent, int size) {
+    const int end = begin + extent;
+    return (end < size ? end : size) - (begin > 0 ? begin : 0);
+  }
+
+  /// What the window of a pixel of y is divided by.
+  static __device__ __forceinline__ int divisor(int row, int column) {
+    if constexpr (kCountPadding) return kRows * kColumns;
+    return covered(row * kRowStride - kRowPadding, kRows, kHeight) *
+           covered(column * kColumnStride - kColumnPadding, kColumns, kWidth);
+  }
+};
+
+}  // namespace plantune

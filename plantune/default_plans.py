@@ -94,6 +94,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "scaled_se_tail",
         "linear",
         "se_grad",
+        "pool_grad",
         "masked_dgrad",
         "pointwise_sum",
         "pointwise_chain",

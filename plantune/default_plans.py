@@ -61,7 +61,6 @@ CUDA_PREFERENCES = (
     Preference("hopper_conv", rivals=("resident_conv",)),
     Preference("se_grad"),
     Preference("hopper_dgrad"),
-    Preference("stem_wgrad"),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv"),
     Preference("depthwise_conv"),
@@ -85,8 +84,6 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
     "cuda": (
         "image_stem",
         "stem",
-        "image_stem_wgrad",
-        "stem_wgrad",
         "first_conv",
         "conv_epilogue",
         "pool_conv",

@@ -91,8 +91,7 @@ struct WarpMma {
     }
   }
 
-  /// Of one instruction: from runs of 4 values of rows lane / 4 and 8 more, and of channel lane / 4,
-  /// channels lane % 4 * 2 and the next of those rows.
+ private:
   __device__ __forceinline__ static void multiply_8(float* c, float* d, uint2 a, uint2 a8, uint2 b);
 #else
   static constexpr int kRowsOfA = 1;

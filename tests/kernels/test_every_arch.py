@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from plantune.cuda.choice import nvrtc_for
 from plantune.errors import BuildError
 from plantune.gpus import later_gpu
-from plantune.graph.builder import GraphBuilder
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
-from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -40,8 +38,7 @@ PROBLEMS = (
     Workload("se_resnet9_fixup", 128, 3, "infer", "float16"),
     Workload("se_resnet9_fixup", 128, 3, "train", "float16"),
     Workload("resnet18", 8, 3, "infer", "float16"),
-    "mobile",
-    "stem gradient",
+    None,  # that of Mobile
 )
 SPACES = {arch: load_search_space(arch) for arch in CUDA_ARCHS}
 BUILDS = [
@@ -62,23 +59,12 @@ class Mobile(nn.Module):
         return F.relu(self.groups(F.silu(self.norm(self.each(x)))))
 
 
-def stem_gradient() -> Graph:
-    """Where the backward pass may read the image."""
-    builder, image = GraphBuilder(), TensorType((128, 3, 64, 64), "float16")
-    (moved,) = builder.emit("space_to_depth", builder.input("x", image), block=4)
-    dy = builder.input("dy", TensorType((128, 64, 16, 16), "float16"))
-    window = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
-    return builder.build(builder.emit("conv2d_wgrad", dy, moved, shape=(64, 48, 1, 1), **window))
-
-
 @cache
-def steps_of(problem: Workload | str) -> tuple[Step, ...]:
-    if isinstance(problem, Workload):
-        graph = problem.graph
-    elif problem == "mobile":
+def steps_of(problem: Workload | None) -> tuple[Step, ...]:
+    if problem is None:
         graph = extract(Mobile().half().eval(), TensorType((8, 64, 14, 14), "float16"))
     else:
-        graph = stem_gradient()
+        graph = problem.graph
     return alternatives(graph, tuple(all_fusions()))
 
 

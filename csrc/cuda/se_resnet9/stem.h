@@ -371,12 +371,23 @@ struct Stem {
         if constexpr (AreOperands<T, Pixels>::kValue) {
           a.runs[i][j] = runs.runs[i][j];
         } else {
-          const auto& run = *reinterpret_cast<const Vector<In, 4>*>(&runs.runs[i][j]);
-          a.runs[i][j] = rounded_run<T, Pixels>(run, scale);
+          a.runs[i][j] = rounded(runs.runs[i][j], scale);
         }
       }
     }
     return a;
+  }
+
+  __device__ __forceinline__ static uint2 rounded(const Run& run, const float2& scale) {
+    float values[4];
+    widen_run(values, *reinterpret_cast<const Vector<In, 4>*>(&run));
+    if constexpr (Pixels::kScaled) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[i] = fmaf(values[i], scale.x, scale.y);
+    }
+    Vector<T, 4> rounded;
+    rounded.round(values);
+    return *reinterpret_cast<const uint2*>(rounded.values);
   }
 
   __device__ __forceinline__ static void finish(const Accumulator& sums, float offset, T* y,

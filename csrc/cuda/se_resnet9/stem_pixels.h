@@ -28,35 +28,19 @@ __device__ __forceinline__ unsigned char from_float<unsigned char>(float value) 
   return static_cast<unsigned char>(value);
 }
 
-template <typename In, int kSize>
-__device__ __forceinline__ void widen_run(float (&values)[kSize], const Vector<In, kSize>& run) {
+template <typename In>
+__device__ __forceinline__ void widen_run(float (&values)[4], const Vector<In, 4>& run) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) values[i] = run[i];
+  for (int i = 0; i < 4; ++i) values[i] = run[i];
 }
 /// A byte behind the digits of 2^23 is a float; a conversion would take four times as long.
-template <int kSize>
-__device__ __forceinline__ void widen_run(float (&values)[kSize],
-                                          const Vector<unsigned char, kSize>& run) {
-  const unsigned bytes = *reinterpret_cast<const typename WordOf<kSize>::Type*>(run.values);
+__device__ __forceinline__ void widen_run(float (&values)[4],
+                                          const Vector<unsigned char, 4>& run) {
+  const unsigned bytes = *reinterpret_cast<const unsigned*>(run.values);
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
+  for (int i = 0; i < 4; ++i) {
     values[i] = __uint_as_float(__byte_perm(bytes, 0x4B000000u, 0x7540 + i)) - 8388608.f;
   }
-}
-
-/// A run of pixels, scaled and shifted and rounded to T, in a word.
-template <typename T, typename Pixels, int kSize>
-__device__ __forceinline__ typename WordOf<kSize * int(sizeof(T))>::Type rounded_run(
-    const Vector<typename Pixels::In, kSize>& run, const float2& scale) {
-  float values[kSize];
-  widen_run(values, run);
-  if constexpr (Pixels::kScaled) {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) values[i] = fmaf(values[i], scale.x, scale.y);
-  }
-  Vector<T, kSize> rounded;
-  rounded.round(values);
-  return *reinterpret_cast<const typename WordOf<kSize * int(sizeof(T))>::Type*>(rounded.values);
 }
 
 }  // namespace plantune

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import warnings
 from itertools import pairwise
@@ -309,12 +310,15 @@ class TestReplays:
         model = linear()
         step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
         held = []
-        for _ in range(6):
+        for _ in range(8):
             for x, y in batches[:3]:
                 step(x, y)
             step.refresh()
+            gc.collect()
             held.append(torch.cuda.memory_allocated())
-        assert held[-1] <= held[2]
+        # What earlier tests left may come or go; of each capture even the gradients would be seen.
+        gradients = sum(p.numel() * p.element_size() for p in model.parameters())
+        assert held[-1] - held[2] < 5 * gradients
 
 
 def test_a_convolutional_network_in_16_bits(randomise):

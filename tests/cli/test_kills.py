@@ -65,7 +65,7 @@ def killed_search(
     return workers
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_and_resumed_it_goes_on_where_it_was(
     tmp_path: Path,
     kills: int,

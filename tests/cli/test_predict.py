@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from plantune import load_model
 from plantune.canonical import Attrs
+from plantune.cli import main
 from plantune.cuda.build import Binary
 from plantune.errors import InvalidPlan
 from plantune.kernels.family import Candidate
@@ -29,26 +32,44 @@ LOG = "Compiling entry function 'run' for 'sm_80'\n0 bytes spill stores\nUsed 40
 PREDICTED = Attrs(predicted_ms=0.4, built=3, rejected=0, numerics="not checked")
 
 
-@pytest.fixture(autouse=True)
-def builds(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
-    """No GPU is here and every kernel builds at once."""
+def without_gpu(patch: pytest.MonkeyPatch) -> list[Candidate]:
+    """No GPU is here and every kernel builds at once: those that did."""
     seen: list[Candidate] = []
 
     def build(step: object, candidate: Candidate, arch: object) -> Binary:
         seen.append(candidate)
         return Binary("key", b"", LOG + " smem\n")
 
-    monkeypatch.setattr("plantune.search.predict.build", build)
-    monkeypatch.setattr("plantune.gpus.gpus_here", tuple)
+    patch.setattr("plantune.search.predict.build", build)
+    patch.setattr("plantune.gpus.gpus_here", tuple)
     return seen
 
 
-@pytest.fixture
-def predicted(run: Run) -> int:
-    """The id of a plan that was predicted for Ampere."""
-    result = run("search", "--arch", "sm80", "--batch", 4, "--predict", "--json")
+@pytest.fixture(autouse=True)
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
+    return without_gpu(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def prediction(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with a plan that was predicted for Ampere."""
+    path = tmp_path_factory.mktemp("predicted") / "plans.db"
+    with pytest.MonkeyPatch.context() as patch:
+        without_gpu(patch)
+        options = "--arch", "sm80", "--batch", "4", "--predict", "--db", str(path)
+        result = CliRunner().invoke(main, ["search", *options])
     assert result.exit_code == 0, result.stderr
-    return int(object_of(result)["plan_id"])
+    return path
+
+
+@pytest.fixture
+def predicted(prediction: Path, cache: Path) -> int:
+    """The id of that plan in the user's database."""
+    cache.mkdir()
+    with PlanDatabase.open(prediction) as database:
+        (stored,) = database.plans()
+    shutil.copy(prediction, cache / "plans.db")
+    return stored.id
 
 
 def test_it_is_planned_without_the_gpu(run: Run, builds: list[Candidate]) -> None:

@@ -16,7 +16,7 @@ from .conftest import Run, object_of, start
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    with start("plans", "list", "--json") as process:
+    with start("cache", "show", "--json") as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -27,11 +27,11 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_a_closed_stderr_stops_nothing() -> None:
-    with start("plans", "list", "--json") as process:
+    with start("cache", "show", "--json") as process:
         assert process.stderr is not None
         process.stderr.close()
         assert process.stdout is not None
-        assert json.loads(process.stdout.read())["plans"] == []
+        assert json.loads(process.stdout.read())["kernels"] == {}
     assert process.returncode == 0
 
 
@@ -41,10 +41,11 @@ def test_a_closed_stderr_stops_nothing() -> None:
 def test_odd_locales_and_paths_work_together(tmp_path: Path, locale: dict[str, str]) -> None:
     folder = tmp_path / "pläne für ünterwegs\n#?%20"
     folder.mkdir()
-    process = start("plans", "list", "--db", folder / "plans.db", **locale)
+    process = start("cache", "show", PLANTUNE_CACHE_DIR=str(folder), **locale)
     output, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert b"no plans" in output
+    assert b"no kernels" in output
+    assert os.fsencode(folder) in output
     assert errors == b""
 
 
@@ -60,7 +61,7 @@ def test_a_path_that_is_not_utf8_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
 def test_no_color_is_honoured_on_a_terminal(no_color: str, escapes: bool) -> None:
     ours, theirs = pty.openpty()
-    with start("plans", "show", "1", NO_COLOR=no_color, TERM="xterm", stderr=theirs):
+    with start("plans", "show", "one", NO_COLOR=no_color, TERM="xterm", stderr=theirs):
         pass
     os.close(theirs)
     text = os.read(ours, 1 << 16)

@@ -194,6 +194,26 @@ def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.why_not_loadable", lambda *unit: None)
 
 
+class NoBuilder:
+    """Builds nothing, in no process."""
+
+    def __init__(self, worker: object) -> None: ...
+
+    def start(self) -> None: ...
+
+    def build(self, *candidate: object) -> None: ...
+
+    def pause(self, paused: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For searches whose worker is a fake: a process that builds takes 2 s to start."""
+    monkeypatch.setattr("plantune.search.builds.Builder", NoBuilder)
+
+
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -196,9 +195,8 @@ class FakeWorker:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
-    # What derives from the worker must not be imported for the first time while it is replaced.
-    importlib.import_module("plantune.measure.builder")
+def worker(monkeypatch: pytest.MonkeyPatch, nothing_built: None) -> FakeWorker:
+    """What derives from the worker was imported before it is replaced: `nothing_built` did so."""
     fake = FakeWorker({"plantune": 2.0, "torchscript": 4.0}, lambda step, candidate: measured(10.0))
     monkeypatch.setattr("plantune.measure.client.Worker", fake)
     return fake

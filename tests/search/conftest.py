@@ -78,6 +78,11 @@ class Quiet(Machine):
 
 
 @pytest.fixture(autouse=True)
+def alone(nothing_built: None) -> None:
+    """No worker here is a process."""
+
+
+@pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No decision in a test depends on what else runs here."""
     monkeypatch.setattr("plantune.search.search.machine_for", lambda kind, gpu: Quiet())

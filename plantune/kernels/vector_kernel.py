@@ -29,9 +29,13 @@ extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
 class VectorKernel:
     """`run` and `run_unaligned` of one binary; the addresses at a launch choose between them."""
 
-    def __init__(self, binary: Binary, blocks: int | tuple[int, int], threads: int) -> None:
-        self._aligned = Launcher(binary, blocks, threads)
-        self._unaligned = Launcher(binary, blocks, threads, name="run_unaligned")
+    def __init__(
+        self, binary: Binary, blocks: int | tuple[int, int], threads: int, shared_bytes: int = 0
+    ) -> None:
+        self._aligned, self._unaligned = (
+            Launcher(binary, blocks, threads, name=name, shared_bytes=shared_bytes)
+            for name in ("run", "run_unaligned")
+        )
 
     def launch(self, stream: int, arguments: Any, read: Iterable[Tensor]) -> None:
         """Launches the kernel that may `read` these tensors."""

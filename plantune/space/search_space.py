@@ -50,6 +50,8 @@ AXES: Mapping[str, Rule] = {
     "blocks_per_sm": whole_number(1, 32),
     # Which neighbours a box of pixels has in memory: those of an image, or those of other images.
     "order": one_of("pixels", "images"),
+    # Where a block keeps its images until it reads them again.
+    "hold": one_of("registers", "shared"),
     # How many share the work, about.
     "blocks": whole_number(1, 4096),
     # Of one block: its threads, and how many images, rows, or vectors for each thread, it takes;

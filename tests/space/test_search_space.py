@@ -199,7 +199,7 @@ def test_a_broken_family_is_refused_with_place_value_and_remedy(axes: str, messa
 
 
 def test_every_axis_word_accepts_something_and_no_null() -> None:
-    samples = ("nchw", "eng0", "serial", "mma", "images", True, False, *range(1, 513))
+    samples = ("nchw", "eng0", "serial", "mma", "images", "shared", True, False, *range(1, 513))
     for axis, rule in AXES.items():
         assert any(rule.accepts(sample) for sample in samples), axis
         assert not rule.accepts(None), axis

@@ -14,8 +14,8 @@
 //
 // `small` are values of each image and channel, of each channel, or single ones. kHeldAs says where a
 // held image comes from: k is the k-th that is read, kRead + j the j-th of the values.
-// A block holds its images in registers between the passes where they fit (kInRegisters), else it
-// reads them again.
+// Between the passes a block holds its images in registers (kHold 1) or in dynamic shared memory
+// (kHold 2), where each thread has its own vectors, or it reads them again (kHold 0).
 //
 // `add` then makes the gradients of W1, b1, W2 and b2 from dexcite, dsqueeze and what the layers
 // read, and the sums from each block's part. Arithmetic is float; what leaves is rounded once.
@@ -52,8 +52,7 @@ struct SeGrad {
   using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;
   static constexpr int kSize = Word::kSize, kRounds = Tile::kRounds;
   static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
-  static constexpr bool kInRegisters = Chain::kInRegisters;
-  static constexpr int kSlots = kInRegisters ? kRounds : 1;
+  static constexpr bool kInRegisters = Chain::kHold == 1, kInShared = Chain::kHold == 2;
 
   struct Arguments {
     const T* read[kRead];
@@ -85,6 +84,31 @@ struct SeGrad {
   };
   static_assert(sizeof(Shared) <= 48 << 10, "static shared memory ends at 48 KiB");
 
+  /// What a thread has of the images between the passes.
+  struct Held {
+    Word words[kHeld][kInRegisters ? kRounds : 1];
+
+    __device__ __forceinline__ void put(int k, int round, const Word& word) {
+      if constexpr (kInRegisters) words[k][round] = word;
+      if constexpr (kInShared) place(k, round) = word;
+    }
+
+    /// `from` is where the image is in memory.
+    template <bool kAligned>
+    __device__ __forceinline__ Word get(int k, int round, const T* from) const {
+      if constexpr (kInRegisters) return words[k][round];
+      if constexpr (kInShared) return place(k, round);
+      Word word;
+      word.template load<kAligned>(from);
+      return word;
+    }
+
+    static __device__ __forceinline__ Word& place(int k, int round) {
+      extern __shared__ uint4 memory[];
+      return reinterpret_cast<Word*>(memory)[(k * kRounds + round) * kThreads + threadIdx.x];
+    }
+  };
+
   using Small = Word[kSmall + 1];
   using Sums = float[kSums + 1];
 
@@ -104,7 +128,7 @@ struct SeGrad {
     Small small;
     load_small<kAligned>(a, tile, image, small);
     bring(a, image, shared);
-    Word held[kHeld][kSlots];
+    Held held;
     typename Tile::Floats dgate = {};
     Sums sums = {};
     first_pass<kAligned>(a, tile, small, held, dgate, sums);
@@ -197,7 +221,7 @@ struct SeGrad {
   template <bool kAligned>
   static __device__ __forceinline__ void first_pass(const Arguments& a, const Tile& tile,
                                                     const Small& small,
-                                                    Word (&held)[kHeld][kSlots],
+                                                    Held& held,
                                                     typename Tile::Floats& dgate, Sums& sums) {
     if (!tile.active) return;
 #pragma unroll(kInRegisters ? kRounds : 1)
@@ -218,13 +242,11 @@ struct SeGrad {
         first_of(in[i], small, made, dgate, sums);
 #pragma unroll
         for (int j = 0; j < kStoredFirst; ++j) made[j].store(a.stored[j] + tile.at(base + i));
-        if constexpr (kInRegisters) {
 #pragma unroll
-          for (int k = 0; k < kHeld; ++k) {
-            const int from = Chain::kHeldAs[k];
-            held[k][base + i] = from < kRead ? in[i][from < kRead ? from : 0]
-                                             : made[from < kRead ? 0 : from - kRead];
-          }
+        for (int k = 0; k < kHeld; ++k) {
+          const int from = Chain::kHeldAs[k];
+          if (from < kRead) held.put(k, base + i, in[i][from < kRead ? from : 0]);
+          if (from >= kRead) held.put(k, base + i, made[from < kRead ? 0 : from - kRead]);
         }
       }
     }
@@ -254,7 +276,7 @@ struct SeGrad {
   template <bool kAligned>
   static __device__ __forceinline__ void second_pass(const Arguments& a, const Tile& tile,
                                                      const Small& small,
-                                                     const Word (&held)[kHeld][kSlots],
+                                                     const Held& held,
                                                      const typename Tile::Floats& spread,
                                                      Sums& sums) {
     if (!tile.active) return;
@@ -264,11 +286,7 @@ struct SeGrad {
       Word in[kHeld];
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
-        if constexpr (kInRegisters) {
-          in[k] = held[k][round];
-        } else {
-          in[k].template load<kAligned>(again(a, k) + tile.at(round));
-        }
+        in[k] = held.template get<kAligned>(k, round, again(a, k) + tile.at(round));
       }
       float values[kStoredSecond][kSize];
 #pragma unroll
@@ -295,7 +313,7 @@ struct SeGrad {
   /// Where a held image is in memory: a thread reads what it has written itself.
   static __device__ __forceinline__ const T* again(const Arguments& a, int k) {
     const int from = Chain::kHeldAs[k];
-    return from < kRead ? a.read[from] : a.stored[from - kRead];
+    return from < kRead ? a.read[from < kRead ? from : 0] : a.stored[from < kRead ? 0 : from - kRead];
   }
 
   static __device__ __forceinline__ void leave(const Arguments& a, Shared& shared,

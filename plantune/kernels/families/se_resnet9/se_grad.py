@@ -4,26 +4,22 @@ one pass over each image.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from plantune.canonical import Attrs
-from plantune.graph.graph import Node
 from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns import pointwise_chain
-from plantune.kernels.patterns.excite_gradient import ExciteGradient, excite_gradient_of
-from plantune.kernels.patterns.pointwise_chain import NONE, Operand
+from plantune.kernels.patterns.element_passes import Pass, axes_of
+from plantune.kernels.patterns.excite_gradient import excite_gradient_of
 from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
+from plantune.kernels.se_gradient import SeGradParts, Workspace
+from plantune.kernels.small_matrix import TILE, matrix, why_not_mma
 from plantune.space.arch import Arch
 
 SOURCE = (
@@ -32,7 +28,8 @@ struct Chain {{
   using T = {element};
   static constexpr int kChannels = {channels}, kHidden = {hidden}, kPixels = {pixels};
   static constexpr int kImages = {images}, kThreads = {threads}, kChunk = {chunk};
-  static constexpr bool kInRegisters = {in_registers}, kLayers = {layers};
+  static constexpr int kHold = {hold};
+  static constexpr bool kLayers = {layers};
   static constexpr bool kByRows1 = {by_rows1}, kByRows2 = {by_rows2};
   static constexpr int kRead = {read}, kSmall = {small}, kValues = {values}, kHeld = {held};
   static constexpr int kStoredFirst = {stored_first}, kSumsFirst = {sums_first};
@@ -54,7 +51,7 @@ struct Chain {{
   }}
 }};
 using Kernel = plantune::SeGrad<Chain, plantune::{matrix}>;"""
-    + vector_kernel.ENTRIES
+    + vector_kernel.ENTRIES.replace("({threads})", "({threads}, {blocks_per_sm})")
     + """
 extern "C" __global__ __launch_bounds__({threads}) void add(Kernel::Arguments arguments) {{
   Kernel::add(arguments);
@@ -64,165 +61,19 @@ extern "C" __global__ __launch_bounds__({threads}) void add(Kernel::Arguments ar
 HIDDEN_MAX = 256
 UNIT = 4  # columns of a row that a lane reads at least
 STATIC_SHARED_BYTES = 48 << 10
-# Vectors of images that a block holds in registers, and those that a thread asks for at once.
-HELD_MOST, ASKED_MOST = 4096, 10
+# Vectors of images that a thread asks for at once, and what the kernel calls where images are held.
+ASKED = {"registers": 10, "shared": 12, None: 10}
+HOLDS = {None: 0, "registers": 1, "shared": 2}
+LEAST_REGISTERS = 64  # that the blocks of a multiprocessor leave a thread
 IMAGES_MOST, SMALL_MOST = 8, 6
-# Of the layers' gradients: channels and hidden channels of a tile, and sums of each lane.
-TILE_CHANNELS, TILE_HIDDEN, SUMS_OF_TILE = 32, 8, 18 * 32
-# Blocks that add the layers' gradients, and images that one adds at least.
-ADDING_BLOCKS, ADDED_IMAGES = 264, 32
-
-
-@dataclass(frozen=True)
-class Pass:
-    """What is made of single elements in one pass: `lines` of C++ make `results` from `operands`,
-    which are whole `images` and `small` values.
-    """
-
-    images: tuple[str, ...]
-    small: tuple[Operand, ...]
-    operands: tuple[Operand, ...]
-    lines: tuple[str, ...]
-    results: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class SeGradParts(Parts):
-    """A gradient, and which values the passes over an image make.
-
-    `stored` leave from the first and from the second pass, and `sums` are of what each makes.
-    """
-
-    gradient: ExciteGradient
-
-    @property
-    def image(self) -> TensorType:
-        return self.step.types[self.gradient.total.inputs[0]]
-
-    @property
-    def channels(self) -> int:
-        return self.image.shape[1]
-
-    @property
-    def hidden(self) -> int:
-        return self.gradient.excite.matrix.width
-
-    @property
-    def pixels(self) -> int:
-        return self.image.shape[2] * self.image.shape[3]
-
-    @cached_property
-    def stored(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        leaving = dict(self.step.outputs)
-        first, second = (
-            tuple(node.name for node in nodes if node.name in leaving)
-            for nodes in (self.gradient.first, self.gradient.second)
-        )
-        return first, second
-
-    @cached_property
-    def sums(self) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-        late = {node.name for node in self.gradient.second}
-        sums = self.gradient.sums
-        first = tuple(node for node in sums if node.inputs[0] not in late)
-        return first, tuple(node for node in sums if node.inputs[0] in late)
-
-    @cached_property
-    def kept(self) -> tuple[str, ...]:
-        """Values of the first pass that the second one would make from two images or more."""
-        several: set[str] = set()
-        sources = {name: frozenset((name,)) for name in self.stored[0]}
-        for node in self.gradient.first:
-            if node.name in sources:
-                continue
-            own = frozenset().union(*(self._sources(value, sources) for value in node.inputs))
-            several |= {node.name} if len(own) > 1 else set()
-            sources[node.name] = frozenset((node.name,)) if len(own) > 1 else own
-        cut = {*self.stored[0], *several}
-        inner = [node for node in self.gradient.first if node.name not in cut]
-        reads = {value for node in self.gradient.second for value in node.inputs}
-        reads |= {v for n in inner if n.name in _needed(reads, inner) for v in n.inputs}
-        return tuple(node.name for node in self.gradient.first if node.name in several & reads)
-
-    def _sources(self, value: str, known: Mapping[str, frozenset[str]]) -> frozenset[str]:
-        if value in known:
-            return known[value]
-        whole = self.step.types[value].shape == self.gradient.shape
-        return frozenset((value,)) if whole else frozenset()
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """What the first pass makes in words: what leaves, then what is kept."""
-        return (*self.stored[0], *self.kept)
-
-    @cached_property
-    def first(self) -> Pass:
-        added = (node.inputs[0] for node in self.sums[0])
-        wanted = (self.gradient.total.inputs[0], *self.values, *added)
-        return self._pass(self.gradient.first, wanted)
-
-    def second(self, *, held: bool) -> Pass:
-        """The second pass, where what the first one kept is `held` in registers."""
-        known = self.values if held else self.stored[0]
-        nodes = (*self.gradient.first, *self.gradient.second)
-        wanted = (*self.stored[1], *(node.inputs[0] for node in self.sums[1]))
-        return self._pass([node for node in nodes if node.name not in known], wanted)
-
-    def _pass(self, nodes: Sequence[Node], wanted: Sequence[str]) -> Pass:
-        needed = _needed(wanted, nodes)
-        own = tuple(node for node in nodes if node.name in needed)
-        made = {node.name for node in own}
-        reads = dict.fromkeys(v for node in own for v in node.inputs if v not in made)
-        reads |= dict.fromkeys(value for value in wanted if value not in made)
-        types, step = self.step.types, self.step
-        inputs = tuple((name, types[name]) for name in reads)
-        outputs = tuple((name, types[name]) for name in wanted)
-        head = Step(own, inputs, outputs, step.constants.intersection(reads), step.phase)
-        return _sorted(head, pointwise_chain.expression_of(head))
-
-    @cached_property
-    def small(self) -> tuple[Operand, ...]:
-        """Values of images and channels, but the spread gradient of the mean."""
-        passes = (self.first, self.second(held=True), self.second(held=False))
-        found = dict.fromkeys(operand for one in passes for operand in one.small)
-        return tuple(operand for operand in found if operand.name not in self.gradient.spread)
-
-    @property
-    def makes_layers(self) -> bool:
-        return any(layer.weight or layer.bias for layer in self.gradient.layers)
-
-    @property
-    def adds(self) -> bool:
-        """Whether there is a second kernel."""
-        return self.makes_layers or bool(self.gradient.sums)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of the layers' gradients."""
-        tiles = -(-self.channels // TILE_CHANNELS) * -(-self.hidden // TILE_HIDDEN)
-        return tiles if self.makes_layers else 0
-
-    @property
-    def splits(self) -> int:
-        """Parts of the images that are added by different blocks."""
-        most = max(self.image.shape[0] // ADDED_IMAGES, 1)
-        return min(most, max(ADDING_BLOCKS // max(self.tiles, 1), 1))
-
-    def rounds(self, config: Attrs) -> int:
-        """Vectors of an image that a thread takes."""
-        vectors = self.channels * self.image.torch_dtype.itemsize // vector_kernel.VECTOR_BYTES
-        team = int(config["threads"]) // int(config["images"])
-        groups = min(team // vectors, self.pixels)
-        return -(-self.pixels // groups)
-
-    def in_registers(self, config: Attrs) -> bool:
-        held = self.rounds(config) * len(self.second(held=True).images)
-        return held * int(config["threads"]) <= HELD_MOST
+WEIGHTS = ("excite weight", "squeeze weight")
+OWN = ("dexcite", "dsqueeze", "parts", "layers", "arrived")
 
 
 class SeGrad(CudaFamily[SeGradParts]):
     """Config: `images` and `threads` of a block, each image having its share of the threads; the
-    `math` of the two layers, "simt" in float or "mma" on tensor cores.
+    `math` of the two layers, "simt" in float or "mma" on tensor cores; what a block is to `hold`
+    its images in, "registers" or "shared" memory, where they fit; blocks that share an SM.
     """
 
     name: ClassVar = "se_grad"
@@ -248,28 +99,45 @@ class SeGrad(CudaFamily[SeGradParts]):
         return parts
 
     def why_not_config(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str | None:
-        images = int(config["images"])
-        vectors = parts.channels * parts.image.torch_dtype.itemsize // vector_kernel.VECTOR_BYTES
-        if images > parts.image.shape[0]:
-            return f"a block of {images} images is larger than the batch"
-        team = int(config["threads"]) // images
+        assert arch.cuda is not None
+        images, threads = int(config["images"]), int(config["threads"])
+        team, vectors = threads // images, parts.vectors
         if team < vectors:
             return f"{team} threads of an image do not cover the {vectors} vectors of its channels"
         if config["math"] == "mma" and (reason := why_not_mma(parts.image.dtype, images, arch)):
             return reason
-        if parts.tiles > int(config["threads"]):
-            return f"{parts.tiles} tiles of the layers' gradients are more than a block's threads"
-        shared = _shared_bytes_at_most(parts, config)
-        if shared > STATIC_SHARED_BYTES:
-            return f"it declares {shared} bytes of shared memory, {STATIC_SHARED_BYTES} may be"
-        return None
+        registers = arch.cuda.registers_per_sm // (threads * int(config["blocks_per_sm"]))
+        held, declared = (
+            self.shared_bytes(parts, config, arch),
+            parts.shared_bytes_declared(config),
+        )
+        most = arch.cuda.shared_memory_per_block_bytes
+        return first_reason(
+            {
+                f"a block of {images} images is larger than the batch": images
+                > parts.image.shape[0],
+                f"its blocks leave a thread {registers} registers": registers < LEAST_REGISTERS,
+                f"{parts.tiles} tiles of the layers' gradients are more than threads": parts.tiles
+                > threads,
+                f"it declares {declared} bytes of shared memory, {STATIC_SHARED_BYTES} may be": (
+                    declared > STATIC_SHARED_BYTES
+                ),
+                f"it needs {declared + held} bytes of shared memory, a block has {most}": (
+                    declared + held > most
+                ),
+            }
+        )
+
+    def shared_bytes(self, parts: SeGradParts, config: Attrs, arch: Arch) -> int:
+        held = config["hold"] == "shared"
+        return parts.held(config) * vector_kernel.VECTOR_BYTES if held else 0
 
     def workspace_bytes(self, parts: SeGradParts, config: Attrs) -> int:
-        return _Workspace(parts, config).bytes
+        return Workspace(parts, config).bytes
 
     def source(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str:
-        gradient, held = parts.gradient, parts.in_registers(config)
-        first, second = parts.first, parts.second(held=held)
+        gradient = parts.gradient
+        first, second = parts.first, parts.second(held=parts.hold(config) is not None)
         made = {name: len(first.images) + i for i, name in enumerate(parts.values)}
         places = {**{name: i for i, name in enumerate(first.images)}, **made}
         small = parts.small
@@ -280,8 +148,9 @@ class SeGrad(CudaFamily[SeGradParts]):
             pixels=parts.pixels,
             images=config["images"],
             threads=config["threads"],
-            chunk=max(ASKED_MOST // len(first.images), 1),
-            in_registers=cxx_bool(held),
+            chunk=max(ASKED[parts.hold(config)] // len(first.images), 1),
+            hold=HOLDS[parts.hold(config)],
+            blocks_per_sm=config["blocks_per_sm"],
             layers=cxx_bool(parts.makes_layers),
             by_rows1=cxx_bool(gradient.squeeze.by_rows),
             by_rows2=cxx_bool(gradient.excite.by_rows),
@@ -294,8 +163,8 @@ class SeGrad(CudaFamily[SeGradParts]):
             stored_second=len(parts.stored[1]),
             sums_second=len(parts.sums[1]),
             held_as=", ".join(str(places[name]) for name in second.images),
-            of_images=", ".join(cxx_bool(0 in _axes(operand)) for operand in small) or "false",
-            of_channels=", ".join(cxx_bool(1 in _axes(o)) for o in small) or "false",
+            of_images=", ".join(cxx_bool(0 in axes_of(operand)) for operand in small) or "false",
+            of_channels=", ".join(cxx_bool(1 in axes_of(o)) for o in small) or "false",
             alpha=repr(gradient.alpha),
             gate=_cxx(gradient.excite.derivative),
             hidden_grad=_cxx(gradient.squeeze.derivative),
@@ -310,8 +179,9 @@ class SeGrad(CudaFamily[SeGradParts]):
         threads = int(config["threads"])
         count = parts.image.shape[0]
         constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
-        workspace = _Workspace(parts, config).addresses(frame)
-        kernel = vector_kernel.VectorKernel(frame.built, _blocks(parts, config), threads)
+        workspace = Workspace(parts, config).addresses(frame)
+        dynamic = parts.held(config) * vector_kernel.VECTOR_BYTES * (config["hold"] == "shared")
+        kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads, dynamic)
         sums = parts.gradient.sums
         adding = parts.tiles * parts.splits + len(sums)
         add = Launcher(frame.built, max(adding, 1), threads, name="add")
@@ -331,10 +201,6 @@ class SeGrad(CudaFamily[SeGradParts]):
                 add.launch(stream, arguments)
 
         return Binding(launch, constants=constants.all)
-
-
-WEIGHTS = ("excite weight", "squeeze weight")
-OWN = ("dexcite", "dsqueeze", "parts", "layers", "arrived")
 
 
 def _names(parts: SeGradParts) -> tuple[str | None, ...]:
@@ -368,58 +234,6 @@ def _names(parts: SeGradParts) -> tuple[str | None, ...]:
     )
 
 
-@dataclass(frozen=True)
-class _Workspace:
-    """What the kernels leave for each other: gradients of both layers, and parts of sums."""
-
-    parts: SeGradParts
-    config: Attrs
-
-    @property
-    def _sizes(self) -> dict[str, int]:
-        parts, layers = self.parts, self.parts.makes_layers
-        images, size = parts.image.shape[0], parts.image.torch_dtype.itemsize
-        return {
-            "dexcite": images * parts.channels * size * layers,
-            "dsqueeze": images * parts.hidden * size * layers,
-            "parts": 4 * len(parts.gradient.sums) * _blocks(parts, self.config),
-            "layers": 4 * SUMS_OF_TILE * parts.tiles * parts.splits,
-            "arrived": 4 * parts.tiles,
-        }
-
-    @property
-    def bytes(self) -> int:
-        return sum(-(-size // 16) * 16 for size in self._sizes.values())
-
-    def addresses(self, frame: Frame) -> dict[str, int]:
-        at = 0 if frame.workspace is None else frame.workspace.data_ptr()
-        found = {}
-        for name, size in self._sizes.items():
-            found[name] = at if size else 0
-            at += -(-size // 16) * 16
-        return found
-
-
-def _blocks(parts: SeGradParts, config: Attrs) -> int:
-    return -(-parts.image.shape[0] // int(config["images"]))
-
-
-def _shared_bytes_at_most(parts: SeGradParts, config: Attrs) -> int:
-    """What plantune::SeGrad declares, and what `add` does."""
-    images, threads = int(config["images"]), int(config["threads"])
-    size = parts.image.torch_dtype.itemsize
-    vectors = parts.channels * size // vector_kernel.VECTOR_BYTES
-    groups = min(threads // images // vectors, parts.pixels)
-    sums = images * groups * (parts.channels + 16) * 4
-    layers = sum(
-        shared_bytes_at_most(rows, columns, images, threads)
-        for rows, columns in ((parts.hidden, parts.channels), (parts.channels, parts.hidden))
-    )
-    saved = images * (parts.channels + parts.hidden) * size
-    own = (len(parts.gradient.sums) + 1) * threads // 8 + 64
-    return sums + layers + saved + own
-
-
 def _constants(parts: SeGradParts, unit: int, frame: Frame) -> Constants:
     """Both matrices, and what else is constant in rows."""
     step, gradient = parts.step, parts.gradient
@@ -437,23 +251,6 @@ def _constants(parts: SeGradParts, unit: int, frame: Frame) -> Constants:
     )
 
 
-def _needed(wanted: Iterable[str], nodes: Sequence[Node]) -> set[str]:
-    """Names of the nodes that values follow from."""
-    needed = set(wanted)
-    for node in reversed(nodes):
-        if node.name in needed:
-            needed.update(node.inputs)
-    return needed.intersection(node.name for node in nodes)
-
-
-def _sorted(head: Step, expression: pointwise_chain.Expression) -> Pass:
-    """An expression whose operands are whole images, or not."""
-    whole = pointwise_chain.whole(head.outputs[-1][1].shape)
-    images = tuple(o.name for o in expression.operands if o.place == whole)
-    small = tuple(o for o in expression.operands if o.place != whole)
-    return Pass(images, small, expression.operands, expression.lines, expression.results)
-
-
 def _lines(one: Pass, parts: SeGradParts) -> str:
     """The pass in C++, where the kernel has its operands."""
     found = {name: f"images[{i}]" for i, name in enumerate(one.images)}
@@ -462,10 +259,6 @@ def _lines(one: Pass, parts: SeGradParts) -> str:
     read = [small.get(o) or ("spread" if o.name in spread else found[o.name]) for o in one.operands]
     made = [f"out[{i}] = {name};" for i, name in enumerate(one.results)]
     return "\n    ".join((f"const float in[] = {{{', '.join(read)}}};", *one.lines, *made))
-
-
-def _axes(operand: Operand) -> frozenset[int]:
-    return frozenset(operand.place) - {NONE}
 
 
 def _places(parts: SeGradParts) -> dict[str, bool]:
@@ -479,7 +272,7 @@ def _places(parts: SeGradParts) -> dict[str, bool]:
         taken |= {name for name in (layer.excited, layer.weight, layer.bias) if name}
     return {
         **{
-            f"{operand.name!r} is broadcast along other axes": _axes(operand) not in known
+            f"{operand.name!r} is broadcast along other axes": axes_of(operand) not in known
             for operand in parts.small
         },
         **{f"{name!r} is not a value that was saved": name not in inputs for name in arguments},

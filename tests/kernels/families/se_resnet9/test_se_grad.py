@@ -20,7 +20,7 @@ from plantune.space.search_space import load_search_space
 
 # The four blocks of SE-ResNet9-Fixup.
 BLOCKS = [(64, 16), (128, 8), (256, 4), (512, 2)]
-CONFIG = Attrs(images=1, threads=256, math="simt")
+CONFIG = Attrs(images=1, threads=256, math="simt", hold="registers", blocks_per_sm=1)
 
 
 @dataclass(frozen=True)
@@ -214,16 +214,24 @@ def test_other_dtypes_are_refused(step_of):
     [
         (
             Gradient(n=4, channels=512),
-            {"images": 4, "threads": 128, "math": "simt"},
+            {"images": 4, "threads": 128, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
             "32 threads of an image do not cover",
         ),
-        (Gradient(n=2), {"images": 4, "threads": 256, "math": "simt"}, "larger than the batch"),
+        (
+            Gradient(n=2),
+            {"images": 4, "threads": 256, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
+            "larger than the batch",
+        ),
         (
             Gradient(4, 2048, 4, 4),
-            {"images": 4, "threads": 1024, "math": "simt"},
+            {"images": 4, "threads": 1024, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
             "bytes of shared memory",
         ),
-        (Gradient(), {"images": 1, "threads": 256, "math": "mma"}, "for 2 to 4 images, got 1"),
+        (
+            Gradient(),
+            {"images": 1, "threads": 256, "math": "mma", "hold": "registers", "blocks_per_sm": 1},
+            "for 2 to 4 images, got 1",
+        ),
     ],
 )
 def test_illegal_configs_have_reasons(step_of, gradient, config, reason):
@@ -237,7 +245,7 @@ def test_a_block_holds_what_the_second_pass_reads_where_it_fits(step_of):
         FAMILY.parts(step_of(VARIANTS[name], "float16"))
         for name in ("block 64", "an image read twice")
     )
-    assert [p.in_registers(CONFIG) for p in (small, large)] == [True, False]
+    assert [p.hold(CONFIG) for p in (small, large)] == ["registers", None]
     assert len(small.first.images) == 4
     assert small.second(held=True).images == (*small.stored[0], small.first.images[-1])
 

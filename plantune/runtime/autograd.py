@@ -66,7 +66,7 @@ class TunedPass(torch.autograd.Function):
         seeds: dict[str, Tensor] = {}
         for name, dy in zip(program.graph.outputs, output_gradients, strict=True):
             if gradient_name(name) in wanted:
-                seeds[name] = seeds[name] + dy if name in seeds else dy.contiguous()
+                seeds[name] = seeds[name] + dy if name in seeds else dy
         try:
             with without_autocast(lease.pool.device.type):
                 gradients = program.backward(*seeds.values())

@@ -14,7 +14,7 @@ from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
-from plantune.layouts import MEMORY_FORMATS
+from plantune.layouts import in_layout
 from plantune.plan import Plan
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
@@ -68,9 +68,9 @@ class CapturedProgram:
         self._state: list[Tensor] = []
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self._passes: dict[str, Pass] = {}
-        inputs = [self._place(name, type_) for name, type_ in graph.inputs]
+        inputs = [self._place(*named) for named in graph.inputs]
         self._gradients = Gradients(graph, space.arch, device)
-        self._seeds = [self._place(name, type_) for name, type_ in graph.output_gradients]
+        self._seeds = [self._place(*named) for named in graph.output_gradients]
         self._ends = Ends(self._program, inputs)
 
     @property
@@ -86,8 +86,7 @@ class CapturedProgram:
     def _place(self, name: str, type_: TensorType) -> Tensor:
         """Memory of our own for what a caller brings."""
         tensor = torch.zeros(type_.shape, dtype=type_.torch_dtype, device=self.device)
-        tensor = tensor.contiguous(memory_format=MEMORY_FORMATS[type_.layout])
-        self._program.values[name] = tensor
+        self._program.values[name] = tensor = in_layout(tensor, self._program.layout_of(name))
         return tensor
 
     @on_its_gpu

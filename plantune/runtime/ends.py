@@ -85,15 +85,15 @@ class Ends:
         self._program = program
         names = [name for name, _ in graph.inputs]
         self._inputs = [End(name, own) for name, own in zip(names, inputs, strict=True)]
-        # A backward pass reads what the forward pass left in the program's memory.
-        alone = graph.backward_from is None
         once = [name for name in graph.outputs if graph.outputs.count(name) == 1]
-        # What is copied after the steps must be where that copy reads it.
+        # What a backward pass reads stays in the program's memory, and what is copied after the
+        # steps must be where that copy reads it.
         copied = {value for _, value in graph.updates} | {*names} & {*graph.outputs}
+        held = copied | {*graph.saved}
         self._direct = [
             name
             for name in dict.fromkeys((*names, *once))
-            if alone and name not in copied and program.touching(name) and name in values
+            if name not in held and program.touching(name) and name in values
         ]
         self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
         self._new: list[Callable[[], Tensor]] = []

@@ -152,6 +152,9 @@ class Program:
     def replay(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return self.forward(*inputs)
 
+    def layout_of(self, value: str) -> str:
+        return self._schedule.layouts[value]
+
     def touching(self, value: str) -> tuple[str, ...]:
         """The steps of the forward pass that read or write a value, if nothing but kernels of ours
         does; none if the framework takes part.
@@ -190,7 +193,7 @@ class Program:
         """The gradients by the name of their input or parameter, in memory that is the caller's."""
         values = self.values
         for (name, _), tensor in zip(self.graph.output_gradients, output_gradients, strict=True):
-            values[name] = tensor
+            values[name] = in_layout(tensor, self.layout_of(name))
         self.run_backward()
         return {target: self._handed_over(value) for target, value in self.graph.gradients}
 

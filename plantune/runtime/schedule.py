@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from plantune.graph.graph import Graph
@@ -101,9 +102,13 @@ class Schedule:
 
 
 def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
-    """Decides each value's layout by its producer and converts where a reader demands another."""
+    """Decides each value's layout by its producer and converts where a reader demands another.
+    Gradients of outputs are laid out for their first reader: they are copied from a caller anyway.
+    """
     by_name = candidates_by_step(plan, steps)
     layouts = {name: type_.layout for name, type_ in graph.sources}
+    for name, _ in graph.output_gradients:
+        layouts[name] = next(_demands(name, steps, by_name), layouts[name])
     launches = []
     for step in steps:
         launch = _converted(step, by_name[step.name], layouts)
@@ -112,6 +117,17 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
             layouts[name] = demanded.get(name, "nchw")
         launches.append(launch)
     return Schedule(graph, tuple(launches), layouts)
+
+
+def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> Iterator[str]:
+    """The layouts in which steps read a value, in order."""
+    for step in steps:
+        if name in dict(step.inputs):
+            candidate = by_name[step.name]
+            family = family_named(candidate.family)
+            demanded = family.layouts(family.parts(step), candidate.config)
+            if name in demanded:
+                yield demanded[name]
 
 
 def _converted(step: Step, candidate: Candidate, layouts: dict[str, str]) -> Launch:

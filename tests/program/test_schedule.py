@@ -7,6 +7,7 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.default_plans import default_plan
 from plantune.graph.builder import GraphBuilder
+from plantune.graph.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.plan import check_plan
@@ -99,3 +100,14 @@ def test_phases_are_kept_apart(scheduled):
     assert [launch.step.ops for launch in schedule.phase("refresh")] == [("affine",)]
     assert [launch.step.ops for launch in schedule.phase("forward")] == [("mul_channel",)]
     assert schedule.phase("backward") == ()
+
+
+def test_gradients_of_outputs_come_as_their_first_reader_wants_them(scheduled):
+    """They are copied from the caller's in any case."""
+    graph = differentiate(network())
+    (seed,) = (name for name, _ in graph.output_gradients)
+    reader = graph.consumers[seed][0].name
+    assert scheduled(graph).layouts[seed] == "nchw"
+    schedule = scheduled(graph, **{reader: NHWC})
+    assert schedule.layouts[seed] == "nhwc"
+    assert seed not in {copy.source for copy in conversions(schedule)[reader]}

@@ -24,14 +24,18 @@ class Program:
     device = torch.device("cpu")
 
     def __init__(
-        self, outputs: Sequence[str], touched: str, updates: tuple[tuple[str, str], ...] = ()
+        self,
+        outputs: Sequence[str],
+        touched: str,
+        updates: tuple[tuple[str, str], ...] = (),
+        saved: tuple[str, ...] = (),
     ) -> None:
         self.graph = SimpleNamespace(
             inputs=(("x", TYPE),),
             outputs=tuple(outputs),
             types=dict.fromkeys("xyz", TYPE),
             updates=updates,
-            backward_from=None,
+            saved=saved,
         )
         self.values = {name: torch.zeros(SHAPE) for name in "xyz"}
         self.ran: list[tuple[str, dict[str, int]]] = []
@@ -130,6 +134,14 @@ class TestInTheCallersMemory:
         assert graph.told == {"x": [x.data_ptr()], "y": [y.data_ptr()]}
         assert not graph.program.values["x"].any()
         assert not graph.program.values["y"].any()
+
+    def test_in_training_too_if_no_gradient_reads_it(self) -> None:
+        """What one reads stays in the program's memory: a caller may change its own."""
+        ends, graph = made("yz", saved=("y",))
+        x = torch.randn(SHAPE)
+        assert_right(call(ends, graph, x), "yz", x)
+        assert graph.told.keys() == {"x", "z"}
+        assert_right([graph.program.values["y"]], "y", x)
 
     def test_kernels_are_told_of_another_address_only(self) -> None:
         ends, graph = made()

@@ -63,6 +63,10 @@ class Options:
     also: tuple[Arguments, ...] = ()
 
 
+# Where each call has another shape there would be no end of warnings.
+MOST_WARNINGS = 32
+
+
 class Framework:
     """Runs the reference itself, and keeps account of how calls ran."""
 
@@ -82,10 +86,15 @@ class Framework:
         if self.options.fallback == "error" and not self.disabled:
             raise InputMismatch(text)
         result = self.run(reason, self._trains, *args, **kwargs)
-        if self.options.fallback == "warn" and reason not in self._warned:
+        if self.options.fallback == "warn" and self._is_worth_saying(reason):
             self._warned.add(reason)
+            if len(self._warned) == MOST_WARNINGS:
+                text += "; further reasons are not said, see last_call()"
             warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
         return result
+
+    def _is_worth_saying(self, reason: str) -> bool:
+        return reason not in self._warned and len(self._warned) < MOST_WARNINGS
 
     def run(self, reason: str, gradients: bool, *args: Any, **kwargs: Any) -> Any:
         self.eager += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from plantune.plan import EAGER, PROGRAM
 from plantune.plan_db.database import PlanDatabase
 from plantune.runtime import calls, choose, contest
 from plantune.runtime.contest import EAGER_CALLS, TIMED, UNTIMED, Contest
+from plantune.runtime.framework import MOST_WARNINGS, Framework, Options
 from plantune.runtime.live_state import HeldTensors
 
 ENOUGH = EAGER_CALLS + 4 * (UNTIMED + TIMED) + 8
@@ -222,3 +224,13 @@ class TestPlanOfAnotherMachine:
         again = optimize(tuned.reference, x)
         again(x)
         assert again.last_call().how == "planned"
+
+
+def test_calls_that_all_differ_are_not_warned_of_without_end(layer):
+    framework = Framework(layer, Options("layer", "infer", None, False, "warn"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for number in range(MOST_WARNINGS + 8):
+            framework.eagerly(f"reason {number}", torch.randn(2, 16))
+    assert len(said) == MOST_WARNINGS
+    assert "further reasons are not said" in str(said[-1].message)

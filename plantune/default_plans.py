@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.fusions import Fusion, fusions_named
 from plantune.graph.graph import Graph
 from plantune.graph.partition import fused
 from plantune.graph.step import Step
+from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import candidates, estimate_us
+from plantune.kernels.registry import candidates, estimate_us, family_named, why_not
 from plantune.plan import Choice, Plan
 from plantune.problem import Problem
 from plantune.space.search_space import SearchSpace
@@ -67,6 +69,8 @@ CUDA_PREFERENCES = (
     Preference("grouped_conv"),
     Preference("pool_conv"),
     Preference("se_tail"),
+    Preference("layer_norm"),
+    Preference("group_norm", {"layout": "nhwc"}),
     Preference("pool", {"layout": "nhwc"}),
     Preference("pool_grad", {"layout": "nhwc"}),
     Preference("pointwise_sum"),
@@ -91,12 +95,17 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "scaled_se_tail",
         "linear",
         "se_grad",
+        "linear_epilogue",
+        "linear_then_residual",
         "pool_grad",
         "masked_dgrad",
         "pointwise_sum",
+        "sample_norm",
         "pointwise_chain",
     ),
 }
+# Families that need no layout of their own: to convert what they read would cost more than they do.
+ANY_LAYOUT = ("pointwise", "framework")
 
 
 def compose(
@@ -126,11 +135,16 @@ def compose(
         return found is not None and (found.family != "framework" or step.phase == "refresh")
 
     steps = fused(graph, fusions, pays)
+    layouts = {name: type_.layout for name, type_ in graph.sources}
     choices = []
     for step in steps:
         candidate = preferred(step) or _first(step, space, FALLBACK)
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
+        candidate = _following(step, candidate, layouts, space)
+        family = family_named(candidate.family)
+        demanded = family.layouts(family.parts(step), candidate.config)
+        layouts |= {name: demanded.get(name, "nchw") for name, _ in step.outputs}
         choices.append(Choice(tuple(node.name for node in step.nodes), candidate))
     return Plan(Problem.of(graph, space.arch.name, network), tuple(choices), origin)
 
@@ -176,9 +190,10 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     on a GPU the plan by hand.
 
     Of one graph of eager's channels_last kernels it took 0.38 (resnet50), 0.32 (resnet18), 0.47
-    (resnext50_32x4d), 0.64 (mobilenet_v2), 0.88 (densenet121) of the time, and eager 1.2 to 3.4
-    times as long as that graph (32 images, fp16, H200, 2026-11-22). In training steps run beside
-    others: 2.96 ms instead of 3.44 (se_resnet9_fixup, 2,048 images, on the same day).
+    (resnext50_32x4d), 0.64 (mobilenet_v2), 0.88 (densenet121), 0.59 (convnext_tiny) of the time,
+    and eager 1.2 to 3.4 times as long as that graph (32 images, fp16, H200, 2026-11-22). In
+    training steps run beside others: 2.96 ms instead of 3.44 (se_resnet9_fixup, 2,048 images, on
+    the same day).
     """
     if space.arch.kind != "cuda":
         return None
@@ -187,6 +202,18 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     plan = replace(by_hand, origin="default", branches=trains)
     ours = {choice.candidate.family for choice in plan.choices} - {"framework", "view"}
     return plan if ours else None
+
+
+def _following(
+    step: Step, candidate: Candidate, layouts: Mapping[str, str], space: SearchSpace
+) -> Candidate:
+    """The candidate in the layout that all images have which it reads, where it takes any."""
+    images = {layouts[name] for name, type_ in step.inputs if len(type_.shape) == 4}
+    if candidate.family not in ANY_LAYOUT or len(images) != 1 or step.phase == "refresh":
+        return candidate
+    other = Candidate(candidate.family, Attrs(candidate.config, layout=images.pop()))
+    bound = not BY_LAYOUT_OF_IMAGE.isdisjoint(step.ops)
+    return candidate if bound or why_not(step, other, space) else other
 
 
 def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) -> Candidate | None:

@@ -53,14 +53,16 @@ class Frame:
 
     `values` holds a tensor per value name. Inputs and, on a GPU, outputs may be other tensors in
     each call, so a kernel reads them when it is launched. Outputs that it does not adopt are there
-    when it is bound; on a CPU they stay. `workspace` has the bytes that the family asked for. What
-    a kernel prepares from weights is its own and is on `device`.
+    when it is bound; on a CPU they stay. Outputs in `loose` may be as torch makes them: views, with
+    any strides. `workspace` has the bytes that the family asked for. What a kernel prepares from
+    weights is its own and is on `device`.
     """
 
     values: Values
     workspace: Tensor | None = None
     built: Any = None
     device: torch.device = HOST_MEMORY
+    loose: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,16 @@ class KernelFamily(ABC, Generic[P]):
     def aliases(self, parts: P, config: Attrs) -> Mapping[str, str]:
         """Outputs that are views of an input: {output: input}. They need no memory."""
         return {}
+
+    def leaves_loose(self, parts: P, config: Attrs) -> Mapping[str, str | None]:
+        """Outputs that need not be dense, if all that reads them takes any strides: {output: the
+        input that it may be a view of, if there is one}. The frame says which are.
+        """
+        return {}
+
+    def reads_loose(self, parts: P, config: Attrs) -> frozenset[str]:
+        """Inputs that may have any strides."""
+        return frozenset()
 
     def adopts(self, parts: P, config: Attrs) -> frozenset[str]:
         """Outputs that the kernel makes in memory of its own, instead of writing to the caller's.

@@ -17,7 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.space.search_space import SearchSpace
 
-# Every family has a step in one of these, or in the convolutions in groups.
+# Every family has a step in one of these, or in the layers of other people's networks.
 NETWORKS = (("se_resnet9_fixup", "infer"), ("resnet18", "infer"), ("se_resnet9_fixup", "train"))
 CHANNELS, GROUPS = 32, (32, 4)
 
@@ -45,12 +45,12 @@ def _steps(arch: str) -> tuple[Step, ...]:
     from plantune.workload import Workload
 
     workloads = (Workload(name, 1, 3, mode, "float16", arch) for name, mode in NETWORKS)
-    graphs = (*(workload.graph for workload in workloads), _in_groups())
+    graphs = (*(workload.graph for workload in workloads), _other_layers())
     fusions = tuple(all_fusions())
     return tuple(step for graph in graphs for step in alternatives(graph, fusions))
 
 
-def _in_groups() -> Graph:
+def _other_layers() -> Graph:
     builder = GraphBuilder()
     image = builder.input("x", TensorType((1, CHANNELS, 8, 8), "float16"))
     geometry: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
@@ -58,4 +58,6 @@ def _in_groups() -> Graph:
         type_ = TensorType((CHANNELS, CHANNELS // groups, 3, 3), "float16")
         weight = builder.parameter(f"weight of {groups}", type_)
         (image,) = builder.emit("conv2d", image, weight, **geometry, groups=groups)
+    image = builder.emit("group_norm", image, groups=4, eps=1e-5)[0]
+    image = builder.emit("layer_norm", image, axes=1, eps=1e-5)[0]
     return builder.build((image,))

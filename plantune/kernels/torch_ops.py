@@ -6,7 +6,7 @@ the inputs: they may be other tensors each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,14 @@ from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.matmul import operands
+from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.dropout_states import keeping
 
 aten = torch.ops.aten
 Values = dict[str, Tensor]
+# What these make in torch is a view, or may be.
+VIEWS = ("broadcast_to", "permute", "reshape")
 Call = Callable[[], object]
 Run = Callable[..., object]
 Writer = Callable[..., Run]
@@ -178,23 +181,37 @@ WRITERS: dict[str, Writer] = {
 }
 
 
-def call_of(node: Node, values: Values) -> Call:
+def call_of(node: Node, values: Values, loose: Collection[str] = ()) -> Call:
     """What runs a node in each launch, on the inputs that are then among the values.
 
-    Of ops that the framework cannot write elsewhere, the result replaces the value.
+    Of ops that the framework cannot write elsewhere, the result replaces the value. Those in
+    `loose` are as torch makes them.
     """
     inputs, outputs = node.inputs, node.outputs
     writer = _writer_of(node.op)
-    if writer is not None:
+    places = [place for place, name in enumerate(outputs) if name in loose]
+    if writer is not None and not places:
         run = writer(node, *(values[name] for name in outputs))
         return lambda: run(*map(values.__getitem__, inputs))
     op = op_named(node.op)
+    evaluate = op.evaluate
+    if isinstance(op, OverloadOp):
+        evaluate = partial(op.evaluate_loosely, loose=places)
 
     def call() -> None:
-        results = op.evaluate([values[name] for name in inputs], node.attrs)
+        results = evaluate([values[name] for name in inputs], node.attrs)
         values.update(zip(outputs, results, strict=True))
 
     return keeping(node.op, call)
+
+
+def viewed(node: Node) -> str | None:
+    """The value of which all that a node makes may be views; None if there is none."""
+    if node.op in VIEWS:
+        return node.inputs[0]
+    op = op_named(node.op)
+    place = op.viewed(node.attrs) if isinstance(op, OverloadOp) else None
+    return None if place is None else node.inputs[place]
 
 
 def writes(op: str) -> bool:

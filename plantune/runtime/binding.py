@@ -35,5 +35,5 @@ def made_for(launch: Launch, take: Take) -> Values:
 
 def bind(launch: Launch, values: Values, built: Any, device: torch.device) -> Binding:
     """The kernel of a launch, tied to the memory in `values`."""
-    frame = Frame(values, values.get(launch.workspace), built, device)
+    frame = Frame(values, values.get(launch.workspace), built, device, launch.loose)
     return launch.family.bind(launch.parts, launch.candidate.config, frame)

@@ -12,6 +12,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import AnyFamily, Candidate, Parts
 from plantune.kernels.registry import family_named
 from plantune.plan import Plan, candidates_by_step
+from plantune.runtime.loose import loose_values
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Launch:
     step: Step
     candidate: Candidate
     conversions: tuple[Conversion, ...]
+    # Outputs that are left as torch makes them, views among them, as nothing needs them dense.
+    loose: frozenset[str] = frozenset()
 
     @property
     def family(self) -> AnyFamily:
@@ -42,11 +45,13 @@ class Launch:
 
     @property
     def aliases(self) -> dict[str, str]:
-        return dict(self.family.aliases(self.parts, self.candidate.config))
+        known = dict(self.family.aliases(self.parts, self.candidate.config))
+        left = self.family.leaves_loose(self.parts, self.candidate.config) if self.loose else {}
+        return known | {n: base for n, base in left.items() if n in self.loose and base is not None}
 
     @property
     def adopts(self) -> frozenset[str]:
-        return self.family.adopts(self.parts, self.candidate.config)
+        return self.family.adopts(self.parts, self.candidate.config) | self.loose
 
     @property
     def layouts(self) -> dict[str, str]:
@@ -109,9 +114,10 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
     layouts = {name: type_.layout for name, type_ in graph.sources}
     for name, _ in graph.output_gradients:
         layouts[name] = next(_demands(name, steps, by_name), layouts[name])
+    loose = loose_values(graph, [(step, by_name[step.name]) for step in steps], layouts)
     launches = []
     for step in steps:
-        launch = _converted(step, by_name[step.name], layouts)
+        launch = _converted(step, by_name[step.name], layouts, loose)
         demanded = launch.layouts
         for name, _ in launch.step.outputs:
             layouts[name] = demanded.get(name, "nchw")
@@ -130,16 +136,21 @@ def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> I
                 yield demanded[name]
 
 
-def _converted(step: Step, candidate: Candidate, layouts: dict[str, str]) -> Launch:
+def _converted(
+    step: Step, candidate: Candidate, layouts: dict[str, str], loose: frozenset[str]
+) -> Launch:
     family = family_named(candidate.family)
-    demanded = family.layouts(family.parts(step), candidate.config)
+    parts = family.parts(step)
+    demanded = family.layouts(parts, candidate.config)
+    free = loose & family.reads_loose(parts, candidate.config)
     renamed: dict[str, str] = {}
     conversions = []
     for name, _ in step.inputs:
         layout = demanded.get(name, layouts[name])
-        if layout != layouts[name]:
+        if layout != layouts[name] and name not in free:
             renamed[name] = f"{name} in {layout}"
             if renamed[name] not in layouts:
                 layouts[renamed[name]] = layout
                 conversions.append(Conversion(name, renamed[name], layout))
-    return Launch(step.renamed(renamed), candidate, tuple(conversions))
+    left = loose.intersection(name for name, _ in step.outputs)
+    return Launch(step.renamed(renamed), candidate, tuple(conversions), left)

@@ -61,6 +61,9 @@ AXES: Mapping[str, Rule] = {
     "rows": whole_number(1, 64),
     "columns": whole_number(1, 64),
     "vectors": whole_number(1, 16),
+    # Threads that share a row of numbers, and groups of channels that a block has.
+    "lanes": one_of(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "groups": whole_number(1, 64),
     # An execution plan of cuDNN: its engine, and the values of its knobs.
     "plan": pattern(r"eng[0-9]{1,4}(_k[0-9]{1,3}=-?[0-9]{1,9}){0,64}", "eng58_k2=12_k13=1"),
 }

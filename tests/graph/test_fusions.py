@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from plantune.errors import InvalidSearchSpace
 from plantune.graph import fusions
@@ -250,6 +251,7 @@ def networks() -> dict[str, Graph]:
         "se_resnet9": differentiate(extract(se_resnet9_fixup(3, base_planes=32), size)),
         "resnet18 eval": extract(resnet18(num_classes=5).eval(), size),
         "resnet18 train": differentiate(extract(resnet18(num_classes=5), size)),
+        "group norm": extract(nn.Sequential(nn.GroupNorm(1, 3), nn.ReLU()), size),
     }
 
 

@@ -25,6 +25,10 @@ class Builder:
         name = f"x{len(self.graph.inputs)}"
         return self.graph.input(name, TensorType(shape, dtype or self.dtype))
 
+    def statistics(self, *shape: int) -> str:
+        """What a layer norm keeps of its batch."""
+        return self.x(*shape, dtype="float64" if self.dtype == "float64" else "float32")
+
     def w(self, *shape: int) -> str:
         return self.graph.parameter(f"w{len(self.graph.parameters)}", TensorType(shape, self.dtype))
 

@@ -131,6 +131,23 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "batch_norm_grad": lambda b: b.all(
         "batch_norm_grad", b.x(4, 3, 5, 7), b.x(4, 3, 5, 7), b.w(3), b.x(3), b.x(3)
     ),
+    "layer_norm": lambda b: b.all("layer_norm", b.x(5, 7), b.w(7), b.w(7), axes=1, eps=1e-5),
+    "layer_norm of images": lambda b: b("layer_norm", b.x(2, 3, 4, 8), b.w(4, 8), axes=2, eps=1e-5),
+    "layer_norm_grad": lambda b: b.all(
+        "layer_norm_grad",
+        *(b.x(4, 5), b.x(4, 5)),
+        *(b.statistics(4, 1), b.statistics(4, 1), b.w(5)),
+        **{"axes": 1, "eps": 1e-5, "affine": 2},
+    ),
+    "group_norm": lambda b: b.all(
+        "group_norm", b.x(2, 6, 3, 5), b.w(6), b.w(6), groups=3, eps=1e-5
+    ),
+    "group_norm_grad": lambda b: b.all(
+        "group_norm_grad",
+        *(b.x(2, 6, 3, 5), b.x(2, 6, 3, 5)),
+        *(b.x(2, 3), b.x(2, 3), b.w(6)),
+        **{"groups": 3, "eps": 1e-5, "affine": 2},
+    ),
 }
 
 

@@ -54,9 +54,11 @@ class Mobile(nn.Module):
         self.each = nn.Conv2d(64, 64, 5, padding=2, groups=64, bias=False)
         self.norm = nn.BatchNorm2d(64)
         self.groups = nn.Conv2d(64, 64, 3, padding=1, groups=8)
+        self.of_groups, self.of_rows = nn.GroupNorm(8, 64), nn.LayerNorm(14)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.groups(F.silu(self.norm(self.each(x)))))
+        y = F.relu(self.groups(F.silu(self.norm(self.each(x)))))
+        return self.of_rows(F.relu(self.of_groups(y) + x))
 
 
 @cache

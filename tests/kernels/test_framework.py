@@ -78,6 +78,7 @@ def test_what_torch_cannot_write_elsewhere_is_adopted(step_of):
     assert not torch_ops.writes("conv2d")
     assert {op for op in OPS if not torch_ops.writes(op)} == {
         "conv2d", "conv2d_dgrad", "conv2d_wgrad", "batch_norm_grad",
+        "layer_norm", "layer_norm_grad", "group_norm", "group_norm_grad",
     }  # fmt: skip
 
 
@@ -92,3 +93,26 @@ def test_inner_values_lie_in_the_workspace_and_the_rest_is_dropped(chain, space)
     assert values["relu"].data_ptr() == workspace.data_ptr()
     assert "conv2d" not in values
     torch.testing.assert_close(values["sigmoid"], chain.evaluate(values)["sigmoid"])
+
+
+def test_where_torch_returns_views_none_is_made_new_if_the_frame_says_so(step_of):
+    def halves(b):
+        attrs = {"arguments": '{"chunks":2,"dim":1,"self":{"tensor":0}}'}
+        return b.graph.emit("aten.chunk.default", b.x(2, 6), **attrs)
+
+    step = step_of(halves)
+    parts, (first, second) = FAMILY.parts(step), [name for name, _ in step.outputs]
+    assert FAMILY.leaves_loose(parts, NCHW) == {first: "x0", second: "x0"}
+    assert FAMILY.reads_loose(parts, NCHW) == {"x0"}
+    x = torch.randn(2, 6)
+    values = {"x0": x}
+    FAMILY.bind(parts, NCHW, Frame(values, loose=frozenset((second,)))).launch(0)
+    assert values[second].data_ptr() == x[:, 3:].data_ptr()
+    assert values[first].is_contiguous()
+    assert torch.equal(torch.cat((values[first], values[second]), 1), x)
+
+
+def test_an_image_that_a_convolution_reads_is_dense(step_of):
+    conv = FAMILY.parts(step_of(lambda b: b.conv(b.x(2, 3, 6, 6), b.w(4, 3, 3, 3))))
+    assert FAMILY.reads_loose(conv, NHWC) == frozenset()
+    assert FAMILY.leaves_loose(conv, NHWC) == {}

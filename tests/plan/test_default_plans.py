@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 from torch import nn
 
 from plantune.default_plans import (
@@ -19,6 +20,7 @@ from plantune.graph.fusions import all_fusions, fusions_named
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
 from plantune.problem import Problem
+from plantune.runtime.schedule import make_schedule
 from plantune.space.search_space import load_search_space
 
 
@@ -163,7 +165,38 @@ def test_a_preference_for_some_steps_leaves_the_others(by_hand):
     plan = by_hand(Preference("framework", {"layout": "nhwc"}, ("conv2d",)), fusions=())
     layouts = {c.nodes[0]: c.candidate.config.get("layout") for c in plan.choices}
     assert layouts["conv1/conv2d"] == layouts["conv2/conv2d"] == "nhwc"
-    assert layouts["relu"] == layouts["fc/matmul"] == "nchw"
+    assert layouts["fc/matmul"] == "nchw"
+
+
+def test_what_takes_any_layout_has_that_of_its_images(by_hand):
+    plan = by_hand(Preference("framework", {"layout": "nhwc"}, ("conv2d",)), fusions=())
+    assert candidate_of(plan, "relu").config["layout"] == "nhwc"
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(32, 32, 7, padding=3, groups=32)
+        self.norm, self.wide, self.back = nn.LayerNorm(32), nn.Linear(32, 128), nn.Linear(128, 32)
+        self.scale = nn.Parameter(torch.ones(32, 1, 1))
+
+    def forward(self, x):
+        y = self.norm(self.conv(x).permute(0, 2, 3, 1))
+        y = self.back(nn.functional.gelu(self.wide(y)))
+        return self.scale * y.permute(0, 3, 1, 2) + x
+
+
+def test_the_permutes_around_a_layer_norm_move_nothing():
+    type_ = TensorType((2, 32, 14, 14), "float16", "nhwc")
+    graph = extract(ConvNeXtBlock().half().eval(), type_)
+    space = load_search_space("sm90")
+    plan = hand_plan(graph, space, network="block")
+    families = [choice.candidate.family for choice in plan.choices]
+    assert "layer_norm" in families
+    assert families.count("view") >= 2
+    assert "framework" not in families
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    assert [launch.conversions for launch in schedule.launches] == [()] * len(families)
 
 
 def test_what_a_preferred_family_cannot_run_stays_unfused(by_hand):

@@ -134,13 +134,15 @@ class Scaled(nn.Module):
         return x.half().to(self.size.dtype) * 0.7 / self.size
 
 
-# Networks of these seeds end with a function that the others do not have.
+# Networks of these seeds end with a function or a norm that the others do not have.
 LASTS = dict(
     enumerate(
         (
             nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.Mish(), nn.ELU(), nn.Softplus(), nn.Tanh(),
             nn.ReLU6(), nn.Hardtanh(), nn.Hardswish(), nn.Hardsigmoid(),
             *map(nn.LeakyReLU, (0.01, 0.1, 0.2)),
+            *(nn.Sequential(nn.LayerNorm(5), last) for last in (nn.ReLU(), nn.GELU(), nn.SiLU())),
+            *(nn.Sequential(nn.GroupNorm(1, 5), last) for last in (nn.ReLU(), nn.GELU())),
         )
     )
 )  # fmt: skip

@@ -82,6 +82,17 @@ class Scaled(nn.Module):
         return torch.relu(self.conv2(y) * self.scale + self.bias) + self.offset
 
 
+class Normed(nn.Module):
+    """A group norm with all that may follow one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(2, 4)
+
+    def forward(self, x):
+        return torch.relu(self.norm(x) + x)
+
+
 def graphs() -> Iterator[Graph]:
     """Graphs in which every shipped fusion has its longest path, without and with gradients."""
     for module, shape in (
@@ -91,6 +102,7 @@ def graphs() -> Iterator[Graph]:
         (Stem(), (2, 3, 8, 8)),
         (Pixels(), (2, 3, 8, 8)),
         (Scaled(), (2, 4, 5, 5)),
+        (Normed(), (2, 4, 3, 3)),
     ):
         yield extract(module.eval(), TensorType(shape))
         graph = extract(module.train(), TensorType(shape), fold=False)

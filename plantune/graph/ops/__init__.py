@@ -6,13 +6,35 @@ name there (`overload.py`).
 """
 
 from plantune.errors import InvalidGraph
-from plantune.graph.ops import cast, conv, functions, matmul, norm, pointwise, pool, reduce, shape
+from plantune.graph.ops import (
+    cast,
+    conv,
+    functions,
+    matmul,
+    norm,
+    pointwise,
+    pool,
+    reduce,
+    sample_norm,
+    shape,
+)
 from plantune.graph.ops.base import Domain, Gradient, Op
 from plantune.graph.ops.overload import overload_op
 
 OPS: dict[str, Op] = {
     op.name: op
-    for module in (cast, conv, functions, matmul, norm, pointwise, pool, reduce, shape)
+    for module in (
+        cast,
+        conv,
+        functions,
+        matmul,
+        norm,
+        pointwise,
+        pool,
+        reduce,
+        sample_norm,
+        shape,
+    )
     for op in module.OPS
 }
 

@@ -80,11 +80,11 @@ def record(
 def remembered(
     run: Run, inputs: Sequence[Tensor], wanted: Sequence[int], unread: Collection[int]
 ) -> tuple[Tensor, ...]:
-    """The results of a call as values of their own, and what autograd remembers of it."""
+    """The results of a call, and what autograd remembers of it."""
     results, history = record(run, inputs, wanted, unread)
     token = torch.empty(HISTORY.shape, dtype=HISTORY.torch_dtype, device=inputs[0].device)
     token.history = history  # type: ignore[attr-defined]
-    return (*owned(results, inputs), token)
+    return (*results, token)
 
 
 def history_of(token: Tensor) -> History | None:
@@ -94,14 +94,20 @@ def history_of(token: Tensor) -> History | None:
 
 
 def owned(
-    results: Sequence[Tensor], inputs: Sequence[Tensor], held: Collection[int] = ()
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    held: Collection[int] = (),
+    loose: Collection[int] = (),
 ) -> tuple[Tensor, ...]:
-    """The results as values of their own: dense, and in memory that nothing else reads."""
+    """The results as values of their own: dense, and in memory that nothing else reads. Those at
+    the places in `loose` stay what they are.
+    """
     taken = {*map(_storage, inputs), *held}
     made = []
-    for result in results:
+    for place, result in enumerate(results):
         is_own = _storage(result) not in taken and _is_whole(result)
-        made.append(result if is_own else result.clone(memory_format=torch.contiguous_format))
+        stays = place in loose or is_own
+        made.append(result if stays else result.clone(memory_format=torch.contiguous_format))
         taken.add(_storage(result))
     return tuple(made)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -58,13 +58,33 @@ class OverloadOp(Op):
         return (*made, HISTORY) if WANTED in attrs else made
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
+        return self.evaluate_loosely(inputs, attrs, ())
+
+    def evaluate_loosely(
+        self, inputs: Sequence[Tensor], attrs: Attrs, loose: Collection[int]
+    ) -> tuple[Tensor, ...]:
+        """As `evaluate`, but results at the places in `loose` are as torch makes them: of any
+        strides, or views of an input.
+        """
         if DRAWS in attrs:
             inputs = row_major(inputs)
-        if WANTED in attrs:
-            types = [TensorType(tuple(x.shape), dtype_name(x.dtype)) for x in inputs]
-            run = partial(self.results, attrs=attrs)
-            return remembered(run, inputs, attrs[WANTED], unread(self, types))
-        return owned(self.results(inputs, attrs), inputs)
+        if WANTED not in attrs:
+            return owned(self.results(inputs, attrs), inputs, loose=loose)
+        types = [TensorType(tuple(x.shape), dtype_name(x.dtype)) for x in inputs]
+        run = partial(self.results, attrs=attrs)
+        made = remembered(run, inputs, attrs[WANTED], unread(self, types))
+        return (*owned(made[:-1], inputs, loose=loose), made[-1])
+
+    def viewed(self, attrs: Attrs) -> int | None:
+        """The place of the input that all results may be views of; None if there is none."""
+        schema = self.overload._schema
+        aliases = [argument for argument in schema.arguments if argument.alias_info is not None]
+        results = [result.alias_info for result in schema.returns]
+        views = all(info is not None and not info.is_write for info in results)
+        if len(aliases) != 1 or not results or not views:
+            return None
+        tensor = json.loads(attrs[ARGUMENTS]).get(aliases[0].name)
+        return tensor.get(TENSOR) if isinstance(tensor, dict) else None
 
     def results(self, inputs: Sequence[Tensor], attrs: Attrs) -> list[Tensor]:
         """The tensors that the overload returns for these inputs, one after the other."""

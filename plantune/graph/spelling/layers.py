@@ -134,6 +134,43 @@ def _normalised(
     return g.emit("add_channel", g.emit("mul_channel", x, scale, axis=1), shift, axis=1)
 
 
+def _layer_norm(
+    g: Reader,
+    x: Value,
+    normalized_shape: Sizes,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Value:
+    inputs = _norm_inputs(g, x, weight, bias)
+    return g.emit_all("layer_norm", *inputs, axes=len(normalized_shape), eps=eps)[0]
+
+
+def _group_norm(
+    g: Reader,
+    x: Value,
+    num_groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
+    return g.emit_all("group_norm", *_norm_inputs(g, x, weight, bias), groups=num_groups, eps=eps)[
+        0
+    ]
+
+
+def _norm_inputs(g: Reader, x: Value, weight: Value | None, bias: Value | None) -> list[Value]:
+    if weight is None and bias is not None:
+        raise NotRead("a norm with a bias alone")
+    inputs = [value for value in (x, weight, bias) if value is not None]
+    dtypes = {g.type_of(value).dtype for value in inputs}
+    if len(dtypes) > 1 or not g.type_of(x).is_float or not g.type_of(x).numel:
+        raise NotRead("a norm of several dtypes, of integers or of nothing")
+    return inputs
+
+
 def _window(kernel: Sizes, stride: Sizes, padding: Sizes) -> dict[str, Any]:
     return {
         "kernel": _pair(kernel),
@@ -195,6 +232,8 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.mm.default": _mm,
     "aten.addmm.default": _addmm,
     "aten.batch_norm.default": _batch_norm,
+    "aten.layer_norm.default": _layer_norm,
+    "aten.group_norm.default": _group_norm,
     "aten.avg_pool2d.default": _avg_pool2d,
     "aten.max_pool2d.default": _max_pool2d,
     "aten.adaptive_avg_pool2d.default": _adaptive_avg_pool2d,

@@ -11,26 +11,47 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.ops import op_named
+from plantune.graph.ops.history import HISTORY
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
-from plantune.kernels.torch_ops import Call, call_of, writes
+from plantune.kernels.torch_ops import Call, call_of, viewed, writes
 from plantune.layouts import aligned, in_layout, view_bytes
 from plantune.space.arch import Arch
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
 # another layout, pools copy the image first if it is not that of the result.
-BY_LAYOUT_OF_IMAGE = (
-    "conv2d",
-    "conv2d_dgrad",
-    "conv2d_wgrad",
-    "batch_norm",
-    "batch_norm_grad",
-    "avg_pool2d",
-    "avg_pool2d_grad",
-    "max_pool2d",
-    "max_pool2d_grad",
+BY_LAYOUT_OF_IMAGE = frozenset(
+    (
+        "conv2d",
+        "conv2d_dgrad",
+        "conv2d_wgrad",
+        "batch_norm",
+        "batch_norm_grad",
+        "avg_pool2d",
+        "avg_pool2d_grad",
+        "max_pool2d",
+        "max_pool2d_grad",
+    )
 )
+# They make rows, whatever layout images have.
+IN_ROWS = ("reshape", "layer_norm", "layer_norm_grad")
+# They take memory to be in rows, as the trace of the network saw it.
+READS_ROWS = frozenset(
+    (
+        "batch_norm",
+        "batch_norm_grad",
+        "group_norm",
+        "group_norm_grad",
+        "aten.as_strided.default",
+        "aten.unflatten.int",
+        "aten.view.dtype",
+        "aten.view_as.default",
+        "aten.view_as_complex.default",
+    )
+)
+# Their results are new, with the strides of what they read.
+MAKES_ANY_STRIDES = ("aten.scaled_dot_product_attention.default",)
 
 
 class Framework(KernelFamily[Parts]):
@@ -60,6 +81,23 @@ class Framework(KernelFamily[Parts]):
         leaving = {name for name, _ in parts.step.outputs}
         return frozenset(itertools.chain.from_iterable(made)) & leaving
 
+    def leaves_loose(self, parts: Parts, config: Attrs) -> Mapping[str, str | None]:
+        step = parts.step
+        node = step.nodes[0]
+        if len(step.nodes) > 1 or step.phase == "refresh":
+            return {}
+        source = viewed(node)
+        if source is None and node.op not in MAKES_ANY_STRIDES:
+            return {}
+        return {name: source for name, type_ in step.outputs if type_ != HISTORY}
+
+    def reads_loose(self, parts: Parts, config: Attrs) -> frozenset[str]:
+        step, demanded = parts.step, self.layouts(parts, config)
+        dense = {
+            name for node in step.nodes if node.op in READS_ROWS for name in node.inputs
+        } | demanded.keys()
+        return frozenset(name for name, _ in step.inputs if name not in dense) - step.constants
+
     def workspace_bytes(self, parts: Parts, config: Attrs) -> int:
         types = parts.step.types
         return sum(aligned(types[name].size_bytes) for name in _planned_inside(parts.step))
@@ -77,8 +115,8 @@ class Framework(KernelFamily[Parts]):
             assert frame.workspace is not None
             values[name] = view_bytes(frame.workspace, start, type_, _made_in(step, name, config))
             start += aligned(type_.size_bytes)
-        calls = [call_of(node, values) for node in step.nodes]
-        calls += _settled(step, config, values, self.adopts(parts, config))
+        calls = [call_of(node, values, frame.loose) for node in step.nodes]
+        calls += _settled(step, config, values, self.adopts(parts, config) - frame.loose)
         dropped = [name for name in step.internal if name not in values]
 
         def launch(stream: int) -> None:
@@ -110,7 +148,7 @@ def _planned_inside(step: Step) -> list[str]:
 def _made_in(step: Step, name: str, config: Attrs) -> str:
     """The layout in which the step makes a value."""
     node = next(node for node in step.nodes if name in node.outputs)
-    image = len(step.types[name].shape) == 4 and node.op != "reshape"
+    image = len(step.types[name].shape) == 4 and node.op not in IN_ROWS
     return str(config["layout"]) if image else "nchw"
 
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -48,6 +46,12 @@ class View(KernelFamily[ViewParts]):
     def aliases(self, parts: ViewParts, config: Attrs) -> Mapping[str, str]:
         return {parts.step.outputs[0][0]: parts.step.inputs[0][0]}
 
+    def reads_loose(self, parts: ViewParts, config: Attrs) -> frozenset[str]:
+        """A reshape of what is not dense is a copy where it must be."""
+        source, _ = parts.step.inputs[0]
+        reshapes = parts.step.ops == ("reshape",) and source not in parts.step.constants
+        return frozenset({source} if reshapes else ())
+
     def estimate_us(self, parts: ViewParts, config: Attrs, arch: Arch) -> float:
         """A guess must be above zero: what was measured is divided by it."""
         return super().estimate_us(parts, config, arch) if arch.cuda is None else 0.01
@@ -56,14 +60,14 @@ class View(KernelFamily[ViewParts]):
         step, values = parts.step, frame.values
         (source, _), (result, type_) = step.inputs[0], step.outputs[0]
         permutes = step.ops == ("permute",)
+        constant = source in step.constants
         dims: Any = step.nodes[0].attrs.get("dims")
-
-        # A weight may have any strides.
-        view = Tensor.reshape if source in step.constants else Tensor.view
 
         def launch(stream: int) -> None:
             value = values[source]
-            values[result] = value.permute(dims) if permutes else view(value, type_.shape)
+            # A weight may have any strides, and so may what torch made.
+            made = value.permute(dims) if permutes else value.reshape(type_.shape)
+            values[result] = made if permutes or constant else made.contiguous()
 
         return Binding(launch)
 

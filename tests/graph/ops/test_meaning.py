@@ -130,6 +130,53 @@ def normalised(shape: Shape) -> Iterator[Case]:
     )
 
 
+def together(x: Tensor, a: dict[str, Any]) -> Tensor:
+    """What is normalised together as rows, so many of each sample."""
+    axes = a.get("axes")
+    return x.reshape(-1, math.prod(x.shape[-axes:]) if axes else x[0].numel() // a["groups"])
+
+
+def sample_norm(x: Tensor, *affine: Tensor, a: dict[str, Any]) -> tuple[Tensor, ...]:
+    rows = together(x, a)
+    mean = rows.mean(1, keepdim=True)
+    rstd = 1 / ((rows - mean).square().mean(1, keepdim=True) + a["eps"]).sqrt()
+    y = ((rows - mean) * rstd).view(x.shape)
+    if "groups" in a:
+        affine = tuple(t[(slice(None), *[None] * (x.dim() - 2))] for t in affine)
+        kept: Shape = (x.shape[0], a["groups"])
+    else:
+        kept = (*x.shape[: -a["axes"]], *(1,) * a["axes"])
+    for change, t in zip((torch.mul, torch.add), affine, strict=False):
+        y = change(y, t)
+    return y, mean.view(kept), rstd.view(kept)
+
+
+def sample_norm_grad(
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *weight: Tensor, a: dict[str, Any]
+) -> tuple[Tensor, ...]:
+    """With any statistics, as if they were right."""
+    broadcast = weight[0][(slice(None), *[None] * (x.dim() - 2))] if "groups" in a else weight[0]
+    rows, seen = together(x, a), together(dy * broadcast, a)
+    normal = (rows - mean.reshape(-1, 1)) * rstd.reshape(-1, 1)
+    inside = seen - seen.mean(1, keepdim=True) - normal * (seen * normal).mean(1, keepdim=True)
+    axes = [0, *range(2, x.dim())] if "groups" in a else [*range(x.dim() - a["axes"])]
+    dweight, dbias = (dy * normal.view(x.shape)).sum(axes), dy.sum(axes)
+    return (inside * rstd.reshape(-1, 1)).view(x.shape), dweight, dbias
+
+
+def sample_norms() -> Iterator[Case]:
+    layer, group = {"axes": 2, "eps": 1e-3}, {"groups": 2, "eps": 1e-3}
+    for op, x, kept, c, a in [
+        ("layer_norm", (5, 3, 4), (5, 1, 1), (3, 4), layer),
+        ("group_norm", (3, 4, 2, 5), (3, 2), (4,), group),
+    ]:
+        for count in range(3):
+            formula = lambda *t, a=a: sample_norm(*t, a=a)  # noqa: E731
+            yield Case(op, (x, *(c,) * count), formula, a)
+        formula = lambda *t, a=a: sample_norm_grad(*t, a=a)  # noqa: E731
+        yield Case(f"{op}_grad", (x, x, kept, kept, c), formula, {**a, "affine": 2})
+
+
 def products() -> Iterator[Case]:
     for ta, tb in itertools.product((False, True), repeat=2):
         shapes = ((5, 3) if ta else (3, 5), (7, 5) if tb else (5, 7))
@@ -186,6 +233,7 @@ CASES = [
     *normalised((2, 3, 4, 5)),
     *normalised((1, 2, 3, 1)),
     *normalised((5, 2)),
+    *sample_norms(),
     *products(),
     *reductions(),
     *[

@@ -38,6 +38,12 @@ MODULE_CASES: dict[type[nn.Module], list[nn.Module]] = {
         nn.BatchNorm2d(4, eps=0.1, momentum=0.7),
         nn.BatchNorm2d(4).eval(),
     ],
+    nn.LayerNorm: [
+        nn.LayerNorm(6),
+        nn.LayerNorm((4, 6, 6), eps=0.1, bias=False),
+        nn.LayerNorm((6, 6), elementwise_affine=False),
+    ],
+    nn.GroupNorm: [nn.GroupNorm(2, 4), nn.GroupNorm(4, 4, eps=0.1, affine=False)],
     nn.AvgPool2d: [
         nn.AvgPool2d(2),
         nn.AvgPool2d((3, 2), stride=(2, 3), padding=(1, 0)),
@@ -338,3 +344,15 @@ def test_a_mistake_in_a_spelling_is_no_refusal(calls: Any, monkeypatch: pytest.M
     for forward in (lambda m, x: x.relu(), lambda m, x: x.view(2, -1)):
         with pytest.raises(TypeError, match="required positional arguments"):
             extract(calls(forward), TensorType((2, 4, 6, 6)))
+
+
+def test_a_norm_of_several_dtypes_or_of_nothing_is_torchs_own(calls: Any) -> None:
+    for shape, dtype, affine in [
+        ((2, 6), "float32", (None, torch.ones(6))),
+        ((0, 6), "float32", (torch.ones(6), None)),
+        ((2, 6), "bfloat16", (torch.ones(6), torch.ones(6))),
+    ]:
+        module = calls(lambda m, x: F.layer_norm(x, (6,), m.weight, m.bias))
+        module.weight, module.bias = (None if t is None else nn.Parameter(t) for t in affine)
+        graph = extract(module, TensorType(shape, dtype))
+        assert [node.op for node in graph.nodes] == ["aten.layer_norm.default"]

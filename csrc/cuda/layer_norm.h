@@ -1,0 +1,138 @@
+// Layer norm of rows, and what follows it place by place.
+//
+//   y[row][i] = Expression((x[row][i] - mean[row]) * rstd[row] * weight[i] + bias[i])   =
+//   mean, rstd  float for each row, =; null if not wanted
+//
+// Rows are contiguous. A row stays in the registers of kLanes threads: it is read once, and its
+// variance is that of the deviations from its mean. All arithmetic is float, in a fixed order:
+// deterministic.
+
+#pragma once
+
+#include "cuda/epilogue.h"
+#include "cuda/launch.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// Norm says the sizes: rows of kSize elements, kVector of them at once.
+template <typename Norm>
+struct LayerNorm {
+  using T = typename Norm::T;
+  using Expression = typename Norm::Expression;
+  static constexpr int kVector = Norm::kVector, kLanes = Norm::kLanes, kThreads = Norm::kThreads;
+  static constexpr int kRows = kThreads / kLanes, kWarps = kThreads / 32;
+  static constexpr int kVectors = Norm::kSize / kVector;
+  static constexpr int kHeld = ceil_div(kVectors, kLanes);  // vectors of a thread
+  using Word = Vector<T, kVector>;
+
+  static_assert(kThreads % kLanes == 0 && kThreads % 32 == 0, "rows have whole blocks or warps");
+  static_assert((kLanes & (kLanes - 1)) == 0, "sums are added in pairs of lanes");
+  static_assert(Norm::kSize % kVector == 0, "a row is read in whole vectors");
+
+  struct Arguments {
+    const T* x;
+    T* y;
+    const T* weight;
+    const T* bias;
+    const T* residual;
+    float* mean;
+    float* rstd;
+    long long rows;
+  };
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    __shared__ float parts[2][kWarps];
+    release_successor();
+    wait_for_predecessor();
+    const int lane = threadIdx.x % kLanes;
+    const long long row = blockIdx.x * (long long)(kRows) + threadIdx.x / kLanes;
+    const bool there = row < a.rows;
+    // Threads without a row read the last one: they take part in the sums of their warp.
+    const long long first = (there ? row : a.rows - 1) * Norm::kSize;
+
+    Word x[kHeld];
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+      x[i].template load<kAligned>(a.x + first + place(i, lane));
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) sum += x[i][k];
+    }
+    const float mean = total(parts[0], sum) * (1.f / Norm::kSize);
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) squares += (x[i][k] - mean) * (x[i][k] - mean);
+    }
+    const float rstd = rsqrtf(total(parts[1], squares) * (1.f / Norm::kSize) + Norm::kEps);
+    if (!there) return;
+    if (lane == 0 && a.mean != nullptr) a.mean[row] = mean;
+    if (lane == 0 && a.rstd != nullptr) a.rstd[row] = rstd;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (has(i, lane)) leave<kAligned>(a, first, place(i, lane), x[i], mean, rstd);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int place(int i, int lane) {
+    return (i * kLanes + lane) * kVector;
+  }
+
+  /// Whether the lane's vector number `i` is of the row.
+  static __device__ __forceinline__ bool has(int i, int lane) {
+    return (i + 1) * kLanes <= kVectors || i * kLanes + lane < kVectors;
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void leave(const Arguments& a, long long first, int place,
+                                               const Word& x, float mean, float rstd) {
+    Word weight, bias, residual;
+    if constexpr (Norm::kWeight) weight.template load<kAligned>(a.weight + place);
+    if constexpr (Norm::kBias) bias.template load<kAligned>(a.bias + place);
+    if constexpr (Expression::kResidual) {
+      residual.template load<kAligned>(a.residual + first + place);
+    }
+    float y[kVector];
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      float value = (x[k] - mean) * rstd;
+      if constexpr (Norm::kWeight) value *= weight[k];
+      if constexpr (Norm::kBias) value += bias[k];
+      At at{value};
+      if constexpr (Expression::kResidual) at.residual = residual[k];
+      y[k] = Expression::of(at);
+    }
+    Word rounded;
+    rounded.round(y);
+    rounded.store(a.y + first + place);
+  }
+
+  /// The sum over the lanes of a row, in each of them.
+  static __device__ __forceinline__ float total(float (&parts)[kWarps], float sum) {
+#pragma unroll
+    for (int i = smaller(kLanes, 32) / 2; i > 0; i /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
+    }
+    if constexpr (kLanes > 32) {
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+      __syncthreads();
+      const int warp = threadIdx.x / kLanes * (kLanes / 32);
+      sum = parts[warp];
+#pragma unroll
+      for (int i = 1; i < kLanes / 32; ++i) sum += parts[warp + i];
+    }
+    return sum;
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,98 @@
+"""Group norms with what follows them: `csrc/cuda/group_norm.h`."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from plantune.canonical import Attrs
+from plantune.graph.step import Step
+from plantune.kernels import vector_kernel
+from plantune.kernels.constants import rows_of
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.legality import first_reason
+from plantune.kernels.patterns.expression import rendered
+from plantune.kernels.patterns.sample_norm import NormParts, norm_parts
+from plantune.kernels.rendering import cxx_bool, cxx_bools
+from plantune.space.arch import Arch
+
+SOURCE = (
+    """#include "cuda/group_norm.h"
+{functors}struct Norm {{
+  using T = {element};
+  using Expression = {expression};
+  static constexpr int kChannels = {channels}, kPixels = {pixels}, kOfGroup = {of_group};
+  static constexpr int kVector = {vector}, kGroups = {groups}, kThreads = {threads};
+  static constexpr float kEps = {eps!r}f;
+  static constexpr bool kNhwc = {nhwc}, kWeight = {weight}, kBias = {bias};
+}};
+using Kernel = plantune::GroupNorm<Norm>;"""
+    + vector_kernel.ENTRIES
+)
+
+
+class GroupNorm(CudaFamily[NormParts]):
+    """Config: `layout` of images; a block of so many `threads` has so many `groups`."""
+
+    name: ClassVar = "group_norm"
+
+    def read(self, step: Step) -> NormParts:
+        return norm_parts(step, "group_norm")
+
+    def why_not_config(self, parts: NormParts, config: Attrs, arch: Arch) -> str | None:
+        groups, nhwc = int(config["groups"]), config["layout"] == "nhwc"
+        columns = groups * _of_group(parts) // _vector(parts, config)
+        return first_reason(
+            {
+                "only images have the layout nhwc": nhwc and len(parts.type.shape) != 4,
+                "groups are apart in nchw": not nhwc and groups > 1,
+                f"{groups} do not divide the groups": parts.norm.attrs["groups"] % groups,
+                f"{columns} vectors of a pixel are too many": nhwc
+                and columns > int(config["threads"]),
+            }
+        )
+
+    def source(self, parts: NormParts, config: Attrs, arch: Arch) -> str:
+        return SOURCE.format(
+            element=vector_kernel.ELEMENTS[parts.type.dtype],
+            channels=parts.type.shape[1],
+            pixels=_pixels(parts),
+            of_group=_of_group(parts),
+            vector=_vector(parts, config),
+            groups=config["groups"],
+            threads=config["threads"],
+            eps=float(parts.norm.attrs["eps"]),
+            nhwc=cxx_bool(config["layout"] == "nhwc"),
+            **rendered(parts.chain),
+            **cxx_bools(parts.affine),
+        )
+
+    def bind(self, parts: NormParts, config: Attrs, frame: Frame) -> Binding:
+        constants = rows_of(parts.step, frame)
+        blocks = parts.type.shape[0] * parts.norm.attrs["groups"] // int(config["groups"])
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
+
+        def launch(stream: int) -> None:
+            addresses = parts.addresses(constants, frame.values)
+            kernel.launch(stream, vector_kernel.members(*addresses), parts.read(constants))
+
+        return Binding(launch, constants=constants.all)
+
+
+def _of_group(parts: NormParts) -> int:
+    """Channels of a group."""
+    return int(parts.type.shape[1] // parts.norm.attrs["groups"])
+
+
+def _pixels(parts: NormParts) -> int:
+    return math.prod(parts.type.shape[2:])
+
+
+def _vector(parts: NormParts, config: Attrs) -> int:
+    """Neighbours in memory that are read at once, all of one group; in nchw of one channel."""
+    side = _of_group(parts) if config["layout"] == "nhwc" else _pixels(parts)
+    return math.gcd(side, parts.vector)
+
+
+FAMILY = GroupNorm()

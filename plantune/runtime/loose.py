@@ -1,0 +1,52 @@
+"""Which values stay as torch makes them: views, or of any strides, as nothing needs them dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plantune.graph.graph import Graph
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import family_named
+
+Chosen = Sequence[tuple[Step, Candidate]]
+
+
+def loose_values(graph: Graph, chosen: Chosen, layouts: Mapping[str, str]) -> frozenset[str]:
+    """They are no results, and whatever reads them takes any strides or has them converted.
+    `layouts` are those of what no step makes.
+
+    In training, views of the network's inputs are copied: a caller may overwrite the inputs before
+    the backward pass.
+    """
+    dense, moving = _read_as_they_are(chosen, layouts) | graph.results, set()
+    if graph.backward_from is not None:
+        moving = {name for name, _ in (*graph.inputs, *graph.output_gradients)}
+    loose: set[str] = set()
+    for step, candidate in chosen:
+        family = family_named(candidate.family)
+        parts = family.parts(step)
+        views = dict(family.aliases(parts, candidate.config))
+        for name, source in family.leaves_loose(parts, candidate.config).items():
+            if name not in dense and source not in moving:
+                loose.add(name)
+                views |= {} if source is None else {name: source}
+        moving |= {name for name, source in views.items() if source in moving}
+    return frozenset(loose)
+
+
+def _read_as_they_are(chosen: Chosen, layouts: Mapping[str, str]) -> set[str]:
+    """Values that some kernel reads without a conversion, and not in any strides."""
+    layouts, found = dict(layouts), set()
+    for step, candidate in chosen:
+        family = family_named(candidate.family)
+        parts = family.parts(step)
+        demanded = family.layouts(parts, candidate.config)
+        takes = family.reads_loose(parts, candidate.config)
+        found |= {
+            name
+            for name, _ in step.inputs
+            if name not in takes and demanded.get(name, layouts[name]) == layouts[name]
+        }
+        layouts |= {name: demanded.get(name, "nchw") for name, _ in step.outputs}
+    return found

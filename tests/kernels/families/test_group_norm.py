@@ -1,0 +1,109 @@
+"""Group norms of images: which steps, which configs, that they are right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plantune.canonical import Attrs
+from plantune.kernels.families.group_norm import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.measure.trial import NUMBERS, Trial
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+
+def norm(shape, groups, affine=2, then=(), kept=()):
+    """`kept` are the places of outputs that leave beside what the step makes."""
+
+    def emit(b):
+        x = b.x(*shape)
+        weights = [b.w(shape[1]) for _ in range(affine)]
+        outputs = b.graph.emit("group_norm", x, *weights, groups=groups, eps=1e-5)
+        y = outputs[0]
+        for op in then:
+            y = b(op, y, b.x(*shape)) if op == "add" else b(op, y)
+        return (y, *(outputs[place] for place in kept))
+
+    return emit
+
+
+STEPS = {
+    "images": norm((2, 64, 7, 8), 8, kept=(1, 2)),
+    "residual and relu": norm((2, 32, 9, 5), 8, then=("add", "relu")),
+    "odd channels": norm((3, 6, 5, 5), 2, then=("silu",)),
+    "one group": norm((2, 24, 3, 3), 1, affine=0),
+    "a group of each channel": norm((2, 16, 4, 4), 16, affine=1),
+    "rows": norm((5, 48), 4),
+    "pixels in a row": norm((2, 8, 40), 2, then=("relu",)),
+    "one pixel": norm((4, 64, 1, 1), 4),
+    "large": norm((1, 16, 70, 90), 2, then=("add", "relu")),
+}
+
+
+def config(layout="nhwc", groups=1, threads=256):
+    return Attrs(layout=layout, groups=groups, threads=threads)
+
+
+def legal(step, arch="sm90"):
+    space = load_search_space(arch)
+    made = (Candidate("group_norm", config) for config in FAMILY.configs(space))
+    return [candidate for candidate in made if why_not(step, candidate, space) is None]
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_runs_every_step(step_of, name, dtype):
+    step = step_of(STEPS[name], dtype)
+    images = len(step.nodes[0].types[0].shape) == 4
+    layouts = {candidate.config["layout"] for candidate in legal(step)}
+    assert layouts == ({"nchw", "nhwc"} if images else {"nchw"})
+
+
+def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
+    arch, parts = load_arch("sm90"), FAMILY.parts(step_of(norm((2, 6, 5, 5), 2), "float16"))
+    reasons = {
+        config("nchw", 2): "groups are apart",
+        config("nhwc", 4): "4 do not divide",
+        config("nhwc", 2): None,
+    }
+    for each, reason in reasons.items():
+        got = FAMILY.why_not_config(parts, each, arch)
+        assert got is None if reason is None else reason in got
+    wide = FAMILY.parts(step_of(norm((2, 4096, 2, 2), 1), "float16"))
+    assert "too many" in FAMILY.why_not_config(wide, config(), arch)
+    rows = FAMILY.parts(step_of(STEPS["rows"], "float16"))
+    assert "only images" in FAMILY.why_not_config(rows, config(), arch)
+
+
+def test_another_op_is_refused(step_of):
+    assert "not with a group_norm" in FAMILY.why_not_step(
+        step_of(lambda b: b("relu", b.x(2, 8)), "float16")
+    )
+
+
+@pytest.mark.parametrize("name", ["odd channels", "large"])
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
+    step = step_of(STEPS[name], "float16")
+    for layout in ("nchw", "nhwc"):
+        usage = build_within_limits(FAMILY, step, config(layout, threads=512), cuda_arch)
+        assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("name", STEPS)
+    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
+        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
+
+    @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+    def test_numbers_far_from_zero_lose_no_digits(self, step_of, gpu_space, layout):
+        step = step_of(norm((2, 16, 30, 30), 2, affine=0), "float32")
+        trial = Trial(step, Candidate("group_norm", config(layout)), gpu_space.arch)
+        x = torch.randn(2, 16, 30, 30, device="cuda") + 1e4
+        trial.put_data({"x0": x})
+        got = trial.run("run", NUMBERS)["group_norm"]
+        exact = torch.nn.functional.group_norm(x.double(), 2)
+        assert (got - exact).abs().max() < 1e-4

@@ -1,0 +1,157 @@
+"""What torch makes as a view stays one where nothing needs it dense, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plantune.default_plans import default_plan, hand_plan
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+from plantune.plan import check_plan
+from plantune.runtime.schedule import make_schedule
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, tokens, width = x.shape
+        qkv = self.qkv(x).reshape(n, tokens, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return x + self.out(y.reshape(n, tokens, width))
+
+
+class Shuffle(nn.Module):
+    """A unit of ShuffleNet: one half goes past a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        past, through = (x + 1).chunk(2, 1)
+        return torch.cat((past, F.relu(self.conv(through))), 1) * 2
+
+
+class Slices(nn.Module):
+    """Views of views, one that leaves, and one that is read in several ways."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        rows = y[:, 1:3]
+        one = rows.select(2, 1)
+        turned = y.transpose(0, 1)[1].unsqueeze(0).expand(3, -1, -1)
+        return one, one.exp() + 1, turned.sum(2) * rows.mean(), torch.cat([rows, rows.exp()], 1)
+
+
+class Inputs(nn.Module):
+    """A view of the input, which its gradient reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 1:].exp().square()
+
+
+NETWORKS = {
+    "attention": (Attention, (2, 5, 8)),
+    "shuffle": (Shuffle, (2, 8, 5, 5)),
+    "slices": (Slices, (2, 4, 3)),
+    "inputs": (Inputs, (3, 4)),
+}
+
+
+def graph_of(name: str, mode: str):
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    module = make()
+    graph = extract(module, TensorType(shape))
+    return module, differentiate(graph, all_sources(graph)) if mode == "train" else graph
+
+
+def all_sources(graph):
+    return [name for name, _ in (*graph.inputs, *graph.parameters)]
+
+
+def loose_of(graph, plan, space) -> dict[str, str]:
+    """Each op of which something is left as torch makes it, with the ops that it is a view of."""
+    ops = {value: node.op for node in graph.nodes for value in node.outputs}
+    launches = make_schedule(graph, plan, check_plan(plan, graph, space)).launches
+    return {
+        launch.step.ops[0]: ops.get(launch.aliases.get(name, ""), "")
+        for launch in launches
+        for name in launch.loose
+    }
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_any_plan_is_right_where_memory_is_spoiled(name, mode, poisoned, random_plan, space):
+    module, graph = graph_of(name, mode)
+    plans = [random_plan(graph, random.Random(seed)) for seed in range(3)]
+    for plan in (default_plan(graph, space, network=name), *plans):
+        program = poisoned(graph, plan, space)
+        program.refresh(dict(module.named_parameters()))
+        for _ in range(2):
+            x = torch.randn(NETWORKS[name][1], requires_grad=True)
+            made = module(x)
+            wanted = made if isinstance(made, tuple) else (made,)
+            got = program.forward(x.detach())
+            torch.testing.assert_close(got, tuple(y.detach() for y in wanted))
+            if mode == "infer":
+                continue
+            seeds = [torch.randn_like(y) for y in wanted]
+            sources = {"x": x, **dict(module.named_parameters())}
+            exact = torch.autograd.grad(wanted, list(sources.values()), seeds)
+            found = program.backward(*seeds)
+            for source, gradient in zip(sources, exact, strict=True):
+                torch.testing.assert_close(found[source], gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_copies_none_of_its_parts(space):
+    _, graph = graph_of("attention", "infer")
+    plan = hand_plan(graph, space, network="attention", without=("gemm",))
+    attention = "aten.scaled_dot_product_attention.default"
+    assert loose_of(graph, plan, space) == {
+        "permute": attention,
+        "aten.unbind.int": "permute",
+        attention: "",
+    }
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    assert not any(launch.conversions for launch in schedule.launches)
+
+
+def test_only_the_half_that_a_convolution_reads_is_copied(space):
+    _, graph = graph_of("shuffle", "infer")
+    launches = make_schedule(
+        graph,
+        plan := default_plan(graph, space, network="shuffle"),
+        check_plan(plan, graph, space),
+    ).launches
+    chunk = next(launch for launch in launches if launch.step.ops == ("aten.chunk.default",))
+    assert chunk.loose == {"aten.chunk.default"}
+    assert chunk.aliases == {"aten.chunk.default": "affine"}
+
+
+def test_what_leaves_is_dense(space):
+    _, graph = graph_of("slices", "infer")
+    plan = default_plan(graph, space, network="slices")
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    loose = {name for launch in schedule.launches for name in launch.loose}
+    assert loose
+    assert loose.isdisjoint(graph.results)
+
+
+@pytest.mark.parametrize(("mode", "views"), [("infer", True), ("train", False)])
+def test_in_training_no_view_of_an_input_stays(space, mode, views):
+    """The caller may overwrite the input between the passes."""
+    _, graph = graph_of("inputs", mode)
+    plan = default_plan(graph, space, network="inputs")
+    assert ("aten.slice.Tensor" in loose_of(graph, plan, space)) == views

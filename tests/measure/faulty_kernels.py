@@ -72,33 +72,6 @@ def _closes(step: Step, frame: Frame) -> None:
     time.sleep(3600)
 
 
-def _outside(step: Step, frame: Frame) -> None:
-    y = _output(step, frame)
-    y.as_strided((1,), (1,), y.storage_offset() + y.numel()).fill_(1.0)
-
-
-def _loses_nan(step: Step, frame: Frame) -> None:
-    _output(step, frame).nan_to_num_(0.0)
-
-
-def _unwritten(step: Step, frame: Frame) -> None:
-    _output(step, frame).view(-1)[0] = torch.nan
-
-
-def _writes_input(step: Step, frame: Frame) -> None:
-    frame.values[step.inputs[0][0]].add_(1)
-
-
-def _stale(step: Step, frame: Frame) -> None:
-    """Fills its workspace in the first launch only."""
-    assert frame.workspace is not None
-    y = _output(step, frame)
-    kept = frame.workspace.view(torch.float32)[: y.numel()].view(y.shape)
-    if kept.isnan().all():
-        kept.copy_(y)
-    y.copy_(kept)
-
-
 TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
     "none": lambda step, frame: None,
     "wrong": _wrong,
@@ -110,11 +83,6 @@ TWISTS: Mapping[str, Callable[[Step, Frame], None]] = {
     "prints": _prints,
     "garbage": _garbage,
     "closes": _closes,
-    "outside": _outside,
-    "loses_nan": _loses_nan,
-    "unwritten": _unwritten,
-    "writes_input": _writes_input,
-    "stale": _stale,
 }
 OTHERS = ("idle", "bug", "build_error", "build_endless", "build_memory")
 
@@ -130,9 +98,6 @@ class Faulty(KernelFamily[Parts]):
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
         return tuple(Attrs(fault=fault) for fault in (*TWISTS, *OTHERS))
-
-    def workspace_bytes(self, parts: Parts, config: Attrs) -> int:
-        return parts.step.outputs[0][1].size_bytes if config["fault"] == "stale" else 0
 
     def build(self, parts: Parts, config: Attrs, arch: Arch) -> Any:
         if config["fault"] == "build_error":

@@ -31,6 +31,7 @@ from plantune.plan_db.rows import Found
 from plantune.plan_db.stored import find_stored_plan
 from plantune.problem import Problem
 from plantune.rivals import loss_text
+from plantune.runtime.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.framework import Options
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.pool import Pool, device_of
@@ -100,6 +101,26 @@ class Choice:
         graph under whatever name, else a guessed one or the framework's kernels.
         """
         return self.planned() or self._unplanned()
+
+    def leading(self) -> Pool:
+        """`pool`, run by its own steps."""
+        pool = self.pool()
+        plan = by_its_program(pool.plan)
+        return pool if plan == pool.plan else self._pool_of(plan)
+
+    def following(self, leader: Pool) -> Pool:
+        """Instances of the leader's plan for this other batch, whose outputs are the same to the
+        bit; says so if they are not.
+        """
+        plan = transferred(leader.plan, self._graph, self._space)
+        made = plan if isinstance(plan, str) else self._attempt(plan)
+        if isinstance(made, str):
+            tell(self._options.name, made)
+            return self.pool()
+        why = why_apart(leader, made)
+        if why is not None:
+            tell(self._options.name, why)
+        return made
 
     def planned(self) -> Pool | None:
         """Instances of the given or stored plan, None if there is none that can run here."""

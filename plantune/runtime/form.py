@@ -73,6 +73,11 @@ class Form:
         """Of each parameter, whether it requires a gradient now."""
         return tuple(map(_requires_grad, self._parameters))
 
+    def trained_alone(self, inputs: Sequence[object]) -> tuple[bool, ...] | None:
+        """`trained`, and no gradient of any of these inputs; None if no parameter has one."""
+        trained = (*self.trained(), *(False for _ in inputs))
+        return trained if any(trained) else None
+
     def wanted(self, trained: Sequence[bool], inputs: Iterable[str]) -> tuple[str, ...]:
         """The names of those for which `trained` is true: of parameters, then of these inputs."""
         named = zip((*self._names, *inputs), trained, strict=True)

@@ -61,6 +61,7 @@ class Options:
     fallback: str
     frozen: bool = False
     also: tuple[Arguments, ...] = ()
+    consistent: bool = False
 
 
 # Where each call has another shape there would be no end of warnings.

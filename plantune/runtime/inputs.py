@@ -128,6 +128,13 @@ class PlannedInputs:
     def _all_expected(self) -> list[Arguments]:
         return [call.arguments for call in (self.expected, *self._also)]
 
+    def leader_of(self, call: PlannedCall) -> PlannedCall:
+        """The largest expected call, under the autocast of this one."""
+        every = (self.expected, *self._also)
+        largest = max(every, key=lambda each: sum(type_.numel for type_ in each.arguments.types))
+        autocast = call.arguments.autocast
+        return largest if autocast is None else largest.under(autocast)
+
     def _expected_as(self, arguments: Arguments) -> Arguments | None:
         """The expected call that this one is, however it is written."""
         wanted = _without_layouts(arguments)

@@ -22,6 +22,7 @@ from plantune.runtime.framework import Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
+from plantune.runtime.pool import Pool
 from plantune.runtime.torch_internals import without_autocast
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -144,6 +145,8 @@ class Kinds:
 
     def _new(self, form: Form, kind: Kind, *, only_stored: bool = False) -> Planned | None:
         call, trained, _ = kind
+        if self._options.consistent:
+            trained = trained or form.trained_alone(call.arguments.types)
         graph, outputs = self.extracted(form, trained, call)
         # What changed may be nothing that the graph was read from.
         threads = threads_on(self._device)
@@ -153,8 +156,23 @@ class Kinds:
                 return Planned(kept.pool, outputs, self._device, call)
         options = self._options if self._inputs.is_expected(call) else self._of_others
         choice = Choice(graph, self.space(), self._held, options, call.arguments)
-        pool = choice.planned() if only_stored else choice.pool()
+        pool: Pool | None
+        if self._options.consistent and trained is not None:
+            pool = self._consistent(form, trained, call, choice)
+        else:
+            pool = choice.planned() if only_stored else choice.pool()
         return None if pool is None else Planned(pool, outputs, self._device, call)
+
+    def _consistent(self, form: Form, trained: Trained, call: PlannedCall, choice: Choice) -> Pool:
+        """Instances of the plan for the largest batch, for whichever batch a call has."""
+        leader = self._inputs.leader_of(call)
+        if call.plain.arguments == leader.plain.arguments:
+            return choice.leading()
+        kind = self.kind_of(leader, trained)
+        kept = form.kept.get(kind)
+        if not isinstance(kept, Planned):
+            kept = form.kept[kind] = self._new(form, kind)
+        return choice.following(kept.pool)
 
     def extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
         """The layer graph, with the gradients of what gets one."""

@@ -45,6 +45,7 @@ def load_model(
     weights: Weights | None = None,
     plan: GivenPlan | None = None,
     frozen: bool = False,
+    consistent: bool = False,
     fallback: str = "warn",
 ) -> TunedModule:
     """A known network as an nn.Module that runs from a plan for this batch, or for each of several:
@@ -83,6 +84,7 @@ def load_model(
         fallback=fallback,
         frozen=frozen,
         also=tuple(also),
+        consistent=consistent,
     )
 
 
@@ -93,6 +95,7 @@ def optimize(
     plan: GivenPlan | None = None,
     frozen: bool = False,
     share: bool = False,
+    consistent: bool = False,
     fallback: str = "warn",
     **example_kwargs: Any,
 ) -> TunedModule:
@@ -109,8 +112,8 @@ def optimize(
     parameters and buffers, so that an update of either, or another tensor in their place, counts in
     both. Every submodule stays in the training or eval mode that it has; `mode` says only whether
     gradients are planned. Parameters keep their strides: on a GPU, filters in channels_last are
-    read as they are, others are packed in each pass. For `frozen` see load_model. Raises
-    UnsupportedModule if torch cannot trace it.
+    read as they are, others are packed in each pass. For `frozen` and `consistent` see load_model.
+    Raises UnsupportedModule if torch cannot trace it.
     """
     tensors = tensors_in((example_inputs, example_kwargs))
     if not tensors:
@@ -124,6 +127,7 @@ def optimize(
         fallback=fallback,
         frozen=frozen,
         device=_usable(tensors[0].device),
+        consistent=consistent,
     )
     if mode == "infer" and module.training:
         warnings.warn(

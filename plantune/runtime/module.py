@@ -39,7 +39,7 @@ class TunedModule(nn.Module):
     every change of them counts in the next call. What a plan computes is what the reference does in
     the state that it has; each submodule keeps its `training` flag. In mode "infer" no gradient is
     recorded. `known` says that a search can find a plan for `name`; `also` are other calls that it
-    is made for.
+    is made for. If it is `consistent`, calls without gradients run the forward pass of training.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class TunedModule(nn.Module):
         frozen: bool = False,
         device: torch.device = HOST_MEMORY,
         also: tuple[Arguments, ...] = (),
+        consistent: bool = False,
     ) -> None:
         super().__init__()
         _one_of("mode", mode, MODES)
@@ -66,7 +67,9 @@ class TunedModule(nn.Module):
         self.training = reference.training
         # In a tuple, so that nn.Module does not register it as a child.
         self._reference = (reference,)
-        options = Options(name, mode, plan, known, fallback, frozen, also)
+        if consistent and mode != "train":
+            raise ValueError('consistent=True needs mode="train": it is about acting and learning')
+        options = Options(name, mode, plan, known, fallback, frozen, also, consistent)
         self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()

@@ -69,7 +69,7 @@ class CapturedProgram:
         self._places: list[tuple[int, tuple[int, ...]]] = []
         self._passes: dict[str, Pass] = {}
         inputs = [self._place(*named) for named in graph.inputs]
-        self._gradients = Gradients(graph, space.arch, device)
+        self._gradients = Gradients(self._program, space.arch, device)
         self._seeds = [self._place(*named) for named in graph.output_gradients]
         self._ends = Ends(self._program, inputs)
 

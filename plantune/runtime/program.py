@@ -155,13 +155,13 @@ class Program:
     def layout_of(self, value: str) -> str:
         return self._schedule.layouts[value]
 
-    def touching(self, value: str) -> tuple[str, ...]:
-        """The steps of the forward pass that read or write a value, if nothing but kernels of ours
-        does; none if the framework takes part.
+    def touching(self, value: str, phase: str = "forward") -> tuple[str, ...]:
+        """The steps of a pass that read or write a value, if nothing but kernels of ours does; none
+        if the framework takes part.
         """
         found = [
             launch
-            for launch in self._schedule.phase("forward")
+            for launch in self._schedule.phase(phase)
             if value in launch.reads | launch.writes
         ]
         for launch in found:

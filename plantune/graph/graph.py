@@ -303,7 +303,9 @@ def _check_pairs(graph: Graph, pairs: Pairs, targets: Collection[str], kind: str
             )
         seen.add(target)
         wanted, got = graph.types[target], graph.types[value]
-        if (wanted.shape, wanted.dtype) != (got.shape, got.dtype):
+        # Who takes a gradient brings it into the dtype of what it is of.
+        casts = pairs is graph.gradients and wanted.is_float and got.is_float
+        if wanted.shape != got.shape or (wanted.dtype != got.dtype and not casts):
             raise InvalidGraph(f"{value!r} cannot stand for {target!r}: {got}, {wanted}")
 
 

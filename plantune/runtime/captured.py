@@ -19,6 +19,7 @@ from plantune.plan import Plan
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
 from plantune.runtime.gradients import Gradients
+from plantune.runtime.last_casts import without_last_casts
 from plantune.runtime.program import Program, current_stream
 from plantune.runtime.recorder import Recorded, Recorder
 from plantune.runtime.torch_internals import is_capturing, raw_stream
@@ -60,7 +61,8 @@ class CapturedProgram:
         self.plan = plan
         self.captures = 0
         self._frozen = frozen
-        self._program = Program(graph, plan, space, device)
+        # The gradients are gathered in one launch, which casts them too.
+        self._program = Program(*without_last_casts(graph, plan), space, device)
         self.device, self._index = device, device.index
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
@@ -237,7 +239,8 @@ class CapturedProgram:
         finally:
             self._restore(moved)
         self.captures += 1
-        return Pass(graph, {name: values[name] for name in self.graph.results if name in values})
+        results = self._program.graph.results
+        return Pass(graph, {name: values[name] for name in results if name in values})
 
 
 def program_on(

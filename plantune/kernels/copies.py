@@ -55,37 +55,51 @@ class Snapshots:
 
     def load(self, tensors: Sequence[Tensor], flag: Tensor) -> None:
         """Before a capture: what is loaded in its middle would break it."""
-        self._kernels.tables(self._jobs(tensors, tensors, flag)[0])
+        for found, _ in (self._copies(tensors, tensors), self._choices(tensors, tensors, flag)):
+            self._kernels.tables(found)
 
     def take(self, stream: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         kept = [torch.empty_like(tensor) for tensor in tensors]
-        found: list[jobs.Job] = []
-        for own, tensor in zip(kept, tensors, strict=True):
-            job = _job(own, tensor, False) if self._kernels.has_kernel else None
-            found.append(job) if job is not None else own.copy_(tensor)
+        found, others = self._copies(kept, tensors)
         self._kernels.launch(stream, self._kernels.tables(found))
+        for own, tensor in others:
+            own.copy_(tensor)
         return kept
 
     def put_back(
         self, stream: int, tensors: Sequence[Tensor], kept: Sequence[Tensor], flag: Tensor
     ) -> None:
         """Nothing changes where the flag, of one element, is 0."""
-        found, others = self._jobs(tensors, kept, flag)
+        found, others = self._choices(tensors, kept, flag)
         self._kernels.launch(stream, self._kernels.tables(found))
         for tensor, own in others:
             tensor.copy_(torch.where(flag.view(()) != 0, own, tensor))
 
-    def _jobs(
+    def _copies(
+        self, kept: Sequence[Tensor], tensors: Sequence[Tensor]
+    ) -> tuple[list[jobs.Job], list[Pair]]:
+        """Jobs of the kernel, and what torch must copy."""
+        pairs = [*zip(kept, tensors, strict=True)]
+        made = [_job(*pair, False) if self._kernels.has_kernel else None for pair in pairs]
+        return _parted(pairs, made)
+
+    def _choices(
         self, tensors: Sequence[Tensor], kept: Sequence[Tensor], flag: Tensor
     ) -> tuple[list[jobs.Job], list[Pair]]:
-        found: list[jobs.Job] = []
-        others: list[Pair] = []
-        for tensor, own in zip(tensors, kept, strict=True):
+        pairs = [*zip(tensors, kept, strict=True)]
+        made: list[jobs.Job | None] = []
+        for tensor, own in pairs:
             can = self._kernels.has_kernel and tensor.numel() and tensor.dtype in jobs.TYPES
             job = jobs.job_of(tensor, [own, tensor, flag.view(())]) if can else None
-            if job is None:
-                others.append((tensor, own))
-                continue
-            job.expression = 1
-            found.append(job)
-        return found, others
+            if job is not None:
+                job.expression = 1
+            made.append(job)
+        return _parted(pairs, made)
+
+
+def _parted(
+    pairs: Sequence[Pair], made: Sequence[jobs.Job | None]
+) -> tuple[list[jobs.Job], list[Pair]]:
+    """The jobs that there are, and the pairs without one."""
+    others = [pair for pair, job in zip(pairs, made, strict=True) if job is None]
+    return [job for job in made if job is not None], others

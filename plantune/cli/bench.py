@@ -175,7 +175,9 @@ def _document(chosen: Chosen, race: Race, wanted: Wanted) -> dict[str, Any]:
     here = environment_here(chosen.workload.arch)
     timed = {"optimizer": "AdamW"} if wanted.step else {}
     workload = {**chosen.workload.to_json(), **timed}
-    return bench_document(race, here, workload, search_s=search_s)
+    same_bits = bool(chosen.plan.evidence.get("deterministic"))
+    document = bench_document(race, here, workload, search_s=search_s)
+    return {**document, "deterministic": same_bits}
 
 
 def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]) -> None:
@@ -194,4 +196,6 @@ def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]
         console.say(f"{name} did not run: {reason}")
     for line in other_ratios(document):
         console.say(line)
+    if document["deterministic"]:
+        console.say("the plan gives the same bits each time, which these times include")
     console.say(bold(verdict(race)))

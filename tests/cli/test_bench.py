@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.errors import WrongResult
 from plantune.machine import cpu_environment
 from plantune.measure.race import Race
@@ -74,6 +75,16 @@ def test_the_table_has_the_fastest_first_and_a_verdict(run: Run) -> None:
     assert "torchscript is frozen; against the best live way: 0.400 of eager's time" in lines
     assert "plantune is faster: 0.500 of torchscript's time (95 % interval" in lines[-1]
     assert max(map(len, lines)) <= 100
+
+
+def test_a_plan_that_gives_the_same_bits_each_time_is_said_to(
+    run: Run, store: Callable[..., int], plan: Plan
+) -> None:
+    words = "the plan gives the same bits each time"
+    assert words not in run("bench", "--batch", 1).stdout
+    store(replace(plan, evidence=Attrs(deterministic=1)))
+    assert words in run("bench", "--batch", 1).stdout
+    assert object_of(run("bench", "--batch", 1, "--json"))["deterministic"] is True
 
 
 @pytest.mark.parametrize(("ours", "words"), [(5.0, "plantune is slower"), (4.0, "a tie")])

@@ -354,3 +354,19 @@ def test_settings_without_sense_are_refused(model, wrong):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(ValueError, match="got 0"):
         TrainStep(model, cross_entropy, optimizer, **wrong)
+
+
+def test_the_phases_of_a_step_are_told_in_their_order(model, twin, batches, assert_alike):
+    other = twin(model)
+    ours, theirs = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))
+    step, told = TrainStep(model, cross_entropy, ours, micro_batches=2), []
+    x, y = batches[0]
+    value = step.marked(told.append, x, y)
+    assert told == ["forward", "backward", "forward", "backward", "optimizer"]
+    pairs = zip(x.split(4), y.split(4), strict=True)
+    halves = [cross_entropy(other(part), target) for part, target in pairs]
+    loss = torch.stack(halves).mean()
+    loss.backward()
+    theirs.step()
+    torch.testing.assert_close(value, loss.detach())
+    assert_alike(model, other)

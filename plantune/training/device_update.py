@@ -93,7 +93,8 @@ class DeviceUpdate(Update):
         self._set: tuple[float, ...] = ()
         self._status = torch.zeros(4, device=device)
         self.norm, self.found_inf = self._status[0], self._status[2:3]
-        self._kept = [gradients.layout.buffers(device) for _ in range(STATE_MAX)]
+        places = range(rule.places(optimizer.param_groups))
+        self._kept = [gradients.layout.buffers(device) for _ in places]
         self._views = [[*gradients.layout.views(kept).values()] for kept in self._kept]
         self._items = self._item_table()
         self._make_launchers(arch)
@@ -135,6 +136,9 @@ class DeviceUpdate(Update):
             self._launchers[dtype] = {
                 name: Launcher(binary, size, THREADS, name=name) for name, size in sizes.items()
             }
+
+    def has_room(self) -> bool:
+        return self._rule.places(self._optimizer.param_groups) <= len(self._kept)
 
     def follow(self) -> None:
         """Numbers of the groups, the optimizer's state, and which gradients there are."""
@@ -212,7 +216,8 @@ class DeviceUpdate(Update):
         first["advance"].launch(stream, arguments)
 
     def _arguments(self, dtype: torch.dtype) -> Any:
-        kept = [buffers[dtype] for buffers in self._kept]
+        kept: list[Tensor | int] = [buffers[dtype] for buffers in self._kept]
+        kept += [0] * (STATE_MAX - len(kept))
         return _struct(
             *(self._items, self._chunks[dtype], self._numbers, self._steps, self._present),
             *(self._status, self._gradients.buffers[dtype], *kept, self._norms),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +23,19 @@ Numbers = tuple[Any, ...]
 @dataclass(frozen=True)
 class Rule:
     """`name` is that of plantune::Rule; `state` names the tensors that it keeps for a parameter in
-    such a group, and `numbers` are those of a group in the order of plantune::Group.
+    such a group, of which there is room for `least` in any case, and `numbers` are those of a group
+    in the order of plantune::Group.
     """
 
     name: str
     state: Callable[[Group], tuple[str, ...]]
     numbers: Callable[[Group], Numbers]
+    least: int
     keeps_step: bool = True
+
+    def places(self, groups: Iterable[Group]) -> int:
+        """How many tensors a parameter has at most."""
+        return max([self.least, *(len(self.state(group)) for group in groups)])
 
 
 def _sgd(group: Group) -> Numbers:
@@ -54,17 +60,26 @@ def _lamb(group: Group) -> Numbers:
     return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], flags)
 
 
+def _momentum(group: Group) -> tuple[str, ...]:
+    return ("momentum_buffer",) if group["momentum"] else ()
+
+
 def _moments(group: Group) -> tuple[str, ...]:
     more = ("max_exp_avg_sq",) if group.get("amsgrad") else ()
     return ("exp_avg", "exp_avg_sq", *more)
 
 
-ADAM = Rule("kAdam", _moments, _adam)
+ADAM = Rule("kAdam", _moments, _adam, 2)
+# A schedule may begin without momentum.
+SGD_RULE = Rule(
+    "kSgd", lambda group: ("momentum_buffer",) if group["momentum"] else (), _sgd, 1, False
+)
 RULES: Mapping[type[Optimizer], Rule] = {
-    SGD: Rule("kSgd", lambda group: ("momentum_buffer",) if group["momentum"] else (), _sgd, False),
+    # A schedule may begin without momentum.
+    SGD: Rule("kSgd", _momentum, _sgd, 1, keeps_step=False),
     Adam: ADAM,
     AdamW: ADAM,
-    LAMB: Rule("kLamb", _moments, _lamb),
+    LAMB: Rule("kLamb", _moments, _lamb, 2),
 }
 
 

@@ -66,6 +66,7 @@ class TrainStep:
         self._pointers: list[int] = []
         self._groups = 0
         self._run: Passes | Replays | None = None
+        self._update: Update
         self._follow_parameters()
 
     @property
@@ -132,7 +133,8 @@ class TrainStep:
         found = [p for group in groups for p in group["params"] if p.requires_grad]
         pointers = [p.data_ptr() for p in found]
         same = len(found) == len(self._parameters) and all(map(is_, found, self._parameters))
-        if found and same and pointers == self._pointers and len(groups) == self._groups:
+        same = same and pointers == self._pointers and len(groups) == self._groups
+        if found and same and self._update.has_room():
             return
         self._device = _device_of(found)
         self._parameters, self._pointers, self._groups = found, pointers, len(groups)

@@ -81,6 +81,10 @@ class Update:
     norm: Tensor
     found_inf: Tensor
 
+    def has_room(self) -> bool:
+        """Whether there is memory for what the optimizer keeps with the settings it has now."""
+        return True
+
     def follow(self) -> None:
         """Brings the device up to date with what a user may have changed on the host."""
 

@@ -46,6 +46,19 @@ def test_the_numbers_of_a_group(optimizer, numbers):
     assert not any(row[len(numbers) :])
 
 
+def test_there_is_room_for_what_an_optimizer_keeps_or_may_keep():
+    """A schedule may turn momentum on, a loaded state the largest squares."""
+    kept = [
+        (torch.optim.SGD(WEIGHT, 0.1), 1),
+        (torch.optim.SGD(WEIGHT, 0.1, 0.9), 1),
+        (torch.optim.AdamW(WEIGHT), 2),
+        (torch.optim.AdamW(WEIGHT, amsgrad=True), 3),
+        (LAMB(WEIGHT), 2),
+    ]
+    for optimizer, places in kept:
+        assert rule_of(optimizer).places(optimizer.param_groups) == places
+
+
 def test_optimizers_with_hooks_or_of_other_classes_take_their_own_step():
     class Mine(torch.optim.AdamW):
         pass

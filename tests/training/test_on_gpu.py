@@ -189,6 +189,24 @@ def test_a_captured_optimizer_of_torchs_takes_overflows_back(batches):
     assert_moved_alike(start, model, other)
 
 
+def test_a_loaded_state_may_keep_more_than_the_one_before(batches):
+    model = linear()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    ours = torch.optim.AdamW(model.parameters(), 1e-2)
+    theirs = torch.optim.AdamW(other.parameters(), 1e-2, amsgrad=True)
+    step = TrainStep(model, cross_entropy, ours)
+    for index, (x, y) in enumerate(batches[:9]):
+        theirs.zero_grad()
+        cross_entropy(other(x), y).backward()
+        theirs.step()
+        step(x, y)
+        if index == 3:
+            model.load_state_dict(other.state_dict())
+            ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert captured(step) == 1
+    assert_moved_alike(start, model, other)
+
+
 def test_overflows_are_left_out_and_scales_move_as_torchs(batches):
     def loss(y, target, factor):
         return cross_entropy(y, target) * factor

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 # The extras of cuda-toolkit with NVRTC and headers; others are gigabytes of libraries.
 COMPILING = {"cudart", "nvrtc"}
-ARCHS = ("sm80", "sm90")
+ARCHS = ("sm90",)  # which has all families
 UNREACHABLE = ("Max retries exceeded", "Read timed out", "No module named pip")
 # What pip says in the end where it reached no index, or one without torch's CUDA build.
 NOT_THERE = ("No matching distribution", "Could not find a version")

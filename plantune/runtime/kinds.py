@@ -51,6 +51,7 @@ class Kinds:
         # By the form's key; and those from before a refresh.
         self._kept: dict[object, dict[Kind, Planned | str]] = {}
         self._spare: list[Planned] = []
+        self._read: dict[tuple[Trained, PlannedCall], tuple[Graph, Outputs]] = {}
         self.form = self._new_form()
 
     def kind_of(self, call: PlannedCall, trained: Trained) -> Kind:
@@ -83,6 +84,7 @@ class Kinds:
         self._kept[form.key] = form.kept
         while len(self._kept) > KEPT_FORMS:
             del self._kept[next(iter(self._kept))]
+        self._read = {}
         return form
 
     def meet(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PlannedCall | str:
@@ -148,6 +150,7 @@ class Kinds:
         if self._options.consistent:
             trained = trained or form.trained_alone(call.arguments.types)
         graph, outputs = self.extracted(form, trained, call)
+        self._read = {}  # the graph is the plan's now
         # What changed may be nothing that the graph was read from.
         threads = threads_on(self._device)
         for kept in self.all_kept():
@@ -176,6 +179,14 @@ class Kinds:
 
     def extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
         """The layer graph, with the gradients of what gets one."""
+        if form is not self.form:
+            return self._extracted(form, trained, call)
+        # Before the first call it was checked whether there is one.
+        if (trained, call) not in self._read:
+            self._read = {(trained, call): self._extracted(form, trained, call)}
+        return self._read[trained, call]
+
+    def _extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
         # On a GPU weights are read in place, so nothing is folded into them.
         folds = trained is None and self._on_cpu
         graph, outputs = extract_with_outputs(self._held.module, call.arguments, fold=folds)

@@ -92,7 +92,7 @@ def _tuned(
 
 def _by_hand(tuned: TunedModule) -> Plan:
     return compose(
-        tuned.pool().graph,
+        tuned._calls.expected_graph(),
         load_search_space("cpu"),
         network="by hand",
         fusions=fusions_named("conv_epilogue", "linear"),

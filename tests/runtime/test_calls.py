@@ -176,3 +176,37 @@ def test_an_example_needs_a_tensor(module):
     for args in ((), (None, 1.0)):
         with pytest.raises(ValueError, match="at least one tensor"):
             optimize(module, *args)
+
+
+class Doubled(nn.Module):
+    """What it does follows from an attribute; `traced` counts how often it was read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.twice = nn.Linear(4, 3), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        traced.append(1) if x.is_meta else None
+        return self.linear(x) * (2 if self.twice else 1)
+
+
+traced: list[int] = []
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_what_was_read_for_the_check_is_what_the_first_call_plans(x, mode):
+    module = Doubled().train(mode == "train")
+    traced.clear()
+    model = optimize(module, x, mode=mode)
+    torch.testing.assert_close(model(x), module(x))
+    assert traced == [1]
+
+
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_a_module_that_changed_before_the_first_call_is_read_again(x, refreshed):
+    module = Doubled().eval()
+    model = optimize(module, x)
+    model.reference.twice = module.twice = True
+    if refreshed:
+        model.refresh()
+    torch.testing.assert_close(model(x), module(x))

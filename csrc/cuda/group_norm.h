@@ -17,6 +17,8 @@
 
 namespace plantune {
 
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+
 /// Count, mean and squared deviations of some numbers.
 struct Moments {
   float count, mean, squares;
@@ -43,19 +45,27 @@ struct GroupNorm {
   static constexpr int kSlices = kChannels / (kGroups * kOfGroup);
   // Side by side, threads have the vectors of a pixel's channels, and under each other pixels.
   static constexpr int kColumns = kNhwc ? kGroups * kOfGroup / kVector : 1;
-  static constexpr int kColumnsOfGroup = kColumns / kGroups;
+  static constexpr int kColumnsOfGroup = kNhwc ? larger(kOfGroup / kVector, 1) : 1;
+  // A vector may have several groups, each of them kPart elements.
+  static constexpr int kSpan = kNhwc ? larger(kVector / kOfGroup, 1) : 1;
+  static constexpr int kPart = kVector / kSpan;
   static constexpr int kLanes = kThreads / kColumns;
   static constexpr int kRows = kNhwc ? kPixels : kOfGroup * kPixels / kVector;
   static constexpr int kStride = kNhwc ? kChannels : kVector;  // from row to row
   static constexpr int kWords = ceil_div(kRows, kLanes);
-  static constexpr bool kHolds = kWords <= 65536 / kThreads / 12;
-  static constexpr int kBatch = kHolds ? kWords : 4;
+  static constexpr bool kHolds = kWords <= 4096 / kThreads;
+  // Words that are asked for before the first is used, as registers allow.
+  static constexpr int kAtOnce = smaller(kWords, 2048 / kThreads);
+  static constexpr int kHeld = ceil_div(kWords, kAtOnce) * kAtOnce;
+  static constexpr int kBatch = kHolds ? kHeld : 2048 / kThreads;
   static constexpr int kBatches = ceil_div(kWords, kBatch);
   using Word = Vector<T, kVector>;
 
   static_assert(kLanes > 0 && kChannels % (kGroups * kOfGroup) == 0, "blocks have whole groups");
   static_assert(kNhwc || kGroups == 1, "an image in nchw has its groups one after the other");
-  static_assert((kNhwc ? kOfGroup : kPixels) % kVector == 0, "a vector is of one group");
+  static_assert(kNhwc ? kOfGroup % kPart == 0 && kGroups * kOfGroup % kVector == 0
+                      : kPixels % kVector == 0,
+                "a vector has one channel's pixels, a part of a group, or whole groups");
 
   struct Arguments {
     const T* x;
@@ -68,7 +78,7 @@ struct GroupNorm {
   };
 
   struct Shared {
-    Moments parts[kThreads];
+    Moments parts[kThreads * kSpan];
     float mean[kGroups], rstd[kGroups];
   };
 
@@ -83,44 +93,54 @@ struct GroupNorm {
     const long long first = image + (kNhwc ? channel : channel * (long long)(kPixels));
 
     Word x[kBatch];
-    shared.parts[threadIdx.x] = read<kAligned>(a.x + first, lane, x);
+    read<kAligned>(a.x + first, lane, x, shared.parts + threadIdx.x * kSpan);
     __syncthreads();
     merge(a, shared);
     __syncthreads();
-    const int group = column / kColumnsOfGroup;
-    const float mean = shared.mean[group], rstd = shared.rstd[group];
     Affine affine;
+    affine.take(shared, column / kColumnsOfGroup * kSpan);
     if constexpr (kNhwc) affine.load(a, channel);
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       if constexpr (!kHolds) load<kAligned>(a.x + first, lane, batch, x);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int row = row_at(lane, batch, i);
-        if (lane >= kLanes || row >= kRows) continue;
-        if constexpr (!kNhwc) affine.load(a, channel + row * kVector / kPixels);
-        leave<kAligned>(a, first + row * (long long)(kStride), x[i], mean, rstd, affine);
+      for (int i = 0; i < kBatch; i += kAtOnce) {
+        leave<kAligned>(a, first, channel, lane, batch * kBatch + i, x + i, affine);
       }
     }
   }
 
  private:
-  /// Weight and bias of a thread's channels.
+  /// What a thread's elements are normalised with.
   struct Affine {
     static constexpr int kCount = kNhwc ? kVector : 1;
-    float weight[kCount], bias[kCount];
+    float mean[kSpan], rstd[kSpan], scale[kCount], bias[kCount];
+
+    __device__ __forceinline__ void take(const Shared& shared, int group) {
+#pragma unroll
+      for (int s = 0; s < kSpan; ++s) {
+        mean[s] = shared.mean[group + s], rstd[s] = shared.rstd[group + s];
+      }
+    }
 
     __device__ __forceinline__ void load(const Arguments& a, int channel) {
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        if constexpr (Norm::kWeight) weight[k] = to_float(a.weight[channel + k]);
+        scale[k] = rstd[k / kPart];
+        if constexpr (Norm::kWeight) scale[k] *= to_float(a.weight[channel + k]);
         if constexpr (Norm::kBias) bias[k] = to_float(a.bias[channel + k]);
       }
     }
+
+    __device__ __forceinline__ float of(float x, int k) const {
+      const float value = (x - mean[k / kPart]) * scale[kNhwc ? k : 0];
+      return Norm::kBias ? value + bias[kNhwc ? k : 0] : value;
+    }
   };
 
-  static __device__ __forceinline__ int row_at(int lane, int batch, int i) {
-    return (batch * kBatch + i) * kLanes + lane;
+  /// The row of a thread's word number `i`; one beyond the end if it has none.
+  static __device__ __forceinline__ int row_at(int lane, int i) {
+    return lane < kLanes ? i * kLanes + lane : kRows;
   }
 
   template <bool kAligned>
@@ -128,36 +148,43 @@ struct GroupNorm {
                                               Word (&x)[kBatch]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int row = row_at(lane, batch, i);
-      if (lane >= kLanes || row >= kRows) continue;
+      const int row = row_at(lane, batch * kBatch + i);
+      if (row >= kRows) continue;
       x[i].template load<kAligned>(from + row * (long long)(kStride));
     }
   }
 
-  /// What a thread has of its group; what it holds is in `x` afterwards.
+  /// What a thread has of its groups; what it holds is in `x` afterwards.
   template <bool kAligned>
-  static __device__ __forceinline__ Moments read(const T* from, int lane, Word (&x)[kBatch]) {
-    float shift = 0.f, sum = 0.f, squares = 0.f;
+  static __device__ __forceinline__ void read(const T* from, int lane, Word (&x)[kBatch],
+                                              Moments* found) {
+    float shift[kSpan] = {}, sum[kSpan] = {}, squares[kSpan] = {};
     int words = 0;
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       load<kAligned>(from, lane, batch, x);
-      if (batch == 0) shift = x[0][0];
+#pragma unroll
+      for (int s = 0; s < kSpan; ++s) {
+        if (batch == 0) shift[s] = x[0][s * kPart];
+      }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (lane >= kLanes || row_at(lane, batch, i) >= kRows) continue;
+        if (row_at(lane, batch * kBatch + i) >= kRows) continue;
         ++words;
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
-          const float distance = x[i][k] - shift;
-          sum += distance;
-          squares += distance * distance;
+          const float distance = x[i][k] - shift[k / kPart];
+          sum[k / kPart] += distance;
+          squares[k / kPart] += distance * distance;
         }
       }
     }
-    if (words == 0) return {0.f, 0.f, 0.f};
-    const float count = float(words * kVector), distance = sum / count;
-    return {count, shift + distance, squares - distance * sum};
+    const float count = float(words * kPart);
+#pragma unroll
+    for (int s = 0; s < kSpan; ++s) {
+      const float distance = words == 0 ? 0.f : sum[s] / count;
+      found[s] = {count, shift[s] + distance, squares[s] - distance * sum[s]};
+    }
   }
 
   /// The statistics of each group; a warp merges those of one.
@@ -165,8 +192,9 @@ struct GroupNorm {
     for (int group = threadIdx.x / 32; group < kGroups; group += kWarps) {
       Moments all = {0.f, 0.f, 0.f};
       for (int i = threadIdx.x % 32; i < kLanes * kColumnsOfGroup; i += 32) {
-        const int column = group * kColumnsOfGroup + i % kColumnsOfGroup;
-        all.merge(shared.parts[i / kColumnsOfGroup * kColumns + column]);
+        const int column = group / kSpan * kColumnsOfGroup + i % kColumnsOfGroup;
+        const int thread = i / kColumnsOfGroup * kColumns + column;
+        all.merge(shared.parts[thread * kSpan + group % kSpan]);
       }
 #pragma unroll
       for (int i = 16; i > 0; i /= 2) {
@@ -184,25 +212,33 @@ struct GroupNorm {
     }
   }
 
+  /// Writes a thread's words from number `at` on; what they are added to is read first.
   template <bool kAligned>
-  static __device__ __forceinline__ void leave(const Arguments& a, long long place, const Word& x,
-                                               float mean, float rstd, const Affine& affine) {
-    Word residual;
-    if constexpr (Expression::kResidual) residual.template load<kAligned>(a.residual + place);
-    float y[kVector];
+  static __device__ __forceinline__ void leave(const Arguments& a, long long first, int channel,
+                                               int lane, int at, const Word* x, Affine& affine) {
+    Word residual[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      const int channel = kNhwc ? k : 0;
-      float value = (x[k] - mean) * rstd;
-      if constexpr (Norm::kWeight) value *= affine.weight[channel];
-      if constexpr (Norm::kBias) value += affine.bias[channel];
-      At at{value};
-      if constexpr (Expression::kResidual) at.residual = residual[k];
-      y[k] = Expression::of(at);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = row_at(lane, at + i);
+      if (!Expression::kResidual || row >= kRows) continue;
+      residual[i].template load<kAligned>(a.residual + first + row * (long long)(kStride));
     }
-    Word rounded;
-    rounded.round(y);
-    rounded.store(a.y + place);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = row_at(lane, at + i);
+      if (row >= kRows) continue;
+      if constexpr (!kNhwc) affine.load(a, channel + row * kVector / kPixels);
+      float y[kVector];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        At at_k{affine.of(x[i][k], k)};
+        if constexpr (Expression::kResidual) at_k.residual = residual[i][k];
+        y[k] = Expression::of(at_k);
+      }
+      Word rounded;
+      rounded.round(y);
+      rounded.store(a.y + first + row * (long long)(kStride));
+    }
   }
 };
 

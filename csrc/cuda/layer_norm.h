@@ -52,12 +52,15 @@ struct LayerNorm {
     // Threads without a row read the last one: they take part in the sums of their warp.
     const long long first = (there ? row : a.rows - 1) * Norm::kSize;
 
-    Word x[kHeld];
+    Word x[kHeld], residual[kHeld];
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       if (!has(i, lane)) continue;
       x[i].template load<kAligned>(a.x + first + place(i, lane));
+      if constexpr (Expression::kResidual) {
+        residual[i].template load<kAligned>(a.residual + first + place(i, lane));
+      }
     }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -79,7 +82,8 @@ struct LayerNorm {
     if (lane == 0 && a.rstd != nullptr) a.rstd[row] = rstd;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      if (has(i, lane)) leave<kAligned>(a, first, place(i, lane), x[i], mean, rstd);
+      if (!has(i, lane)) continue;
+      leave<kAligned>(a, first, place(i, lane), x[i], residual[i], mean, rstd);
     }
   }
 
@@ -95,13 +99,11 @@ struct LayerNorm {
 
   template <bool kAligned>
   static __device__ __forceinline__ void leave(const Arguments& a, long long first, int place,
-                                               const Word& x, float mean, float rstd) {
-    Word weight, bias, residual;
+                                               const Word& x, const Word& residual,
+                                               float mean, float rstd) {
+    Word weight, bias;
     if constexpr (Norm::kWeight) weight.template load<kAligned>(a.weight + place);
     if constexpr (Norm::kBias) bias.template load<kAligned>(a.bias + place);
-    if constexpr (Expression::kResidual) {
-      residual.template load<kAligned>(a.residual + first + place);
-    }
     float y[kVector];
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {

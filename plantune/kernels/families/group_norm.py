@@ -17,6 +17,8 @@ from plantune.kernels.patterns.sample_norm import NormParts, norm_parts
 from plantune.kernels.rendering import cxx_bool, cxx_bools
 from plantune.space.arch import Arch
 
+# Sums of a block's threads, each of 12 bytes.
+SUMS_MAX = 3 << 10
 SOURCE = (
     """#include "cuda/group_norm.h"
 {functors}struct Norm {{
@@ -90,9 +92,18 @@ def _pixels(parts: NormParts) -> int:
 
 
 def _vector(parts: NormParts, config: Attrs) -> int:
-    """Neighbours in memory that are read at once, all of one group; in nchw of one channel."""
-    side = _of_group(parts) if config["layout"] == "nhwc" else _pixels(parts)
-    return math.gcd(side, parts.vector)
+    """Neighbours in memory that are read at once: in nchw of one channel, in nhwc of a part of a
+    group or of whole ones, whose sums fit into shared memory.
+    """
+    if config["layout"] != "nhwc":
+        return math.gcd(_pixels(parts), parts.vector)
+    channels = _of_group(parts)
+    vector = math.gcd(int(config["groups"]) * channels, parts.vector)
+    while (channels % vector and vector % channels) or (
+        vector // channels * int(config["threads"]) > SUMS_MAX
+    ):
+        vector //= 2
+    return vector
 
 
 FAMILY = GroupNorm()

@@ -35,6 +35,7 @@ STEPS = {
     "odd channels": norm((3, 6, 5, 5), 2, then=("silu",)),
     "one group": norm((2, 24, 3, 3), 1, affine=0),
     "a group of each channel": norm((2, 16, 4, 4), 16, affine=1),
+    "several groups in a vector": norm((2, 64, 9, 7), 32, then=("relu",), kept=(1, 2)),
     "rows": norm((5, 48), 4),
     "pixels in a row": norm((2, 8, 40), 2, then=("relu",)),
     "one pixel": norm((4, 64, 1, 1), 4),
@@ -83,11 +84,11 @@ def test_another_op_is_refused(step_of):
     )
 
 
-@pytest.mark.parametrize("name", ["odd channels", "large"])
+@pytest.mark.parametrize("name", ["several groups in a vector", "large"])
 def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
     step = step_of(STEPS[name], "float16")
-    for layout in ("nchw", "nhwc"):
-        usage = build_within_limits(FAMILY, step, config(layout, threads=512), cuda_arch)
+    for layout, groups in (("nchw", 1), ("nhwc", 2)):
+        usage = build_within_limits(FAMILY, step, config(layout, groups, 512), cuda_arch)
         assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
 
 

@@ -16,6 +16,7 @@ from plantune.errors import InputMismatch
 from plantune.graph.arguments import Arguments
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile
+from plantune.runtime.padding import Padding
 from plantune.runtime.torch_internals import (
     PRE_DISPATCH,
     dispatch_modes,
@@ -52,7 +53,9 @@ class LastCall:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for; `also` are calls that the module is for beside the first one."""
+    """What the user asked for; `also` are calls that the module is for beside the first one, and
+    `padding` makes such calls of smaller ones.
+    """
 
     name: str
     mode: str
@@ -62,6 +65,7 @@ class Options:
     frozen: bool = False
     also: tuple[Arguments, ...] = ()
     consistent: bool = False
+    padding: Padding | None = None
 
 
 # Where each call has another shape there would be no end of warnings.

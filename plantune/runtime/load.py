@@ -20,6 +20,7 @@ from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.runtime.copies import copied, shared_state
 from plantune.runtime.module import TunedModule
+from plantune.runtime.padding import Padding
 
 
 class TrainingMode(UserWarning):
@@ -97,6 +98,7 @@ def optimize(
     share: bool = False,
     consistent: bool = False,
     fallback: str = "warn",
+    pad_to: int | Sequence[int] | None = None,
     **example_kwargs: Any,
 ) -> TunedModule:
     """A copy of `module` that runs from a plan for calls like the example: `example_inputs` and
@@ -114,13 +116,21 @@ def optimize(
     gradients are planned. Parameters keep their strides: on a GPU, filters in channels_last are
     read as they are, others are packed in each pass. For `frozen` and `consistent` see load_model.
     Raises UnsupportedModule if torch cannot trace it.
+
+    With `pad_to`, one number of samples or several, in mode "infer", there is a plan for each of
+    them, and a call with fewer samples runs with the next one: its last sample is repeated, and
+    what comes of that is dropped. No sample may depend on another one.
     """
     tensors = tensors_in((example_inputs, example_kwargs))
     if not tensors:
         raise ValueError("optimize needs an example of a call, with at least one tensor")
+    own = copied(module, shared_state(module) if share else None)
+    example = Arguments.of(module, example_inputs, example_kwargs)
+    padding = None if pad_to is None else _padding(own, example, pad_to, mode)
+    first, *also = (example,) if padding is None else padding.calls
     tuned = TunedModule(
-        copied(module, shared_state(module) if share else None),
-        Arguments.of(module, example_inputs, example_kwargs),
+        own,
+        first,
         name=type(module).__name__,
         mode=mode,
         plan=_plan(plan),
@@ -128,6 +138,8 @@ def optimize(
         frozen=frozen,
         device=_usable(tensors[0].device),
         consistent=consistent,
+        also=tuple(also),
+        padding=padding,
     )
     if mode == "infer" and module.training:
         warnings.warn(
@@ -138,6 +150,15 @@ def optimize(
             stacklevel=2,
         )
     return tuned
+
+
+def _padding(
+    module: nn.Module, example: Arguments, pad_to: int | Sequence[int], mode: str
+) -> Padding:
+    if mode != "infer":
+        raise ValueError("pad_to is for mode='infer': samples added would count in gradients")
+    sizes = (pad_to,) if isinstance(pad_to, int) else tuple(pad_to)
+    return Padding.of(module, example, sizes)
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:

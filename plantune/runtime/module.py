@@ -22,6 +22,7 @@ from plantune.runtime.calls import Calls, Stats
 from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
+from plantune.runtime.padding import Padding
 from plantune.runtime.pool import Pool
 from plantune.runtime.summary import Summary, summary_of
 
@@ -39,7 +40,8 @@ class TunedModule(nn.Module):
     every change of them counts in the next call. What a plan computes is what the reference does in
     the state that it has; each submodule keeps its `training` flag. In mode "infer" no gradient is
     recorded. `known` says that a search can find a plan for `name`; `also` are other calls that it
-    is made for. If it is `consistent`, calls without gradients run the forward pass of training.
+    is made for, and `padding` makes such calls of smaller ones. If it is `consistent`, calls
+    without gradients run the forward pass of training.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class TunedModule(nn.Module):
         device: torch.device = HOST_MEMORY,
         also: tuple[Arguments, ...] = (),
         consistent: bool = False,
+        padding: Padding | None = None,
     ) -> None:
         super().__init__()
         _one_of("mode", mode, MODES)
@@ -69,7 +72,9 @@ class TunedModule(nn.Module):
         self._reference = (reference,)
         if consistent and mode != "train":
             raise ValueError('consistent=True needs mode="train": it is about acting and learning')
-        options = Options(name, mode, plan, known, fallback, frozen, also, consistent)
+        options = Options(
+            name, mode, plan, known, fallback, frozen, also, consistent=consistent, padding=padding
+        )
         self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()

@@ -37,7 +37,14 @@ def test_se_resnet9(
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize(("name", "size"), [("resnet18", 64), ("resnet34", 33), ("resnet50", 33)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("resnet18", 64),
+        pytest.param("resnet34", 33, marks=pytest.mark.slow),
+        ("resnet50", 33),
+    ],
+)
 def test_resnet(
     name: str, size: int, training: bool, extracts: Extracts, randomise: Randomise
 ) -> None:

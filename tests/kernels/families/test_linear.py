@@ -8,6 +8,8 @@ from plantune.canonical import Attrs
 from plantune.kernels.families.linear import FAMILY
 from plantune.space.arch import load_arch
 
+from .conftest import in_turns
+
 CONFIG = Attrs(rows=2, tile_n=32)
 
 
@@ -113,11 +115,11 @@ def test_rows_fit_the_batch(step_of):
     assert reasons[8] == "half of 8 rows hold the 3 that are there"
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+@pytest.mark.parametrize(("arch_name", "config"), in_turns([CONFIG, Attrs(rows=8, tile_n=32)]))
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, config):
     step = step_of(LAYERS["many rows"], "float16")
-    for config in (CONFIG, Attrs(rows=8, tile_n=32)):
-        usage = build_within_limits(FAMILY, step, config, cuda_arch)
-        assert set(usage) == {"run", "run_unaligned"}
+    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
+    assert set(usage) == {"run", "run_unaligned"}
 
 
 @pytest.mark.gpu

@@ -37,7 +37,7 @@ PROBLEMS = (
     Workload("resnet18", 2, 3, "infer", "float16"),
     Workload("se_resnet9_fixup", 2, 3, "train", "float16"),
 )
-STEPS, CONFIGS = 4, 3  # of each family
+STEPS, CONFIGS = 3, 2  # of each family
 
 
 @cache

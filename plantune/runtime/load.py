@@ -15,6 +15,7 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.nested import tensors_in
 from plantune.graph.types import TensorType, dtype_name
 from plantune.machine import why_no_plans
+from plantune.models.computing import computing_in
 from plantune.models.registry import network
 from plantune.plan import Plan
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
@@ -42,6 +43,7 @@ def load_model(
     in_channels: int = 3,
     mode: str = "infer",
     dtype: torch.dtype | None = None,
+    parameters: torch.dtype | None = None,
     device: torch.device | str | None = None,
     weights: Weights | None = None,
     plan: GivenPlan | None = None,
@@ -53,24 +55,34 @@ def load_model(
     with `batch=(128, 2048)` one set of parameters acts on 128 images and learns from 2048.
 
     `device` is the GPU if there is one, else the CPU; `dtype` float16 on the first, float32 on
-    the other. `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of
-    one: JSON of `plantune plans export`, or a database of `plantune export`, in which the plan for
-    this call is looked for. Without it the plan that a search stored is used, or one that plantune
-    ships, else one that estimates choose, or the framework's kernels. Other batches run through the
-    framework. `fallback` says whether either comes with a warning, silently, or as an error, NoPlan
-    or InputMismatch, in the first such call.
+    the other. With `parameters=torch.float32` these stay wide and are cast inside of each pass, in
+    one launch on a GPU, so that an optimizer needs no copies of them.
+
+    `weights` is a state_dict or the path of a saved one, `plan` a plan or the path of one: JSON of
+    `plantune plans export`, or a database of `plantune export`, in which the plan for this call is
+    looked for. Without it the plan that a search stored is used, or one that plantune ships, else
+    one that estimates choose, or the framework's kernels. Other batches run through the framework.
+    `fallback` says whether either comes with a warning, silently, or as an error, NoPlan or
+    InputMismatch, in the first such call.
 
     Weights may change at any time. `frozen` promises that they stay until `refresh()` is called, so
     that what kernels need of them is computed once. On a GPU the network is built in channels_last.
+
+    With `consistent`, in mode "train", calls without gradients run the forward pass of training,
+    and other batches the same kernels, so that an image has the same outputs in each, to the bit:
+    PPO's ratio is 1 on fresh data. Where that cannot be, InconsistentPlans warns.
     """
     batches = _batches(batch)
     spec = network(name)
     place = _usable(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
     dtype = dtype or DEFAULT_DTYPES[place.type]
-    reference = spec.build(in_channels).to(device=place, dtype=dtype).train(mode == "train")
+    kept = parameters or dtype
+    reference = spec.build(in_channels).to(device=place, dtype=kept).train(mode == "train")
     if place.type == "cuda":
         # There a filter in channels_last is the matrix that kernels read.
         reference.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if kept != dtype:
+        reference = computing_in(reference, dtype)
     if weights is not None:
         reference.load_state_dict(_state_dict(weights), strict=True)
     shapes = [spec.input_shape(each, in_channels) for each in batches]
@@ -81,7 +93,7 @@ def load_model(
         name=name,
         mode=mode,
         plan=_plan(plan),
-        known=True,
+        known=kept == dtype,
         fallback=fallback,
         frozen=frozen,
         also=tuple(also),

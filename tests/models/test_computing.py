@@ -101,3 +101,25 @@ def test_a_known_network_in_a_training_step():
     assert values[-1] < values[0]
     assert not any(map(torch.equal, before, model.parameters()))
     assert model.last_call().how == "planned"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
+def test_on_a_gpu():
+    layers = (nn.Conv2d(8, 16, 3, bias=False), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten())
+    module = computing_in(nn.Sequential(*layers, nn.Linear(256, 10)).cuda(), torch.float16)
+    module.to(memory_format=torch.channels_last)
+    images = torch.randn(32, 8, 8, 8, device="cuda").half()
+    tuned, reference = optimize(module, images, mode="train"), copy.deepcopy(module)
+    for model in (tuned, reference):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(images).float().square().mean().backward()
+            optimizer.step()
+    assert tuned.last_call().how == "captured"
+    start = dict(module.named_parameters())
+    for (name, own), their in zip(tuned.named_parameters(), reference.parameters(), strict=True):
+        assert own.dtype == own.grad.dtype == torch.float32
+        way = (their - start[name]).norm()
+        assert (own - their).norm() <= 2e-2 * way, name

@@ -6,8 +6,10 @@ from typing import ClassVar
 import pytest
 
 from plantune.canonical import Attrs
+from plantune.errors import WrongResult
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.step import Step, make_step
+from plantune.graph.types import TensorType
 from plantune.kernels.family import AnyFamily, Binding, Candidate, Frame, KernelFamily, Parts
 from plantune.measure.numerics import Numerics, check
 from plantune.space.search_space import SearchSpace, load_search_space
@@ -79,3 +81,34 @@ def check_fake(monkeypatch: pytest.MonkeyPatch, space: SearchSpace) -> Callable[
 @pytest.fixture
 def fake() -> type[Fake]:
     return Fake
+
+
+IMAGE = TensorType((2, 3, 5, 7))
+
+
+@pytest.fixture
+def relu(step_of):
+    return step_of(lambda b: b.emit("relu", b.input("x", IMAGE)))
+
+
+@pytest.fixture
+def biased(step_of):
+    """relu(x + bias) with a constant bias."""
+
+    def emit(b):
+        x, bias = b.input("x", IMAGE), b.parameter("bias", TensorType((3,)))
+        (y,) = b.emit("add_channel", x, bias, axis=1)
+        return b.emit("relu", y)
+
+    return step_of(emit)
+
+
+def output(step, frame):
+    return frame.values[step.outputs[0][0]]
+
+
+def caught(check_fake, step, family) -> str:
+    """The message of the error that the check raises for a family."""
+    with pytest.raises(WrongResult) as error:
+        check_fake(step, family)
+    return str(error.value)

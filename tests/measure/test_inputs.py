@@ -11,6 +11,8 @@ from plantune.graph.types import TensorType
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.scenes import with_small
 
+from .conftest import IMAGE
+
 
 def step_of(dtype: str, *ops: tuple[str, dict[str, object]]) -> Step:
     builder = GraphBuilder()
@@ -91,3 +93,35 @@ def test_large_sums_fit_a_float16(images, part):
     assert small["a"].double().sum().abs() < 16384
     ratios = [small[name].double().std() / usual[name].double().std() for name in "abc"]
     assert ratios == pytest.approx([part, 1.0, part], rel=0.01)
+
+
+def test_numbers_are_drawn_in_the_domain_of_their_readers(step_of):
+    window = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
+
+    def emit(b):
+        dy = b.input("dy", TensorType((2, 3, 3, 3)))
+        places = b.input("places", TensorType((2, 3, 3, 3), "int64"))
+        var = b.input("var", TensorType((300,)))
+        (dx,) = b.emit("max_pool2d_grad", dy, places, shape=(2, 3, 6, 6), **window)
+        return (dx, *b.emit("rsqrt", var, eps=1e-5))
+
+    step = step_of(emit)
+    data = draw_inputs(step, torch.Generator().manual_seed(0))
+    assert 0 <= data["places"].min() <= data["places"].max() < 36
+    assert len(data["places"].unique()) > 10
+    assert (data["var"] > 0).all()
+    assert (data["dy"] == 0).any()
+    assert (data["dy"] < 0).any()
+
+
+def test_scalars_are_far_from_zero(step_of):
+    step = step_of(lambda b: b.emit("mul", b.input("x", IMAGE), b.parameter("s", TensorType((1,)))))
+    for seed in range(20):
+        data = draw_inputs(step, torch.Generator().manual_seed(seed))
+        assert 0.5 <= abs(float(data["s"])) <= 1.5
+
+
+def test_seeds_differ_and_repeat(relu):
+    draw = [draw_inputs(relu, torch.Generator().manual_seed(seed))["x"] for seed in (0, 0, 1)]
+    assert torch.equal(draw[0], draw[1])
+    assert not torch.equal(draw[0], draw[2])

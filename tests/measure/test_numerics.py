@@ -7,45 +7,14 @@ import torch
 
 from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate, WrongResult
-from plantune.graph.differentiate import differentiate
-from plantune.graph.graph import Graph
-from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Binding, Candidate
-from plantune.measure.inputs import draw_inputs
 from plantune.measure.numerics import Numerics, check
 from plantune.tolerances import tolerance
 
-IMAGE = TensorType((2, 3, 5, 7))
+from .conftest import IMAGE, caught, output
+
 FLOATS = ("float64", "float32", "bfloat16")
-
-
-@pytest.fixture
-def relu(step_of):
-    return step_of(lambda b: b.emit("relu", b.input("x", IMAGE)))
-
-
-@pytest.fixture
-def biased(step_of):
-    """relu(x + bias) with a constant bias."""
-
-    def emit(b):
-        x, bias = b.input("x", IMAGE), b.parameter("bias", TensorType((3,)))
-        (y,) = b.emit("add_channel", x, bias, axis=1)
-        return b.emit("relu", y)
-
-    return step_of(emit)
-
-
-def output(step, frame):
-    return frame.values[step.outputs[0][0]]
-
-
-def caught(check_fake, step, family) -> str:
-    """The message of the error that the check raises for a family."""
-    with pytest.raises(WrongResult) as error:
-        check_fake(step, family)
-    return str(error.value)
 
 
 def test_a_right_kernel_passes(relu, fake, check_fake):
@@ -391,38 +360,6 @@ def test_indices_are_exact(step_of, fake, check_fake):
     assert "'max_pool2d:1'[0, 0, 1, 0] is" in caught(check_fake, step, fake(twist))
 
 
-def test_numbers_are_drawn_in_the_domain_of_their_readers(step_of):
-    window = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0)}
-
-    def emit(b):
-        dy = b.input("dy", TensorType((2, 3, 3, 3)))
-        places = b.input("places", TensorType((2, 3, 3, 3), "int64"))
-        var = b.input("var", TensorType((300,)))
-        (dx,) = b.emit("max_pool2d_grad", dy, places, shape=(2, 3, 6, 6), **window)
-        return (dx, *b.emit("rsqrt", var, eps=1e-5))
-
-    step = step_of(emit)
-    data = draw_inputs(step, torch.Generator().manual_seed(0))
-    assert 0 <= data["places"].min() <= data["places"].max() < 36
-    assert len(data["places"].unique()) > 10
-    assert (data["var"] > 0).all()
-    assert (data["dy"] == 0).any()
-    assert (data["dy"] < 0).any()
-
-
-def test_scalars_are_far_from_zero(step_of):
-    step = step_of(lambda b: b.emit("mul", b.input("x", IMAGE), b.parameter("s", TensorType((1,)))))
-    for seed in range(20):
-        data = draw_inputs(step, torch.Generator().manual_seed(seed))
-        assert 0.5 <= abs(float(data["s"])) <= 1.5
-
-
-def test_seeds_differ_and_repeat(relu):
-    draw = [draw_inputs(relu, torch.Generator().manual_seed(seed))["x"] for seed in (0, 0, 1)]
-    assert torch.equal(draw[0], draw[1])
-    assert not torch.equal(draw[0], draw[2])
-
-
 def test_the_error_travels_between_processes():
     error = pickle.loads(pickle.dumps(WrongResult("what, where, got", 0.5, 0.1)))
     assert (str(error), error.error, error.bound) == ("what, where, got", 0.5, 0.1)
@@ -434,36 +371,3 @@ def test_what_overflows_in_pytorch_may_overflow(step_of, fake, check_fake):
         return b.emit("add", x, x)
 
     assert check_fake(step_of(emit), fake(lambda step, frame: None)).deterministic
-
-
-class TestRandomNumbers:
-    """A step that draws is compared on the same numbers, forward and backward."""
-
-    @pytest.fixture
-    def dropout(self, step_of):
-        attrs = {"arguments": '{"input":{"tensor":0},"p":0.5,"train":true}', "draws": "float32"}
-        return step_of(lambda b: b.emit("aten.dropout.default", b.input("x", IMAGE), **attrs))
-
-    @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-    def test_a_right_step(self, dropout, space, layout):
-        candidate = Candidate("framework", Attrs(layout=layout))
-        assert check(dropout, candidate, space).deterministic
-
-    def test_other_numbers(self, dropout, fake, check_fake):
-        def again(step, frame):
-            output(step, frame).copy_(torch.dropout(frame.values["x"], 0.5, True))
-
-        check_fake(dropout, fake(lambda step, frame: None))
-        assert "relative error" in caught(check_fake, dropout, fake(again))
-
-    def test_numbers_that_must_be_chances(self, step_of, space):
-        attrs = {"arguments": '{"self":{"tensor":0}}', "draws": "float32"}
-        step = step_of(lambda b: b.emit("aten.bernoulli.default", b.input("x", IMAGE), **attrs))
-        assert check(step, Candidate("framework", Attrs(layout="nchw")), space).error == 0
-
-    @pytest.mark.parametrize("place", [0, -1], ids=["forward", "backward"])
-    def test_a_training_step_alone(self, dropout, space, place):
-        graph = Graph((("x", IMAGE),), (), (), dropout.nodes, (dropout.name,))
-        node = differentiate(graph, ["x"]).nodes[place]
-        step = make_step(differentiate(graph, ["x"]), [node.name])
-        assert check(step, Candidate("framework", Attrs(layout="nchw")), space).deterministic

@@ -14,7 +14,7 @@ from plantune.kernels.family import Binding, Candidate
 from plantune.measure.numerics import check
 from plantune.measure.step_alone import FEW_LAUNCHES, GRAPH_US, MOST_LAUNCHES, TimedStep
 
-IMAGE = TensorType((2, 3, 5, 7))
+from .conftest import output
 
 
 class Graphs(Device):
@@ -37,25 +37,6 @@ def graphs(monkeypatch):
     for module in ("trial", "numerics", "step_alone"):
         monkeypatch.setattr(f"plantune.measure.{module}.device_for", lambda arch: device)
     return device
-
-
-@pytest.fixture
-def relu(step_of):
-    return step_of(lambda b: b.emit("relu", b.input("x", IMAGE)))
-
-
-@pytest.fixture
-def biased(step_of):
-    def emit(b):
-        x, bias = b.input("x", IMAGE), b.parameter("bias", TensorType((3,)))
-        (y,) = b.emit("add_channel", x, bias, axis=1)
-        return b.emit("relu", y)
-
-    return step_of(emit)
-
-
-def output(step, frame):
-    return frame.values[step.outputs[0][0]]
 
 
 def test_refresh_and_launch_are_captured(graphs, biased, fake, check_fake):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from plantune.distance import Distance, Exact
 from plantune.errors import CannotJudge, WrongResult
 from plantune.graph.nested import mapped, tensors_in
+from plantune.runtime.cases import MOST_OWN_ERROR
 from plantune.runtime.copies import copied
 from plantune.runtime.framework import LastCall
 from plantune.runtime.module import TunedModule
-from plantune.runtime.recheck import MOST_OWN_ERROR
 from plantune.tolerances import tolerance
 
 

@@ -17,6 +17,7 @@ from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import remember_proof
+from plantune.runtime import cases as cases_module
 from plantune.runtime import recheck as recheck_module
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.distances import Distance, Pooled
@@ -75,8 +76,8 @@ def two_layers(gain=1.0):
 @pytest.fixture(params=["cpu", "cuda"])
 def reference_of(request, monkeypatch):
     """The reference is computed as it is on that kind of device."""
-    wider, place = recheck_module._wider, torch.device(request.param)
-    monkeypatch.setattr(recheck_module, "_wider", lambda graph, device: wider(graph, place))
+    wider, place = cases_module._wider, torch.device(request.param)
+    monkeypatch.setattr(cases_module, "_wider", lambda graph, device: wider(graph, place))
 
 
 DTYPES = {torch.float32: 1e-4, torch.float16: 0.003, torch.bfloat16: 0.02}

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.nested import mapped
 from plantune.runtime.current_gpu import on_its_gpu
@@ -91,9 +90,7 @@ def _recorded(
     device: torch.device, whole: Callable[[], None], warm_up: Callable[[], Any]
 ) -> Recorded:
     try:
-        # What no plan runs is the framework's at its best, as in a plan.
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        with torch.no_grad(), autotuned(deterministic=deterministic):
+        with torch.no_grad():
             return Recorder(device).graph(whole, True, warm_up)
     except torch.OutOfMemoryError:
         raise

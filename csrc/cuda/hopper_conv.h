@@ -17,7 +17,8 @@
 //
 // kSplitK blocks of a cluster share a tile's steps. Each finishes a share of the tile's channels:
 // the others send it their sums through shared memory. What is finished leaves by a tensor copy,
-// which also leaves out what is outside of y; the residual comes the same way.
+// which also leaves out what is outside of y; the residual comes the same way. Sums of what the
+// epilogue has on the way leave as parts, see `hopper_sums.h`.
 
 #pragma once
 
@@ -33,11 +34,12 @@ class HopperConv : public HopperConvLoop<C> {
   using T = typename C::T;
   using Expression = typename C::Expression;
   using typename Tile::Place;
-  using Tile::base_, Tile::h_, Tile::init_barriers, Tile::kConsumers, Tile::kOutBoxBytes,
-      Tile::kOutBoxes, Tile::kOutRow, Tile::kOutStart, Tile::kOwn, Tile::kOwnSums,
-      Tile::kPartBytes, Tile::kPartStart, Tile::kScalesStart, Tile::kUnshiftedStart, Tile::maps_,
-      Tile::n_, Tile::o_, Tile::out_channel, Tile::parts_full, Tile::place_of, Tile::rank_,
-      Tile::residual_full, Tile::scalars_, Tile::w_;
+  using typename Tile::Sums;
+  using Tile::base_, Tile::h_, Tile::init_barriers, Tile::is_inside, Tile::kConsumers,
+      Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow, Tile::kOutStart, Tile::kOwn,
+      Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart, Tile::kSavedStart, Tile::kScalesStart,
+      Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::maps_, Tile::n_, Tile::o_, Tile::out_channel,
+      Tile::parts_full, Tile::place_of, Tile::rank_, Tile::residual_full, Tile::scalars_, Tile::w_;
   using Loop::copy_images, Loop::copy_weights, Loop::multiply;
 
   using Loop::Loop;
@@ -96,6 +98,25 @@ class HopperConv : public HopperConvLoop<C> {
       store_boxes(maps_.y, kOutStart);
       if constexpr (C::kUnshifted) store_boxes(maps_.unshifted, kUnshiftedStart);
       wait_for_stores();
+    }
+    leave_sums<0>();
+  }
+
+  /// The tile's part of each sum from s on, once every thread's part of it is there.
+  template <int s>
+  __device__ __forceinline__ void leave_sums() const {
+    if constexpr (s < Sums::kCount) {
+      constexpr bool kOfChannels = C::Sums::kOfChannels[s];
+      constexpr int kBlocksOfTile = kTilesO * C::kSplitK;
+      const int first = o_ + rank_ * kOwn;
+      wait_for_predecessor();
+      // The last threads: the first starts copies.
+      for (int i = kConsumers - 1 - threadIdx.x; i < (kOfChannels ? kOwn : 1); i += kConsumers) {
+        if (kOfChannels && first + i >= C::kO) continue;
+        const int at = kOfChannels ? blockIdx.x / kBlocksOfTile * C::kO + first + i : blockIdx.x;
+        scalars_.parts[Tile::Parts::start(s) + at] = Sums::whole(base_ + kSumsStart, s, i);
+      }
+      leave_sums<s + 1>();
     }
   }
 
@@ -198,6 +219,8 @@ class HopperConv : public HopperConvLoop<C> {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 * 16 + lane / 4;  // a warpgroup's four warps hold 64 rows
     const int rows[2] = {out_row(row), out_row(row + 8)};
+    const bool inside[2] = {is_inside(row), is_inside(row + 8)};
+    Sums added(base_ + kSumsStart);
     if constexpr (Expression::kResidual || Expression::kSaved) wait(residual_full(), 0);
 #pragma unroll
     for (int j = 0; j < kOwn / 8; ++j) {
@@ -207,14 +230,17 @@ class HopperConv : public HopperConvLoop<C> {
         const float2 v = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
         float2 residual = {}, saved = {};
         if constexpr (Expression::kResidual) residual = unpacked(load_word(at + kOutStart));
-        if constexpr (Expression::kSaved) saved = unpacked(load_word(at + kUnshiftedStart));
+        if constexpr (Expression::kSaved) saved = unpacked(load_word(at + kSavedStart));
         if constexpr (C::kUnshifted) {
           const float2 inner = evaluate<typename C::Unshifted>(v, residual, offset, saved);
           store_word(at + kUnshiftedStart, packed(inner));
         }
+        added.take(inside[half], v, residual, offset, saved);
         store_word(at + kOutStart, packed(evaluate<Expression>(v, residual, offset, saved)));
       }
+      added.end_pair(j);
     }
+    added.end();
   }
 
   /// Where the copied boxes have 8 channels of a row: 16-byte pieces of 128 bytes are swizzled.

@@ -18,7 +18,7 @@ class HopperConvLoop : public HopperConvTile<C> {
   using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_step, Tile::h_,
       Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk,
       Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kOutBoxBytes,
-      Tile::kOutBoxes, Tile::kOutStart, Tile::kUnshiftedStart, Tile::kWarpgroup,
+      Tile::kOutBoxes, Tile::kOutStart, Tile::kSavedStart, Tile::kWarpgroup,
       Tile::kWeightBytes, Tile::maps_,
       Tile::n_, Tile::o_, Tile::out_channel, Tile::place_of, Tile::residual_full,
       Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
@@ -68,7 +68,7 @@ class HopperConvLoop : public HopperConvTile<C> {
       wait_for_predecessor();
       arrive_expecting(residual_full(), kImages * kCopiedOut);
       if constexpr (Expression::kResidual) copy_boxes(maps_.residual, kOutStart);
-      if constexpr (Expression::kSaved) copy_boxes(maps_.saved, kUnshiftedStart);
+      if constexpr (Expression::kSaved) copy_boxes(maps_.saved, kSavedStart);
     }
   }
 

@@ -6,15 +6,17 @@
 #include "cuda/epilogue.h"
 #include "cuda/hopper_async.h"
 #include "cuda/hopper_mma.h"
+#include "cuda/hopper_sums.h"
 #include "cuda/launch.h"
 #include "cuda/parameter.h"
 #include "cuda/vector.h"
 
 namespace plantune {
 
-/// What the epilogue reads besides the residual.
+/// What the epilogue reads besides the residual, and where blocks leave parts of its sums.
 struct ConvScalars {
   Parameter scale, bias, offset;
+  float* parts;
 };
 
 /// The tensor maps of a convolution; all after y where the epilogue has them.
@@ -59,18 +61,24 @@ class HopperConvTile {
   static constexpr int kWeightStart = C::kImageStages * kImageBytes;
   static constexpr int kOutStart = kWeightStart + C::kWeightStages * kWeightBytes;
   static constexpr int kUnshiftedStart = kOutStart + kOutBytes;
-  static constexpr bool kTwoTiles = C::kUnshifted || Expression::kSaved;
+  // The epilogue takes the place of what it reads.
+  static constexpr bool kTwoTiles =
+      C::kUnshifted || (Expression::kSaved && Expression::kResidual);
+  static constexpr int kSavedStart = kTwoTiles ? kUnshiftedStart : kOutStart;
   static constexpr int kPartStart = kUnshiftedStart + (kTwoTiles ? kOutBytes : 0);
   static constexpr int kScalesStart = kPartStart + (C::kSplitK - 1) * kPartBytes;
   static constexpr int kBiasStart = kScalesStart + kOwn * int(sizeof(float));
   static constexpr int kBarrierStart = kBiasStart + kOwn * int(sizeof(float));
   static constexpr int kBarrierCount = 2 * (C::kImageStages + C::kWeightStages) + 2;
-  static constexpr int kEnd = kBarrierStart + 8 * kBarrierCount;
+  static constexpr int kSumsStart = kBarrierStart + 8 * kBarrierCount;
+  using Sums = TileSums<typename C::Sums, kConsumers / 32, kOwn>;
+  static constexpr int kEnd = kSumsStart + Sums::kBytes;
 
   static constexpr int kChunks = ceil_div(C::kC, kChunk);
   static constexpr int kTilesW = ceil_div(C::kQ, C::kBoxW);
   static constexpr int kTilesH = ceil_div(C::kP, C::kBoxH);
   static constexpr int kTilesO = ceil_div(C::kO, C::kTileN);
+  static constexpr int kTilesOfPixels = ceil_div(C::kN, C::kBoxN) * kTilesH * kTilesW;
 
   /// What a block takes that uses so much from an aligned start on.
   static constexpr int shared_bytes(int end) {
@@ -87,6 +95,8 @@ class HopperConvTile {
                 "taps at an offset need 8x8 neighbouring pixels in each 64 rows");
 
  public:
+  using Parts = SumParts<T, typename C::Sums, kTilesOfPixels, kTilesO * C::kSplitK, C::kO>;
+
   /// After the consumers come a warp that copies weights and one that copies images.
   static constexpr int kThreads = kConsumers + 64;
   static constexpr int kSharedBytes = shared_bytes(kEnd);
@@ -200,6 +210,13 @@ class HopperConvTile {
       return {atom % kAtomsW * 8 + row % 8, atom / kAtomsW % kAtomsH * 8 + row / 8 % 8,
               atom / (kAtomsW * kAtomsH)};
     }
+  }
+
+  /// Whether a row of the product is a pixel of the image.
+  __device__ __forceinline__ bool is_inside(int row) const {
+    const Place place = place_of(row);
+    return place.n < C::kBoxN && n_ + place.n < C::kN && h_ + place.h < C::kP &&
+           w_ + place.w < C::kQ;
   }
 
   __device__ __forceinline__ int out_channel(int box) const {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from plantune.canonical import Attrs
@@ -12,6 +13,7 @@ from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import Launch
+from plantune.kernels.hopper.sums import EpilogueSums
 from plantune.kernels.hopper.tiles import dense_box, reused_box
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import conv_epilogue
@@ -49,20 +51,24 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
         if box is None:
             raise IllegalCandidate(f"no box of {tile_m} pixels by 8x8 can be copied at once")
         axes: dict[str, Any] = dict(config)
-        tiles = 2 if parts.epilogue.unshifted or parts.epilogue.saved else 1
-        return Design(shape, box, **axes, outputs=tiles, transposed=self.transposed)
+        two = parts.epilogue.unshifted or len(parts.epilogue.images) == 2
+        design = Design(shape, box, **axes, outputs=2 if two else 1, transposed=self.transposed)
+        added = design.sum_bytes(parts.epilogue.sums)
+        return replace(design, extra=((4, added),)) if added else design
 
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
         constants = design.constants(parts.dtype, parts.epilogue)
-        return INCLUDE + constants + design.kernel("HopperConv", "ConvScalars")
+        kernel = design.kernel("HopperConv", "ConvScalars")
+        return INCLUDE + constants + kernel + EpilogueSums(parts.epilogue.sums, design).source
 
     def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
         constants = Constants(frame, hopper.filter_and_scalars(parts.step, parts.epilogue))
         return Launch(parts, self.design(parts, config), frame, constants).bound()
 
     def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
-        return hopper.estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
+        conv_us = hopper.estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)
+        return conv_us + (arch.cost(hopper.COSTS)["sums_us"] if parts.epilogue.sums else 0.0)
 
 
 FAMILY = HopperConv()

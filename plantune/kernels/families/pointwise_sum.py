@@ -20,11 +20,11 @@ from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.patterns.sums import SUMS, kept_axes
 from plantune.kernels.rendering import cxx_bool
 from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 6, 4
-SUMS = ("sum", "sum_to", "mean")
 ADDED = 32  # results of a block of the second kernel
 SOURCE = (
     """#include "cuda/pointwise_sum.h"
@@ -113,7 +113,9 @@ class PointwiseSum(CudaFamily[SumParts]):
         node = step.nodes[-1]
         refuse({f"the step ends with {node.op}, not with a sum": node.op not in SUMS})
         head = _head(step)
-        parts = SumParts(step, head, pointwise_chain.expression_of(head), node, _kept(step, node))
+        parts = SumParts(
+            step, head, pointwise_chain.expression_of(head), node, kept_axes(step, node)
+        )
         type_, expression = parts.type, parts.expression
         dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
         images = len(type_.shape) == 4
@@ -226,17 +228,6 @@ def _head(step: Step) -> Step:
         step.constants,
         step.phase,
     )
-
-
-def _kept(step: Step, node: Node) -> tuple[int, ...]:
-    """The axes along which there are several results."""
-    shape = step.types[node.inputs[0]].shape
-    if node.op == "sum_to":
-        to = node.attrs["shape"]
-        result = (1,) * (len(shape) - len(to)) + tuple(to)
-    else:
-        result = tuple(1 if axis in node.attrs["dims"] else n for axis, n in enumerate(shape))
-    return tuple(axis for axis, size in enumerate(result) if size > 1)
 
 
 FAMILY = PointwiseSum()

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
-from plantune.kernels.patterns.epilogue import ConvEpilogue
+from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain, expression, functors
+from plantune.kernels.rendering import cxx_bool
 
 SWIZZLE_BYTES = 1024
 SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
@@ -28,6 +29,7 @@ CONSTANTS = """struct Conv {{
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
   using Expression = {expression};
   using Unshifted = {inner};
+  using Sums = {sums};
 {more}}};
 """
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
@@ -53,7 +55,7 @@ class Design:
     split_k: int
     reuse: bool
     blocks_per_sm: int
-    outputs: int  # versions of the tile: with and without an offset, or what a ReLU made
+    outputs: int  # versions of the tile: with and without an offset, or two images that are read
     # After that, parts of shared memory: what each is aligned to, and its size.
     extra: tuple[tuple[int, int], ...] = ()
     transposed: bool = False  # weights are read along their other axis
@@ -127,8 +129,17 @@ class Design:
         return min(by_memory, by_registers, SM_THREADS // self.threads)
 
     @property
+    def tiles(self) -> int:
+        """Of pixels."""
+        return self.shape.tiles(self.box)
+
+    @property
     def blocks(self) -> int:
-        return self.shape.tiles(self.box) * -(-self.shape.o // self.tile_n) * self.split_k
+        return self.tiles * -(-self.shape.o // self.tile_n) * self.split_k
+
+    def sum_bytes(self, sums: tuple[Sum, ...]) -> int:
+        """Shared memory for what each warp adds."""
+        return 4 * self.tile_m // 16 * sum(self.own if s.of_channels else 1 for s in sums)
 
     def why_not(self) -> str | None:
         """Why no block of this design can do its work, or None if it can."""
@@ -163,6 +174,7 @@ class Design:
             **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},
             expression=expression(epilogue.chain),
             inner=expression(epilogue.unshifted_chain),
+            sums=_sums_type(epilogue.sums),
             reuse="true" if self.reuse else "false",
             transposed="true" if self.transposed else "false",
             element=ELEMENTS[dtype],
@@ -182,3 +194,9 @@ class Design:
             shared_bytes=self.shared_bytes,
             blocks_per_sm=self.blocks_per_sm,
         )
+
+
+def _sums_type(sums: tuple[Sum, ...]) -> str:
+    """The type of `csrc/cuda/hopper_sums.h`."""
+    types = (f"plantune::SumOf<{expression(s.chain)}, {cxx_bool(s.of_channels)}>" for s in sums)
+    return f"plantune::SumsOf<{', '.join(types)}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.sums import EpilogueSums
 from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts
@@ -51,7 +52,10 @@ class BlockMaps(Maps):
 class Scalars(ctypes.Structure):
     """plantune::ConvScalars."""
 
-    _fields_ = tuple((name, Parameter) for name in ("scale", "bias", "offset"))
+    _fields_: ClassVar[Any] = (
+        *((name, Parameter) for name in ("scale", "bias", "offset")),
+        ("parts", ctypes.c_void_p),
+    )
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,18 @@ class Launch:
             cluster=design.split_k,
         )
         kind = BlockMaps if "w2" in self.constants else Maps
+        assert self.frame.workspace is not None
+        parts = self.frame.workspace.data_ptr() + placing_bytes(self.parts)
+        add = EpilogueSums(self.parts.epilogue.sums, design).adder(self.frame, parts)
 
         def launch(stream: int) -> None:
             x, *others, copied = place(stream)
             maps = kind(x=image_map(x, design), **self._others())
             for word, image in zip(self.parts.epilogue.images, others, strict=True):
                 setattr(maps, word, _output_map(image, design))
-            scalars = self.constants.into(self.scalars, {})
+            scalars = self.constants.into(self.scalars, {}, parts=parts)
             kernel.launch(stream, maps, scalars, programmatic=not copied)
+            add(stream)
 
         return Binding(launch, constants=self.constants.all)
 

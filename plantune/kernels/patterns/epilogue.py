@@ -16,12 +16,21 @@ from plantune.kernels.patterns.expression import Chain, functions_in
 
 
 @dataclass(frozen=True)
+class Sum:
+    """The sum `name` of what the beginning `chain` of a chain makes: of all, or of each channel."""
+
+    name: str
+    chain: Chain
+    of_channels: bool
+
+
+@dataclass(frozen=True)
 class ConvEpilogue:
     """y = conv(x, w) * scale + bias, then what `chain` names, each part optional.
 
     `scale` and `bias` are one value or one per channel, `offset` is one value; all are constant.
     `unshifted` is the value before the offset if that leaves the step too. Gradients of images have
-    the result of a ReLU, `saved`, and may hand out a value earlier in the chain.
+    the result of a ReLU, `saved`, and may hand out a value earlier in the chain, and sums.
     """
 
     conv: Node
@@ -33,6 +42,7 @@ class ConvEpilogue:
     unshifted: str | None = None
     saved: str | None = None
     inner: Chain | None = None
+    sums: tuple[Sum, ...] = ()
 
     @property
     def unshifted_chain(self) -> Chain:

@@ -17,11 +17,18 @@ ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")
 # Channels and size of the network's 3x3 convolutions with stride 1.
 LAYERS = [(64, 16), (128, 8), (256, 4), (512, 2)]
+SUMS = {
+    "all": ("sum_to", {"shape": (1,)}),
+    "channels": ("sum", {"dims": (0, 2, 3), "keepdim": False}),
+    "images": ("sum", {"dims": (2, 3), "keepdim": False}),
+}
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of an image of `c` channels; `leaves` is a value on the way that is read."""
+    """The gradient of an image of `c` channels; `leaves` is a value on the way that is read. Parts
+    that are sums add what the part before them makes.
+    """
 
     n: int = 2
     c: int = 64
@@ -42,9 +49,12 @@ class Gradient:
         w = b.w(self.o, self.c // self.groups, self.kernel, self.kernel)
         pair = {"stride": (self.stride,) * 2, "padding": (padding,) * 2, "dilation": (1, 1)}
         values = {"conv": b("conv2d_dgrad", dy, w, groups=self.groups, shape=shape, **pair)}
-        last = values["conv"]
+        last, sums = values["conv"], []
         for part in self.parts:
-            if part == "mul":
+            if part in SUMS:
+                op, attrs = SUMS[part]
+                sums.append(b(op, last, **attrs))
+            elif part == "mul":
                 last = b("mul", last, b.w(1))
             elif part == "itself":
                 last = b("add", last, last)
@@ -53,7 +63,7 @@ class Gradient:
             else:
                 last = b(part, last, b.x(*shape))
             values[part] = last
-        return (last, *(values[name] for name in self.leaves.split()))
+        return (last, *(values[name] for name in self.leaves.split()), *sums)
 
 
 def config(tile_m, tile_n, stages=4, split_k=1, reuse=False, blocks_per_sm=1):
@@ -94,6 +104,8 @@ def test_each_layer_has_configs(step_of, index, n):
         (Gradient(parts=("itself",)), "float16", "no place after the gradient"),
         (Gradient(parts=("swapped",)), "float16", "no place after the gradient"),
         (Gradient(parts=("relu_grad", "add")), "float16", "no place after the gradient"),
+        (Gradient(parts=("images",)), "float16", "sum at 'sum' has no place after the gradient"),
+        (lambda b: Gradient(parts=("all",))(b)[1], "float16", "does not leave the step"),
         (
             Gradient(parts=("add", "relu_grad"), leaves="conv add"),
             "float16",
@@ -111,11 +123,20 @@ def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
 
 
 MASKED = ("add", "relu_grad")
+# What the network does after the second convolution of a block, after the first with stride 2, and
+# after the first of all.
+SECOND = ("all", "relu_grad", "all")
+FIRST = ("add", "all", "relu_grad")
+EARLIEST = ("all", "add", "relu_grad")
 BUILT = [
     (Gradient(128, 64, (16, 16), 64), config(256, 64, 6, reuse=True)),
     (Gradient(parts=("relu_grad",), leaves="conv"), config(128, 64, 4, reuse=True)),
     (Gradient(128, 256, (4, 4), 256, parts=MASKED, leaves="conv"), config(64, 256, 3)),
     (Gradient(128, 512, (2, 2), 512, parts=MASKED, leaves="add"), config(128, 128, 3, split_k=2)),
+    (Gradient(128, 64, (16, 16), 64, parts=SECOND), config(256, 64, 6, reuse=True)),
+    (Gradient(128, 64, (16, 16), 64, parts=EARLIEST), config(128, 64, 4, reuse=True)),
+    (Gradient(128, 256, (4, 4), 256, parts=SECOND), config(128, 256, 3)),
+    (Gradient(128, 512, (2, 2), 512, parts=("relu_grad", "channels")), config(128, 128, 3)),
 ]
 
 
@@ -145,6 +166,17 @@ RUN = {
     "both": (Gradient(7, 128, parts=MASKED), config(64, 64, 4, split_k=2)),
     "both, the first is read": (Gradient(parts=MASKED, leaves="conv"), config(64, 64, reuse=True)),
     "both, the sum is read": (Gradient(parts=MASKED, leaves="add"), config(64, 64)),
+    "summed": (Gradient(7, 64, (5, 7), 64, parts=("all",)), config(64, 64)),
+    "second": (Gradient(129, 128, (8, 8), 128, parts=SECOND), config(128, 128, 4)),
+    "second, reuse": (Gradient(3, 72, (14, 9), 40, parts=SECOND), config(128, 64, reuse=True)),
+    "second, shared": (Gradient(7, 256, (4, 4), 88, parts=SECOND), config(64, 64, split_k=4)),
+    "first": (Gradient(7, 256, (4, 4), 128, parts=FIRST), config(64, 256, 3)),
+    "earliest": (Gradient(7, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), config(64, 64)),
+    "channels": (Gradient(7, 200, (5, 3), 64, parts=("channels",)), config(64, 128)),
+    "channels, shared": (
+        Gradient(9, 72, (9, 8), 40, parts=("all", "channels", "relu_grad", "channels", "all")),
+        config(128, 64, split_k=2, reuse=True),
+    ),
 }
 
 

@@ -1,0 +1,57 @@
+"""Sums in the epilogue of a convolution on Hopper: `csrc/cuda/hopper_sums.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plantune.kernels.family import Frame
+from plantune.kernels.hopper.design import Design
+from plantune.kernels.launcher import Launcher
+from plantune.kernels.patterns.epilogue import Sum
+
+THREADS, AT_ONCE = 512, 8
+SOURCE = """extern "C" __global__ void __launch_bounds__({threads})
+    add(const float* parts, Kernel::Parts::Results results) {{
+  static_assert(Kernel::Parts::kThreads == {threads}, "what is launched is what was planned");
+  Kernel::Parts::add(parts, results);
+}}
+"""
+
+
+@dataclass(frozen=True)
+class EpilogueSums:
+    """The sums of a kernel of that design, whose blocks leave parts of them."""
+
+    sums: tuple[Sum, ...]
+    design: Design
+
+    @property
+    def source(self) -> str:
+        """What adds the parts, to put after the kernel."""
+        return SOURCE.format(threads=THREADS) if self.sums else ""
+
+    @property
+    def part_bytes(self) -> int:
+        return 4 * sum(self._parts(sum_) for sum_ in self.sums)
+
+    def _parts(self, added: Sum) -> int:
+        design = self.design
+        return design.tiles * design.shape.o if added.of_channels else design.blocks
+
+    def adder(self, frame: Frame, parts: int) -> Callable[[int], None]:
+        """Launches what adds the parts at that address."""
+        if not self.sums:
+            return lambda stream: None
+        most = max(self.design.shape.o if added.of_channels else 1 for added in self.sums)
+        blocks = (math.ceil(most / AT_ONCE), len(self.sums))
+        add = Launcher(frame.built, blocks, THREADS, name="add")
+        results = ctypes.c_void_p * (len(self.sums) + 1)
+
+        def launch(stream: int) -> None:
+            addresses = [frame.values[added.name].data_ptr() for added in self.sums]
+            add.launch(stream, ctypes.c_void_p(parts), results(*addresses))
+
+        return launch

@@ -8,7 +8,8 @@
 //
 // With kTransposed it is the gradient of an image: x is that of the convolution's result, y that of
 // its image, O and C are in turn those of x and of the result, and w is read along its other axis,
-// from the last tap to the first.
+// from the last tap to the first. A convolution with a stride put zeros between the pixels of x:
+// then y has kPhasesH x kPhasesW phases, each a convolution of x with the taps that meet no zero.
 //
 // A block computes kTileM pixels (a box of kBoxW x kBoxH x kBoxN) by kTileN channels. One step of
 // the reduction is 64 channels of one tap. Boxes of x are copied by tensor maps whose zeros outside
@@ -38,14 +39,14 @@ class HopperConv : public HopperConvLoop<C> {
   using Tile::base_, Tile::h_, Tile::init_barriers, Tile::is_inside, Tile::kConsumers,
       Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow, Tile::kOutStart, Tile::kOwn,
       Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart, Tile::kSavedStart, Tile::kScalesStart,
-      Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::maps_, Tile::n_, Tile::o_, Tile::out_channel,
+      Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::n_, Tile::o_, Tile::out, Tile::out_channel,
       Tile::parts_full, Tile::place_of, Tile::rank_, Tile::residual_full, Tile::scalars_, Tile::w_;
   using Loop::copy_images, Loop::copy_weights, Loop::multiply;
 
   using Loop::Loop;
 
  public:
-  static __device__ __forceinline__ void run(const ConvMaps& maps, const ConvScalars& scalars) {
+  static __device__ __forceinline__ void run(const typename Tile::Maps& maps, const ConvScalars& scalars) {
     run_as<HopperConv>(maps, scalars);
   }
 
@@ -95,8 +96,8 @@ class HopperConv : public HopperConvLoop<C> {
     sync_first<kConsumers>();
     if (threadIdx.x == 0) {
       wait_for_predecessor();
-      store_boxes(maps_.y, kOutStart);
-      if constexpr (C::kUnshifted) store_boxes(maps_.unshifted, kUnshiftedStart);
+      store_boxes(out().y, kOutStart);
+      if constexpr (C::kUnshifted) store_boxes(out().unshifted, kUnshiftedStart);
       wait_for_stores();
     }
     leave_sums<0>();

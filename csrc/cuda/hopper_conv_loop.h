@@ -15,12 +15,13 @@ class HopperConvLoop : public HopperConvTile<C> {
   using Expression = typename C::Expression;
   using typename Tile::Step;
   using typename Tile::Place;
-  using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_step, Tile::h_,
+  using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_r_, Tile::first_s_,
+      Tile::first_step, Tile::h_,
       Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk,
       Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kOutBoxBytes,
       Tile::kOutBoxes, Tile::kOutStart, Tile::kSavedStart, Tile::kWarpgroup,
       Tile::kWeightBytes, Tile::maps_,
-      Tile::n_, Tile::o_, Tile::out_channel, Tile::place_of, Tile::residual_full,
+      Tile::n_, Tile::o_, Tile::out, Tile::out_channel, Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::residual_full,
       Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
 
   using Tile::Tile;
@@ -41,7 +42,8 @@ class HopperConvLoop : public HopperConvTile<C> {
   __device__ __forceinline__ void copy_first_weights(Slot<C::kWeightStages>& slot) const {
     Step step = begin_ < end_ ? first_step() : Step{};
     for (int i = begin_; i < end_; ++i) {
-      copy_weight(maps_.w, slot, step.chunk, step.r * C::kS + step.s);
+      const int r = first_r_ + step.r * C::kPhasesH, s = first_s_ + step.s * C::kPhasesW;
+      copy_weight(maps_.w, slot, step.chunk, r * C::kS + s);
       advance(step);
     }
   }
@@ -67,8 +69,8 @@ class HopperConvLoop : public HopperConvTile<C> {
     if constexpr (kImages > 0) {
       wait_for_predecessor();
       arrive_expecting(residual_full(), kImages * kCopiedOut);
-      if constexpr (Expression::kResidual) copy_boxes(maps_.residual, kOutStart);
-      if constexpr (Expression::kSaved) copy_boxes(maps_.saved, kSavedStart);
+      if constexpr (Expression::kResidual) copy_boxes(out().residual, kOutStart);
+      if constexpr (Expression::kSaved) copy_boxes(out().saved, kSavedStart);
     }
   }
 
@@ -88,8 +90,8 @@ class HopperConvLoop : public HopperConvTile<C> {
         wait(image_empty(slot.stage), slot.parity ^ 1);
         arrive_expecting(image_full(slot.stage), kCopyBytes);
         load_box(maps_.x, image(slot.stage), image_full(slot.stage), step.chunk * kChunk,
-                 w_ * C::kStrideW - C::kPadW + (C::kReuse ? 0 : step.s),
-                 h_ * C::kStrideH - C::kPadH + (C::kReuse ? 0 : step.r), n_);
+                 w_ * C::kStrideW - pad_w_ + (C::kReuse ? 0 : step.s),
+                 h_ * C::kStrideH - pad_h_ + (C::kReuse ? 0 : step.r), n_);
         slot.advance();
       }
       advance(step);

@@ -19,9 +19,16 @@ struct ConvScalars {
   float* parts;
 };
 
-/// The tensor maps of a convolution; all after y where the epilogue has them.
+/// The tensor maps of what the epilogue reads and writes; all after y where it has them.
+struct OutMaps {
+  TensorMap y, residual, unshifted, saved;
+};
+
+/// The tensor maps of a convolution whose output has so many phases.
+template <int kPhases>
 struct ConvMaps {
-  TensorMap x, w, y, residual, unshifted, saved;
+  TensorMap x, w;
+  OutMaps out[kPhases];
 };
 
 /// The constants of C are a problem, a configuration, and the epilogue.
@@ -37,9 +44,15 @@ class HopperConvTile {
   static constexpr int kGroups = C::kTileM / kAtomRows;
   static constexpr int kConsumers = kGroups * kWarpgroup;
 
+  // A phase is every kPhasesH-th row and every kPhasesW-th column of the output, from one on; the
+  // first is the largest. It has every kPhasesH-th and kPhasesW-th tap.
+  static constexpr int kPhases = C::kPhasesH * C::kPhasesW;
+  static constexpr int kPhaseP = ceil_div(C::kP, C::kPhasesH);
+  static constexpr int kPhaseQ = ceil_div(C::kQ, C::kPhasesW);
+
   // A margin is what the taps of a box read beyond it.
-  static constexpr int kCopyW = C::kReuse ? C::kBoxW + C::kS - 1 : C::kBoxW;
-  static constexpr int kCopyH = C::kReuse ? C::kBoxH + C::kR - 1 : C::kBoxH;
+  static constexpr int kCopyW = C::kBoxW + (C::kReuse ? ceil_div(C::kS, C::kPhasesW) - 1 : 0);
+  static constexpr int kCopyH = C::kBoxH + (C::kReuse ? ceil_div(C::kR, C::kPhasesH) - 1 : 0);
   static constexpr int kCopyBytes = kCopyW * kCopyH * C::kBoxN * kRowBytes;
   static constexpr int kImageBytes =
       C::kReuse ? ceil_div(kCopyBytes, kGroupBytes) * kGroupBytes : C::kTileM * kRowBytes;
@@ -75,10 +88,10 @@ class HopperConvTile {
   static constexpr int kEnd = kSumsStart + Sums::kBytes;
 
   static constexpr int kChunks = ceil_div(C::kC, kChunk);
-  static constexpr int kTilesW = ceil_div(C::kQ, C::kBoxW);
-  static constexpr int kTilesH = ceil_div(C::kP, C::kBoxH);
+  static constexpr int kTilesW = ceil_div(kPhaseQ, C::kBoxW);
+  static constexpr int kTilesH = ceil_div(kPhaseP, C::kBoxH);
   static constexpr int kTilesO = ceil_div(C::kO, C::kTileN);
-  static constexpr int kTilesOfPixels = ceil_div(C::kN, C::kBoxN) * kTilesH * kTilesW;
+  static constexpr int kTilesOfPixels = ceil_div(C::kN, C::kBoxN) * kTilesH * kTilesW * kPhases;
 
   /// What a block takes that uses so much from an aligned start on.
   static constexpr int shared_bytes(int end) {
@@ -93,28 +106,42 @@ class HopperConvTile {
   static_assert(!C::kReuse || (C::kBoxW % 8 == 0 && C::kBoxH % 8 == 0 && C::kStrideW == 1 &&
                                C::kStrideH == 1 && C::kBoxW * C::kBoxH * C::kBoxN == C::kTileM),
                 "taps at an offset need 8x8 neighbouring pixels in each 64 rows");
+  static_assert(kPhases == 1 || (C::kStrideH == 1 && C::kStrideW == 1),
+                "the pixels of a phase are as far apart as those that they read");
+  static_assert(C::kPhasesH <= C::kP && C::kPhasesW <= C::kQ, "each phase has pixels");
 
  public:
+  using Maps = ConvMaps<kPhases>;
   using Parts = SumParts<T, typename C::Sums, kTilesOfPixels, kTilesO * C::kSplitK, C::kO>;
 
   /// After the consumers come a warp that copies weights and one that copies images.
   static constexpr int kThreads = kConsumers + 64;
   static constexpr int kSharedBytes = shared_bytes(kEnd);
 
-  __device__ __forceinline__ HopperConvTile(const ConvMaps& maps, const ConvScalars& scalars,
+  __device__ __forceinline__ HopperConvTile(const Maps& maps, const ConvScalars& scalars,
                                         uint32_t base)
       : maps_(maps), scalars_(scalars), base_(base) {
     int index = blockIdx.x;
     rank_ = index % C::kSplitK, index /= C::kSplitK;
     o_ = index % kTilesO * C::kTileN, index /= kTilesO;
+    phase_ = index % kPhases, index /= kPhases;
     w_ = index % kTilesW * C::kBoxW, index /= kTilesW;
     h_ = index % kTilesH * C::kBoxH, index /= kTilesH;
     n_ = index * C::kBoxN;
-    const int last_h = min(h_ + C::kBoxH, C::kP) - 1, last_w = min(w_ + C::kBoxW, C::kQ) - 1;
-    r_begin_ = max(0, C::kPadH - last_h * C::kStrideH);
-    s_begin_ = max(0, C::kPadW - last_w * C::kStrideW);
-    r_end_ = max(r_begin_, min(C::kR, C::kH + C::kPadH - h_ * C::kStrideH));
-    s_end_ = max(s_begin_, min(C::kS, C::kW + C::kPadW - w_ * C::kStrideW));
+    const int phase_h = phase_ / C::kPhasesW, phase_w = phase_ % C::kPhasesW;
+    rows_ = (C::kP - phase_h + C::kPhasesH - 1) / C::kPhasesH;
+    columns_ = (C::kQ - phase_w + C::kPhasesW - 1) / C::kPhasesW;
+    const int before_h = C::kPadH - phase_h, before_w = C::kPadW - phase_w;
+    first_r_ = (before_h + C::kPhasesH) % C::kPhasesH;
+    first_s_ = (before_w + C::kPhasesW) % C::kPhasesW;
+    pad_h_ = (before_h - first_r_) / C::kPhasesH, pad_w_ = (before_w - first_s_) / C::kPhasesW;
+    const int taps_h = (C::kR - first_r_ + C::kPhasesH - 1) / C::kPhasesH;
+    const int taps_w = (C::kS - first_s_ + C::kPhasesW - 1) / C::kPhasesW;
+    const int last_h = min(h_ + C::kBoxH, rows_) - 1, last_w = min(w_ + C::kBoxW, columns_) - 1;
+    r_begin_ = max(0, pad_h_ - last_h * C::kStrideH);
+    s_begin_ = max(0, pad_w_ - last_w * C::kStrideW);
+    r_end_ = max(r_begin_, min(taps_h, C::kH + pad_h_ - h_ * C::kStrideH));
+    s_end_ = max(s_begin_, min(taps_w, C::kW + pad_w_ - w_ * C::kStrideW));
     const int steps = kChunks * taps();
     begin_ = steps * rank_ / C::kSplitK;
     end_ = steps * (rank_ + 1) / C::kSplitK;
@@ -126,12 +153,16 @@ class HopperConvTile {
     int chunk, r, s;
   };
 
-  const ConvMaps& maps_;
+  const Maps& maps_;
   const ConvScalars& scalars_;
   uint32_t base_;
-  int rank_, n_, h_, w_, o_;               // the place in the cluster, the tile's first pixel
-  int r_begin_, r_end_, s_begin_, s_end_;  // the taps that read the image
+  int rank_, phase_, n_, h_, w_, o_;       // the place in the cluster, the tile's first pixel
+  int rows_, columns_;                     // of the phase
+  int first_r_, first_s_, pad_h_, pad_w_;  // its first tap, and the padding before its pixels
+  int r_begin_, r_end_, s_begin_, s_end_;  // the phase's taps that read the image
   int begin_, end_;                        // the block's steps
+
+  __device__ __forceinline__ const OutMaps& out() const { return maps_.out[phase_]; }
 
   __device__ __forceinline__ int taps() const {
     return (r_end_ - r_begin_) * (s_end_ - s_begin_);
@@ -215,8 +246,8 @@ class HopperConvTile {
   /// Whether a row of the product is a pixel of the image.
   __device__ __forceinline__ bool is_inside(int row) const {
     const Place place = place_of(row);
-    return place.n < C::kBoxN && n_ + place.n < C::kN && h_ + place.h < C::kP &&
-           w_ + place.w < C::kQ;
+    return place.n < C::kBoxN && n_ + place.n < C::kN && h_ + place.h < rows_ &&
+           w_ + place.w < columns_;
   }
 
   __device__ __forceinline__ int out_channel(int box) const {

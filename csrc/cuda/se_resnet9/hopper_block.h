@@ -13,7 +13,7 @@
 
 namespace plantune {
 
-struct BlockMaps : ConvMaps {
+struct BlockMaps : ConvMaps<1> {
   TensorMap w2;
 };
 

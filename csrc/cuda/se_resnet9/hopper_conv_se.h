@@ -53,11 +53,11 @@ class HopperConvSe : public HopperConv<C> {
  public:
   static constexpr int kSharedBytes = Base::shared_bytes(kEnd);
 
-  static __device__ __forceinline__ void run(const ConvMaps& maps, const ConvSeScalars& scalars) {
+  static __device__ __forceinline__ void run(const ConvMaps<1>& maps, const ConvSeScalars& scalars) {
     Base::template run_as<HopperConvSe>(maps, scalars);
   }
 
-  __device__ __forceinline__ HopperConvSe(const ConvMaps& maps, const ConvSeScalars& scalars,
+  __device__ __forceinline__ HopperConvSe(const ConvMaps<1>& maps, const ConvSeScalars& scalars,
                                           uint32_t base)
       : Base(maps, scalars, base), layers_(scalars) {}
 

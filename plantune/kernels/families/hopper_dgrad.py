@@ -14,10 +14,18 @@ from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.patterns.image_gradient import image_gradient
 
+STRIDE_MAX = 2
+
 
 @dataclass(frozen=True)
 class GradientParts(hopper.WarpgroupParts):
     """The gradient of an image, as a convolution of the result's gradient."""
+
+    @property
+    def y(self) -> str:
+        """What the step makes beside sums."""
+        sums = {added.name for added in self.epilogue.sums}
+        return next(node.name for node in reversed(self.step.nodes) if node.name not in sums)
 
     @cached_property
     def shape(self) -> ConvShape:
@@ -35,9 +43,13 @@ class HopperDgrad(HopperConv):
         strides, padding = epilogue.conv.attrs["stride"], epilogue.conv.attrs["padding"]
         kernel = step.types[epilogue.conv.inputs[1]].shape[2:]
         wide = any(pad >= size for pad, size in zip(padding, kernel, strict=True))
+        image = step.types[epilogue.conv.name].shape[2:]
+        small = any(size < stride for size, stride in zip(image, strides, strict=True))
         refuse(
             {
-                f"only gradients of convolutions with stride 1, got {strides}": strides != (1, 1),
+                f"only gradients of strides up to {STRIDE_MAX}, got {strides}": max(strides)
+                > STRIDE_MAX,
+                f"the image {image} is smaller than the stride {strides}": small,
                 f"the padding {padding} is not smaller than the kernel {kernel}": wide,
                 **hopper.not_a_warpgroups(step, epilogue, gradient_shape(step, epilogue)),
             }
@@ -51,7 +63,9 @@ def gradient_shape(step: Step, epilogue: ConvEpilogue) -> ConvShape:
     (n, o, p, q), (_, c, r, s) = dy, w
     height, width = step.types[epilogue.conv.name].shape[2:]
     pads: Any = epilogue.conv.attrs["padding"]
-    return ConvShape(n, o, p, q, c, r, s, height, width, (1, 1), (r - 1 - pads[0], s - 1 - pads[1]))
+    padding = (r - 1 - pads[0], s - 1 - pads[1])
+    phases: Any = epilogue.conv.attrs["stride"]
+    return ConvShape(n, o, p, q, c, r, s, height, width, (1, 1), padding, phases)
 
 
 FAMILY = HopperDgrad()

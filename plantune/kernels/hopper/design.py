@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from plantune.kernels.hopper.products import ELEMENTS, product
@@ -21,6 +22,7 @@ CONSTANTS = """struct Conv {{
   static constexpr int kR = {r}, kS = {s};
   static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
   static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
   static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kSplitK = {split_k};
   static constexpr int kImageStages = {image_stages}, kWeightStages = {stages};
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
@@ -69,6 +71,18 @@ class Design:
     def steps(self) -> int:
         """The most steps of the reduction in a tile."""
         return self.shape.chunks * self.shape.taps(self.box)[0]
+
+    @property
+    def usual_taps(self) -> float:
+        """Those of a tile: of phases, which share the chip, the mean."""
+        most, total = self.shape.taps(self.box)
+        return most if self.shape.phases == (1, 1) else total / self.shape.tiles_of_image(self.box)
+
+    @property
+    def usual_steps(self) -> float:
+        if self.shape.phases == (1, 1):
+            return self.steps_of_block
+        return self.shape.chunks * self.usual_taps / self.split_k
 
     @property
     def steps_of_block(self) -> int:
@@ -184,11 +198,11 @@ class Design:
             more=more,
         )
 
-    def kernel(self, name: str, scalars: str, maps: str = "ConvMaps") -> str:
+    def kernel(self, name: str, scalars: str, maps: str | None = None) -> str:
         """The kernel's instantiation, which holds what was planned against what it takes."""
         return KERNEL.format(
             kernel=name,
-            maps=maps,
+            maps=maps or f"ConvMaps<{math.prod(self.shape.phases)}>",
             scalars=scalars,
             threads=self.threads,
             shared_bytes=self.shared_bytes,

@@ -114,7 +114,7 @@ def not_a_warpgroups(
 
 def why_not_reuse(shape: ConvShape, tile_m: int) -> str | None:
     """Why taps cannot share what was loaded, or None if they can."""
-    if shape.r * shape.s == 1 or shape.stride != (1, 1):
+    if shape.margin == (0, 0) or shape.stride != (1, 1):
         return "only the taps of a larger kernel with stride 1 read the same pixels"
     if reused_box(shape, tile_m) is None:
         return f"no box of {tile_m} pixels by 8x8 can be copied at once"
@@ -129,7 +129,7 @@ def estimate_us(design: Design, traffic_bytes: float, arch: Arch) -> float:
     """
     assert arch.chip is not None
     cost, sms = arch.cost(COSTS), arch.chip.multiprocessors
-    share = 1 / design.shape.taps(design.box)[0] if design.reuse else 1.0
+    share = 1 / design.usual_taps if design.reuse else 1.0
     loaded = design.image_bytes * share + design.tile_n * ROW_BYTES
     # Products of 64 columns read shared memory as fast as it goes, beside the copies.
     slower = 1.35 if design.tile_n == 64 else 1.1
@@ -140,7 +140,7 @@ def estimate_us(design: Design, traffic_bytes: float, arch: Arch) -> float:
         ends_us += 0.35 * design.split_k
     filled = sms if design.split_k <= 2 else int(cost["sms_by_large_clusters"])
     waves = -(-design.blocks // filled)
-    busy_us = waves * design.steps_of_block * step_us + -(-waves // design.resident) * ends_us
+    busy_us = waves * design.usual_steps * step_us + -(-waves // design.resident) * ends_us
     moving_us = max(traffic_bytes - cost["cached_bytes"], 0) / cost["bytes_per_us"]
     if design.resident == 1 or waves == 1:
         return busy_us + moving_us

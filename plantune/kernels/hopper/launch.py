@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -35,15 +37,20 @@ class Boxes(Protocol):
     def reuse(self) -> bool: ...
 
 
-class Maps(ctypes.Structure):
-    """plantune::ConvMaps."""
+class OutMaps(ctypes.Structure):
+    """plantune::OutMaps."""
 
-    _fields_ = tuple(
-        (name, TensorMap) for name in ("x", "w", "y", "residual", "unshifted", "saved")
-    )
+    _fields_ = tuple((name, TensorMap) for name in ("y", "residual", "unshifted", "saved"))
 
 
-class BlockMaps(Maps):
+@cache
+def maps_of(phases: int) -> type[ctypes.Structure]:
+    """plantune::ConvMaps of so many phases."""
+    fields = (("x", TensorMap), ("w", TensorMap), ("out", OutMaps * phases))
+    return type("ConvMaps", (ctypes.Structure,), {"_fields_": fields})
+
+
+class BlockMaps(maps_of(1)):  # type: ignore[misc]
     """plantune::BlockMaps."""
 
     _fields_ = (("w2", TensorMap),)
@@ -80,36 +87,34 @@ class Launch:
             shared_bytes=design.shared_bytes,
             cluster=design.split_k,
         )
-        kind = BlockMaps if "w2" in self.constants else Maps
+        rows, columns = map(range, design.shape.phases)
+        phases = tuple(itertools.product(rows, columns))
+        kind = BlockMaps if "w2" in self.constants else maps_of(len(phases))
         assert self.frame.workspace is not None
         parts = self.frame.workspace.data_ptr() + placing_bytes(self.parts)
         add = EpilogueSums(self.parts.epilogue.sums, design).adder(self.frame, parts)
 
         def launch(stream: int) -> None:
             x, *others, copied = place(stream)
-            maps = kind(x=image_map(x, design), **self._others())
-            for word, image in zip(self.parts.epilogue.images, others, strict=True):
-                setattr(maps, word, _output_map(image, design))
+            images = self._outputs() | dict(zip(self.parts.epilogue.images, others, strict=True))
+            maps = kind(x=image_map(x, design), **self._weights())
+            for i, phase in enumerate(phases):
+                for word, image in images.items():
+                    setattr(maps.out[i], word, _output_map(image, design, phase))
             scalars = self.constants.into(self.scalars, {}, parts=parts)
             kernel.launch(stream, maps, scalars, programmatic=not copied)
             add(stream)
 
         return Binding(launch, constants=self.constants.all)
 
-    def _others(self) -> dict[str, TensorMap]:
-        """The maps of weights and outputs."""
+    def _weights(self) -> dict[str, TensorMap]:
         weights = [word for word in ("w", "w2") if word in self.constants]
-        outputs = {"y": self.parts.y, "unshifted": self.parts.epilogue.unshifted}
-        values, design = self.frame.values, self.design
-        rows = CHUNK if design.transposed else design.tile_n
-        return {
-            **{word: weight_map(self.constants.tensor(word), rows) for word in weights},
-            **{
-                word: _output_map(values[name], design)
-                for word, name in outputs.items()
-                if name is not None
-            },
-        }
+        rows = CHUNK if self.design.transposed else self.design.tile_n
+        return {word: weight_map(self.constants.tensor(word), rows) for word in weights}
+
+    def _outputs(self) -> dict[str, Tensor]:
+        names = {"y": self.parts.y, "unshifted": self.parts.epilogue.unshifted}
+        return {word: self.frame.values[name] for word, name in names.items() if name is not None}
 
 
 def images_read(parts: ConvParts) -> tuple[str, ...]:
@@ -164,7 +169,7 @@ def image_map(x: Tensor, design: Boxes) -> TensorMap:
     shape, box = design.shape, design.box
     row = shape.c * x.element_size()
     if design.reuse:
-        sides = (box.w + shape.s - 1, box.h + shape.r - 1)
+        sides = (box.w + shape.margin[0], box.h + shape.margin[1])
     else:
         sides = (box.w * shape.stride[1], box.h * shape.stride[0])
     return tensor_map(
@@ -189,16 +194,21 @@ def weight_map(packed: Tensor, rows: int) -> TensorMap:
     )
 
 
-def _output_map(y: Tensor, design: Design) -> TensorMap:
-    """Of y, or of what is added to it: boxes of the channels that a block finishes."""
+def _output_map(y: Tensor, design: Design, phase: tuple[int, int]) -> TensorMap:
+    """Of a phase of y, or of what is added to it: boxes of the channels that a block finishes."""
     shape, box = design.shape, design.box
-    row = shape.o * y.element_size()
+    pixel = shape.o * y.element_size()
+    row = pixel * shape.q
+    rows, columns = (
+        -(-(size - at) // phases)
+        for size, at, phases in zip((shape.p, shape.q), phase, shape.phases, strict=True)
+    )
     channels = min(design.own, CHUNK)
     return tensor_map(
         word(y),
-        y.data_ptr(),
-        (shape.o, shape.q, shape.p, shape.n),
-        (row, row * shape.q, row * shape.q * shape.p),
+        y.data_ptr() + phase[0] * row + phase[1] * pixel,
+        (shape.o, columns, rows, shape.n),
+        (pixel * shape.phases[1], row * shape.phases[0], row * shape.p),
         (channels, *box),
         swizzle_bytes=channels * 2 if channels > 8 else 0,
     )

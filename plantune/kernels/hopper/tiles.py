@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -17,7 +18,10 @@ BOX_SIDE_MAX = 256  # of a tensor copy, in elements of the tensor
 
 @dataclass(frozen=True)
 class ConvShape:
-    """The sizes of a convolution: image, kernel, output."""
+    """The sizes of a convolution: image, kernel, output. Where `phases` tell the pixels of the
+    output apart, only every so many rows and columns of them are read by the same taps: it is the
+    gradient of a convolution with that stride, and has the stride 1.
+    """
 
     n: int
     c: int
@@ -30,6 +34,21 @@ class ConvShape:
     q: int
     stride: tuple[int, int]
     padding: tuple[int, int]
+    phases: tuple[int, int] = (1, 1)
+
+    @property
+    def phase_p(self) -> int:
+        """Rows of the largest phase."""
+        return -(-self.p // self.phases[0])
+
+    @property
+    def phase_q(self) -> int:
+        return -(-self.q // self.phases[1])
+
+    @property
+    def margin(self) -> tuple[int, int]:
+        """Columns and rows that the taps of a box read beyond it."""
+        return -(-self.s // self.phases[1]) - 1, -(-self.r // self.phases[0]) - 1
 
     @property
     def chunks(self) -> int:
@@ -37,12 +56,16 @@ class ConvShape:
 
     def taps(self, box: Box) -> tuple[int, int]:
         """The most taps that read the image in one tile, and their sum over an image's tiles."""
-        rows = _taps(self.p, box.h, self.h, self.r, self.stride[0], self.padding[0])
-        columns = _taps(self.q, box.w, self.w, self.s, self.stride[1], self.padding[1])
+        steps = tuple(zip(self.stride, self.padding, self.phases, strict=True))
+        rows = _taps(self.p, box.h, self.h, self.r, *steps[0])
+        columns = _taps(self.q, box.w, self.w, self.s, *steps[1])
         return rows[0] * columns[0], rows[1] * columns[1]
 
     def tiles(self, box: Box) -> int:
-        return -(-self.n // box.n) * -(-self.p // box.h) * -(-self.q // box.w)
+        return -(-self.n // box.n) * self.tiles_of_image(box)
+
+    def tiles_of_image(self, box: Box) -> int:
+        return math.prod(self.phases) * -(-self.phase_p // box.h) * -(-self.phase_q // box.w)
 
 
 class Box(NamedTuple):
@@ -69,7 +92,7 @@ def dense_box(shape: ConvShape, tile_m: int) -> Box:
     """
     boxes = (
         Box(w, h, min(shape.n, tile_m // (w * h)))
-        for w, h in itertools.product(_parts(shape.q, tile_m), _parts(shape.p, tile_m))
+        for w, h in itertools.product(_parts(shape.phase_q, tile_m), _parts(shape.phase_p, tile_m))
         if w * h <= tile_m and max(w * shape.stride[1], h * shape.stride[0]) <= BOX_SIDE_MAX
     )
 
@@ -89,8 +112,8 @@ def reused_box(shape: ConvShape, tile_m: int) -> Box | None:
         for w, h in itertools.product(range(1, atoms + 1), repeat=2)
         if atoms % (w * h) == 0
     )
-    sides = (shape.s - 1, shape.r - 1)
-    fitting = [b for b in boxes if max(b.w + sides[0], b.h + sides[1]) <= BOX_SIDE_MAX]
+    margin = shape.margin
+    fitting = [b for b in boxes if max(b.w + margin[0], b.h + margin[1]) <= BOX_SIDE_MAX]
 
     def work(box: Box) -> tuple[int, int]:
         return shape.tiles(box), copied_pixels(shape, box, reuse=True)
@@ -102,7 +125,7 @@ def copied_pixels(shape: ConvShape, box: Box, *, reuse: bool) -> int:
     """Pixels that one copy for a box brings: with reuse, its margin too."""
     if not reuse:
         return box.w * box.h * box.n
-    return (box.w + shape.s - 1) * (box.h + shape.r - 1) * box.n
+    return (box.w + shape.margin[0]) * (box.h + shape.margin[1]) * box.n
 
 
 def _parts(size: int, most: int) -> list[int]:
@@ -112,15 +135,19 @@ def _parts(size: int, most: int) -> list[int]:
 
 @lru_cache(1 << 14)  # thousands of configs ask for a few
 def _taps(
-    outputs: int, part: int, size: int, kernel: int, stride: int, padding: int
+    outputs: int, part: int, size: int, kernel: int, stride: int, padding: int, phases: int
 ) -> tuple[int, int]:
     """How many taps read more than padding in a part along one axis of the output: the most of a
     part, and their sum over all.
     """
     counts = []
-    for first in range(0, outputs, part):
-        last = min(first + part, outputs) - 1
-        begin = max(0, padding - last * stride)
-        end = min(kernel, size + padding - first * stride)
-        counts.append(max(0, end - begin))
+    for phase in range(phases):
+        first_tap = (padding - phase) % phases
+        taps, pad = -(-(kernel - first_tap) // phases), (padding - phase - first_tap) // phases
+        pixels = -(-(outputs - phase) // phases)
+        for first in range(0, -(-outputs // phases), part):
+            last = min(first + part, pixels) - 1
+            begin = max(0, pad - last * stride)
+            end = min(taps, size + pad - first * stride)
+            counts.append(max(0, end - begin))
     return max(counts), sum(counts)

@@ -159,7 +159,9 @@ def epilogue_of(
     if leaving and not (unshifted and leaving == {before}):
         raise IllegalCandidate("a value before the end of the step is read outside of it")
     unshifted_value = before if leaving else None
-    return ConvEpilogue(conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, **parts)
+    return ConvEpilogue(
+        conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, sums=(), **parts
+    )
 
 
 def channel_parts(

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 
 from plantune.canonical import Attrs
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named, groups_from
+from plantune.graph.step import make_step
+from plantune.graph.types import TensorType
 from plantune.kernels.families.hopper_dgrad import FAMILY
 from plantune.kernels.family import Candidate
+from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.registry import why_not
+from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")
-# Channels and size of the network's 3x3 convolutions with stride 1.
+# Channels and size of the network's 3x3 convolutions with stride 1, and of those with stride 2.
 LAYERS = [(64, 16), (128, 8), (256, 4), (512, 2)]
+STRIDED = [(64, 16), (128, 8), (256, 4)]
+MASKED = ("add", "relu_grad")
+# What the network does after the second convolution of a block, after the first with stride 2, and
+# after the first of all.
+SECOND = ("all", "relu_grad", "all")
+FIRST = ("add", "all", "relu_grad")
+EARLIEST = ("all", "add", "relu_grad")
 SUMS = {
     "all": ("sum_to", {"shape": (1,)}),
     "channels": ("sum", {"dims": (0, 2, 3), "keepdim": False}),
@@ -85,11 +100,49 @@ def refusal(step, candidate_config):
 @pytest.mark.parametrize("index", range(len(LAYERS)))
 def test_each_layer_has_configs(step_of, index, n):
     channels, size = LAYERS[index]
-    step = step_of(Gradient(n, channels, (size, size), channels), "float16")
+    assert_has_configs(step_of(Gradient(n, channels, (size, size), channels), "float16"))
+
+
+@pytest.mark.parametrize("n", [7, 2048])
+@pytest.mark.parametrize(("channels", "size"), STRIDED)
+def test_each_strided_layer_has_configs(step_of, channels, size, n):
+    emit = Gradient(n, channels, (size, size), 2 * channels, stride=2, parts=FIRST)
+    assert_has_configs(step_of(emit, "float16"))
+
+
+def assert_has_configs(step):
     parts = FAMILY.parts(step)
     legal = [c for c in FAMILY.configs(SPACE) if FAMILY.why_not_config(parts, c, ARCH) is None]
     assert 10 <= len(legal) <= 400
     assert 2 < min(FAMILY.estimate_us(parts, c, ARCH) for c in legal) < 200
+
+
+def test_steps_of_the_network_have_all_that_follows_a_gradient():
+    """Sums of 67 MB, each a pass of its own otherwise."""
+    graph = differentiate(
+        extract(se_resnet9_fixup(3).half(), TensorType((8, 3, 64, 64), "float16"))
+    )
+    (fusion,) = fusions_named("masked_dgrad")
+    found = Counter()
+    for node in graph.nodes:
+        largest = max(groups_from(graph, node, fusion), key=len, default=(node.name,))
+        step = make_step(graph, largest)
+        if step.ops[0] == "conv2d_dgrad" and FAMILY.why_not_step(step) is None:
+            found[step.ops[1:]] += 1
+    second, first = ("sum_to", "relu_grad", "sum_to"), ("add", "sum_to", "relu_grad")
+    assert found == {(): 3, second: 4, first: 3, ("sum_to", "add", "relu_grad"): 1}
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (2, 0), (3, 1), (3, 0), (4, 1), (5, 2)])
+def test_phases_have_the_taps_that_meet_pixels(step_of, kernel, padding):
+    step = step_of(Gradient(1, size=(12, 8), kernel=kernel, padding=padding, stride=2), "float16")
+    shape = FAMILY.parts(step).shape
+
+    def pairs(size, results):
+        places = (h + padding - r for h in range(size) for r in range(kernel))
+        return sum(place % 2 == 0 and 0 <= place // 2 < results for place in places)
+
+    assert shape.taps(Box(1, 1, 1))[1] == pairs(12, shape.h) * pairs(8, shape.w)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +151,8 @@ def test_each_layer_has_configs(step_of, index, n):
         (Gradient(), "float32", "float16 or bfloat16, got float32"),
         (Gradient(c=12), "float16", "do not start at 16 bytes"),
         (Gradient(groups=2), "float16", "without groups"),
-        (Gradient(stride=2), "float16", "with stride 1, got (2, 2)"),
+        (Gradient(stride=3), "float16", "strides up to 2, got (3, 3)"),
+        (Gradient(size=(1, 8), stride=2), "float16", "is smaller than the stride (2, 2)"),
         (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
         (Gradient(parts=("mul",)), "float16", "no place after the gradient"),
         (Gradient(parts=("itself",)), "float16", "no place after the gradient"),
@@ -122,12 +176,6 @@ def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):
     assert reason in refusal(step_of(emit, dtype), config(64, 64))
 
 
-MASKED = ("add", "relu_grad")
-# What the network does after the second convolution of a block, after the first with stride 2, and
-# after the first of all.
-SECOND = ("all", "relu_grad", "all")
-FIRST = ("add", "all", "relu_grad")
-EARLIEST = ("all", "add", "relu_grad")
 BUILT = [
     (Gradient(128, 64, (16, 16), 64), config(256, 64, 6, reuse=True)),
     (Gradient(parts=("relu_grad",), leaves="conv"), config(128, 64, 4, reuse=True)),
@@ -137,6 +185,8 @@ BUILT = [
     (Gradient(128, 64, (16, 16), 64, parts=EARLIEST), config(128, 64, 4, reuse=True)),
     (Gradient(128, 256, (4, 4), 256, parts=SECOND), config(128, 256, 3)),
     (Gradient(128, 512, (2, 2), 512, parts=("relu_grad", "channels")), config(128, 128, 3)),
+    (Gradient(128, 64, (16, 16), 128, stride=2, parts=FIRST), config(128, 64, 4, reuse=True)),
+    (Gradient(128, 128, (8, 8), 256, stride=2, parts=FIRST), config(128, 128, 3)),
 ]
 
 
@@ -177,6 +227,26 @@ RUN = {
         Gradient(9, 72, (9, 8), 40, parts=("all", "channels", "relu_grad", "channels", "all")),
         config(128, 64, split_k=2, reuse=True),
     ),
+    **{
+        f"stride 2, layer {size}": (
+            Gradient(n, channels, (size, size), 2 * channels, stride=2, parts=FIRST),
+            config(64, 64, split_k=2),
+        )
+        for n, (channels, size) in zip((3, 129, 7), STRIDED, strict=True)
+    },
+    "stride 2, odd": (
+        Gradient(3, 72, (15, 10), 40, stride=2, parts=("all", "relu_grad", "channels")),
+        config(64, 64),
+    ),
+    "stride 2, reuse": (
+        Gradient(3, 64, (16, 19), 192, stride=2, parts=FIRST, leaves="conv"),
+        config(128, 64, reuse=True),
+    ),
+    "stride 2, 1x1": (Gradient(3, 64, (9, 8), 72, 1, 2, parts=FIRST), config(64, 64, 2)),
+    "stride 2, 2x2": (Gradient(2, 64, (9, 8), 64, 2, 2, padding=0), config(64, 64, 1)),
+    "stride 2, 5x5": (Gradient(2, 128, (13, 10), 64, 5, 2, parts=SECOND), config(128, 128)),
+    "stride 2, padding of 2": (Gradient(2, 64, (9, 8), 64, 3, 2, padding=2), config(64, 64)),
+    "stride 2, no padding": (Gradient(2, 64, (10, 7), 64, 3, 2, padding=0), config(64, 64)),
 }
 
 

@@ -62,7 +62,7 @@ CUDA_PREFERENCES = (
     Preference("linear", most=1 << 16),
     Preference("hopper_conv", rivals=("resident_conv",)),
     Preference("se_grad"),
-    Preference("hopper_dgrad"),
+    Preference("hopper_dgrad", rivals=("resident_dgrad",)),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv"),
     Preference("depthwise_conv"),

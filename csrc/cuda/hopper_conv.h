@@ -39,14 +39,16 @@ class HopperConv : public HopperConvLoop<C> {
   using Tile::base_, Tile::h_, Tile::init_barriers, Tile::is_inside, Tile::kConsumers,
       Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow, Tile::kOutStart, Tile::kOwn,
       Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart, Tile::kSavedStart, Tile::kScalesStart,
-      Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::n_, Tile::o_, Tile::out, Tile::out_channel,
-      Tile::parts_full, Tile::place_of, Tile::rank_, Tile::residual_full, Tile::scalars_, Tile::w_;
+      Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::n_, Tile::o_, Tile::out,
+      Tile::out_channel, Tile::parts_full, Tile::place_of, Tile::rank_, Tile::residual_full,
+      Tile::scalars_, Tile::w_;
   using Loop::copy_images, Loop::copy_weights, Loop::multiply;
 
   using Loop::Loop;
 
  public:
-  static __device__ __forceinline__ void run(const typename Tile::Maps& maps, const ConvScalars& scalars) {
+  static __device__ __forceinline__ void run(const typename Tile::Maps& maps,
+                                             const ConvScalars& scalars) {
     run_as<HopperConv>(maps, scalars);
   }
 

@@ -16,13 +16,12 @@ class HopperConvLoop : public HopperConvTile<C> {
   using typename Tile::Step;
   using typename Tile::Place;
   using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_r_, Tile::first_s_,
-      Tile::first_step, Tile::h_,
-      Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk,
-      Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kOutBoxBytes,
-      Tile::kOutBoxes, Tile::kOutStart, Tile::kSavedStart, Tile::kWarpgroup,
-      Tile::kWeightBytes, Tile::maps_,
-      Tile::n_, Tile::o_, Tile::out, Tile::out_channel, Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::residual_full,
-      Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
+      Tile::first_step, Tile::h_, Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows,
+      Tile::kChunk, Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW,
+      Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutStart, Tile::kSavedStart, Tile::kWarpgroup,
+      Tile::kWeightBytes, Tile::maps_, Tile::n_, Tile::o_, Tile::out, Tile::out_channel,
+      Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::residual_full, Tile::starts_box, Tile::w_,
+      Tile::weight, Tile::weight_empty, Tile::weight_full;
 
   using Tile::Tile;
 

@@ -120,6 +120,42 @@ class TileSums {
   }
 };
 
+/// What a thread adds of two channels of many pixels, where lanes % 4 have the same ones.
+template <class Sums>
+class ThreadSums {
+ public:
+  /// Two channels of a pixel.
+  __device__ __forceinline__ void take(float2 value, float2 residual, float offset, float2 saved) {
+    float2 of[Sums::kCount + 1];
+    Sums::evaluate(value, residual, offset, saved, of);
+#pragma unroll
+    for (int s = 0; s < Sums::kCount; ++s) sums_[s].x += of[s].x, sums_[s].y += of[s].y;
+  }
+
+  /// Of the threads with the same channels.
+  template <int s>
+  __device__ __forceinline__ float2 of_pair() const {
+    float2 sum = sums_[s];
+#pragma unroll
+    for (int other = 1; other < 4; other *= 2) {
+      sum.x += __shfl_xor_sync(~0u, sum.x, other);
+      sum.y += __shfl_xor_sync(~0u, sum.y, other);
+    }
+    return sum;
+  }
+
+  template <int s>
+  __device__ __forceinline__ float of_warp() const {
+    float sum = sums_[s].x + sums_[s].y;
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    return sum;
+  }
+
+ private:
+  float2 sums_[Sums::kCount + 1] = {};
+};
+
 /// The parts that kTiles tiles of pixels leave, each in kTileParts blocks of some channels.
 template <class T, class Sums, int kTiles, int kTileParts, int kChannels>
 class SumParts {

@@ -1,8 +1,10 @@
 // Convolution of stride 1 whose weights for 64 output channels stay in shared memory:
 //
-//   y = Expression(conv(x, w) * scale + bias, residual)
+//   y = Expression(conv(x, w) * scale + bias, residual, offset, saved)
 //
-// x, y and the residual are NHWC, w is (O, R * S, C), all of T (2 bytes); scale and bias are float.
+// x, y and what else is an image are NHWC, w is (O, R * S, C), all of T (2 bytes); scale and bias
+// are float. `unshifted` takes the value of the expression Unshifted. With kFlips the last tap of w
+// comes first: the gradient of an image. Of Sums, `hopper_sums.h`, each warpgroup leaves parts.
 // The map of w says how 16 rows become 8 even and 8 odd ones, which is the order of hopper_pairs.h.
 // It writes `=`, sums in float in a fixed order, and rounds once. A zero of the padding multiplies
 // like any other value.
@@ -19,7 +21,9 @@
 #include "cuda/hopper_async.h"
 #include "cuda/hopper_mma.h"
 #include "cuda/hopper_pairs.h"
+#include "cuda/hopper_sums.h"
 #include "cuda/launch.h"
+#include "cuda/parameter.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -58,14 +62,18 @@ class ResidentConv {
   static_assert(C::kC % 8 == 0 && C::kO % 8 == 0, "pixels start at 16 bytes");
 
  public:
+  static constexpr int kParts = C::kBlocks / kTilesO * C::kGroups;  // of each channel
+  using Parts = SumParts<T, typename C::Sums, kParts, kTilesO * 4, C::kO>;
   static constexpr int kThreads = kConsumers + 32;
   static constexpr int kSharedBytes = kEnd + kGroupBytes;
 
   struct Arguments {
     const float* scale;
     const float* bias;
-    const T* residual;
-    T* y;
+    const T *residual, *saved;
+    T *y, *unshifted;
+    Parameter offset;
+    float* parts;
   };
 
   static __device__ __forceinline__ void run(const ResidentMaps& maps, const Arguments& a) {
@@ -93,7 +101,7 @@ class ResidentConv {
       : maps_(maps), a_(a), base_(base) {
     o_ = blockIdx.x % kTilesO * kTileO;
     first_ = blockIdx.x / kTilesO;
-    blocks_ = gridDim.x / kTilesO;
+    blocks_ = C::kBlocks / kTilesO;
     count_ = (kTiles - first_ + blocks_ - 1) / blocks_;
   }
 
@@ -148,7 +156,8 @@ class ResidentConv {
     arrive_expecting(weights_full(), kWeightBytes);
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       for (int tap = 0; tap < kTaps; ++tap) {
-        load_box(maps_.w, weight(chunk, tap), weights_full(), chunk * kChunk, tap, 0, 0, o_ / 16);
+        load_box(maps_.w, weight(chunk, tap), weights_full(), chunk * kChunk,
+                 C::kFlips ? kTaps - 1 - tap : tap, 0, 0, o_ / 16);
       }
     }
     wait_for_predecessor();
@@ -213,68 +222,108 @@ class ResidentConv {
     return (row * C::kQ + which) * C::kO;
   }
 
+  /// What the epilogue reads and adds up.
+  struct Epilogue {
+    Two residual[Expression::kResidual ? kEights : 1][2];
+    Two saved[Expression::kSaved ? kEights : 1][2];
+    float scale[2] = {}, bias[2] = {}, offset = 0.f;
+    ThreadSums<typename C::Sums> sums;
+  };
+
+  __device__ __forceinline__ void load_images(const Target& target, Epilogue& epilogue) const {
+    if constexpr (Expression::kResidual) load(a_.residual, target, epilogue.residual);
+    if constexpr (Expression::kSaved) load(a_.saved, target, epilogue.saved);
+  }
+
   /// Without branches: products are under way.
-  __device__ __forceinline__ void load_residual(const Target& target,
-                                                Two (&residual)[kEights][2]) const {
-    if constexpr (Expression::kResidual) {
+  static __device__ __forceinline__ void load(const T* from, const Target& target,
+                                              Two (&to)[kEights][2]) {
 #pragma unroll
-      for (int row = 0; row < kEights; ++row) {
+    for (int row = 0; row < kEights; ++row) {
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
-          const bool there = row < target.rows && which < target.columns;
-          const long long at = there ? target.first + offset_of(row, which) : 0;
-          residual[row][which] = *reinterpret_cast<const Two*>(a_.residual + at);
-        }
+      for (int which = 0; which < 2; ++which) {
+        const bool there = row < target.rows && which < target.columns;
+        const long long at = there ? target.first + offset_of(row, which) : 0;
+        to[row][which] = *reinterpret_cast<const Two*>(from + at);
       }
     }
   }
 
   __device__ __forceinline__ void finish_tile(const Target& target,
                                               const float (&sums)[kColumns / 2],
-                                              const Two (&residual)[kEights][2],
-                                              const float (&scale)[2],
-                                              const float (&bias)[2]) const {
+                                              Epilogue& e) const {
 #pragma unroll
     for (int row = 0; row < kEights; ++row) {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
-        float2 v = pair_at<C::kScale>(sums, row, which, scale, bias);
-        float2 more = {};
-        if constexpr (Expression::kResidual) more = Pair<T>::floats(residual[row][which]);
-        v = evaluate<Expression>(v, more);
+        const float2 v = pair_at<C::kScale>(sums, row, which, e.scale, e.bias);
+        float2 more = {}, saved = {};
+        if constexpr (Expression::kResidual) more = Pair<T>::floats(e.residual[row][which]);
+        if constexpr (Expression::kSaved) saved = Pair<T>::floats(e.saved[row][which]);
         if (row < target.rows && which < target.columns) {
-          T* const to = a_.y + target.first + offset_of(row, which);
-          *reinterpret_cast<Two*>(to) = Pair<T>::of(v.x, v.y);
+          const long long at = target.first + offset_of(row, which);
+          store(a_.y + at, evaluate<Expression>(v, more, e.offset, saved));
+          if constexpr (C::kUnshifted) {
+            store(a_.unshifted + at, evaluate<typename C::Unshifted>(v, more, e.offset, saved));
+          }
+          e.sums.take(v, more, e.offset, saved);
         }
       }
     }
   }
 
+  static __device__ __forceinline__ void store(T* to, float2 v) {
+    *reinterpret_cast<Two*>(to) = Pair<T>::of(v.x, v.y);
+  }
+
+  /// A warpgroup's part of each sum of a channel, a warp's of each of all.
+  template <int s>
+  __device__ __forceinline__ void leave_sums(int group, const Epilogue& e) const {
+    if constexpr (s < C::Sums::kCount) {
+      float* const parts = a_.parts + Parts::start(s);
+      const int lane = threadIdx.x % 32;
+      if constexpr (C::Sums::kOfChannels[s]) {
+        const float2 sum = e.sums.template of_pair<s>();
+        const int row = blockIdx.x / kTilesO * C::kGroups + group;
+        const int channel = o_ + pair_of(threadIdx.x);
+        if (lane % 4 == 0 && channel < C::kO) {
+          parts[row * C::kO + channel] = sum.x, parts[row * C::kO + channel + 1] = sum.y;
+        }
+      } else {
+        const float sum = e.sums.template of_warp<s>();
+        const int warp = (blockIdx.x * C::kGroups + group) * 4 + threadIdx.x / 32 % 4;
+        if (lane == 0) parts[warp] = sum;
+      }
+      leave_sums<s + 1>(group, e);
+    }
+  }
+
   __device__ __forceinline__ void consume(int group) const {
     const int channel = o_ + pair_of(threadIdx.x);
-    float scale[2] = {}, bias[2] = {};
+    Epilogue e;
     if constexpr (C::kScale)
-      scale[0] = __ldg(a_.scale + channel), scale[1] = __ldg(a_.scale + channel + 1);
+      e.scale[0] = __ldg(a_.scale + channel), e.scale[1] = __ldg(a_.scale + channel + 1);
     if constexpr (C::kBias)
-      bias[0] = __ldg(a_.bias + channel), bias[1] = __ldg(a_.bias + channel + 1);
+      e.bias[0] = __ldg(a_.bias + channel), e.bias[1] = __ldg(a_.bias + channel + 1);
+    if constexpr (Expression::kOffset) e.offset = load_parameter<T>(a_.offset, 0);
     wait(weights_full(), 0);
     wait_for_predecessor();
 #pragma unroll 1
     for (int i = group; i < count_; i += C::kGroups) {
       const Target target = target_of(place_of(i));
       float sums[kColumns / 2];
-      Two residual[kEights][2];
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         const Use use = use_of(i, chunk);
         wait(full(use.slot), use.parity);
         start_chunk(use.slot, chunk, sums);
-        if (chunk == 0) load_residual(target, residual);
+        if (chunk == 0) load_images(target, e);
         finish_chunk(sums);
         if (threadIdx.x % 32 == 0) arrive(empty(use.slot));
       }
-      finish_tile(target, sums, residual, scale, bias);
+      finish_tile(target, sums, e);
     }
+    leave_sums<0>(group, e);
   }
 };
 

@@ -53,7 +53,8 @@ class HopperConvSe : public HopperConv<C> {
  public:
   static constexpr int kSharedBytes = Base::shared_bytes(kEnd);
 
-  static __device__ __forceinline__ void run(const ConvMaps<1>& maps, const ConvSeScalars& scalars) {
+  static __device__ __forceinline__ void run(const ConvMaps<1>& maps,
+                                             const ConvSeScalars& scalars) {
     Base::template run_as<HopperConvSe>(maps, scalars);
   }
 

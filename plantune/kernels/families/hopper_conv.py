@@ -13,7 +13,6 @@ from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.sums import EpilogueSums
 from plantune.kernels.hopper.tiles import dense_box, reused_box
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import conv_epilogue
@@ -60,7 +59,7 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
         design = self.design(parts, config)
         constants = design.constants(parts.dtype, parts.epilogue)
         kernel = design.kernel("HopperConv", "ConvScalars")
-        return INCLUDE + constants + kernel + EpilogueSums(parts.epilogue.sums, design).source
+        return INCLUDE + constants + kernel + design.sums(parts.epilogue.sums).source
 
     def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
         constants = Constants(frame, hopper.filter_and_scalars(parts.step, parts.epilogue))

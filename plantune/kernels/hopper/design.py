@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from plantune.kernels.hopper.products import ELEMENTS, product
+from plantune.kernels.hopper.sums import EpilogueSums, sums_type
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain, expression, functors
-from plantune.kernels.rendering import cxx_bool
 
 SWIZZLE_BYTES = 1024
 SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
@@ -151,6 +151,10 @@ class Design:
     def blocks(self) -> int:
         return self.tiles * -(-self.shape.o // self.tile_n) * self.split_k
 
+    def sums(self, sums: tuple[Sum, ...]) -> EpilogueSums:
+        """What its blocks add of these."""
+        return EpilogueSums(sums, self.tiles, self.blocks // self.tiles, self.shape.o)
+
     def sum_bytes(self, sums: tuple[Sum, ...]) -> int:
         """Shared memory for what each warp adds."""
         return 4 * self.tile_m // 16 * sum(self.own if s.of_channels else 1 for s in sums)
@@ -188,7 +192,7 @@ class Design:
             **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},
             expression=expression(epilogue.chain),
             inner=expression(epilogue.unshifted_chain),
-            sums=_sums_type(epilogue.sums),
+            sums=sums_type(epilogue.sums),
             reuse="true" if self.reuse else "false",
             transposed="true" if self.transposed else "false",
             element=ELEMENTS[dtype],
@@ -208,9 +212,3 @@ class Design:
             shared_bytes=self.shared_bytes,
             blocks_per_sm=self.blocks_per_sm,
         )
-
-
-def _sums_type(sums: tuple[Sum, ...]) -> str:
-    """The type of `csrc/cuda/hopper_sums.h`."""
-    types = (f"plantune::SumOf<{expression(s.chain)}, {cxx_bool(s.of_channels)}>" for s in sums)
-    return f"plantune::SumsOf<{', '.join(types)}>"

@@ -15,7 +15,6 @@ from plantune.kernels.family import P
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
-from plantune.kernels.hopper.sums import EpilogueSums
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
 from plantune.kernels.patterns.other_step import filter_form
@@ -90,7 +89,7 @@ class HopperFamily(WarpgroupFamily[H]):
         return self.design(parts, config).why_not() or super().why_not_config(parts, config, arch)
 
     def workspace_bytes(self, parts: H, config: Attrs) -> int:
-        sums = EpilogueSums(parts.epilogue.sums, self.design(parts, config))
+        sums = self.design(parts, config).sums(parts.epilogue.sums)
         return placing_bytes(parts) + sums.part_bytes
 
 

@@ -17,7 +17,6 @@ from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.sums import EpilogueSums
 from plantune.kernels.hopper.tiles import CHUNK, Box, ConvShape
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts
@@ -92,7 +91,7 @@ class Launch:
         kind = BlockMaps if "w2" in self.constants else maps_of(len(phases))
         assert self.frame.workspace is not None
         parts = self.frame.workspace.data_ptr() + placing_bytes(self.parts)
-        add = EpilogueSums(self.parts.epilogue.sums, design).adder(self.frame, parts)
+        add = design.sums(self.parts.epilogue.sums).adder(self.frame, parts)
 
         def launch(stream: int) -> None:
             x, *others, copied = place(stream)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from plantune.kernels.family import Frame
-from plantune.kernels.hopper.design import Design
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import Sum
+from plantune.kernels.patterns.expression import expression
+from plantune.kernels.rendering import cxx_bool
 
 THREADS, AT_ONCE = 512, 8
 SOURCE = """extern "C" __global__ void __launch_bounds__({threads})
@@ -23,10 +24,14 @@ SOURCE = """extern "C" __global__ void __launch_bounds__({threads})
 
 @dataclass(frozen=True)
 class EpilogueSums:
-    """The sums of a kernel of that design, whose blocks leave parts of them."""
+    """The sums of a kernel whose blocks leave parts of them: `tiles` of each channel's, each in
+    `tile_parts` parts of all.
+    """
 
     sums: tuple[Sum, ...]
-    design: Design
+    tiles: int
+    tile_parts: int
+    channels: int
 
     @property
     def source(self) -> str:
@@ -35,17 +40,17 @@ class EpilogueSums:
 
     @property
     def part_bytes(self) -> int:
-        return 4 * sum(self._parts(sum_) for sum_ in self.sums)
-
-    def _parts(self, added: Sum) -> int:
-        design = self.design
-        return design.tiles * design.shape.o if added.of_channels else design.blocks
+        return (
+            4
+            * self.tiles
+            * sum(self.channels if added.of_channels else self.tile_parts for added in self.sums)
+        )
 
     def adder(self, frame: Frame, parts: int) -> Callable[[int], None]:
         """Launches what adds the parts at that address."""
         if not self.sums:
             return lambda stream: None
-        most = max(self.design.shape.o if added.of_channels else 1 for added in self.sums)
+        most = max(self.channels if added.of_channels else 1 for added in self.sums)
         blocks = (math.ceil(most / AT_ONCE), len(self.sums))
         add = Launcher(frame.built, blocks, THREADS, name="add")
         results = ctypes.c_void_p * (len(self.sums) + 1)
@@ -55,3 +60,9 @@ class EpilogueSums:
             add.launch(stream, ctypes.c_void_p(parts), results(*addresses))
 
         return launch
+
+
+def sums_type(sums: tuple[Sum, ...]) -> str:
+    """The type of `csrc/cuda/hopper_sums.h`."""
+    types = (f"plantune::SumOf<{expression(s.chain)}, {cxx_bool(s.of_channels)}>" for s in sums)
+    return f"plantune::SumsOf<{', '.join(types)}>"

@@ -14,6 +14,7 @@ from plantune.graph.fusions import fusions_named, groups_from
 from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.families.hopper_dgrad import FAMILY
+from plantune.kernels.families.resident_dgrad import FAMILY as RESIDENT_FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.registry import why_not
@@ -250,15 +251,58 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize("name", RUN)
-def test_what_is_to_run_is_legal(step_of, name):
-    emit, chosen = RUN[name]
-    assert refusal(step_of(emit, "float16"), chosen) is None
+# Of the family whose weights stay in shared memory, with its stages.
+RESIDENT = {
+    "layer": (Gradient(5, 64, (16, 16), 64), 2),
+    "second": (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),
+    "second, two tiles": (Gradient(40, 128, (8, 8), 128, parts=SECOND), 1),
+    "earliest": (Gradient(7, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
+    "both": (Gradient(3, 72, (19, 13), 40, parts=MASKED, leaves="add"), 2),
+    "channels": (
+        Gradient(9, 72, (9, 8), 104, parts=("all", "channels", "relu_grad", "channels", "all")),
+        1,
+    ),
+    "4x4": (Gradient(2, 24, (9, 7), 64, kernel=4, padding=1, parts=("channels",)), 1),
+    "no padding": (Gradient(2, 64, (10, 17), 48, padding=0), 4),
+    "one pixel": (Gradient(1, 8, (1, 1), 8, parts=("all",)), 1),
+}
+
+
+def cases():
+    """Each family with what it is to run."""
+    for name, (emit, chosen) in RUN.items():
+        yield pytest.param(emit, Candidate("hopper_dgrad", chosen), id=name)
+    for name, (emit, stages) in RESIDENT.items():
+        chosen = Candidate("resident_dgrad", Attrs(stages=stages, threads=256))
+        yield pytest.param(emit, chosen, id=f"resident, {name}")
+
+
+@pytest.mark.parametrize(("emit", "candidate"), list(cases()))
+def test_what_is_to_run_is_legal(step_of, emit, candidate):
+    assert why_not(step_of(emit, "float16"), candidate, SPACE) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", RUN)
-def test_it_is_right(step_of, assert_right, name, dtype):
-    emit, chosen = RUN[name]
-    assert_right(step_of(emit, dtype), Candidate("hopper_dgrad", chosen), SPACE)
+@pytest.mark.parametrize(("emit", "candidate"), list(cases()))
+def test_it_is_right(step_of, assert_right, emit, candidate, dtype):
+    assert_right(step_of(emit, dtype), candidate, SPACE)
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (Gradient(stride=2), "with stride 1, got (2, 2)"),
+        (Gradient(kernel=1), "of a larger kernel"),
+        (Gradient(o=256), "bytes of shared memory, a block has"),
+    ],
+)
+def test_weights_stay_where_they_serve_many_pixels(step_of, emit, reason):
+    chosen = Candidate("resident_dgrad", Attrs(stages=1, threads=256))
+    assert reason in why_not(step_of(emit, "float16"), chosen, SPACE)
+
+
+@pytest.mark.parametrize("parts", [SECOND, EARLIEST, ("add", "relu_grad", "channels")])
+def test_resident_weights_build_without_spilling(step_of, build_within_limits, parts):
+    step = step_of(Gradient(128, 64, (16, 16), 64, parts=parts), "float16")
+    build_within_limits(RESIDENT_FAMILY, step, Attrs(stages=2, threads=256), ARCH)

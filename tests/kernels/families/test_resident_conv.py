@@ -49,10 +49,14 @@ class Conv:
             y = b("add", y, x)
         if "relu" in self.parts:
             y = b("relu", y)
-        return b("add", y, b.w(1)) if "offset" in self.parts else y
+        before = y
+        if "offset" in self.parts:
+            y = b("add", y, b.w(1))
+        return (before, y) if "unshifted" in self.parts else y
 
 
 SCALED = ("scale", "bias", "residual", "relu")
+FIXUP = ("bias", "relu", "offset", "unshifted")
 
 
 def config(stages=2, threads=256):
@@ -70,7 +74,6 @@ def refusal(step, chosen):
         (Conv(c=12), "float16", "do not start at 16 bytes"),
         (Conv(stride=2), "float16", "with stride 1 read the same pixels"),
         (Conv(kernel=(1, 1)), "float16", "of a larger kernel"),
-        (Conv(parts=("relu", "offset")), "float16", "only scale, bias, residual and functions"),
         (Conv(c=192), "float16", "bytes of shared memory, a block has"),
         (Conv(o=0), "float16", "there is nothing to compute"),
         (Conv(n=1, c=8, size=(16, 70000), o=2048), "float16", "are counted in 31 bits"),
@@ -190,7 +193,7 @@ def test_a_plan_picked_by_hand_takes_it_where_it_looks_faster():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "emit",
-    [Conv(), Conv(c=128, size=(28, 28), o=128), Conv(parts=SCALED)],
+    [Conv(), Conv(c=128, size=(28, 28), o=128), Conv(parts=SCALED), Conv(parts=FIXUP)],
     ids=str,
 )
 def test_it_builds_without_spilling(step_of, build_within_limits, emit, dtype):
@@ -214,6 +217,8 @@ RUN = {
     "scaled, no bias": (Conv(n=3, parts=("scale", "relu")), config(3)),
     "scaled, uneven": (Conv(n=3, c=72, size=(19, 13), o=40, parts=SCALED), config(2)),
     "scaled, two tiles of channels": (Conv(c=128, size=(14, 14), o=104, parts=SCALED), config(2)),
+    "offset": (Conv(n=3, size=(19, 13), o=40, parts=("bias", "relu", "offset")), config(2)),
+    "with and without the offset": (Conv(n=5, size=(16, 16), parts=FIXUP), config(2)),
     "sixteens but no whole tile": (Conv(n=3, c=24, size=(9, 9), o=80), config(2)),
 }
 

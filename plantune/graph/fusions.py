@@ -25,14 +25,11 @@ LONGEST = 24
 
 @dataclass(frozen=True)
 class Item:
-    """One place of a path: what matches, whether it may be missing or repeat, and whether the item
-    after it reads on from the value before it.
-    """
+    """One place of a path: what matches, whether it may be missing, whether it may repeat."""
 
     kinds: frozenset[str]
     optional: bool
     repeats: bool
-    branches: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,9 @@ def parse_item(text: str, where: str) -> Item | Twig:
     """The item of one string such as `add.scalar|add_channel?`."""
     if text.startswith("+"):
         return Twig(tuple(parse_kinds(part, where) for part in text[1:].split(">")))
-    optional, repeats, branches = text.endswith("?"), text.endswith("*"), text.startswith("&")
-    kinds = parse_kinds(text.removeprefix("&").removesuffix("?").removesuffix("*"), where)
-    return Item(kinds, optional or repeats, repeats, branches)
+    optional, repeats = text.endswith("?"), text.endswith("*")
+    kinds = parse_kinds(text.removesuffix("?").removesuffix("*"), where)
+    return Item(kinds, optional or repeats, repeats)
 
 
 def parse_kinds(text: str, where: str) -> frozenset[str]:
@@ -105,7 +102,7 @@ def parse_fusion(name: str, table: Any, where: str) -> Fusion:
         raise InvalidSearchSpace(f"{where}: needs one `path` of two or more strings")
     parsed = tuple(parse_item(item, where) for item in items)
     first = parsed[0]
-    if isinstance(first, Twig) or first.branches:
+    if isinstance(first, Twig):
         raise InvalidSearchSpace(f"{where}: the first item of a path cannot branch off")
     if all(isinstance(item, Twig) or item.optional for item in parsed):
         raise InvalidSearchSpace(f"{where}: an item of a path must be there")
@@ -191,8 +188,7 @@ def _extended(graph: Graph, found: _Found, rest: tuple[Item | Twig, ...]) -> Ite
     left = rest if item.repeats else others
     for reader in _readers(graph, found.nodes, found.last):
         if item.kinds & kinds_of(graph, reader):
-            after = found.last if item.branches else reader
-            more = replace(found, nodes=(*found.nodes, reader), last=after)
+            more = replace(found, nodes=(*found.nodes, reader), last=reader)
             yield from _extended(graph, more, left)
     if item.optional:
         yield from _extended(graph, found, others)

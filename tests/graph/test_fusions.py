@@ -47,7 +47,6 @@ def load(folder: Path, text: str) -> tuple[Fusion, ...]:
         ("[a]\npath = ['+relu', 'add']", r"\[a\]: the first item of a path cannot branch off"),
         ("[a]\npath = ['relu', '+add>swish']", r"\[a\]: 'swish' names no op"),
         ("[a]\npath = ['relu', 'sum_to.tensor']", "sum_to has no operand 'tensor'"),
-        ("[a]\npath = ['&relu', 'add']", r"\[a\]: the first item of a path cannot branch off"),
         ("[a]\npath = ['relu', 'swish']", r"\[a\]: 'swish' names no op; see plantune.graph.ops"),
         ("[a]\npath = ['relu', 'add|']", r"\[a\]: '' names no op"),
         ("[a]\npath = ['relu', '']", r"\[a\]: '' names no op"),
@@ -143,25 +142,6 @@ def test_a_path_follows_each_reader_and_each_operand(tmp_path: Path) -> None:
     graph = b.build(b.emit("mul", s, a))
     groups = found(graph, ["relu", "sigmoid|add", "mul"], tmp_path)
     assert groups == ["relu sigmoid", "relu sigmoid mul", "relu add", "relu add mul"]
-
-
-def test_an_item_that_branches_off_leaves_the_path_where_it_was(tmp_path: Path) -> None:
-    b = GraphBuilder()
-    b.input("x", X)
-    (r,) = b.emit("relu", "x")
-    (first,) = b.emit("sum_to", r, shape=(1,))
-    (s,) = b.emit("sigmoid", r)
-    (second,) = b.emit("sum_to", s, shape=(4, 1, 1))
-    graph = b.build((first, second))
-    groups = found(graph, ["relu", "&sum|sum_to?", "sigmoid?", "&sum_to?"], tmp_path)
-    assert groups == [
-        "relu sum_to",
-        "relu sum_to sigmoid",
-        "relu sum_to sigmoid sum_to_2",
-        "relu sigmoid",
-        "relu sigmoid sum_to_2",
-    ]
-    assert found(graph, ["relu", "sum_to", "sigmoid"], tmp_path) == ["relu sum_to"]
 
 
 def tail() -> Graph:

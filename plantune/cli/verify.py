@@ -55,6 +55,7 @@ def verify_command(
     chosen = chosen_plan(place, workload, id)
     require_match(chosen)
     _say_match(console, chosen)
+    from plantune.measure.subject import Raced
     from plantune.measure.timing import Effort
 
     with worker_for(chosen.workload) as worker:
@@ -62,9 +63,8 @@ def verify_command(
         _show_steps(console, rows)
         _raise_first(rows)
         with waiting(sys.stderr, "racing the whole network with eager"):
-            problem, tape = chosen.workload.problem, chosen.workload.tape
-            effort = Effort(budget_s=budget)
-            race = worker.race(problem, chosen.plan, ("eager",), effort, tape=tape)
+            raced = Raced(chosen.workload.problem, chosen.workload.tape)
+            race = worker.race(raced, chosen.plan, ("eager",), Effort(budget_s=budget))
     measured = _measured(place, chosen, race)
     console.say(bold(f"{_summary(rows)}; {verdict(race)}"))
     if measured is not None:

@@ -22,7 +22,6 @@ from plantune.errors import (
 )
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
-from plantune.graph.tape import Tape
 from plantune.kernels.family import Candidate
 from plantune.measure import work
 from plantune.measure.child import Child
@@ -35,7 +34,6 @@ from plantune.measure.ways import baselines_for
 from plantune.measure.work import Request, request
 from plantune.outcome import Outcome, Rejected
 from plantune.plan import Plan
-from plantune.problem import Problem
 from plantune.space.arch import load_arch
 
 T = TypeVar("T")
@@ -203,22 +201,19 @@ class Worker:
 
     def race(
         self,
-        problem: Problem | Raced,
+        raced: Raced,
         plan: Plan | None,
         baselines: Sequence[str] | None = None,
         effort: Effort | None = None,
         seed: int = 0,
         *,
         detailed: bool = False,
-        tape: Tape | None = None,
     ) -> Race:
-        """Times a plan against the framework's ways to run a network, in turns: the one of the
-        `tape`, else the reference network that the problem names.
+        """Times a plan against the framework's ways to run a network, in turns.
 
         Without `baselines` all of the arch take part. For `detailed` see `race`. Raises WrongResult
         where the plan's output is not the network's.
         """
-        raced = problem if isinstance(problem, Raced) else Raced(problem, tape)
         problem = raced.problem
         known = baselines_for(problem.arch, problem.mode)
         baselines = known if baselines is None else tuple(baselines)

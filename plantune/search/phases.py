@@ -19,6 +19,7 @@ from plantune.graph.tape import Tape
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import State
 from plantune.measure.race import Race
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.ways import baselines_for
 from plantune.outcome import Rejected
@@ -167,7 +168,7 @@ def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Rac
         baselines = tuple(name for name in known if _needed_s(name) <= left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
     seed = run.settings.seed
-    return run.worker.race(run.problem, plan, baselines, effort, seed, tape=run.tape)
+    return run.worker.race(Raced(run.problem, run.tape), plan, baselines, effort, seed)
 
 
 def _needed_s(baseline: str) -> float:

@@ -19,7 +19,6 @@ from plantune.canonical import Attrs
 from plantune.cli import main
 from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.graph.step import Step
-from plantune.graph.tape import Tape
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment, cpu_environment
 from plantune.measure.race import Detail, Race
@@ -28,7 +27,7 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.problem import PROBLEM_FIELDS, Problem
+from plantune.problem import PROBLEM_FIELDS
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
@@ -153,16 +152,15 @@ class FakeWorker:
 
     def race(
         self,
-        problem: Problem | Raced,
+        raced: Raced,
         plan: Plan,
         baselines: Sequence[str],
         effort: object = None,
         seed: int = 0,
         *,
         detailed: bool = False,
-        tape: Tape | None = None,
     ) -> Race:
-        self.raced = problem
+        self.raced = raced
         if self.failure is not None:
             raise self.failure
         names = ["plantune", *(["plantune-frozen"] if detailed else []), *baselines]

@@ -13,6 +13,7 @@ from plantune.kernels.family import Candidate
 from plantune.measure import client
 from plantune.measure.client import Worker
 from plantune.measure.jsonable import to_json
+from plantune.measure.subject import Raced
 from plantune.outcome import Rejected
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
@@ -124,7 +125,7 @@ def test_in_the_ranking_and_in_the_race(fake, plan, answer, what):
     def ask(worker):
         if what == "race":
             return worker.race(
-                Workload("se_resnet9_fixup", 1, arch="sm90").problem, made, ("eager",)
+                Raced(Workload("se_resnet9_fixup", 1, arch="sm90").problem), made, ("eager",)
             )
         return worker.time_programs(graph, [made])
 

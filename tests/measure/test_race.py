@@ -94,7 +94,7 @@ def test_what_is_captured_is_made_after_all_others(racing):
 def test_compiling_without_a_compiler_says_why():
     with Worker(threads=1, environment={"CXX": "/no/such/compiler"}) as worker:
         found = worker.race(
-            WORKLOAD.problem, None, ("compile-default", "compile-frozen", "eager"), EFFORT
+            Raced(WORKLOAD.problem), None, ("compile-default", "compile-frozen", "eager"), EFFORT
         )
     assert tuple(found.timings) == ("eager",)
     told = "no C++ compiler was found; apt install g++, or set CXX"

@@ -37,6 +37,7 @@ from plantune.measure.limits import rejection
 from plantune.measure.programs import draw_values
 from plantune.measure.race import Race
 from plantune.measure.step_alone import TimedStep
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort
 from plantune.measure.ways import baselines_for
 from plantune.models.registry import network
@@ -147,7 +148,7 @@ def planned() -> tuple[Problem, Plan]:
 def test_a_race_against_the_framework(worker, planned):
     problem, plan = planned
     baselines = ("eager", "eager-channels-last", "torchscript")
-    found = worker.race(problem, plan, baselines, EFFORT)
+    found = worker.race(Raced(problem), plan, baselines, EFFORT)
     assert tuple(found.timings) == ("plantune", *baselines)
     assert found.failures == {}
     assert len({timing.samples for timing in found.timings.values()}) == 1
@@ -162,7 +163,7 @@ def test_a_race_against_the_framework(worker, planned):
 def test_a_hasty_race_meets_one_of_the_frameworks_ways(worker, planned):
     problem, plan = planned
     hasty = dataclasses.replace(EFFORT, until=0.0)
-    found = worker.race(problem, plan, ("eager", "torchscript"), hasty)
+    found = worker.race(Raced(problem), plan, ("eager", "torchscript"), hasty)
     assert tuple(found.timings) == ("plantune", "eager")
     assert found.failures == {"torchscript": "there was no time left for it"}
     assert found.ratio.low < found.ratio.ratio < found.ratio.high
@@ -170,9 +171,9 @@ def test_a_hasty_race_meets_one_of_the_frameworks_ways(worker, planned):
 
 def test_a_race_without_a_plan_or_without_baselines(worker, planned):
     problem, plan = planned
-    alone = worker.race(problem, None, ("eager",), EFFORT)
+    alone = worker.race(Raced(problem), None, ("eager",), EFFORT)
     assert (tuple(alone.timings), alone.best_baseline, alone.ratio) == (("eager",), "eager", None)
-    unchallenged = worker.race(problem, plan, (), EFFORT)
+    unchallenged = worker.race(Raced(problem), plan, (), EFFORT)
     assert (tuple(unchallenged.timings), unchallenged.best_baseline) == (("plantune",), None)
 
 
@@ -180,15 +181,15 @@ def test_a_wrong_plan_does_not_race(worker, planned):
     problem, plan = planned
     steps = [i for i, choice in enumerate(plan.choices) if choice.candidate.family == "onednn_conv"]
     with pytest.raises(WrongResult, match="output 0 is off by") as caught:
-        worker.race(problem, faulty_plan(plan, "wrong", steps[0]), ("eager",), EFFORT)
+        worker.race(Raced(problem), faulty_plan(plan, "wrong", steps[0]), ("eager",), EFFORT)
     assert caught.value.error > caught.value.bound > 0
 
 
 def test_a_race_in_training(worker):
     found = worker.race(
-        Workload(NAME, batch=2, mode="train").problem, None, ("eager", "torchscript"), EFFORT
+        Raced(Workload(NAME, batch=2, mode="train").problem), None, ("eager", "torchscript"), EFFORT
     )
-    infer = worker.race(Workload(NAME, batch=2).problem, None, ("eager",), EFFORT)
+    infer = worker.race(Raced(Workload(NAME, batch=2).problem), None, ("eager",), EFFORT)
     assert found.failures == {}
     assert found.timings["eager"].median_us > 1.5 * infer.timings["eager"].median_us
 
@@ -198,7 +199,7 @@ def test_a_race_in_training(worker):
 def test_all_baselines_race(mode):
     with Worker(threads=1) as worker:
         found = worker.race(
-            Workload(NAME, batch=2, mode=mode).problem, None, effort=EFFORT, detailed=True
+            Raced(Workload(NAME, batch=2, mode=mode).problem), None, effort=EFFORT, detailed=True
         )
     assert found.failures == {}
     assert tuple(found.timings) == baselines_for("cpu", mode)
@@ -209,7 +210,7 @@ def test_all_baselines_race(mode):
 
 def test_a_detailed_race_comes_back_whole(worker, planned):
     problem, plan = planned
-    found = worker.race(problem, plan, ("eager",), EFFORT, detailed=True)
+    found = worker.race(Raced(problem), plan, ("eager",), EFFORT, detailed=True)
     assert tuple(found.timings) == ("plantune", "plantune-frozen", "eager")
     assert [way.promise for way in found.details.values()] == ["live", "frozen", "live"]
     assert found.in_turns == 64
@@ -223,10 +224,10 @@ def test_a_detailed_race_comes_back_whole(worker, planned):
 
 def test_what_cannot_race_is_said(worker):
     with pytest.raises(ValueError, match="no baseline is called"):
-        worker.race(Workload(NAME, batch=1).problem, None, ("fastest",))
+        worker.race(Raced(Workload(NAME, batch=1).problem), None, ("fastest",))
     unknown = dataclasses.replace(Workload(NAME, 1).problem, network="se_resnet9")
     with pytest.raises(UnknownNetwork, match="did you mean"):
-        worker.race(unknown, None, ("eager",))
+        worker.race(Raced(unknown), None, ("eager",))
 
 
 @pytest.mark.parametrize(

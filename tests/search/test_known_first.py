@@ -61,7 +61,7 @@ class FakeWorker:
     def rooflines(self, steps, arch):
         return [1.0 + number for number in range(len(steps))]
 
-    def race(self, problem, plan, baselines, effort, seed, tape=None):
+    def race(self, raced, plan, baselines, effort, seed):
         self.races.append((plan, baselines))
         answer = self.answers.pop(0) if self.answers else {"plantune": self.us, "eager": 100.0}
         if isinstance(answer, Exception):

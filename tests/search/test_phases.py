@@ -34,8 +34,8 @@ class FakeWorker:
                 raise WorkerDied(f"{plan}: an illegal memory access")
         return [Timing((float(len(plan)),) * 5) for plan in plans]
 
-    def race(self, workload, plan, baselines, effort, seed, tape=None):
-        self.raced = (workload, baselines)
+    def race(self, raced, plan, baselines, effort, seed):
+        self.raced = (raced.problem, baselines)
         self.plans.append(plan)
         if plan in self.deadly:
             raise WorkerDied(f"{plan}: an illegal memory access")

@@ -54,7 +54,7 @@ class HastyWorker:
     def rooflines(self, steps, arch):
         return [1.0] * len(steps)
 
-    def race(self, workload, plan, baselines, effort, seed, tape=None):
+    def race(self, raced, plan, baselines, effort, seed):
         self.plans.append(plan)
         assert effort.cut_at is not None
         if "race" in self.cut_off:

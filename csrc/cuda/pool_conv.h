@@ -1,9 +1,10 @@
-// Average pooling, then a 1x1 convolution with bias and more; the pooled image stays on the chip.
+// Average pooling, then a 1x1 convolution with bias and more; the pooled image is not read again.
 //
 //   x       (images, kHeight, kWidth, kChannels)                input, nhwc, at any address
 //   weight  (kOutputs, kChannels), aligned to 16 bytes
 //   bias    (kOutputs) or one value
 //   y       (images, rows, columns, kOutputs) =       Expression(conv(avg_pool(x)) + bias), nhwc
+//   kept    (images, rows, columns, kChannels) =      avg_pool(x), nhwc, where asked for
 //
 // Means are float32, rounded once to the elements that tensor cores take: the framework rounds them
 // at the same place, and what is beyond the window contributes nothing, not even a product with 0.
@@ -59,7 +60,7 @@ struct PoolTile {
 };
 
 template <typename T, typename Pool, int kChannels, int kOutputs, typename Tile, bool kBias,
-          class Expression>
+          bool kKeeps, class Expression>
 struct PoolConv {
   using Mma = WarpMma<T>;
   using A = typename Mma::A;
@@ -94,13 +95,12 @@ struct PoolConv {
     const T* weight;
     Parameter bias;
     T* y;
+    T* kept;
     int pixels;
   };
 
   __device__ static void run(const Arguments& a) {
     extern __shared__ uint4 memory[];
-    const T* x = a.x;
-    const int pixels = a.pixels;
     T* pooled = reinterpret_cast<T*>(memory);
     const int warp = threadIdx.x / 32;
     const int tile_n = blockIdx.y * kWarpsN + warp % kWarpsN;
@@ -116,16 +116,16 @@ struct PoolConv {
     start(sums, a.bias, channel);
     wait_for_predecessor();
 
-    if (reinterpret_cast<unsigned long long>(x) % kWordBytes == 0) {
-      pool<true, kAtOnce>(pooled, x, pixels);
+    if (reinterpret_cast<unsigned long long>(a.x) % kWordBytes == 0) {
+      pool<true, kAtOnce>(pooled, a);
     } else {
-      pool<false, 1>(pooled, x, pixels);
+      pool<false, 1>(pooled, a);
     }
     __syncthreads();
 
     const int first = warp / kWarpsN * Mma::kRows;
     multiply(sums, pooled + first * kPitch, a.weight, output, b);
-    write(sums, a.y, blockIdx.x * Tile::kTileM + first, channel, pixels);
+    write(sums, a.y, blockIdx.x * Tile::kTileM + first, channel, a.pixels);
   }
 
  private:
@@ -168,13 +168,15 @@ struct PoolConv {
 
   /// Fills the tile of pooled pixels; zeros beyond the last pixel and the last channel.
   template <bool kAligned, int kWindows>
-  __device__ __forceinline__ static void pool(T* pooled, const T* x, int pixels) {
+  __device__ __forceinline__ static void pool(T* pooled, const Arguments& a) {
 #pragma unroll 1
     for (int first = threadIdx.x; first < kItems; first += kWindows * kThreads) {
       Window windows[kWindows];
       float sums[kWindows][kVector] = {};
 #pragma unroll
-      for (int w = 0; w < kWindows; ++w) windows[w] = window_of(x, first + w * kThreads, pixels);
+      for (int w = 0; w < kWindows; ++w) {
+        windows[w] = window_of(a.x, first + w * kThreads, a.pixels);
+      }
 #pragma unroll
       for (int place = 0; place < Pool::kPlaces; place += kPlacesAtOnce) {
         // All of them are asked for before any is needed.
@@ -202,8 +204,13 @@ struct PoolConv {
         // 256 channels of 4x4, 128 images, H200, 2026-11-20.
         if (item >= kItems) continue;
         const Vector<T> mean = mean_of(sums[w], windows[w]);
-        T* to = pooled + item / kVectors * kPitch + item % kVectors * kVector;
+        const int pixel = item / kVectors, channel = item % kVectors * kVector;
+        T* to = pooled + pixel * kPitch + channel;
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(mean.values);
+        if (kKeeps && blockIdx.y == 0 && windows[w].is_there) {
+          const long long place = blockIdx.x * static_cast<long long>(Tile::kTileM) + pixel;
+          mean.store(a.kept + place * kChannels + channel);
+        }
       }
     }
   }

@@ -16,7 +16,7 @@ from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import channel_parts
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.rendering import cxx_bool, cxx_bools
 from plantune.kernels.vector_kernel import ELEMENTS
 from plantune.space.arch import Arch
 
@@ -33,7 +33,7 @@ using Pool = plantune::Pooling<plantune::Extent<{image}>, plantune::Extent<{kern
                                plantune::Extent<{stride}>, plantune::Extent<{padding}>, {count}>;
 using Kernel =
     plantune::PoolConv<T, Pool, {channels}, {outputs}, plantune::PoolTile<{tile_m}, {tile_n}>,
-                       {bias}, {expression}>;
+                       {bias}, {keeps}, {expression}>;
 """
     + warp_mma.ENTRY
 )
@@ -52,6 +52,12 @@ class PoolConvParts(warp_mma.TiledParts):
         """Of the image."""
         return self.pool.types[0].shape[1]
 
+    @property
+    def kept(self) -> str | None:
+        """The pooled image, if that leaves too."""
+        name = self.pool.name
+        return name if name in dict(self.step.outputs) else None
+
     def shared_bytes(self, config: Attrs) -> int:
         """The pooled pixels, each followed by a gap that spreads them over the banks."""
         values = warp_mma.padded(self.channels, 2 * warp_mma.VALUES)
@@ -60,13 +66,16 @@ class PoolConvParts(warp_mma.TiledParts):
 
 
 class PoolConv(warp_mma.TiledFamily[PoolConvParts]):
-    """Config: output pixels `tile_m` and channels `tile_n` of a block."""
+    """Config: output pixels `tile_m` and channels `tile_n` of a block.
+
+    The pooled image may leave too, as training keeps it.
+    """
 
     name: ClassVar = "pool_conv"
     image_layout = "nhwc"
 
     def read(self, step: Step) -> PoolConvParts:
-        parts = PoolConvParts(step, pointwise_conv_after(step, "avg_pool2d"))
+        parts = PoolConvParts(step, pointwise_conv_after(step, "avg_pool2d", kept=True))
         epilogue, channels, outputs = parts.epilogue, parts.channels, parts.outputs
         rows, columns = parts.pool.attrs["kernel"]
         odd = channels % VECTOR or outputs % VECTOR
@@ -102,7 +111,7 @@ class PoolConv(warp_mma.TiledFamily[PoolConvParts]):
             count=cxx_bool(pool.attrs["count_padding"]),
             channels=parts.channels,
             outputs=parts.outputs,
-            bias=cxx_bool(parts.epilogue.bias),
+            **cxx_bools({"bias": parts.epilogue.bias, "keeps": parts.kept}),
             **rendered(parts.epilogue.chain),
             **config,
             shared_bytes=parts.shared_bytes(config),
@@ -111,7 +120,8 @@ class PoolConv(warp_mma.TiledFamily[PoolConvParts]):
     def bind(self, parts: PoolConvParts, config: Attrs, frame: Frame) -> Binding:
         weight = {"weight": (parts.weight, in_rows(parts.step.types[parts.weight]))}
         constants = Constants(frame, weight | channel_parts(parts.step, parts.epilogue))
-        kernel, images = self.launcher(parts, config, frame), {"x": parts.x, "y": parts.y}
+        kernel = self.launcher(parts, config, frame)
+        images = {"x": parts.x, "y": parts.y, "kept": parts.kept or parts.y}
 
         def launch(stream: int) -> None:
             kernel.launch(stream, constants.into(_Arguments, images, pixels=parts.pixels))
@@ -127,6 +137,7 @@ class _Arguments(ctypes.Structure):
         ("weight", ctypes.c_void_p),
         ("bias", Parameter),
         ("y", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
         ("pixels", ctypes.c_int),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from plantune.canonical import Attrs
+from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
@@ -63,6 +64,9 @@ VARIANTS = {
     "one window": Pool(1, 16, 8, (3, 3), (3, 3), (1, 1), (0, 0)),
     "windows that overlap": Pool(1, 48, 40, (5, 6), (3, 3), (1, 1), (1, 1)),
     "global": Pool(5, 32, 16, (7, 7), (7, 7), (7, 7), (0, 0)),
+    "kept": Pool(3, outside=True),
+    "kept, odd": Pool(3, 24, 72, (7, 9), count_padding=False, bias="channel", outside=True),
+    "kept, many channels": Pool(7, 256, 512, (4, 4), outside=True),
 }
 
 
@@ -78,12 +82,20 @@ def test_the_network_offers_each_downsampling_block():
     assert [step.ops for step in covered] == [("avg_pool2d", "conv2d")] * len(BLOCKS)
 
 
+def test_in_training_the_pooled_images_leave():
+    network = extract(SEResNet9Fixup().half(), TensorType((2, 3, 64, 64), "float16"))
+    steps = alternatives(differentiate(network), fusions_named("pool_conv"))
+    covered = [FAMILY.parts(step) for step in steps if FAMILY.why_not_step(step) is None]
+    assert [parts.kept for parts in covered] == [parts.pool.name for parts in covered]
+    assert len(covered) == len(BLOCKS)
+
+
 @pytest.mark.parametrize(
     ("emit", "reason"),
     [
         (lambda b: b.conv(b.x(2, 8, 8, 8), b.w(8, 8, 1, 1)), "does not start with avg_pool2d"),
         (lambda b: b("add", b("relu", Pool()(b)), b.w(1)), "only a bias and functions may follow"),
-        (Pool(outside=True), "read outside of it"),
+        (lambda b: (y := Pool()(b), b("relu", y)), "read outside of it"),
         (Pool(channels=12), "8 at once, 12 to 128 do not divide"),
         (Pool(outputs=12), "8 at once, 64 to 12 do not divide"),
         (Pool(image=(9, 9), kernel=(9, 8)), "a window of 9x8 is too much code"),

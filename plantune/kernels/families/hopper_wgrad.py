@@ -172,7 +172,10 @@ def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float
         store_us, adds_us = store_us * cost["rounded"], 0.0
     waves = -(-design.blocks // arch.chip.multiprocessors)
     busy_us = waves * (design.boxes_of_block * box_us + cost["start_us"] + store_us)
-    moving_us = max(traffic_bytes - cost["cached_bytes"], 0) / cost["bytes_per_us"]
+    under_way = min(design.blocks, arch.chip.multiprocessors) * design.stages * design.stage_bytes
+    slow = cost["arrives_us"] / under_way + 1 / cost["moved_bytes_per_us"]
+    moved_bytes = max(traffic_bytes - cost["cached_bytes"], 0)
+    moving_us = moved_bytes * max(slow, 1 / cost["bytes_per_us"])
     return max(busy_us, moving_us) + adds_us
 
 

@@ -161,6 +161,14 @@ class Stem(TiledFamily[StemParts]):
 
         return Binding(launch, constants=(*constants.all, *scales.constants))
 
+    def estimate_us(self, parts: StemParts, config: Attrs, arch: Arch) -> float:
+        """What passes through memory, and the image again for each tile of outputs."""
+        cost = arch.cost(self.name)
+        _, tiles = parts.blocks(config)
+        loading_us = parts.image.size_bytes * tiles / cost["loaded_bytes_per_us"]
+        moving_us = parts.step.traffic_bytes / cost["bytes_per_us"]
+        return cost["launch_us"] + (loading_us + moving_us) * self.slowdown(parts, arch)
+
 
 class _Arguments(ctypes.Structure):
     """Stem::Arguments."""

@@ -19,6 +19,16 @@ from plantune.space.search_space import SearchSpace, load_search_space
 
 Check = Callable[[Step, Candidate, SearchSpace], Numerics]
 AssertRight = Callable[[Step, Candidate, SearchSpace], None]
+# Channels, size, outputs and stride of se_resnet9's 3x3 convolutions.
+LAYERS = [
+    (64, 16, 64, 1),
+    (64, 16, 128, 2),
+    (128, 8, 128, 1),
+    (128, 8, 256, 2),
+    (256, 4, 256, 1),
+    (256, 4, 512, 2),
+    (512, 2, 512, 1),
+]
 
 
 @pytest.hookimpl(trylast=True)  # so that a test's own parameters come first in its id

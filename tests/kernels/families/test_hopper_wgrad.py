@@ -14,18 +14,10 @@ from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .conftest import LAYERS
+
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")
-# Channels, size, outputs and stride of the network's 3x3 convolutions.
-LAYERS = [
-    (64, 16, 64, 1),
-    (64, 16, 128, 2),
-    (128, 8, 128, 1),
-    (128, 8, 256, 2),
-    (256, 4, 256, 1),
-    (256, 4, 512, 2),
-    (512, 2, 512, 1),
-]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from plantune.graph.rewrite import (
     round_constants_once,
     with_space_to_depth,
     without_dead_nodes,
+    without_spreads,
 )
 from plantune.graph.shadow import state_of, unsupported
 from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
@@ -54,7 +55,7 @@ def extract_with_outputs(
     """As `extract`, for any call, with what the module makes of the graph's outputs."""
     traced = trace(module, arguments)
     graph = _Extraction(module, arguments.types, traced).run()
-    graph = without_dead_nodes(with_space_to_depth(without_dead_nodes(graph)))
+    graph = without_dead_nodes(with_space_to_depth(without_spreads(without_dead_nodes(graph))))
     if not module.training if fold is None else fold:
         graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
     return graph, Outputs.like(traced.made)

@@ -33,6 +33,37 @@ def without_dead_nodes(graph: Graph) -> Graph:
     )
 
 
+def without_spreads(graph: Graph) -> Graph:
+    """Arithmetic takes a smaller operand as it is: it repeats one itself, without a pass over the
+    whole.
+    """
+    smaller = {node.name: found for node in graph.nodes if (found := _unspread(graph, node))}
+    if not smaller:
+        return graph
+
+    def rule(new: _New) -> tuple[str, ...] | None:
+        if new.node.name in smaller:
+            new.inputs[:] = map(new.now, smaller[new.node.name])
+        return None
+
+    return _rebuilt(graph, rule)
+
+
+def _unspread(graph: Graph, node: Node) -> tuple[str, str] | None:
+    """What a node is to read, if an operand is repeated for it; the whole one stands first."""
+    if node.op not in ("add", "mul", "sub", "div"):
+        return None
+    spread = [
+        maker is not None and maker.op == "broadcast_to"
+        for maker in map(graph.producers.get, node.inputs)
+    ]
+    whole, other = node.inputs
+    if spread == [True, False] and node.op in ("add", "mul"):
+        fits = graph.types[other].shape == graph.types[whole].shape
+        return (other, graph.producers[whole].inputs[0]) if fits else None
+    return (whole, graph.producers[other].inputs[0]) if spread[1] else None
+
+
 def with_space_to_depth(graph: Graph) -> Graph:
     """Finds the op that moves blocks of pixels into channels: a reshape that splits pixels, a
     permutation and a reshape that joins them.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from plantune.canonical import Attrs
-from plantune.kernels import vector_kernel
 from plantune.kernels.family import Frame
 from plantune.kernels.patterns.element_passes import ElementParts
 from plantune.kernels.small_matrix import shared_bytes_at_most
+from plantune.kernels.vector_kernel import VECTOR_BYTES
 
-# Vectors of images that a block holds in registers.
-HELD_MOST = 4096
+# Vectors of images that a block holds in registers, and registers of a thread beside them.
+HELD_MOST, LEAST_REGISTERS = 4096, 64
+WEIGHT_KEPT_BYTES = 32 << 10  # of a weight in registers
 # Of the layers' gradients: channels and hidden channels of a tile, and sums of each lane.
 TILE_CHANNELS, TILE_HIDDEN, SUMS_OF_TILE = 32, 8, 18 * 32
-# Blocks that add the layers' gradients, and images that one adds at least.
-ADDING_BLOCKS, ADDED_IMAGES = 264, 32
+# Warps of a block that adds them.
+ADDING_WARPS = 8
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class SeGradParts(ElementParts):
     @property
     def vectors(self) -> int:
         """Vectors of a pixel's channels."""
-        return self.channels * self.image.torch_dtype.itemsize // vector_kernel.VECTOR_BYTES
+        return self.channels * self.image.torch_dtype.itemsize // VECTOR_BYTES
 
     @property
     def makes_layers(self) -> bool:
@@ -44,9 +46,10 @@ class SeGradParts(ElementParts):
 
     @property
     def splits(self) -> int:
-        """Parts of the images that are added by different blocks."""
-        most = max(self.image.shape[0] // ADDED_IMAGES, 1)
-        return min(most, max(ADDING_BLOCKS // max(self.tiles, 1), 1))
+        """Parts of the images that are added by different blocks: about as many as a warp of eight
+        then has images, so that their parts are added as quickly.
+        """
+        return max(math.isqrt(self.image.shape[0] // ADDING_WARPS), 1)
 
     def rounds(self, config: Attrs) -> int:
         """Vectors of an image that a thread takes."""
@@ -56,7 +59,7 @@ class SeGradParts(ElementParts):
 
     def held(self, config: Attrs) -> int:
         """Vectors of images that a block would hold between the passes."""
-        vectors = self.rounds(config) * len(self.second(held=True).images)
+        vectors = self.rounds(config) * len(self.second.images)
         return vectors * int(config["threads"])
 
     def hold(self, config: Attrs) -> str | None:
@@ -65,8 +68,30 @@ class SeGradParts(ElementParts):
             return None
         return str(config["hold"])
 
+    def registers(self, config: Attrs) -> int:
+        """What a thread takes without spilling; both weights are in registers, if small."""
+        held = self.held(config) * VECTOR_BYTES * (self.hold(config) == "registers")
+        weight = self.channels * self.hidden * self.image.torch_dtype.itemsize
+        kept = 2 * weight * (weight <= WEIGHT_KEPT_BYTES)
+        return LEAST_REGISTERS + math.ceil((held + kept) / 4 / int(config["threads"]))
+
     def blocks(self, config: Attrs) -> int:
         return -(-self.image.shape[0] // int(config["images"]))
+
+    def held_bytes(self, config: Attrs) -> int:
+        """Dynamic shared memory of a block."""
+        held = config["hold"] == "shared"
+        return self.held(config) * VECTOR_BYTES if held else 0
+
+    def moved_bytes(self, config: Attrs) -> float:
+        """What all blocks read and write of images."""
+        again = self.second_anew.images if self.hold(config) is None else ()
+        return self.step.traffic_bytes + len(again) * self.image.size_bytes
+
+    def weights_bytes(self, config: Attrs) -> float:
+        """What all blocks read of both layers' weights, which stay in the second-level cache."""
+        weight = self.channels * self.hidden * self.image.torch_dtype.itemsize
+        return 2 * weight * self.blocks(config)
 
     def shared_bytes_declared(self, config: Attrs) -> int:
         """What plantune::SeGrad declares, and what `add` does."""

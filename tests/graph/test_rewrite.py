@@ -11,7 +11,12 @@ import torch
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
-from plantune.graph.rewrite import fold_scales, round_constants_once, without_dead_nodes
+from plantune.graph.rewrite import (
+    fold_scales,
+    round_constants_once,
+    without_dead_nodes,
+    without_spreads,
+)
 from plantune.graph.types import TensorType
 
 GEOMETRY = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
@@ -168,6 +173,40 @@ def test_keeps(build: Callable[[], Graph], evaluate: Any, draw: Any) -> None:
     after = fold_scales(before)
     same_meaning(before, after, evaluate, draw)
     assert set(after.nodes) == set(before.nodes)
+
+
+@pytest.mark.parametrize(
+    ("op", "place", "spreads"),
+    [
+        *[(op, 1, 0) for op in ("add", "mul", "sub", "div")],
+        *[(op, 0, 0) for op in ("add", "mul")],
+        *[(op, 0, 1) for op in ("sub", "div")],
+        ("relu_grad", 1, 1),
+    ],
+)
+def test_arithmetic_repeats_an_operand_itself(
+    op: str, place: int, spreads: int, evaluate: Any, draw: Any
+) -> None:
+    b = GraphBuilder()
+    b.input("x", TensorType((2, 3, 4, 4)))
+    b.input("gates", TensorType((2, 3, 1, 1)))
+    operands = ["x"]
+    operands.insert(place, b.emit("broadcast_to", "gates", shape=(2, 3, 4, 4))[0])
+    before = b.build(b.emit(op, *operands))
+    after = without_dead_nodes(without_spreads(before))
+    same_meaning(before, after, evaluate, draw)
+    assert [node.op for node in after.nodes].count("broadcast_to") == spreads
+
+
+def test_of_two_repeated_operands_one_stays_whole(evaluate: Any, draw: Any) -> None:
+    b = GraphBuilder()
+    b.input("rows", TensorType((2, 1)))
+    b.input("columns", TensorType((3,)))
+    spread = [b.emit("broadcast_to", name, shape=(2, 3))[0] for name in ("rows", "columns")]
+    before = b.build(b.emit("mul", *spread))
+    after = without_dead_nodes(without_spreads(before))
+    same_meaning(before, after, evaluate, draw)
+    assert [node.op for node in after.nodes] == ["broadcast_to", "mul"]
 
 
 def test_dead_nodes_and_what_they_alone_read_are_removed(evaluate: Any, draw: Any) -> None:

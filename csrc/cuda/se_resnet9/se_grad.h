@@ -15,7 +15,9 @@
 // `small` are values of each image and channel, of each channel, or single ones. kHeldAs says where a
 // held image comes from: k is the k-th that is read, kRead + j the j-th of the values.
 // Between the passes a block holds its images in registers (kHold 1) or in dynamic shared memory
-// (kHold 2), where each thread has its own vectors, or it reads them again (kHold 0).
+// (kHold 2), where each thread has its own vectors, or it reads them again (kHold 0). From Ampere on
+// shared memory also takes images that are read: all that has a slot there, by kSlotOf, is asked for
+// at once.
 //
 // `add` then makes the gradients of W1, b1, W2 and b2 from dexcite, dsqueeze and what the layers
 // read, and the sums from each block's part. Arithmetic is float; what leaves is rounded once.
@@ -37,6 +39,7 @@ struct SeGrad {
   using T = typename Chain::T;
   static constexpr int kChannels = Chain::kChannels, kHidden = Chain::kHidden;
   static constexpr int kImages = Chain::kImages, kThreads = Chain::kThreads;
+  static constexpr int kAddingThreads = 256;
   static constexpr int kRead = Chain::kRead, kSmall = Chain::kSmall, kHeld = Chain::kHeld;
   static constexpr int kStoredFirst = Chain::kStoredFirst, kSumsFirst = Chain::kSumsFirst;
   static constexpr int kStoredSecond = Chain::kStoredSecond, kSumsSecond = Chain::kSumsSecond;
@@ -53,6 +56,11 @@ struct SeGrad {
   static constexpr int kSize = Word::kSize, kRounds = Tile::kRounds;
   static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
   static constexpr bool kInRegisters = Chain::kHold == 1, kInShared = Chain::kHold == 2;
+#if __CUDA_ARCH__ >= 800
+  static constexpr bool kAsks = kInShared;
+#else
+  static constexpr bool kAsks = false;
+#endif
 
   struct Arguments {
     const T* read[kRead];
@@ -75,8 +83,7 @@ struct SeGrad {
     typename Squeeze::Scratch squeeze;
     typename Excite::Vectors dsqueeze;
     typename Excite::Scratch excite;
-    T of_gate[kImages][kChannels];
-    T of_hidden[kImages][kHidden];
+    T saved[kImages][kChannels + kHidden];  // what the derivatives of Gate and Hidden read
     float parts[kSums + 1][kThreads / 32];
 
     /// In the place of the sums, which are done with by then.
@@ -123,25 +130,30 @@ struct SeGrad {
     wait_for_predecessor();
 
     const long long image = blockIdx.x * (long long)(kImages);
-    if (blockIdx.x == 0 && threadIdx.x < kTiles) a.arrived[threadIdx.x] = 0;
+    if (blockIdx.x == 0) {
+      for (int i = threadIdx.x; i < kTiles; i += kThreads) a.arrived[i] = 0;
+    }
     const Tile tile(image, a.images, 0);
     Small small;
     load_small<kAligned>(a, tile, image, small);
-    bring(a, image, shared);
+    Saved saved;
+    if constexpr (Saved::kEarly) saved.fetch(a, image);
     Held held;
     typename Tile::Floats dgate = {};
     Sums sums = {};
     first_pass<kAligned>(a, tile, small, held, dgate, sums);
+    if constexpr (!Saved::kEarly) saved.fetch(a, image);
+    saved.share(shared);
 
     tile.add_up(shared.tile, dgate, [&](int team, int place, float value) {
       const int channel = Channels::column_at(place);
-      const float d = Chain::gate(value, to_float(shared.of_gate[team][channel]));
+      const float d = Chain::gate(value, to_float(shared.saved[team][channel]));
       shared.dexcite.put(team, channel, d);
       put(a, a.dexcite, image, team, kChannels, channel, d);
     });
     __syncthreads();
     squeeze.multiply(shared.dexcite, shared.squeeze, [&](int team, int row, float value) {
-      const float d = Chain::hidden(value, to_float(shared.of_hidden[team][row]));
+      const float d = Chain::hidden(value, to_float(shared.saved[team][kChannels + row]));
       shared.dsqueeze.put(team, row, d);
       put(a, a.dsqueeze, image, team, kHidden, row, d);
     });
@@ -171,9 +183,9 @@ struct SeGrad {
 
  private:
   static constexpr int kWarps = kThreads / 32;
-  using Layers = SeGradLayers<T, kChannels, kHidden, kThreads, Chain::kByRows1, Chain::kByRows2>;
+  using Layers =
+      SeGradLayers<T, kChannels, kHidden, kAddingThreads, Chain::kByRows1, Chain::kByRows2>;
   static constexpr int kTiles = Chain::kLayers ? Layers::kTiles : 0;
-  static_assert(kTiles <= kThreads, "one thread of the first block clears the count of a tile");
 
   static __device__ __forceinline__ void put(const Arguments& a, T* to, long long image, int team,
                                              int width, int column, float value) {
@@ -196,21 +208,32 @@ struct SeGrad {
     }
   }
 
-  /// What the derivatives read, into shared memory.
-  static __device__ __forceinline__ void bring(const Arguments& a, long long image,
-                                               Shared& shared) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kImages * (kChannels + kHidden); i += kThreads) {
-      const int team = i / (kChannels + kHidden), column = i % (kChannels + kHidden);
-      if (image + team >= a.images) continue;
-      if (column < kChannels) {
-        shared.of_gate[team][column] = a.of_gate[(image + team) * kChannels + column];
-      } else {
-        const int row = column - kChannels;
-        shared.of_hidden[team][row] = a.of_hidden[(image + team) * kHidden + row];
+  /// What the derivatives read: asked for before the images are there, shared after.
+  struct Saved {
+    static constexpr int kRow = kChannels + kHidden;
+    static constexpr int kOfThread = ceil_div(kImages * kRow, kThreads);
+    static constexpr bool kEarly = kOfThread <= 8;
+    T values[kOfThread];
+
+    __device__ __forceinline__ void fetch(const Arguments& a, long long image) {
+#pragma unroll
+      for (int k = 0; k < kOfThread; ++k) {
+        const int i = threadIdx.x + k * kThreads, team = i / kRow, column = i % kRow;
+        if (team >= kImages || image + team >= a.images) continue;
+        values[k] = column < kChannels
+                        ? a.of_gate[(image + team) * kChannels + column]
+                        : a.of_hidden[(image + team) * kHidden + column - kChannels];
       }
     }
-  }
+
+    __device__ __forceinline__ void share(Shared& shared) const {
+#pragma unroll
+      for (int k = 0; k < kOfThread; ++k) {
+        const int i = threadIdx.x + k * kThreads;
+        if (i < kImages * kRow) shared.saved[i / kRow][i % kRow] = values[k];
+      }
+    }
+  };
 
   static __device__ __forceinline__ void expand(const Small& small, int e, float (&to)[kSmall + 1]) {
 #pragma unroll
@@ -224,6 +247,7 @@ struct SeGrad {
                                                     Held& held,
                                                     typename Tile::Floats& dgate, Sums& sums) {
     if (!tile.active) return;
+    ask<kAligned>(a, tile);
 #pragma unroll(kInRegisters ? kRounds : 1)
     for (int base = 0; base < kRounds; base += kChunk) {
       Word in[kChunk][kRead];
@@ -232,12 +256,18 @@ struct SeGrad {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
 #pragma unroll
         for (int k = 0; k < kRead; ++k) {
+          if (is_asked<kAligned>(k)) continue;
           in[i][k].template load<kAligned>(a.read[k] + tile.at(base + i));
         }
       }
+      if (base == 0) wait<kAligned>();
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
+#pragma unroll
+        for (int k = 0; k < kRead; ++k) {
+          if (is_asked<kAligned>(k)) in[i][k] = Held::place(Chain::kSlotOf[k], base + i);
+        }
         Word made[kValues + 1];
         first_of(in[i], small, made, dgate, sums);
 #pragma unroll
@@ -245,11 +275,47 @@ struct SeGrad {
 #pragma unroll
         for (int k = 0; k < kHeld; ++k) {
           const int from = Chain::kHeldAs[k];
-          if (from < kRead) held.put(k, base + i, in[i][from < kRead ? from : 0]);
+          if (from < kRead && !is_asked<kAligned>(from < kRead ? from : 0)) {
+            held.put(k, base + i, in[i][from < kRead ? from : 0]);
+          }
           if (from >= kRead) held.put(k, base + i, made[from < kRead ? 0 : from - kRead]);
         }
       }
     }
+  }
+
+  /// Whether an image that is read comes through a slot of shared memory.
+  template <bool kAligned>
+  static constexpr bool is_asked(int k) {
+    return kAsks && kAligned && Chain::kSlotOf[k] >= 0;
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void ask(const Arguments& a, const Tile& tile) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (kAsks && kAligned) {
+#pragma unroll 4
+      for (int round = 0; round < kRounds; ++round) {
+        if (!tile.has(round)) continue;
+#pragma unroll
+        for (int k = 0; k < kRead; ++k) {
+          if (!is_asked<kAligned>(k)) continue;
+          const unsigned to = __cvta_generic_to_shared(&Held::place(Chain::kSlotOf[k], round));
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
+                       "l"(a.read[k] + tile.at(round))
+                       : "memory");
+        }
+      }
+    }
+#endif
+  }
+
+  /// A thread reads what it has asked for itself, so no other waits.
+  template <bool kAligned>
+  static __device__ __forceinline__ void wait() {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (kAsks && kAligned) asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
   }
 
   static __device__ __forceinline__ void first_of(const Word (&in)[kRead], const Small& small,
@@ -337,16 +403,16 @@ struct SeGrad {
   }
 
   static __device__ __forceinline__ void add_sum(const Arguments& a, int which) {
-    __shared__ float parts[kWarps];
+    __shared__ float parts[kAddingThreads / 32];
     const int blocks = int((a.images + kImages - 1) / kImages);
     float sum = 0.f;
 #pragma unroll 8
-    for (int i = threadIdx.x; i < blocks; i += kThreads) sum += a.parts[which * blocks + i];
+    for (int i = threadIdx.x; i < blocks; i += kAddingThreads) sum += a.parts[which * blocks + i];
     sum = of_warp(sum);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;
-    for (int warp = 1; warp < kWarps; ++warp) sum += parts[warp];
+    for (int warp = 1; warp < kAddingThreads / 32; ++warp) sum += parts[warp];
     a.sums[which][0] = from_float<T>(sum);
   }
 };

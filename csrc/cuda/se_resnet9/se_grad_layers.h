@@ -14,15 +14,21 @@
 
 namespace plantune {
 
+/// The largest power of two that divides a number.
+constexpr int power_in(int value) { return value & -value; }
+
 template <typename T, int kChannels, int kHidden, int kThreads, bool kByRows1, bool kByRows2>
 struct SeGradLayers {
   static constexpr int kColumns = 8, kColumnTiles = ceil_div(kHidden, kColumns);
   static constexpr int kTiles = ceil_div(kChannels, 32) * kColumnTiles;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kSums = 2 * kColumns + 2;  // weight1, weight2, bias2, bias1
-  static constexpr int kWidth = kHidden % kColumns == 0 ? 16 / int(sizeof(T)) : 1;
+  static constexpr int kWidth = smaller(power_in(kHidden), smaller(kColumns, 16 / int(sizeof(T))));
+  static constexpr int kWords = kColumns / kWidth;
+  static constexpr int kBatch = 4;  // images whose values a warp asks for at once
+  static constexpr int kOfThread = ceil_div(kSums * 32, kThreads);
   using Word = Vector<T, kWidth>;
-  using Row = float[kColumns];
+  using Row = Word[kWords];
 
   template <typename Arguments>
   static __device__ __forceinline__ void add(const Arguments& a, int tile, int split) {
@@ -56,32 +62,41 @@ struct SeGradLayers {
     const long long first = a.images * split / a.splits, last = a.images * (split + 1) / a.splits;
     const bool there = channel < kChannels;
     const int own = column + threadIdx.x % kColumns;
-#pragma unroll 4
-    for (long long n = first + threadIdx.x / 32; n < last; n += kWarps) {
-      const float dexcite = there ? to_float(a.dexcite[n * kChannels + channel]) : 0.f;
-      const float mean = there ? to_float(a.mean[n * kChannels + channel]) : 0.f;
-      Row hidden, dsqueeze;
-      load<kAligned>(a.hidden + n * kHidden, column, hidden);
-      load<kAligned>(a.dsqueeze + n * kHidden, column, dsqueeze);
+#pragma unroll 1
+    for (long long base = first + threadIdx.x / 32; base < last; base += kBatch * kWarps) {
+      T dexcite[kBatch], mean[kBatch], dsqueezed[kBatch];
+      Row hidden[kBatch], dsqueeze[kBatch];
 #pragma unroll
-      for (int k = 0; k < kColumns; ++k) {
-        sums[k] += dsqueeze[k] * mean;
-        sums[kColumns + k] += dexcite * hidden[k];
+      for (int i = 0; i < kBatch; ++i) {
+        const long long n = base + i * kWarps;
+        const bool found = n < last;
+        load<kAligned>(a.hidden + n * kHidden, column, found, hidden[i]);
+        load<kAligned>(a.dsqueeze + n * kHidden, column, found, dsqueeze[i]);
+        dexcite[i] = found && there ? a.dexcite[n * kChannels + channel] : from_float<T>(0.f);
+        mean[i] = found && there ? a.mean[n * kChannels + channel] : from_float<T>(0.f);
+        const bool owned = found && own < kHidden;
+        dsqueezed[i] = owned ? a.dsqueeze[n * kHidden + own] : from_float<T>(0.f);
       }
-      sums[2 * kColumns] += dexcite;
-      sums[2 * kColumns + 1] += own < kHidden ? to_float(a.dsqueeze[n * kHidden + own]) : 0.f;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int k = 0; k < kColumns; ++k) {
+          sums[k] += dsqueeze[i][k / kWidth][k % kWidth] * to_float(mean[i]);
+          sums[kColumns + k] += to_float(dexcite[i]) * hidden[i][k / kWidth][k % kWidth];
+        }
+        sums[2 * kColumns] += to_float(dexcite[i]);
+        sums[2 * kColumns + 1] += to_float(dsqueezed[i]);
+      }
     }
   }
 
   template <bool kAligned>
-  static __device__ __forceinline__ void load(const T* row, int column, Row& to) {
+  static __device__ __forceinline__ void load(const T* row, int column, bool found, Row& to) {
 #pragma unroll
-    for (int k = 0; k < kColumns; k += kWidth) {
-      Word word;
-      word.clear();
-      if (column + k < kHidden) word.template load<kAligned>(row + column + k);
-#pragma unroll
-      for (int e = 0; e < kWidth; ++e) to[k + e] = word[e];
+    for (int k = 0; k < kWords; ++k) {
+      to[k].clear();
+      const int at = column + k * kWidth;
+      if (found && at < kHidden) to[k].template load<kAligned>(row + at);
     }
   }
 
@@ -101,12 +116,20 @@ struct SeGradLayers {
   static __device__ __forceinline__ void finish(const Arguments& a, int tile) {
     const float* const parts = a.layers + tile * a.splits * (kSums * 32);
     const int first = tile / kColumnTiles * 32, column = tile % kColumnTiles * kColumns;
-    for (int i = threadIdx.x; i < kSums * 32; i += kThreads) {
-      float sum = 0.f;
+    float sums[kOfThread] = {};
 #pragma unroll 8
-      for (int split = 0; split < a.splits; ++split) sum += __ldcg(parts + split * (kSums * 32) + i);
-      const int k = i / 32, lane = i % 32;
-      if (first + lane < kChannels) store(a, first + lane, column, k, lane, from_float<T>(sum));
+    for (int split = 0; split < a.splits; ++split) {
+#pragma unroll
+      for (int j = 0; j < kOfThread; ++j) {
+        const int i = threadIdx.x + j * kThreads;
+        if (i < kSums * 32) sums[j] += __ldcg(parts + split * (kSums * 32) + i);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kOfThread; ++j) {
+      const int i = threadIdx.x + j * kThreads, k = i / 32, lane = i % 32;
+      if (i >= kSums * 32 || first + lane >= kChannels) continue;
+      store(a, first + lane, column, k, lane, from_float<T>(sums[j]));
     }
   }
 

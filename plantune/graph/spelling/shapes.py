@@ -79,6 +79,10 @@ def _expand(g: Reader, x: Value, sizes: Sequence[int], *, implicit: bool = False
     return x if tuple(wanted) == shape else g.emit("broadcast_to", x, shape=tuple(wanted))
 
 
+def _expand_as(g: Reader, x: Value, other: Value) -> Value:
+    return _expand(g, x, g.shape(other))
+
+
 def _copy(g: Reader, x: Value, source: Value, non_blocking: bool = False) -> Value:
     """What `x` holds after it was written: torch knows no gradient of the overload itself."""
     same = cast(g, source, g.type_of(x).torch_dtype)
@@ -99,6 +103,7 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.squeeze.dim": _squeeze,
     "aten.squeeze.dims": _squeeze,
     "aten.expand.default": _expand,
+    "aten.expand_as.default": _expand_as,
     "aten.contiguous.default": _identity,
     "aten.copy.default": _copy,
     "aten.clone.default": _identity,

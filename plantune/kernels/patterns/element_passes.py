@@ -103,9 +103,17 @@ class ElementParts(Parts):
         wanted = (self.gradient.total.inputs[0], *self.values, *added)
         return self._pass(self.gradient.first, wanted)
 
-    def second(self, *, held: bool) -> Pass:
-        """The second pass, where what the first one kept is `held` in registers."""
-        known = self.values if held else self.stored[0]
+    @cached_property
+    def second(self) -> Pass:
+        """The second pass, from all values that the first one made in words."""
+        return self._second(self.values)
+
+    @cached_property
+    def second_anew(self) -> Pass:
+        """The second pass from what is in memory."""
+        return self._second(self.stored[0])
+
+    def _second(self, known: Sequence[str]) -> Pass:
         nodes = (*self.gradient.first, *self.gradient.second)
         wanted = (*self.stored[1], *(node.inputs[0] for node in self.sums[1]))
         return self._pass([node for node in nodes if node.name not in known], wanted)
@@ -125,7 +133,7 @@ class ElementParts(Parts):
     @cached_property
     def small(self) -> tuple[Operand, ...]:
         """Values of images and channels, but the spread gradient of the mean."""
-        passes = (self.first, self.second(held=True), self.second(held=False))
+        passes = (self.first, self.second, self.second_anew)
         found = dict.fromkeys(operand for one in passes for operand in one.small)
         return tuple(operand for operand in found if operand.name not in self.gradient.spread)
 

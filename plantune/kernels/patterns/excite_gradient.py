@@ -76,8 +76,7 @@ class _Reader:
     def read(self) -> ExciteGradient:
         excite, value = self._layer(self.total.name)
         squeeze, value = self._layer(value)
-        alpha, value = self._scaled(value)
-        spread = self._named(value)
+        alpha, spread = self._scaled(value)
         elements, sums = self._elements(), self._sums()
         second = self._following(elements, spread)
         first = tuple(node for node in elements if node not in second)
@@ -155,14 +154,15 @@ class _Reader:
         depth = self.types[product.inputs[0]].shape[1]
         return Layer(weight, by_rows, None, product.types[0].shape[1], depth)
 
-    def _scaled(self, value: str) -> tuple[float, str]:
-        """What the mean's gradient is multiplied with, and the product."""
-        readers = self._readers(frozenset((value,)))
+    def _scaled(self, value: str) -> tuple[float, frozenset[str]]:
+        """What the mean's gradient is multiplied with, and the names of the product."""
+        names = self._named(value)
+        readers = self._readers(names)
         node = readers[0] if len(readers) == 1 else None
         if node is None or node.op != "affine" or node.attrs["beta"]:
-            return 1.0, value
+            return 1.0, names
         self.left.pop(node.name)
-        return float(node.attrs["alpha"]), node.name
+        return float(node.attrs["alpha"]), self._named(node.name)
 
     def _elements(self) -> tuple[Node, ...]:
         """The nodes that make images of single elements."""

@@ -4,11 +4,13 @@ one pass over each image.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
+from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
@@ -34,7 +36,7 @@ struct Chain {{
   static constexpr int kRead = {read}, kSmall = {small}, kValues = {values}, kHeld = {held};
   static constexpr int kStoredFirst = {stored_first}, kSumsFirst = {sums_first};
   static constexpr int kStoredSecond = {stored_second}, kSumsSecond = {sums_second};
-  static constexpr int kHeldAs[] = {{{held_as}}};
+  static constexpr int kHeldAs[] = {{{held_as}}}, kSlotOf[] = {{{slot_of}}};
   static constexpr bool kOfImages[] = {{{of_images}}}, kOfChannels[] = {{{of_channels}}};
   static constexpr float kAlpha = {alpha}f;
   static __device__ __forceinline__ float gate(float dy, float of) {{ return {gate}; }}
@@ -53,7 +55,7 @@ struct Chain {{
 using Kernel = plantune::SeGrad<Chain, plantune::{matrix}>;"""
     + vector_kernel.ENTRIES.replace("({threads})", "({threads}, {blocks_per_sm})")
     + """
-extern "C" __global__ __launch_bounds__({threads}) void add(Kernel::Arguments arguments) {{
+extern "C" __global__ __launch_bounds__({adding_threads}) void add(Kernel::Arguments arguments) {{
   Kernel::add(arguments);
 }}
 """
@@ -64,7 +66,7 @@ STATIC_SHARED_BYTES = 48 << 10
 # Vectors of images that a thread asks for at once, and what the kernel calls where images are held.
 ASKED = {"registers": 10, "shared": 12, None: 10}
 HOLDS = {None: 0, "registers": 1, "shared": 2}
-LEAST_REGISTERS = 64  # that the blocks of a multiprocessor leave a thread
+ADDING_THREADS = 256
 IMAGES_MOST, SMALL_MOST = 8, 6
 WEIGHTS = ("excite weight", "squeeze weight")
 OWN = ("dexcite", "dsqueeze", "parts", "layers", "arrived")
@@ -116,9 +118,8 @@ class SeGrad(CudaFamily[SeGradParts]):
             {
                 f"a block of {images} images is larger than the batch": images
                 > parts.image.shape[0],
-                f"its blocks leave a thread {registers} registers": registers < LEAST_REGISTERS,
-                f"{parts.tiles} tiles of the layers' gradients are more than threads": parts.tiles
-                > threads,
+                f"its blocks leave a thread {registers} registers": registers
+                < parts.registers(config),
                 f"it declares {declared} bytes of shared memory, {STATIC_SHARED_BYTES} may be": (
                     declared > STATIC_SHARED_BYTES
                 ),
@@ -129,15 +130,15 @@ class SeGrad(CudaFamily[SeGradParts]):
         )
 
     def shared_bytes(self, parts: SeGradParts, config: Attrs, arch: Arch) -> int:
-        held = config["hold"] == "shared"
-        return parts.held(config) * vector_kernel.VECTOR_BYTES if held else 0
+        return parts.held_bytes(config)
 
     def workspace_bytes(self, parts: SeGradParts, config: Attrs) -> int:
         return Workspace(parts, config).bytes
 
     def source(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str:
         gradient = parts.gradient
-        first, second = parts.first, parts.second(held=parts.hold(config) is not None)
+        held = parts.hold(config) is not None
+        first, second = parts.first, parts.second if held else parts.second_anew
         made = {name: len(first.images) + i for i, name in enumerate(parts.values)}
         places = {**{name: i for i, name in enumerate(first.images)}, **made}
         small = parts.small
@@ -150,6 +151,7 @@ class SeGrad(CudaFamily[SeGradParts]):
             threads=config["threads"],
             chunk=max(ASKED[parts.hold(config)] // len(first.images), 1),
             hold=HOLDS[parts.hold(config)],
+            adding_threads=ADDING_THREADS,
             blocks_per_sm=config["blocks_per_sm"],
             layers=cxx_bool(parts.makes_layers),
             by_rows1=cxx_bool(gradient.squeeze.by_rows),
@@ -163,6 +165,7 @@ class SeGrad(CudaFamily[SeGradParts]):
             stored_second=len(parts.stored[1]),
             sums_second=len(parts.sums[1]),
             held_as=", ".join(str(places[name]) for name in second.images),
+            slot_of=", ".join(map(str, _slots(first.images, second.images))),
             of_images=", ".join(cxx_bool(0 in axes_of(operand)) for operand in small) or "false",
             of_channels=", ".join(cxx_bool(1 in axes_of(o)) for o in small) or "false",
             alpha=repr(gradient.alpha),
@@ -180,11 +183,11 @@ class SeGrad(CudaFamily[SeGradParts]):
         count = parts.image.shape[0]
         constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
         workspace = Workspace(parts, config).addresses(frame)
-        dynamic = parts.held(config) * vector_kernel.VECTOR_BYTES * (config["hold"] == "shared")
-        kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads, dynamic)
+        held_bytes = parts.held_bytes(config)
+        kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads, held_bytes)
         sums = parts.gradient.sums
         adding = parts.tiles * parts.splits + len(sums)
-        add = Launcher(frame.built, max(adding, 1), threads, name="add")
+        add = Launcher(frame.built, max(adding, 1), ADDING_THREADS, name="add")
         names = _names(parts)
         read = [*parts.first.images, *(operand.name for operand in parts.small)]
 
@@ -201,6 +204,37 @@ class SeGrad(CudaFamily[SeGradParts]):
                 add.launch(stream, arguments)
 
         return Binding(launch, constants=constants.all)
+
+    def estimate_us(self, parts: SeGradParts, config: Attrs, arch: Arch) -> float:
+        """All blocks move what they must; one alone on its multiprocessor, or a few turns of them,
+        load and wait in step.
+        """
+        cost, resident = arch.cost(self.name), _resident(parts, config, arch)
+        turns = parts.blocks(config) / (resident * measured_chip().multiprocessors)
+        moved_us = parts.moved_bytes(config) / cost["bytes_per_us"]
+        work = moved_us * (1 + cost["in_step"] / max(turns, 1) + cost["alone"] * (resident == 1))
+        work += parts.weights_bytes(config) / cost["cached_bytes_per_us"]
+        waits = max(turns, 1) * cost["block_us"] / (resident * int(config["threads"]))
+        adding = cost["adding_us"] if parts.adds else 0.0
+        return cost["launch_us"] + adding + waits + work * self.slowdown(parts, arch)
+
+
+def _resident(parts: SeGradParts, config: Attrs, arch: Arch) -> int:
+    """Blocks that a multiprocessor has at once."""
+    assert arch.cuda is not None
+    shared = parts.shared_bytes_declared(config) + parts.held_bytes(config)
+    shared += arch.cuda.shared_memory_reserved_per_block_bytes
+    by_shared = arch.cuda.shared_memory_per_sm_bytes // shared
+    return max(min(by_shared, int(config["blocks_per_sm"])), 1)
+
+
+def _slots(read: Sequence[str], held: Sequence[str]) -> list[int]:
+    """Where each image that is read is put first, if anywhere: its own place among those that are
+    held, or that of a value which takes it when it is made.
+    """
+    own = {name: held.index(name) for name in read if name in held}
+    free = iter(place for place, name in enumerate(held) if name not in read)
+    return [own[name] if name in own else next(free, -1) for name in read]
 
 
 def _names(parts: SeGradParts) -> tuple[str | None, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
+from torch import nn
 
 from plantune.canonical import Attrs
 from plantune.graph.differentiate import differentiate
@@ -157,6 +159,47 @@ def test_the_network_offers_one_step_for_the_gradient_of_each_tail():
     assert any("layers.3.0" in name for name in ends)
 
 
+class Excited(nn.Module):
+    """As other people write it: with or without axes of one pixel, in one view or several."""
+
+    def __init__(self, *, linear, keepdim=False, repeated=False, functions=(nn.ReLU, nn.Sigmoid)):
+        super().__init__()
+        layer = nn.Linear if linear else partial(nn.Conv2d, kernel_size=1)
+        self.squeeze, self.excite = layer(32, 8), layer(8, 32)
+        self.functions = [kind() for kind in functions]
+        self.linear, self.keepdim, self.repeated = linear, keepdim, repeated
+        self.ends = nn.ModuleList(nn.Conv2d(32, 32, 1) for _ in range(2))
+
+    def forward(self, x):
+        first, last = self.ends
+        x = first(x)
+        mean = x.mean((2, 3), keepdim=self.keepdim)
+        hidden, gate = self.functions
+        gates = gate(self.excite(hidden(self.squeeze(mean.flatten(1) if self.linear else mean))))
+        if self.repeated:
+            return last(x * gates.view(*x.shape[:2], 1, 1).expand_as(x))
+        return last(x * (gates[:, :, None, None] if self.linear else gates))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Excited(linear=True),
+        Excited(linear=True, keepdim=True),
+        Excited(linear=True, repeated=True),
+        Excited(linear=False, keepdim=True, functions=(nn.SiLU, nn.Sigmoid)),
+        Excited(linear=False, keepdim=True, functions=(nn.ReLU, nn.Hardsigmoid)),
+    ],
+)
+def test_other_peoples_tails_are_one_step_too(module):
+    graph = differentiate(extract(module, TensorType((2, 32, 6, 6))))
+    steps = alternatives(graph, fusions_named("se_grad"))
+    taken = [step for step in steps if FAMILY.why_not_step(step) is None]
+    (whole,) = (step for step in taken if all(FAMILY.parts(step).gradient.layers))
+    weights = [layer.weight for layer in FAMILY.parts(whole).gradient.layers]
+    assert None not in weights
+
+
 REFUSED = {
     "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "nothing is added up"),
     "one pixel": (
@@ -223,7 +266,7 @@ def test_other_dtypes_are_refused(step_of):
             "larger than the batch",
         ),
         (
-            Gradient(4, 2048, 4, 4),
+            Gradient(4, 2048, 4, 4, 128),
             {"images": 4, "threads": 1024, "math": "simt", "hold": "registers", "blocks_per_sm": 1},
             "bytes of shared memory",
         ),
@@ -247,14 +290,14 @@ def test_a_block_holds_what_the_second_pass_reads_where_it_fits(step_of):
     )
     assert [p.hold(CONFIG) for p in (small, large)] == ["registers", None]
     assert len(small.first.images) == 4
-    assert small.second(held=True).images == (*small.stored[0], small.first.images[-1])
+    assert small.second.images == (*small.stored[0], small.first.images[-1])
 
 
 def test_what_follows_from_two_images_is_held_though_it_does_not_leave(step_of):
     parts = FAMILY.parts(step_of(Gradient(residual=False), "float16"))
     assert parts.kept == ("relu_grad",)
-    assert parts.second(held=True).images == ("relu_grad", parts.first.images[-1])
-    assert parts.second(held=False).images == parts.first.images
+    assert parts.second.images == ("relu_grad", parts.first.images[-1])
+    assert parts.second_anew.images == parts.first.images
 
 
 def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):

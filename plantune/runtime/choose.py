@@ -112,11 +112,12 @@ class Choice:
         """Instances of the leader's plan for this other batch, whose outputs are the same to the
         bit; says so if they are not.
         """
-        plan = transferred(leader.plan, self._graph, self._space)
+        own = self.pool()
+        plan = transferred(leader.plan, own.plan, self._graph, self._space)
         made = plan if isinstance(plan, str) else self._attempt(plan)
         if isinstance(made, str):
             tell(self._options.name, made)
-            return self.pool()
+            return own
         why = why_apart(leader, made)
         if why is not None:
             tell(self._options.name, why)

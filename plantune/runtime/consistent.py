@@ -32,10 +32,17 @@ def by_its_program(plan: Plan) -> Plan:
     return replace(plan, runner=PROGRAM, frozen_runner=None)
 
 
-def transferred(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | str:
-    """The same steps by the same candidates for another batch of the network; else why not."""
-    problem = Problem.of(graph, space.arch.name, plan.problem.network)
-    made = by_its_program(replace(plan, problem=problem, evidence=Attrs()))
+def transferred(leader: Plan, own: Plan, graph: Graph, space: SearchSpace) -> Plan | str:
+    """The leader's forward pass, step by step by the same candidates, for another batch, with the
+    backward pass of a plan of its own; else why not.
+    """
+    forward = {node.name for node in graph.nodes[: graph.backward_from]}
+    choices = (
+        *(choice for choice in leader.choices if choice.nodes[0] in forward),
+        *(choice for choice in own.choices if choice.nodes[0] not in forward),
+    )
+    problem = Problem.of(graph, space.arch.name, leader.problem.network)
+    made = by_its_program(replace(own, problem=problem, choices=choices, evidence=Attrs()))
     try:
         check_plan(made, graph, space)
     except PlantuneError as error:

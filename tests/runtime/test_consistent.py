@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.default_plans import CHANNELS_LAST, compose, default_plan
 from plantune.runtime import consistent
-from plantune.runtime.consistent import InconsistentPlans
+from plantune.runtime.consistent import InconsistentPlans, transferred
+from plantune.space.search_space import load_search_space
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +60,22 @@ def test_both_are_one_plan(policy, frames):
     assert first.plan.choices == second.plan.choices
     assert first.graph.inputs[0][1].shape == (16, 3, 8, 8)
     assert model.stats().eager == 0
+
+
+def test_the_backward_pass_is_that_of_the_own_plan(policy, frames):
+    """A config for a large batch may be illegal for a small one; the forward pass counts alone."""
+    space = load_search_space("cpu")
+    large, small = (
+        optimize(policy, frames[:batch], mode="train").pool().graph for batch in (16, 4)
+    )
+    leader = default_plan(large, space, network="leader")
+    own = compose(small, space, network="own", preferences=CHANNELS_LAST)
+    made = transferred(leader, own, small, space)
+    forward = {node.name for node in small.nodes[: small.backward_from]}
+    for choice in made.choices:
+        of = leader if choice.nodes[0] in forward else own
+        assert choice in of.choices
+    assert {choice.nodes for choice in made.choices} == {choice.nodes for choice in own.choices}
 
 
 def test_without_it_acting_has_a_plan_of_its_own(policy, frames):

@@ -47,6 +47,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # The longest tests are in files of this folder: as the last ones they would leave one of the
+    # processes waiting for another.
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
     if not config.getoption("quick"):
         return
     seen: Counter[str] = Counter()

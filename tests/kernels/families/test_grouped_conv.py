@@ -15,6 +15,8 @@ from plantune.kernels.registry import candidates, estimate_us
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .conftest import in_turns
+
 CONFIG = Attrs(rows=4, columns=8, threads=128)
 
 
@@ -174,12 +176,14 @@ def test_shared_memory_is_that_of_both_tiles(step_of):
     assert parts.blocks(CONFIG) == (2 * math.ceil(9 / 4) * math.ceil(11 / 8), 1)
 
 
-@pytest.mark.parametrize("name", ["groups of 16", "groups of 24", "stride 2, odd"])
-def test_it_builds_within_its_limits(step_of, build_within_limits, name, cuda_arch):
-    if FAMILY.why_not_arch(cuda_arch) is not None:
+@pytest.mark.parametrize(
+    ("arch_name", "name"), in_turns(["groups of 16", "groups of 24", "stride 2, odd"])
+)
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
+    arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
+    if FAMILY.why_not_arch(arch) is not None:
         pytest.skip("it has no such products")
-    step = step_of(STEPS[name], "float16")
-    usage = build_within_limits(FAMILY, step, CONFIG, cuda_arch)
+    usage = build_within_limits(FAMILY, step, CONFIG, arch)
     assert set(usage) == {"run", "run_unaligned"}
 
 

@@ -209,8 +209,6 @@ BUILDS = [
     ("sm75", "float32", changed(math="simt", tile_k=8, **{**LARGE, "warp_m": 32})),
     ("sm80", "bfloat16", changed(tile_k=64, stages=3)),
     ("sm80", "float32", changed(math="tf32", stages=4, tile_m=128, warp_m=64)),
-    ("sm86", "float32", changed(math="tf32", tile_k=16, stages=3)),
-    ("sm90", "float16", changed(**{**LARGE, "tile_m": 256}, stages=3)),
     ("sm90", "bfloat16", changed(**LARGE, stages=4)),
     ("sm120", "float32", changed(math="simt", tile_k=8)),
 ]

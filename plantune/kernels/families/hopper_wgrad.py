@@ -174,8 +174,9 @@ def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float
     busy_us = waves * (design.boxes_of_block * box_us + cost["start_us"] + store_us)
     under_way = min(design.blocks, arch.chip.multiprocessors) * design.stages * design.stage_bytes
     slow = cost["arrives_us"] / under_way + 1 / cost["moved_bytes_per_us"]
-    moved_bytes = max(traffic_bytes - cost["cached_bytes"], 0)
-    moving_us = moved_bytes * max(slow, 1 / cost["bytes_per_us"])
+    if design.taps > 1:  # pixels at the edge of a box are read by its neighbours, too
+        slow = max(slow, 1 / cost["bytes_per_us"])
+    moving_us = max(traffic_bytes - cost["cached_bytes"], 0) * slow
     return max(busy_us, moving_us) + adds_us
 
 

@@ -155,6 +155,16 @@ def test_boxes_cover_all_pixels(step_of, size, order, tile_k, stride):
     assert cut.pixels % 32 == 0
 
 
+def test_a_guess_knows_how_many_bytes_are_under_way(step_of):
+    """33.6 us against 46.7 (H200, 2026-11-22)."""
+    parts = FAMILY.parts(step_of(Gradient(2048, 48, (16, 16), kernel=1, padding=0), "float16"))
+    most, least = (
+        FAMILY.estimate_us(parts, config(tile_k=128, stages=stages, blocks=blocks), ARCH)
+        for stages, blocks in ((3, 132), (2, 66))
+    )
+    assert least > 1.2 * most
+
+
 BUILT = [
     (layer(0, 512), config(stages=3)),
     (layer(1), config(tile_k=64, layout="nhwc")),

@@ -55,9 +55,8 @@ struct GroupNorm {
   static constexpr int kWords = ceil_div(kRows, kLanes);
   static constexpr bool kHolds = kWords <= 4096 / kThreads;
   // Words that are asked for before the first is used, as registers allow.
-  static constexpr int kAtOnce = smaller(kWords, 2048 / kThreads);
-  static constexpr int kHeld = ceil_div(kWords, kAtOnce) * kAtOnce;
-  static constexpr int kBatch = kHolds ? kHeld : 2048 / kThreads;
+  static constexpr int kAtOnce = smaller(kWords, kHolds ? 2 : 2048 / kThreads);
+  static constexpr int kBatch = kHolds ? ceil_div(kWords, kAtOnce) * kAtOnce : kAtOnce;
   static constexpr int kBatches = ceil_div(kWords, kBatch);
   using Word = Vector<T, kVector>;
 

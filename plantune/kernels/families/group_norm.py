@@ -55,6 +55,17 @@ class GroupNorm(CudaFamily[NormParts]):
             }
         )
 
+    def estimate_us(self, parts: NormParts, config: Attrs, arch: Arch) -> float:
+        """Memory, of which short rows use a part, and which few blocks do not keep busy."""
+        cost, shortest = arch.cost(self.name), arch.cost(self.name)["row_bytes"]
+        row_bytes = shortest
+        if config["layout"] == "nhwc":
+            row_bytes = _of_group(parts) * config["groups"] * parts.type.torch_dtype.itemsize
+        used = min(1.0, row_bytes / shortest) ** 0.6
+        filled = min(1.0, _blocks(parts, config) / cost["blocks"]) ** 0.5
+        moved = float(parts.step.traffic_bytes / cost["bytes_per_us"] / used / filled)
+        return cost["launch_us"] + moved * self.slowdown(parts, arch)
+
     def source(self, parts: NormParts, config: Attrs, arch: Arch) -> str:
         return SOURCE.format(
             element=vector_kernel.ELEMENTS[parts.type.dtype],
@@ -72,8 +83,8 @@ class GroupNorm(CudaFamily[NormParts]):
 
     def bind(self, parts: NormParts, config: Attrs, frame: Frame) -> Binding:
         constants = rows_of(parts.step, frame)
-        blocks = parts.type.shape[0] * parts.norm.attrs["groups"] // int(config["groups"])
-        kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
+        threads = int(config["threads"])
+        kernel = vector_kernel.VectorKernel(frame.built, _blocks(parts, config), threads)
 
         def launch(stream: int) -> None:
             addresses = parts.addresses(constants, frame.values)
@@ -85,6 +96,10 @@ class GroupNorm(CudaFamily[NormParts]):
 def _of_group(parts: NormParts) -> int:
     """Channels of a group."""
     return int(parts.type.shape[1] // parts.norm.attrs["groups"])
+
+
+def _blocks(parts: NormParts, config: Attrs) -> int:
+    return int(parts.type.shape[0] * parts.norm.attrs["groups"] // config["groups"])
 
 
 def _pixels(parts: NormParts) -> int:

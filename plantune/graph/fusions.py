@@ -13,11 +13,15 @@ from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.ops.functions import FUNCTIONS
+from plantune.graph.ops.overload import CONCAT
+from plantune.graph.ops.overload_backward import WANTED
 from plantune.graph.step import phase_of
 from plantune.paths import data_folder
 
 POINTWISE, ACTIVATION, DERIVATIVE = "pointwise", "activation", "activation_grad"
-WORDS = (POINTWISE, ACTIVATION, DERIVATIVE)
+# Overloads of torch that a path may name, by a word.
+OVERLOADS = {CONCAT: "concat"}
+WORDS = (POINTWISE, ACTIVATION, DERIVATIVE, *OVERLOADS.values())
 OPERANDS = ("scalar", "tensor", "broadcast")
 # Repeating items on a graph that branches would offer exponentially many groups.
 LONGEST = 24
@@ -132,6 +136,8 @@ def fusions_named(*names: str) -> tuple[Fusion, ...]:
 def kinds_of(graph: Graph, node: Node) -> frozenset[str]:
     """Every word under which a path may name this node."""
     kinds = {node.op}
+    if WANTED not in node.attrs:  # autograd remembers calls of torch's own alone
+        kinds.add(OVERLOADS.get(node.op, node.op))
     if op_named(node.op).pointwise:
         kinds.add(POINTWISE)
     if node.op in FUNCTIONS:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from plantune.errors import InvalidSearchSpace
@@ -224,6 +225,11 @@ def test_a_path_stays_in_its_pass(tmp_path: Path) -> None:
     assert found(graph, ["relu", "sigmoid|sigmoid_grad|relu_grad*"], tmp_path) == ["relu sigmoid"]
 
 
+class Joined(nn.Module):
+    def forward(self, x):
+        return torch.relu(torch.cat((x, x.sigmoid()), 1))
+
+
 @cache
 def networks() -> dict[str, Graph]:
     size = TensorType((2, 3, 64, 64))
@@ -231,6 +237,7 @@ def networks() -> dict[str, Graph]:
         "se_resnet9": differentiate(extract(se_resnet9_fixup(3, base_planes=32), size)),
         "resnet18 eval": extract(resnet18(num_classes=5).eval(), size),
         "resnet18 train": differentiate(extract(resnet18(num_classes=5), size)),
+        "joined": extract(Joined(), size),
         "group norm": extract(nn.Sequential(nn.GroupNorm(1, 3), nn.ReLU()), size),
     }
 

@@ -93,6 +93,17 @@ class Normed(nn.Module):
         return torch.relu(self.norm(x) + x)
 
 
+class Joined(nn.Module):
+    """Images one after the other, normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return torch.relu(self.norm(torch.cat((x, x.sigmoid()), 1)))
+
+
 def graphs() -> Iterator[Graph]:
     """Graphs in which every shipped fusion has its longest path, without and with gradients."""
     for module, shape in (
@@ -103,6 +114,7 @@ def graphs() -> Iterator[Graph]:
         (Pixels(), (2, 3, 8, 8)),
         (Scaled(), (2, 4, 5, 5)),
         (Normed(), (2, 4, 3, 3)),
+        (Joined(), (2, 4, 3, 3)),
     ):
         yield extract(module.eval(), TensorType(shape))
         graph = extract(module.train(), TensorType(shape), fold=False)

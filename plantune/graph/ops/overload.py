@@ -131,6 +131,7 @@ class OverloadOp(Op):
         return Domain("index", max(min(sizes), 1) if self.name != EMBEDDING else sizes[0])
 
 
+CONCAT = "aten.cat.default"
 EMBEDDING = "aten.embedding.default"
 AVERAGE = "aten.avg_pool2d.default"
 # What numbers some take, by the place of the input.
@@ -144,6 +145,12 @@ DOMAINS: Mapping[tuple[str, int], str] = {
     ("aten.normal.Tensor_Tensor", 1): "positive",
     ("aten.poisson.default", 0): "positive",
 }
+
+
+def joined(attrs: Attrs, inputs: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """The axis of a concatenation, and what it joins, in order: an input may be there twice."""
+    given = json.loads(attrs[ARGUMENTS])
+    return given.get("dim", 0), tuple(inputs[tensor[TENSOR]] for tensor in given["tensors"])
 
 
 def _tensors_of(result: Any) -> list[Tensor]:

@@ -1,0 +1,188 @@
+"""Concatenations of images along their channels with what follows them: `csrc/cuda/concat.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from plantune.canonical import Attrs
+from plantune.graph.graph import Node
+from plantune.graph.ops.functions import FUNCTIONS
+from plantune.graph.ops.overload import CONCAT, joined
+from plantune.graph.ops.overload_backward import WANTED
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
+from plantune.kernels.constants import Constants, Form, Parameter, channel_values
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.expression import Chain, rendered
+from plantune.kernels.rendering import cxx_bools
+from plantune.space.arch import Arch
+
+# A kernel takes 4096 bytes of arguments, eight for each image.
+SOURCES_MAX = 128
+CHANNEL_OPS = {"mul_channel": "scale", "add_channel": "bias"}
+SOURCE = (
+    """#include "cuda/concat.h"
+{functors}struct Join {{
+  using T = {element};
+  using Expression = {expression};
+  static constexpr int kSources = {sources};
+  static constexpr int kBegins[] = {{{begins}}};
+  static constexpr int kVector = {vector}, kVectors = {vectors}, kThreads = {threads};
+  static constexpr bool kScale = {scale}, kBias = {bias};
+}};
+using Kernel = plantune::Concat<Join>;"""
+    + vector_kernel.ENTRIES
+)
+
+
+@dataclass(frozen=True)
+class ConcatParts(Parts):
+    """y = chain of the images `x`, one after the other, * scale + bias."""
+
+    x: tuple[str, ...]
+    scale: str | None
+    bias: str | None
+    chain: Chain
+
+    @property
+    def type(self) -> TensorType:
+        return self.step.nodes[0].types[0]
+
+    @property
+    def y(self) -> str:
+        return self.step.nodes[-1].name
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """The first channel of each image, and their count."""
+        sizes = (self.step.types[name].shape[1] for name in self.x)
+        return tuple(itertools.accumulate(sizes, initial=0))
+
+    @property
+    def vector(self) -> int:
+        """Channels that are read at once."""
+        return math.gcd(vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize, *self.begins)
+
+    @property
+    def pixels(self) -> int:
+        return self.type.numel // self.type.shape[1]
+
+    def grid(self, config: Attrs) -> tuple[int, int]:
+        """Blocks along pixels and channels."""
+        threads, columns = int(config["threads"]), self.begins[-1] // self.vector
+        lanes = threads // min(columns, threads)
+        return -(-self.pixels // (lanes * int(config["vectors"]))), -(-columns // threads)
+
+
+class Concat(CudaFamily[ConcatParts]):
+    """Config: a thread of a block takes its channels of so many pixels: `vectors`."""
+
+    name: ClassVar = "concat"
+    image_layout = "nhwc"
+
+    def read(self, step: Step) -> ConcatParts:
+        node = step.nodes[0]
+        refuse({f"the step starts with {node.op}, not with a concatenation": node.op != CONCAT})
+        axis, x = joined(node.attrs, node.inputs)
+        rank = len(node.types[0].shape)
+        refuse(
+            {
+                **vector_kernel.not_an_element(node.types[0].dtype),
+                "only images, along their channels": rank != 4 or axis % rank != 1,
+                f"it takes {SOURCES_MAX} images at most": len(x) > SOURCES_MAX,
+                "weights are in nchw": step.constants.intersection(x) or step.phase == "refresh",
+                "autograd is to remember it": WANTED in node.attrs,
+                "dtypes differ": {step.types[name].dtype for name in x} != {node.types[0].dtype},
+                "an image has nothing to add": any(not step.types[name].numel for name in x),
+            }
+        )
+        named, chain = _following(step)
+        return ConcatParts(step, x, named.get("scale"), named.get("bias"), chain)
+
+    def source(self, parts: ConcatParts, config: Attrs, arch: Arch) -> str:
+        return SOURCE.format(
+            element=vector_kernel.ELEMENTS[parts.type.dtype],
+            sources=len(parts.x),
+            begins=", ".join(map(str, parts.begins)),
+            vector=parts.vector,
+            **config,
+            **cxx_bools({"scale": parts.scale, "bias": parts.bias}),
+            **rendered(parts.chain),
+        )
+
+    def bind(self, parts: ConcatParts, config: Attrs, frame: Frame) -> Binding:
+        values, kind = frame.values, _arguments(len(parts.x))
+        constants = Constants(frame, _constants(parts))
+        threads = int(config["threads"])
+        kernel = vector_kernel.VectorKernel(frame.built, parts.grid(config), threads)
+
+        def launch(stream: int) -> None:
+            read = [values[name] for name in parts.x]
+            places = (ctypes.c_void_p * len(read))(*(tensor.data_ptr() for tensor in read))
+            arguments = constants.into(kind, {"y": parts.y}, x=places, pixels=parts.pixels)
+            kernel.launch(stream, arguments, read)
+
+        return Binding(launch, constants=constants.all)
+
+
+def _following(step: Step) -> tuple[dict[str, str], Chain]:
+    """What each node after the first does to the value before it."""
+    named: dict[str, str] = {}
+    chain: list[str] = []
+    for before, node in itertools.pairwise(step.nodes):
+        part = CHANNEL_OPS.get(node.op)
+        refuse({f"{node.op} at {node.name!r} has no place": not _may_follow(part, node, chain)})
+        refuse({f"{node.name!r} reads another value": node.inputs[0] != before.name})
+        if part is None:
+            chain.append(node.op)
+            continue
+        again = part in named or (part == "scale" and "bias" in named)
+        refuse({f"{node.op} at {node.name!r} comes too late": again})
+        refuse({f"the {part} is not constant": node.inputs[1] not in step.constants})
+        named[part] = node.inputs[1]
+    left = [name for name, _ in step.outputs] != [step.nodes[-1].name]
+    refuse({"a value before the end of the step is read outside of it": left})
+    return named, tuple(chain)
+
+
+def _may_follow(part: str | None, node: Node, chain: list[str]) -> bool:
+    if part is None:
+        return node.op in FUNCTIONS
+    return not chain and node.attrs["axis"] == 1
+
+
+def _constants(parts: ConcatParts) -> Mapping[str, tuple[str | None, Form]]:
+    found = {"scale": parts.scale, "bias": parts.bias}
+    return {
+        part: (name, channel_values(parts.step.types[name], parts.type.shape[1]))
+        for part, name in found.items()
+        if name is not None
+    }
+
+
+@cache
+def _arguments(sources: int) -> type[ctypes.Structure]:
+    """plantune::Concat::Arguments for so many images."""
+
+    class Arguments(ctypes.Structure):
+        _fields_: ClassVar[Any] = [
+            ("x", ctypes.c_void_p * sources),
+            ("y", ctypes.c_void_p),
+            ("pixels", ctypes.c_longlong),
+            ("scale", Parameter),
+            ("bias", Parameter),
+        ]
+
+    return Arguments
+
+
+FAMILY = Concat()

@@ -1,0 +1,91 @@
+"""Concatenations of images: which steps, which configs, that they are right."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plantune.canonical import Attrs
+from plantune.kernels.families.concat import FAMILY
+from plantune.space.arch import load_arch
+
+CONFIG = Attrs(threads=128, vectors=2)
+
+
+def concat(*channels, size=(5, 3), axis=1, then=(), order=None):
+    """Images of so many channels; `order` are the places of those that are joined."""
+
+    def emit(b):
+        x = [b.x(2, count, *size) for count in channels]
+        joined = [{"tensor": at} for at in order or range(len(x))]
+        arguments = json.dumps({"tensors": joined, "dim": axis})
+        y = b("aten.cat.default", *x, arguments=arguments)
+        total = sum(channels[at["tensor"]] for at in joined)
+        for op in then:
+            more = (b.w(total),) if op.endswith("channel") else ()
+            y = b(op, y, *more, **({"axis": 1} if more else {}))
+        return y
+
+    return emit
+
+
+STEPS = {
+    "two": concat(16, 8),
+    "scaled": concat(8, 24, 8, then=("mul_channel", "add_channel", "relu")),
+    "odd": concat(3, 4, 6, then=("add_channel", "silu")),
+    "one twice": concat(8, 16, order=(0, 1, 0), then=("mul_channel",)),
+    "many": concat(*(8,) * 24, then=("relu",)),
+    "wide": concat(1024, 1200),
+    "one pixel": concat(64, 32, size=(1, 1), axis=-3),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_runs_every_step(step_of, name, dtype):
+    step = step_of(STEPS[name], dtype)
+    assert FAMILY.why_not_step(step) is None
+    assert FAMILY.why_not_config(FAMILY.parts(step), CONFIG, load_arch("sm90")) is None
+
+
+def test_it_reads_what_is_joined_in_order(step_of):
+    parts = FAMILY.parts(step_of(STEPS["one twice"], "float16"))
+    assert parts.x == ("x0", "x1", "x0")
+    assert parts.begins == (0, 8, 24, 32)
+    assert parts.vector == 8
+    assert FAMILY.parts(step_of(STEPS["odd"], "float16")).vector == 1
+
+
+REFUSED = {
+    "another op": (lambda b: b("relu", b.x(2, 8)), "not with a concatenation"),
+    "rows": (concat(4, 4, axis=2), "along their channels"),
+    "a scale after a bias": (concat(8, 8, then=("add_channel", "mul_channel")), "too late"),
+    "a scale after a function": (concat(8, 8, then=("relu", "mul_channel")), "has no place"),
+    "a sum": (lambda b: b("sum", STEPS["two"](b), dims=(1,), keepdim=False), "has no place"),
+    "an early value": (lambda b: (y := STEPS["two"](b), b("relu", y)), "read outside"),
+    "a moving scale": (
+        lambda b: b("mul_channel", concat(8, 8)(b), b.x(16), axis=1),
+        "the scale is not constant",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+@pytest.mark.parametrize("name", ["scaled", "many"])
+def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
+    config = Attrs(threads=256, vectors=4)
+    build_within_limits(FAMILY, step_of(STEPS[name], "float16"), config, cuda_arch)
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("name", STEPS)
+    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
+        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))

@@ -74,10 +74,11 @@ def test_all_gradients_of_se_resnet9(
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("resnet18", "train"), ("resnet18", "eval"), ("resnet50", "train")]
+    ("block", "mode"), [("BasicBlock", "train"), ("BasicBlock", "eval"), ("Bottleneck", "train")]
 )
-def test_all_gradients_of_a_resnet(name: str, mode: str, check: Check, randomise: Any) -> None:
-    module = randomise(getattr(resnet, name)(num_classes=5)).train(mode == "train")
+def test_all_gradients_of_a_resnet(block: str, mode: str, check: Check, randomise: Any) -> None:
+    made = resnet.ResNet(getattr(resnet, block), (1, 2, 1, 1), num_classes=5, in_channels=3)
+    module = randomise(made).train(mode == "train")
     x = torch.randn(2, 3, 40, 33, dtype=torch.float64)
     graph = check(module, x, everything(module), fold=False)
     assert len(graph.gradients) == len(list(module.parameters())) + 1

@@ -345,12 +345,13 @@ NETWORKS: dict[str, tuple[nn.Module, Shape]] = {
 
 
 def network_steps() -> Iterator[tuple[str, Step]]:
-    """Every step that the shipped fusions offer for some blocks, forward and backward."""
+    """Every fused step that the shipped fusions offer for some blocks, forward and backward."""
     for (name, (module, shape)), mode in itertools.product(NETWORKS.items(), ("infer", "train")):
         graph = extract(module.train(mode == "train"), TensorType(shape))
         if mode == "train":
             graph = differentiate(graph, ["x", *(name for name, _ in graph.parameters)])
-        for step in alternatives(graph, all_fusions()):
+        fused = (step for step in alternatives(graph, all_fusions()) if len(step.nodes) > 1)
+        for step in fused:
             yield f"{name} {mode}: {step.name} +{len(step.nodes) - 1}", step
 
 

@@ -100,7 +100,7 @@ class SeGradParts(ElementParts):
         groups = min(threads // images // self.vectors, self.pixels)
         sums = images * groups * (self.channels + 16) * 4
         layers = sum(
-            shared_bytes_at_most(rows, columns, images, threads)
+            shared_bytes_at_most(rows, columns, images, threads, config["math"])
             for rows, columns in ((self.hidden, self.channels), (self.channels, self.hidden))
         )
         saved = images * (self.channels + self.hidden) * size

@@ -42,7 +42,10 @@ def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def shared_bytes_at_most(rows: int, columns: int, images: int, threads: int) -> int:
-    """What either kind keeps in shared memory: its vectors, and sums of the parts of a product."""
+def shared_bytes_at_most(
+    rows: int, columns: int, images: int, threads: int, math: str = "mma"
+) -> int:
+    """What a kind keeps in shared memory: its vectors, and sums of the parts of a product."""
     vectors = images * (_up(columns, TILE) + 3 * TILE) * 4
-    return vectors + images * max(threads // 32, -(-rows // TILE)) * TILE * 4
+    parts = images * max(threads // 32, -(-rows // TILE)) if math == "mma" else 1
+    return vectors + parts * TILE * 4

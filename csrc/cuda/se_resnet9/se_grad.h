@@ -246,13 +246,14 @@ struct SeGrad {
                                                     const Small& small,
                                                     Held& held,
                                                     typename Tile::Floats& dgate, Sums& sums) {
+    constexpr int kAtOnce = kAligned ? kChunk : 1;
     if (!tile.active) return;
     ask<kAligned>(a, tile);
 #pragma unroll(kInRegisters ? kRounds : 1)
-    for (int base = 0; base < kRounds; base += kChunk) {
-      Word in[kChunk][kRead];
+    for (int base = 0; base < kRounds; base += kAtOnce) {
+      Word in[kAtOnce][kRead];
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
 #pragma unroll
         for (int k = 0; k < kRead; ++k) {
@@ -262,7 +263,7 @@ struct SeGrad {
       }
       if (base == 0) wait<kAligned>();
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
 #pragma unroll
         for (int k = 0; k < kRead; ++k) {

@@ -304,6 +304,18 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
     step = step_of(block(64, 16), "float16")
     usage = build_within_limits(FAMILY, step, CONFIG, cuda_arch)
     assert set(usage) == {"run", "run_unaligned", "add"}
+    assert usage["run"].shared_bytes <= FAMILY.parts(step).shared_bytes_declared(CONFIG)
+
+
+@pytest.mark.parametrize(("channels", "size", "images"), [(128, 8, 1), (512, 2, 4)])
+def test_blocks_that_hold_images_in_shared_memory_leave_room_for_others(
+    step_of, build_within_limits, channels, size, images
+):
+    config = Attrs(CONFIG, hold="shared", images=images, blocks_per_sm=2)
+    parts = FAMILY.parts(step_of(block(channels, size, n=images), "float16"))
+    usage = build_within_limits(FAMILY, parts.step, config, load_arch("sm90"))
+    assert usage["run"].shared_bytes <= parts.shared_bytes_declared(config)
+    assert FAMILY.shared_bytes(parts, config, load_arch("sm90")) == 2 * parts.image.size_bytes
 
 
 @pytest.mark.parametrize(("channels", "size"), BLOCKS)

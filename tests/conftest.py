@@ -102,8 +102,9 @@ def seeded() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """A shell starts what runs in its background deaf to SIGINT, which some tests send."""
+    """Background processes of a shell are deaf to SIGINT, those of nohup to SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

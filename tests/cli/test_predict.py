@@ -51,28 +51,31 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
 
 
 @pytest.fixture(scope="module")
-def prediction(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with a plan that was predicted for Ampere."""
+def prediction(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A database with a plan that was predicted for Ampere, and what was said of it."""
     path = tmp_path_factory.mktemp("predicted") / "plans.db"
     with pytest.MonkeyPatch.context() as patch:
         without_gpu(patch)
         options = "--arch", "sm80", "--batch", "4", "--predict", "--db", str(path)
         result = CliRunner().invoke(main, ["search", *options])
     assert result.exit_code == 0, result.stderr
-    return path
+    return path, result.stdout
 
 
 @pytest.fixture
-def predicted(prediction: Path, cache: Path) -> int:
+def predicted(prediction: tuple[Path, str], cache: Path) -> int:
     """The id of that plan in the user's database."""
+    path, _ = prediction
     cache.mkdir()
-    with PlanDatabase.open(prediction) as database:
+    with PlanDatabase.open(path) as database:
         (stored,) = database.plans()
-    shutil.copy(prediction, cache / "plans.db")
+    shutil.copy(path, cache / "plans.db")
     return stored.id
 
 
-def test_it_is_planned_without_the_gpu(run: Run, builds: list[Candidate]) -> None:
+def test_it_is_planned_without_the_gpu(
+    run: Run, builds: list[Candidate], prediction: tuple[Path, str]
+) -> None:
     result = run("search", "--arch", "sm80", "--batch", 4, "--predict", "--json")
     assert result.exit_code == 0
     data = object_of(result)
@@ -86,7 +89,7 @@ def test_it_is_planned_without_the_gpu(run: Run, builds: list[Candidate]) -> Non
     assert compiled
     assert {row["footprint"]["registers"] for row in compiled} == {40}
     assert all(row["guess_us"] > 0 for row in compiled)
-    shown = run("search", "--arch", "sm80", "--batch", 4, "--predict").stdout
+    _, shown = prediction
     said = ("PREDICTED for sm80", "numerics not checked", "registers", "next: plantune verify ")
     assert all(text in shown for text in said)
 

@@ -13,6 +13,8 @@ from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .conftest import in_turns
+
 
 def norm(shape, groups, affine=2, then=(), kept=()):
     """`kept` are the places of outputs that leave beside what the step makes."""
@@ -84,11 +86,11 @@ def test_another_op_is_refused(step_of):
     )
 
 
-@pytest.mark.parametrize("name", ["several groups in a vector", "large"])
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
-    step = step_of(STEPS[name], "float16")
+@pytest.mark.parametrize(("arch_name", "name"), in_turns(["several groups in a vector", "large"]))
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
+    arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
     for layout, groups in (("nchw", 1), ("nhwc", 2)):
-        usage = build_within_limits(FAMILY, step, config(layout, groups, 512), cuda_arch)
+        usage = build_within_limits(FAMILY, step, config(layout, groups, 512), arch)
         assert all(used.shared_bytes <= 48 << 10 for used in usage.values())
 
 

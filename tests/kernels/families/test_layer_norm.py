@@ -13,6 +13,8 @@ from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .conftest import in_turns
+
 
 def norm(shape, axes=1, affine=2, then=(), kept=()):
     """`kept` are the places of outputs that leave beside what the step makes."""
@@ -101,11 +103,11 @@ def test_a_row_is_contiguous_whatever_images_are(step_of):
     assert layouts["x0"] == layouts["layer_norm"] == "nchw"
 
 
-@pytest.mark.parametrize("name", ["odd", "wide"])
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
+@pytest.mark.parametrize(("arch_name", "name"), in_turns(["odd", "wide"]))
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     step = step_of(STEPS[name], "float16")
-    config = legal(step, cuda_arch.name)[-1].config
-    usage = build_within_limits(FAMILY, step, config, cuda_arch)
+    config = legal(step, arch_name)[-1].config
+    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
     assert set(usage) == {"run", "run_unaligned"}
 
 

@@ -125,8 +125,16 @@ def test_few_blocks_are_expected_to_be_slow_on_large_images(step_of):
     assert few > 2 * many
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["masked, and leaves", "gates", "scaled", "columns"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("masked, and leaves", "float16"),
+        ("masked, and leaves", "float32"),
+        ("gates", "bfloat16"),
+        ("scaled", "float32"),
+        ("columns", "float16"),
+    ],
+)
 def test_it_builds_without_spilling(step_of, build_within_limits, name, dtype):
     for vectors in (1, 4):
         step = step_of(RUN[name], dtype)

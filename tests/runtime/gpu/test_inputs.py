@@ -13,6 +13,8 @@ from plantune import UnplannedCall, optimize
 from plantune.cuda import patches
 from plantune.errors import InputMismatch
 
+from ..awkward import AWKWARD
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
@@ -50,24 +52,6 @@ class TestOtherShapes:
             model = optimize(small, example)
             for x in (images, last):
                 assert_right(model(x), small, images)
-
-
-def with_offset(x):
-    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
-
-
-AWKWARD = {
-    "sliced batch": lambda x: torch.cat([x, x + 1])[1:3],
-    "every second": lambda x: torch.cat([x, x + 1])[::2],
-    "sliced channels": lambda x: torch.cat([x, x], 1)[:, 1:4],
-    "strided": lambda x: torch.cat([x, x], 3)[..., 1::2],
-    "expanded batch": lambda x: x[:1].expand(2, -1, -1, -1),
-    "expanded channels": lambda x: x[:, :1].expand(-1, 3, -1, -1),
-    "transposed": lambda x: x.transpose(2, 3),
-    "permuted": lambda x: x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
-    "misaligned": with_offset,
-    "a parameter": nn.Parameter,
-}
 
 
 class Shifted(nn.Module):

@@ -6,9 +6,9 @@
 //           in the same order of axes, what leaves of the chain
 //   totals  = the sums of what else the chain makes, one value each
 //
-// Each element of the gradient gathers from the windows that it is in, in float and in a fixed order,
-// and is rounded before the chain. Blocks leave parts of the totals, which `add` adds in a fixed
-// order: deterministic.
+// Each element of the gradient gathers from the windows that it is in, in float and in a fixed
+// order, and goes through the chain before it is rounded. Blocks leave parts of the totals, which
+// `add` adds in a fixed order: deterministic.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace plantune {
 
-/// A thread makes kVector channels of one pixel; the chain's input kGathered is the gradient, its
+/// A thread makes kVector channels of some pixels; the chain's input kGathered is the gradient, its
 /// last kTotals outputs are added.
 template <typename Window, typename Chain>
 struct PoolGrad : PoolWindow<Window> {
@@ -29,11 +29,18 @@ struct PoolGrad : PoolWindow<Window> {
   using Base::kOutHeight, Base::kOutWidth;
   static constexpr int kInputs = Chain::kInputs, kTotals = Chain::kTotals;
   static constexpr int kStored = Chain::kOutputs - kTotals, kWarps = Window::kThreads / 32;
-  // Windows that one pixel may be in, along each axis.
+  // A thread makes as many pixels of a row as windows are apart: which of them a window covers is
+  // known when this is compiled.
+  static constexpr int kAlong = Base::kColumnStride;
+  static constexpr int kUnits = ceil_div(Base::kWidth, kAlong);  // of a row
+  // Windows that one pixel may be in, along a column, and those that the pixels of a thread may be
+  // in along a row, the first of them before the thread's own place.
   static constexpr int kOverRows = ceil_div(kRows, Base::kRowStride);
-  static constexpr int kOverColumns = ceil_div(kColumns, Base::kColumnStride);
+  static constexpr int kBefore = ceil_div(kColumns, kAlong) - 1 - Base::kColumnPadding / kAlong;
+  static constexpr int kOverColumns = kBefore + 1 + (kAlong - 1 + Base::kColumnPadding) / kAlong;
   static constexpr bool kAtOnce = kOverRows * kOverColumns <= 16;
-  using PlaceOfX = typename Base::PlaceOfX;
+  static constexpr bool kEqual = !kMax && Base::kCountPadding;  // divisors
+  using Unit = typename Base::template Place<Base::kHeight, kUnits>;
 
   static_assert(Chain::kWidth == kVector, "the chain takes what a thread gathers");
 
@@ -42,7 +49,7 @@ struct PoolGrad : PoolWindow<Window> {
     const long long* places;
     T* out[Chain::kOutputs];  // the totals at last
     float* parts;             // (totals, blocks)
-    long long count;          // vectors of the gradient
+    long long count;          // of vectors, of so many pixels each
     long long blocks;
   };
 
@@ -50,10 +57,10 @@ struct PoolGrad : PoolWindow<Window> {
   static __device__ __forceinline__ void run(const Arguments& a) {
     release_successor();
     wait_for_predecessor();
-    const long long vector = blockIdx.x * (long long)(Window::kThreads) + threadIdx.x;
-    float made[Chain::kOutputs][kVector] = {};
-    if (vector < a.count) make<kAligned>(a, vector, made);
-    if constexpr (kTotals > 0) leave_totals(a, made);
+    const long long unit = blockIdx.x * (long long)(Window::kThreads) + threadIdx.x;
+    float totals[kTotals > 0 ? kTotals : 1] = {};
+    if (unit < a.count) make<kAligned>(a, Unit(Index(unit)), totals);
+    if constexpr (kTotals > 0) leave_totals(a, totals);
   }
 
   /// A block adds all parts of one total.
@@ -77,87 +84,136 @@ struct PoolGrad : PoolWindow<Window> {
   }
 
  private:
+  using Floats = float[kVector];
+
   template <bool kAligned>
-  static __device__ __forceinline__ void make(const Arguments& a, long long vector,
-                                              float (&made)[Chain::kOutputs][kVector]) {
-    const Index i = Index(vector) * kVector;
-    Word in[kInputs];
+  static __device__ __forceinline__ void make(const Arguments& a, const Unit& at,
+                                              float (&totals)[kTotals > 0 ? kTotals : 1]) {
+    const Index first = at.first(Base::kHeight * Base::kWidth) +
+                        Index(at.row * Base::kWidth + at.column * kAlong) * Base::kPixelStride;
+    Word in[kAlong][kInputs];
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) {
-      if (k != Chain::kGathered) {
-        Pointwise::template load<kAligned>(a.in[k], k, i, kVector, in[k]);
+    for (int k = 0; k < kAlong; ++k) {
+      if (at.column * kAlong + k >= Base::kWidth) continue;
+#pragma unroll
+      for (int j = 0; j < kInputs; ++j) {
+        if (j == Chain::kGathered) continue;
+        const Index i = first + k * Base::kPixelStride;
+        Pointwise::template load<kAligned>(a.in[j], j, i, kVector, in[k][j]);
       }
     }
-    float sum[kVector] = {};
-    const PlaceOfX at{Index(vector)};
-    if constexpr (kAtOnce) {
-      gather_at_once<kAligned>(a, at, sum);
-    } else {
-      for (int w = 0; w < kOverRows * kOverColumns; ++w) gather<kAligned>(a, at, w, sum);
-    }
-    in[Chain::kGathered].round(sum);
-    Pointwise::evaluate(in, made);
+    Floats sums[kAlong] = {};
+    gather<kAligned>(a, at, sums);
 #pragma unroll
-    for (int j = 0; j < kStored; ++j) Pointwise::store(a.out[j] + i, kVector, made[j]);
+    for (int k = 0; k < kAlong; ++k) {
+      if constexpr (kEqual) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sums[k][e] *= 1.f / (kRows * kColumns);
+      }
+      if (at.column * kAlong + k >= Base::kWidth) continue;
+      float made[Chain::kOutputs][kVector];
+      evaluate(in[k], sums[k], made);
+#pragma unroll
+      for (int j = 0; j < kStored; ++j) {
+        Pointwise::store(a.out[j] + first + k * Base::kPixelStride, kVector, made[j]);
+      }
+#pragma unroll
+      for (int t = 0; t < kTotals; ++t) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) totals[t] += made[kStored + t][e];
+      }
+    }
   }
 
-  /// A window that the pixel may be in: its pixel of dy, and whether it is there.
+  static __device__ __forceinline__ void evaluate(const Word (&in)[kInputs],
+                                                  const Floats& gathered,
+                                                  float (&made)[Chain::kOutputs][kVector]) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      float x[kInputs], y[Chain::kOutputs];
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        const int own = Chain::kStrides[k][Chain::kAxes - 1] == 0 ? 0 : e;
+        x[k] = k == Chain::kGathered ? gathered[e] : in[k][own];
+      }
+      Chain::evaluate(x, y);
+#pragma unroll
+      for (int j = 0; j < Chain::kOutputs; ++j) made[j][e] = y[j];
+    }
+  }
+
+  /// Whether a window covers a pixel of the thread: the `d`-th of those along a row.
+  static __device__ __forceinline__ constexpr bool covers(int d, int k) {
+    const int left = (d - kBefore) * kAlong - Base::kColumnPadding;
+    return left <= k && k < left + kColumns;
+  }
+
+  /// Whether it covers any of them.
+  static __device__ __forceinline__ constexpr bool reaches(int d) {
+    for (int k = 0; k < kAlong; ++k) {
+      if (covers(d, k)) return true;
+    }
+    return false;
+  }
+
+  /// A window: its pixel of dy, and whether it is there and reaches the thread's row.
   struct Over {
     int p, q;
     bool there;
 
-    __device__ __forceinline__ Over(const PlaceOfX& at, int window) {
-      // From the last window on that begins at the pixel or before it.
-      p = (at.row + Base::kRowPadding) / Base::kRowStride - window / kOverColumns;
-      q = (at.column + Base::kColumnPadding) / Base::kColumnStride - window % kOverColumns;
+    __device__ __forceinline__ Over(const Unit& at, int r, int d) {
+      p = (at.row + Base::kRowPadding) / Base::kRowStride - r;
+      q = at.column + d - kBefore;
       const int top = p * Base::kRowStride - Base::kRowPadding;
-      const int left = q * Base::kColumnStride - Base::kColumnPadding;
-      there = p >= 0 && p < kOutHeight && q >= 0 && q < kOutWidth && top + kRows > at.row &&
-              left + kColumns > at.column;
+      there = p >= 0 && p < kOutHeight && q >= 0 && q < kOutWidth && top + kRows > at.row;
     }
 
-    __device__ __forceinline__ Index in(const PlaceOfX& at) const {
+    __device__ __forceinline__ Index in(const Unit& at) const {
       return at.first(kOutHeight * kOutWidth) + Index(p * kOutWidth + q) * Base::kPixelStride;
     }
   };
 
   template <bool kAligned>
-  static __device__ __forceinline__ void gather_at_once(const Arguments& a, const PlaceOfX& at,
-                                                        float (&sum)[kVector]) {
-    Word dy[kOverRows * kOverColumns];
+  static __device__ __forceinline__ void gather(const Arguments& a, const Unit& at,
+                                                Floats (&sums)[kAlong]) {
+    constexpr int kWindows = kOverRows * kOverColumns;
+    if constexpr (kAtOnce) {
+      Word dy[kWindows];
 #pragma unroll
-    for (int w = 0; w < kOverRows * kOverColumns; ++w) {
-      const Over over(at, w);
-      if (over.there) dy[w].template load<kAligned>(a.in[Chain::kGathered] + over.in(at));
-    }
+      for (int w = 0; w < kWindows; ++w) load<kAligned>(a, at, w, dy[w]);
 #pragma unroll
-    for (int w = 0; w < kOverRows * kOverColumns; ++w) {
-      const Over over(at, w);
-      if (over.there) add_window(a, at, over, dy[w], sum);
+      for (int w = 0; w < kWindows; ++w) add_window(a, at, w, dy[w], sums);
+    } else {
+#pragma unroll 1
+      for (int w = 0; w < kWindows; ++w) {
+        Word dy;
+        load<kAligned>(a, at, w, dy);
+        add_window(a, at, w, dy, sums);
+      }
     }
   }
 
   template <bool kAligned>
-  static __device__ __forceinline__ void gather(const Arguments& a, const PlaceOfX& at, int w,
-                                                float (&sum)[kVector]) {
-    const Over over(at, w);
-    if (!over.there) return;
-    Word dy;
+  static __device__ __forceinline__ void load(const Arguments& a, const Unit& at, int w, Word& dy) {
+    const Over over(at, w / kOverColumns, w % kOverColumns);
+    if (!over.there || !reaches(w % kOverColumns)) return;
     dy.template load<kAligned>(a.in[Chain::kGathered] + over.in(at));
-    add_window(a, at, over, dy, sum);
   }
 
-  static __device__ __forceinline__ void add_window(const Arguments& a, const PlaceOfX& at,
-                                                    const Over& over, const Word& dy,
-                                                    float (&sum)[kVector]) {
-    const float part = kMax ? 1.f : 1.f / Base::divisor(over.p, over.q);
+  static __device__ __forceinline__ void add_window(const Arguments& a, const Unit& at, int w,
+                                                    const Word& dy, Floats (&sums)[kAlong]) {
+    const Over over(at, w / kOverColumns, w % kOverColumns);
+    if (!over.there || !reaches(w % kOverColumns)) return;
+    // Equal divisors wait for the sum.
+    const float part = kMax || kEqual ? 1.f : 1.f / Base::divisor(over.p, over.q);
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-      if constexpr (kMax) {
-        const int won = a.places[over.in(at) + k];
-        if (won == at.row * Base::kWidth + at.column) sum[k] += dy[k];
-      } else {
-        sum[k] = fmaf(dy[k], part, sum[k]);
+    for (int e = 0; e < kVector; ++e) {
+      const float value = kMax ? dy[e] : dy[e] * part;
+      const int won = kMax ? int(a.places[over.in(at) + e]) - at.row * Base::kWidth : 0;
+#pragma unroll
+      for (int k = 0; k < kAlong; ++k) {
+        const bool own = !kMax || won == at.column * kAlong + k;
+        if (covers(w % kOverColumns, k) && own) sums[k][e] += value;
       }
     }
   }
@@ -169,14 +225,11 @@ struct PoolGrad : PoolWindow<Window> {
   }
 
   static __device__ __forceinline__ void leave_totals(
-      const Arguments& a, const float (&made)[Chain::kOutputs][kVector]) {
+      const Arguments& a, const float (&totals)[kTotals > 0 ? kTotals : 1]) {
     __shared__ float parts[kTotals > 0 ? kTotals : 1][kWarps];
 #pragma unroll
     for (int t = 0; t < kTotals; ++t) {
-      float sum = 0.f;
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) sum += made[kStored + t][k];
-      sum = of_warp(sum);
+      const float sum = of_warp(totals[t]);
       if (threadIdx.x % 32 == 0) parts[t][threadIdx.x / 32] = sum;
     }
     __syncthreads();

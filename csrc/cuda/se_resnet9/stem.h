@@ -13,8 +13,8 @@
 // asks for them before it waits for the kernel in front. They stay in the parameter's order: a lane
 // puts the pixels into that order instead, which are in its registers anyway. Pixels of another
 // type, or with a scale, are rounded once when they become operands. Operands that leave, too, pass
-// through shared memory, where those of a warp are side by side as they will be. Sums are float32, rounded once
-// for each output. Deterministic.
+// through shared memory, where those of a warp are side by side as they will be. Sums are float32,
+// rounded once for each output. Deterministic.
 
 #pragma once
 
@@ -45,8 +45,8 @@ struct StemTile {
 /// Which values a bias has.
 enum class Bias { kNone, kOne, kEach };
 
-/// What follows the convolution; with kPlain its value before the last part leaves, too, with kMoved
-/// what it reads.
+/// What follows the convolution; with kPlain its value before the last part leaves, too, with
+/// kMoved what it reads.
 template <Bias kBias_, class Expression_, bool kPlain_, bool kMoved_>
 struct StemEnd {
   using Expression = Expression_;

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from plantune.canonical import Attrs
 from plantune.graph.graph import Node
@@ -23,7 +23,7 @@ from plantune.kernels.pool_window import PoolWindow
 from plantune.space.arch import Arch
 
 GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad")
-INPUTS_MAX, OUTPUTS_MAX = 4, 4
+INPUTS_MAX, OUTPUTS_MAX, ALONG_MAX = 4, 4, 8
 # Threads that add what the blocks leave of a sum.
 ADD_THREADS = 1024
 SOURCE = (
@@ -87,8 +87,19 @@ class GradientParts(Parts):
         taken = self.window.taken(config)
         return pointwise_chain.geometry_of(self.chain, self.expression, config["layout"], taken)
 
+    @property
+    def along(self) -> int:
+        """Pixels of a row that a thread makes: as many as windows are apart."""
+        attrs: Any = self.node.attrs
+        return int(attrs["stride"][1])
+
+    def units(self, config: Attrs) -> int:
+        """Vectors of so many pixels."""
+        n, c, h, w = self.dx.shape
+        return n * c // self.geometry(config).width * h * -(-w // self.along)
+
     def blocks(self, config: Attrs) -> int:
-        return -(-self.dx.numel // self.geometry(config).width // int(config["threads"]))
+        return -(-self.units(config) // int(config["threads"]))
 
 
 class PoolGrad(CudaFamily[GradientParts]):
@@ -112,6 +123,9 @@ class PoolGrad(CudaFamily[GradientParts]):
                 "there are no images": dx.numel == 0,
                 f"what leaves has not the shape {dx.shape}": shapes != {dx.shape},
                 "a sum is not read": any(n.name not in leaving for n in totals),
+                f"a thread makes {ALONG_MAX} pixels at most, windows are {parts.along} apart": (
+                    parts.along > ALONG_MAX
+                ),
                 "only the sum of all elements": any(n.types[0].numel != 1 for n in totals),
                 f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many
                 or len(parts.chain.outputs) > OUTPUTS_MAX,
@@ -150,7 +164,7 @@ class PoolGrad(CudaFamily[GradientParts]):
         written = [*parts.stored, *(node.name for node in parts.totals)]
         # The source is written for constants in nchw.
         constants = rows_of(parts.step, frame)
-        count = parts.dx.numel // parts.geometry(config).width
+        count = parts.units(config)
         sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
         kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
         results = len(parts.totals)

@@ -32,6 +32,7 @@ STEPS = {
     "average of all": alone((2, 8, 7, 7), (2, 8, 1, 1), (7, 7), (7, 7), (0, 0)),
     "average, gaps": alone((2, 8, 9, 9), (2, 8, 3, 3), (2, 2), (3, 3), (0, 0)),
     "average, overlapping": alone((2, 8, 6, 5), (2, 8, 6, 5), stride=(1, 1)),
+    "average, many windows": alone((2, 8, 9, 7), (2, 8, 9, 7), (5, 5), (1, 1), (2, 2)),
     "average, rectangles": alone((1, 5, 9, 7), (1, 5, 5, 3), (3, 2), (2, 3), (1, 1)),
 }
 
@@ -104,6 +105,10 @@ REFUSED = {
         lambda b: b("mul", dx := STEPS["average"](b), total(b, dx)),
         "a sum is read inside of it",
     ),
+    "windows far apart": (
+        alone((1, 8, 9, 27), (1, 8, 3, 3), (3, 9), (3, 9), (0, 0)),
+        "8 pixels at most, windows are 9 apart",
+    ),
     "another op": (lambda b: b("mean", STEPS["average"](b), dims=(2, 3), keepdim=True), "mean at"),
 }
 
@@ -127,7 +132,9 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, na
     assert {"run", "run_unaligned"} <= set(usage)
 
 
-@pytest.mark.parametrize("name", ["max, odd", "average, overlapping", "scaled", "of each image"])
+@pytest.mark.parametrize(
+    "name", ["max, odd", "average, many windows", "average of all", "scaled", "of each image"]
+)
 def test_the_others_build(step_of, build_within_limits, name):
     step = step_of(STEPS[name], "float16")
     build_within_limits(FAMILY, step, CONFIG, load_arch("sm90"))

@@ -108,6 +108,14 @@ class TestGuess:
         assert self.guess(module, train=True).branches
         assert not self.guess(module).branches
 
+    @pytest.mark.parametrize(("n", "together"), [(64, True), (1024, False)])
+    def test_pools_share_a_kernel_with_their_convolution_where_pixels_are_few(self, n, together):
+        module = nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.Conv2d(64, 64, 1, bias=False)).half()
+        graph = extract(module, TensorType((n, 64, 16, 16), "float16"))
+        plan = guessed_plan(graph, load_search_space("sm90"), network="pool")
+        found = {choice.candidate.family for choice in plan.choices}
+        assert ("pool_conv" in found) == together
+
     @pytest.mark.parametrize(("groups", "family"), [(32, "depthwise_conv"), (4, "grouped_conv")])
     def test_it_has_the_kernels_for_groups(self, groups, family):
         conv = nn.Conv2d(32, 32, 3, padding=1, groups=groups)

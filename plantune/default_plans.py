@@ -101,6 +101,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "linear_then_residual",
         "pool_grad",
         "masked_dgrad",
+        "pooled_dgrad",
         "pointwise_sum",
         "sample_norm",
         "pointwise_chain",

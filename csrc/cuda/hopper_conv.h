@@ -11,6 +11,9 @@
 // from the last tap to the first. A convolution with a stride put zeros between the pixels of x:
 // then y has kPhasesH x kPhasesW phases, each a convolution of x with the taps that meet no zero.
 //
+// With kGathers the residual is the gradient of an average pool with the same phases, whose own
+// gradient is read: its pixels are gathered from a box with a margin.
+//
 // A block computes kTileM pixels (a box of kBoxW x kBoxH x kBoxN) by kTileN channels. One step of
 // the reduction is 64 channels of one tap. Boxes of x are copied by tensor maps whose zeros outside
 // of the image are the padding; taps that read nothing else are left out. With kReuse a box with
@@ -36,12 +39,13 @@ class HopperConv : public HopperConvLoop<C> {
   using Expression = typename C::Expression;
   using typename Tile::Place;
   using typename Tile::Sums;
-  using Tile::base_, Tile::h_, Tile::init_barriers, Tile::is_inside, Tile::kConsumers,
-      Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow, Tile::kOutStart, Tile::kOwn,
-      Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart, Tile::kSavedStart, Tile::kScalesStart,
-      Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart, Tile::n_, Tile::o_, Tile::out,
-      Tile::out_channel, Tile::parts_full, Tile::place_of, Tile::rank_, Tile::residual_full,
-      Tile::scalars_, Tile::w_;
+  using Tile::base_, Tile::gathers_h_, Tile::gathers_w_, Tile::h_, Tile::init_barriers,
+      Tile::is_inside, Tile::kConsumers, Tile::kGatherBytes, Tile::kGatherH, Tile::kGatherStart,
+      Tile::kGatherW, Tile::kInPlace, Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow,
+      Tile::kOutStart, Tile::kOwn, Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart,
+      Tile::kSavedStart, Tile::kScalesStart, Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart,
+      Tile::n_, Tile::o_, Tile::out, Tile::out_channel, Tile::parts_full, Tile::place_of,
+      Tile::rank_, Tile::residual_full, Tile::scalars_, Tile::w_;
   using Loop::copy_images, Loop::copy_weights, Loop::multiply;
 
   using Loop::Loop;
@@ -219,12 +223,34 @@ class HopperConv : public HopperConvLoop<C> {
   }
 
   __device__ __forceinline__ void finish(const float (&sums)[kOwnSums], float offset) const {
+    if constexpr (Expression::kResidual || Expression::kSaved) wait(residual_full(), 0);
+    const int rows = gathers_h_.count, columns = gathers_w_.count;
+    if constexpr (!C::kGathers) {
+      finish_with<0, 0>(sums, offset);
+    } else if (rows == 2 && columns == 2) {
+      finish_with<2, 2>(sums, offset);
+    } else if (rows == 2 && columns == 1) {
+      finish_with<2, 1>(sums, offset);
+    } else if (rows == 1 && columns == 2) {
+      finish_with<1, 2>(sums, offset);
+    } else if (rows == 1 && columns == 1) {
+      finish_with<1, 1>(sums, offset);
+    } else {
+      finish_with<0, 0>(sums, offset);
+    }
+  }
+
+  /// With so many windows of a pool along each axis of a pixel.
+  template <int kRows, int kColumns>
+  __device__ __forceinline__ void finish_with(const float (&sums)[kOwnSums], float offset) const {
     const int lane = threadIdx.x % 32;
     const int row = threadIdx.x / 32 * 16 + lane / 4;  // a warpgroup's four warps hold 64 rows
     const int rows[2] = {out_row(row), out_row(row + 8)};
     const bool inside[2] = {is_inside(row), is_inside(row + 8)};
+    uint32_t from[2][kRows * kColumns + 1];
+    find_windows<kRows, kColumns>(row, from[0]);
+    find_windows<kRows, kColumns>(row + 8, from[1]);
     Sums added(base_ + kSumsStart);
-    if constexpr (Expression::kResidual || Expression::kSaved) wait(residual_full(), 0);
 #pragma unroll
     for (int j = 0; j < kOwn / 8; ++j) {
 #pragma unroll
@@ -232,7 +258,8 @@ class HopperConv : public HopperConvLoop<C> {
         const uint32_t at = base_ + out_place(rows[half], j) + lane % 4 * 4;
         const float2 v = {sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
         float2 residual = {}, saved = {};
-        if constexpr (Expression::kResidual) residual = unpacked(load_word(at + kOutStart));
+        if constexpr (C::kGathers) residual = gathered<kRows * kColumns>(from[half], j);
+        if constexpr (kInPlace) residual = unpacked(load_word(at + kOutStart));
         if constexpr (Expression::kSaved) saved = unpacked(load_word(at + kSavedStart));
         if constexpr (C::kUnshifted) {
           const float2 inner = evaluate<typename C::Unshifted>(v, residual, offset, saved);
@@ -244,6 +271,32 @@ class HopperConv : public HopperConvLoop<C> {
       added.end_pair(j);
     }
     added.end();
+  }
+
+  /// Where this thread reads the windows of a pixel, but for the channels' place in the swizzle.
+  template <int kRows, int kColumns>
+  __device__ __forceinline__ void find_windows(int row, uint32_t* from) const {
+    const Place place = place_of(row);
+    const int first = (min(place.n, C::kBoxN - 1) * kGatherH + place.h) * kGatherW + place.w;
+#pragma unroll
+    for (int i = 0; i < kRows * kColumns; ++i) {
+      const int pixel = first + i / kColumns * kGatherW + i % kColumns;
+      from[i] = base_ + kGatherStart + out_place(pixel, 0) + threadIdx.x % 4 * 4;
+    }
+  }
+
+  /// The gradient of an average pool at two channels of a pixel, from its windows.
+  template <int kWindows>
+  __device__ __forceinline__ float2 gathered(const uint32_t* from, int j) const {
+    constexpr int kPieces = kOutRow / 16;
+    float2 sum = {};
+#pragma unroll
+    for (int i = 0; i < kWindows; ++i) {
+      const uint32_t at = (from[i] ^ j % kPieces * 16) + j / kPieces * kGatherBytes;
+      const float2 two = unpacked(load_word(at));
+      sum.x += two.x, sum.y += two.y;
+    }
+    return {sum.x * C::kPoolScale, sum.y * C::kPoolScale};
   }
 
   /// Where the copied boxes have 8 channels of a row: 16-byte pieces of 128 bytes are swizzled.

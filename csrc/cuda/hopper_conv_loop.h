@@ -16,12 +16,13 @@ class HopperConvLoop : public HopperConvTile<C> {
   using typename Tile::Step;
   using typename Tile::Place;
   using Tile::advance, Tile::base_, Tile::begin_, Tile::end_, Tile::first_r_, Tile::first_s_,
-      Tile::first_step, Tile::h_, Tile::image, Tile::image_empty, Tile::image_full, Tile::kAtomRows,
-      Tile::kChunk, Tile::kCopiedOut, Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW,
-      Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutStart, Tile::kSavedStart, Tile::kWarpgroup,
-      Tile::kWeightBytes, Tile::maps_, Tile::n_, Tile::o_, Tile::out, Tile::out_channel,
-      Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::residual_full, Tile::starts_box, Tile::w_,
-      Tile::weight, Tile::weight_empty, Tile::weight_full;
+      Tile::first_step, Tile::gathers_h_, Tile::gathers_w_, Tile::h_, Tile::image,
+      Tile::image_empty, Tile::image_full, Tile::kAtomRows, Tile::kChunk, Tile::kCopiedOut,
+      Tile::kCopyBytes, Tile::kCopyH, Tile::kCopyW, Tile::kGatherBytes, Tile::kGatherCopied,
+      Tile::kGatherStart, Tile::kInPlace, Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutStart,
+      Tile::kSavedStart, Tile::kWarpgroup, Tile::kWeightBytes, Tile::maps_, Tile::n_, Tile::o_,
+      Tile::out, Tile::out_channel, Tile::pad_h_, Tile::pad_w_, Tile::place_of, Tile::residual_full,
+      Tile::starts_box, Tile::w_, Tile::weight, Tile::weight_empty, Tile::weight_full;
 
   using Tile::Tile;
 
@@ -64,18 +65,24 @@ class HopperConvLoop : public HopperConvTile<C> {
   }
 
   __device__ __forceinline__ void copy_residual() const {
-    constexpr int kImages = Expression::kResidual + Expression::kSaved;
-    if constexpr (kImages > 0) {
+    constexpr int kImages = kInPlace + Expression::kSaved;
+    if constexpr (kImages + C::kGathers > 0) {
       wait_for_predecessor();
-      arrive_expecting(residual_full(), kImages * kCopiedOut);
-      if constexpr (Expression::kResidual) copy_boxes(out().residual, kOutStart);
-      if constexpr (Expression::kSaved) copy_boxes(out().saved, kSavedStart);
+      arrive_expecting(residual_full(),
+                       kImages * kCopiedOut + (C::kGathers ? kOutBoxes * kGatherCopied : 0));
+      if constexpr (kInPlace) copy_boxes(out().residual, kOutStart, kOutBoxBytes, w_, h_);
+      if constexpr (Expression::kSaved) copy_boxes(out().saved, kSavedStart, kOutBoxBytes, w_, h_);
+      if constexpr (C::kGathers) {
+        copy_boxes(out().residual, kGatherStart, kGatherBytes, w_ - gathers_w_.pad,
+                   h_ - gathers_h_.pad);
+      }
     }
   }
 
-  __device__ __forceinline__ void copy_boxes(const TensorMap& map, int start) const {
+  __device__ __forceinline__ void copy_boxes(const TensorMap& map, int start, int bytes, int w,
+                                             int h) const {
     for (int i = 0; i < kOutBoxes; ++i) {
-      load_box(map, base_ + start + i * kOutBoxBytes, residual_full(), out_channel(i), w_, h_, n_);
+      load_box(map, base_ + start + i * bytes, residual_full(), out_channel(i), w, h, n_);
     }
   }
 

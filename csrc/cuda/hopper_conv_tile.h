@@ -31,6 +31,16 @@ struct ConvMaps {
   OutMaps out[kPhases];
 };
 
+/// The taps of a phase along one axis: so many, from the first on, of pixels after a padding.
+struct PhaseTaps {
+  int first, count, pad;
+};
+
+__device__ __forceinline__ PhaseTaps phase_taps(int taps, int padding, int phases, int phase) {
+  const int before = padding - phase, first = (before + phases) % phases;
+  return {first, (taps - first + phases - 1) / phases, (before - first) / phases};
+}
+
 /// The constants of C are a problem, a configuration, and the epilogue.
 template <class C>
 class HopperConvTile {
@@ -67,6 +77,11 @@ class HopperConvTile {
   static constexpr int kOutBoxBytes = C::kTileM * kOutRow;
   static constexpr int kOutBytes = kOutBoxes * kOutBoxBytes;
   static constexpr int kCopiedOut = C::kBoxW * C::kBoxH * C::kBoxN * kOutRow * kOutBoxes;
+  // The residual where it is gathered: a box with a margin.
+  static constexpr int kGatherW = C::kBoxW + ceil_div(C::kPoolS, C::kPhasesW) - 1;
+  static constexpr int kGatherH = C::kBoxH + ceil_div(C::kPoolR, C::kPhasesH) - 1;
+  static constexpr int kGatherCopied = kGatherW * kGatherH * C::kBoxN * kOutRow;
+  static constexpr int kGatherBytes = ceil_div(kGatherCopied, kGroupBytes) * kGroupBytes;
   // Sums from one other block, 16 bytes of each thread side by side.
   static constexpr int kPartBytes = kOwnSums * kConsumers * int(sizeof(float));
 
@@ -74,11 +89,12 @@ class HopperConvTile {
   static constexpr int kWeightStart = C::kImageStages * kImageBytes;
   static constexpr int kOutStart = kWeightStart + C::kWeightStages * kWeightBytes;
   static constexpr int kUnshiftedStart = kOutStart + kOutBytes;
-  // The epilogue takes the place of what it reads.
-  static constexpr bool kTwoTiles =
-      C::kUnshifted || (Expression::kSaved && Expression::kResidual);
+  // The epilogue takes the place of what it reads, but for pixels that several read.
+  static constexpr bool kInPlace = Expression::kResidual && !C::kGathers;
+  static constexpr bool kTwoTiles = C::kUnshifted || (Expression::kSaved && kInPlace);
   static constexpr int kSavedStart = kTwoTiles ? kUnshiftedStart : kOutStart;
-  static constexpr int kPartStart = kUnshiftedStart + (kTwoTiles ? kOutBytes : 0);
+  static constexpr int kGatherStart = kUnshiftedStart + (kTwoTiles ? kOutBytes : 0);
+  static constexpr int kPartStart = kGatherStart + (C::kGathers ? kOutBoxes * kGatherBytes : 0);
   static constexpr int kScalesStart = kPartStart + (C::kSplitK - 1) * kPartBytes;
   static constexpr int kBiasStart = kScalesStart + kOwn * int(sizeof(float));
   static constexpr int kBarrierStart = kBiasStart + kOwn * int(sizeof(float));
@@ -131,17 +147,16 @@ class HopperConvTile {
     const int phase_h = phase_ / C::kPhasesW, phase_w = phase_ % C::kPhasesW;
     rows_ = (C::kP - phase_h + C::kPhasesH - 1) / C::kPhasesH;
     columns_ = (C::kQ - phase_w + C::kPhasesW - 1) / C::kPhasesW;
-    const int before_h = C::kPadH - phase_h, before_w = C::kPadW - phase_w;
-    first_r_ = (before_h + C::kPhasesH) % C::kPhasesH;
-    first_s_ = (before_w + C::kPhasesW) % C::kPhasesW;
-    pad_h_ = (before_h - first_r_) / C::kPhasesH, pad_w_ = (before_w - first_s_) / C::kPhasesW;
-    const int taps_h = (C::kR - first_r_ + C::kPhasesH - 1) / C::kPhasesH;
-    const int taps_w = (C::kS - first_s_ + C::kPhasesW - 1) / C::kPhasesW;
+    const PhaseTaps rows = phase_taps(C::kR, C::kPadH, C::kPhasesH, phase_h);
+    const PhaseTaps columns = phase_taps(C::kS, C::kPadW, C::kPhasesW, phase_w);
+    first_r_ = rows.first, first_s_ = columns.first, pad_h_ = rows.pad, pad_w_ = columns.pad;
+    gathers_h_ = phase_taps(C::kPoolR, C::kPoolPadH, C::kPhasesH, phase_h);
+    gathers_w_ = phase_taps(C::kPoolS, C::kPoolPadW, C::kPhasesW, phase_w);
     const int last_h = min(h_ + C::kBoxH, rows_) - 1, last_w = min(w_ + C::kBoxW, columns_) - 1;
     r_begin_ = max(0, pad_h_ - last_h * C::kStrideH);
     s_begin_ = max(0, pad_w_ - last_w * C::kStrideW);
-    r_end_ = max(r_begin_, min(taps_h, C::kH + pad_h_ - h_ * C::kStrideH));
-    s_end_ = max(s_begin_, min(taps_w, C::kW + pad_w_ - w_ * C::kStrideW));
+    r_end_ = max(r_begin_, min(rows.count, C::kH + pad_h_ - h_ * C::kStrideH));
+    s_end_ = max(s_begin_, min(columns.count, C::kW + pad_w_ - w_ * C::kStrideW));
     const int steps = kChunks * taps();
     begin_ = steps * rank_ / C::kSplitK;
     end_ = steps * (rank_ + 1) / C::kSplitK;
@@ -159,6 +174,7 @@ class HopperConvTile {
   int rank_, phase_, n_, h_, w_, o_;       // the place in the cluster, the tile's first pixel
   int rows_, columns_;                     // of the phase
   int first_r_, first_s_, pad_h_, pad_w_;  // its first tap, and the padding before its pixels
+  PhaseTaps gathers_h_, gathers_w_;        // by which it reads the residual
   int r_begin_, r_end_, s_begin_, s_end_;  // the phase's taps that read the image
   int begin_, end_;                        // the block's steps
 

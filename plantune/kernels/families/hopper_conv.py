@@ -12,6 +12,7 @@ from plantune.kernels.constants import Constants
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
+from plantune.kernels.hopper.gather import PoolGather
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import dense_box, reused_box
 from plantune.kernels.legality import refuse
@@ -46,12 +47,16 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
 
     def design(self, parts: hopper.WarpgroupParts, config: Attrs) -> Design:
         shape, tile_m = parts.shape, int(config["tile_m"])
-        box = reused_box(shape, tile_m) if config["reuse"] else dense_box(shape, tile_m)
+        epilogue, node = parts.epilogue, parts.epilogue.pool
+        pool = None if node is None else PoolGather.of(node)
+        margin = None if pool is None else pool.margin
+        box = reused_box(shape, tile_m) if config["reuse"] else dense_box(shape, tile_m, margin)
         if box is None:
             raise IllegalCandidate(f"no box of {tile_m} pixels by 8x8 can be copied at once")
         axes: dict[str, Any] = dict(config)
-        two = parts.epilogue.unshifted or len(parts.epilogue.images) == 2
-        design = Design(shape, box, **axes, outputs=2 if two else 1, transposed=self.transposed)
+        two = epilogue.unshifted or (len(epilogue.images) == 2 and pool is None)
+        axes.update(pool=pool, outputs=2 if two else 1, transposed=self.transposed)
+        design = Design(shape, box, **axes)
         added = design.sum_bytes(parts.epilogue.sums)
         return replace(design, extra=((4, added),)) if added else design
 

@@ -22,6 +22,10 @@ class GradientParts(hopper.WarpgroupParts):
     """The gradient of an image, as a convolution of the result's gradient."""
 
     @property
+    def x(self) -> str:
+        return self.conv.inputs[0]
+
+    @property
     def y(self) -> str:
         """What the step makes beside sums."""
         sums = {added.name for added in self.epilogue.sums}

@@ -21,11 +21,10 @@ from plantune.kernels.constants import (
 )
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
-from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
-from plantune.kernels.hopper.tiles import ROW_BYTES, Box, ConvShape
+from plantune.kernels.hopper.tiles import ROW_BYTES, SWIZZLE_BYTES, Box, ConvShape
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue

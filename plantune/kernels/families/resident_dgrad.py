@@ -36,6 +36,7 @@ class ResidentDgrad(ResidentConv):
                     "stride"
                 ]
                 != (1, 1),
+                "the gradient of a pool is added": parts.epilogue.pool is not None,
                 f"the padding {attrs['padding']} is not smaller than the kernel {kernel}": wide,
             }
         )

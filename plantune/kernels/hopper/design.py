@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
-from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, Box, ConvShape, copied_pixels
+from plantune.kernels.hopper.tiles import (
+    CHUNK,
+    ROW_BYTES,
+    SWIZZLE_BYTES,
+    Box,
+    ConvShape,
+    copied_pixels,
+)
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain, expression, functors
 
-SWIZZLE_BYTES = 1024
 SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
 SM_REGISTERS, SM_THREADS = 65536, 2048
 # What the assembler gives to a thread, by the channels of a tile.
@@ -29,7 +36,7 @@ CONSTANTS = """struct Conv {{
   static constexpr int kSharedFloor = {shared_floor};  // keeps other blocks off the SM
   static constexpr bool kReuse = {reuse}, kTransposed = {transposed};
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
-  using Expression = {expression};
+{pool}  using Expression = {expression};
   using Unshifted = {inner};
   using Sums = {sums};
 {more}}};
@@ -61,6 +68,7 @@ class Design:
     # After that, parts of shared memory: what each is aligned to, and its size.
     extra: tuple[tuple[int, int], ...] = ()
     transposed: bool = False  # weights are read along their other axis
+    pool: PoolGather | None = None  # whose gradient is the residual
 
     @property
     def threads(self) -> int:
@@ -114,6 +122,8 @@ class Design:
         """
         ring = self.image_stages * self.image_bytes + self.stages * self.tile_n * ROW_BYTES
         out = self.outputs * self.tile_m * self.own * 2
+        if self.pool is not None:
+            out += self.pool.shared_bytes(self.box, self.own)
         parts = (self.split_k - 1) * self.tile_m * self.own * 4
         barriers = 8 * (2 * (self.image_stages + self.stages) + 2)
         end = ring + out + parts + 2 * 4 * self.own + barriers
@@ -196,6 +206,7 @@ class Design:
             reuse="true" if self.reuse else "false",
             transposed="true" if self.transposed else "false",
             element=ELEMENTS[dtype],
+            pool=NO_POOL if self.pool is None else self.pool.source,
             box=self.box,
             image_stages=self.image_stages,
             shared_floor=self.shared_floor,

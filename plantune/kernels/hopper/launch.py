@@ -99,7 +99,9 @@ class Launch:
             maps = kind(x=image_map(x, design), **self._weights())
             for i, phase in enumerate(phases):
                 for word, image in images.items():
-                    setattr(maps.out[i], word, _output_map(image, design, phase))
+                    pooled = word == "residual" and design.pool is not None
+                    map_ = _pool_map(image, design) if pooled else _output_map(image, design, phase)
+                    setattr(maps.out[i], word, map_)
             scalars = self.constants.into(self.scalars, {}, parts=parts)
             kernel.launch(stream, maps, scalars, programmatic=not copied)
             add(stream)
@@ -195,22 +197,48 @@ def weight_map(packed: Tensor, rows: int) -> TensorMap:
 
 def _output_map(y: Tensor, design: Design, phase: tuple[int, int]) -> TensorMap:
     """Of a phase of y, or of what is added to it: boxes of the channels that a block finishes."""
-    shape, box = design.shape, design.box
+    shape, (rows_apart, columns_apart) = design.shape, design.shape.phases
+    row, column = phase
     pixel = shape.o * y.element_size()
-    row = pixel * shape.q
-    rows, columns = (
-        -(-(size - at) // phases)
-        for size, at, phases in zip((shape.p, shape.q), phase, shape.phases, strict=True)
-    )
-    channels = min(design.own, CHUNK)
-    return tensor_map(
+    line = pixel * shape.q
+    return _finished_map(
         word(y),
-        y.data_ptr() + phase[0] * row + phase[1] * pixel,
-        (shape.o, columns, rows, shape.n),
-        (pixel * shape.phases[1], row * shape.phases[0], row * shape.p),
-        (channels, *box),
-        swizzle_bytes=channels * 2 if channels > 8 else 0,
+        y.data_ptr() + row * line + column * pixel,
+        (
+            shape.o,
+            -(-(shape.q - column) // columns_apart),
+            -(-(shape.p - row) // rows_apart),
+            shape.n,
+        ),
+        (pixel * columns_apart, line * rows_apart, line * shape.p),
+        design,
+        design.box,
     )
+
+
+def _pool_map(dy: Tensor, design: Design) -> TensorMap:
+    """Of a pool's gradient: boxes with a margin."""
+    assert design.pool is not None
+    n, c, h, w = dy.shape
+    pixel = c * dy.element_size()
+    strides = (pixel, pixel * w, pixel * w * h)
+    box = Box(*design.pool.sides(design.box), design.box.n)
+    return _finished_map(word(dy), dy.data_ptr(), (c, w, h, n), strides, design, box)
+
+
+def _finished_map(
+    dtype: str,
+    address: int,
+    sizes: tuple[int, ...],
+    strides_bytes: tuple[int, ...],
+    design: Design,
+    box: Box,
+) -> TensorMap:
+    """Boxes of the channels that a block finishes."""
+    channels = min(design.own, CHUNK)
+    swizzle_bytes = channels * 2 if channels > 8 else 0
+    sides = (channels, *box)
+    return tensor_map(dtype, address, sizes, strides_bytes, sides, swizzle_bytes=swizzle_bytes)
 
 
 def word(tensor: Tensor) -> str:

@@ -13,6 +13,7 @@ from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 CHUNK = 64  # channels of one step of the reduction: a swizzled row of 128 bytes
 ROW_BYTES = 128
+SWIZZLE_BYTES = 1024  # rows after which the swizzle's pattern repeats
 BOX_SIDE_MAX = 256  # of a tensor copy, in elements of the tensor
 
 
@@ -85,8 +86,9 @@ def conv_shape(step: Step, epilogue: ConvEpilogue) -> ConvShape:
 
 
 @cache
-def dense_box(shape: ConvShape, tile_m: int) -> Box:
-    """The box of at most `tile_m` pixels that leaves the least to do.
+def dense_box(shape: ConvShape, tile_m: int, gathered: tuple[int, int] | None = None) -> Box:
+    """The box of at most `tile_m` pixels that leaves the least to do; where another image is
+    `gathered`, with the margin of columns and rows that its box has.
 
     Small images are best cut place by place: at a corner most taps read padding, and are left out.
     """
@@ -96,8 +98,12 @@ def dense_box(shape: ConvShape, tile_m: int) -> Box:
         if w * h <= tile_m and max(w * shape.stride[1], h * shape.stride[0]) <= BOX_SIDE_MAX
     )
 
-    def work(box: Box) -> tuple[int, ...]:
+    def work(box: Box) -> tuple[float, ...]:
         most, total = shape.taps(box)
+        if gathered is not None:
+            pixels = (box.w + gathered[0]) * (box.h + gathered[1]) * box.n
+            steps = shape.chunks * total / shape.tiles_of_image(box) + pixels / tile_m
+            return shape.tiles(box) * steps, -box.w, -box.h
         return shape.tiles(box) * most, -(-shape.n // box.n) * total, -box.w, -box.h
 
     return min(boxes, key=work)

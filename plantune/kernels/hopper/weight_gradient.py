@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.products import ELEMENTS, register_product
-from plantune.kernels.hopper.tiles import BOX_SIDE_MAX, CHUNK, ROW_BYTES, Box, ConvShape
+from plantune.kernels.hopper.tiles import (
+    BOX_SIDE_MAX,
+    CHUNK,
+    ROW_BYTES,
+    SWIZZLE_BYTES,
+    Box,
+    ConvShape,
+)
 from plantune.kernels.part_sum import PartSum
 from plantune.kernels.rendering import cxx_bool
 

@@ -43,6 +43,7 @@ class ConvEpilogue:
     saved: str | None = None
     inner: Chain | None = None
     sums: tuple[Sum, ...] = ()
+    pool: Node | None = None  # whose gradient the residual becomes before it is added
 
     @property
     def unshifted_chain(self) -> Chain:
@@ -160,7 +161,7 @@ def epilogue_of(
         raise IllegalCandidate("a value before the end of the step is read outside of it")
     unshifted_value = before if leaving else None
     return ConvEpilogue(
-        conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, sums=(), **parts
+        conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, sums=(), pool=None, **parts
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from plantune.errors import IllegalCandidate
 from plantune.graph.graph import Node
@@ -13,6 +14,7 @@ from plantune.kernels.patterns.expression import Chain
 from plantune.kernels.patterns.sums import kept_axes
 
 PARTS = {"add": "residual", "relu_grad": "saved"}
+POOL = "avg_pool2d_grad"
 ADDED = ("sum", "sum_to")
 # What a chain calls them.
 IN_CHAIN = {"residual": "residual", "saved": "mask"}
@@ -22,21 +24,26 @@ def image_gradient(step: Step) -> ConvEpilogue:
     """Reads a step as the gradient of an image, with another gradient added to it, and the gradient
     of a ReLU, each optional; raises IllegalCandidate with the reason.
 
-    One value on the way may leave the step, too, and sums of each.
+    The other gradient may be that of an average pool, which is in the step then. One value on the
+    way may leave the step, too, and sums of each.
     """
-    conv, *rest = step.nodes
+    pools = [node for node in step.nodes if node.op == POOL]
+    added = [node for node in step.nodes if node.op in ADDED]
+    rest = [node for node in step.nodes if node not in (*pools, *added)]
+    conv = rest.pop(0) if rest else step.nodes[0]
     if conv.op != "conv2d_dgrad":
         raise IllegalCandidate(f"the step starts with {conv.op}, not with an image's gradient")
-    added = [node for node in rest if node.op in ADDED]
     parts: dict[str, str] = {}
     chains: dict[str, Chain] = {conv.name: ()}
     last = conv.name
     for node in rest:
-        if node not in added:
-            part = _part(step, node, last, parts)
-            parts[part] = next(value for value in node.inputs if value != last)
-            chains[node.name] = (*chains[last], IN_CHAIN[part])
-            last = node.name
+        part = _part(step, node, last, parts)
+        parts[part] = next(value for value in node.inputs if value != last)
+        chains[node.name] = (*chains[last], IN_CHAIN[part])
+        last = node.name
+    pool = _pool(step, conv, pools, parts)
+    if pool is not None:
+        parts["residual"] = pool.inputs[0]
     _require_constants(step, conv, parts)
     sums = tuple(_sum(step, node, chains) for node in added)
     leaving = {name for name, _ in step.outputs} - {node.name for node in added}
@@ -48,8 +55,32 @@ def image_gradient(step: Step) -> ConvEpilogue:
     )
     unshifted = next(iter(leaving - {last}), None)
     inner = None if unshifted is None else chains[unshifted]
-    chain = chains[last]
-    return ConvEpilogue(conv, chain=chain, unshifted=unshifted, inner=inner, sums=sums, **parts)
+    others: dict[str, Any] = {**parts, "unshifted": unshifted, "inner": inner}
+    return ConvEpilogue(conv, chain=chains[last], sums=sums, pool=pool, **others)
+
+
+def _pool(step: Step, conv: Node, pools: Sequence[Node], parts: Mapping[str, str]) -> Node | None:
+    """The pool whose gradient is the residual, if there is one; a pixel has up to 2x2 of its
+    windows, as it has taps of the convolution.
+    """
+    if not pools:
+        return None
+    pool, attrs = pools[0], pools[0].attrs
+    sides: Any = (attrs["kernel"], attrs["stride"])
+    many = any(kernel > 2 * stride for kernel, stride in zip(*sides, strict=True))
+    counted = attrs["count_padding"] or attrs["padding"] == (0, 0)
+    beside = [name for name, _ in step.outputs if name == pool.name]
+    refuse(
+        {
+            "the gradient of the pool is not what is added": len(pools) > 1
+            or parts.get("residual") != pool.name,
+            "the gradient of the pool is read beside it": beside,
+            "the pool has another stride": attrs["stride"] != conv.attrs["stride"],
+            "a pixel is in more than 2x2 windows of the pool": many,
+            "windows of the pool count other pixels at the border": not counted,
+        }
+    )
+    return pool
 
 
 def _part(step: Step, node: Node, last: str, before: dict[str, str]) -> str:

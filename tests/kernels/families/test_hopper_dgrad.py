@@ -32,6 +32,7 @@ MASKED = ("add", "relu_grad")
 # after the first of all.
 SECOND = ("all", "relu_grad", "all")
 FIRST = ("add", "all", "relu_grad")
+POOLED = ("pool", "all", "relu_grad")
 EARLIEST = ("all", "add", "relu_grad")
 SUMS = {
     "all": ("sum_to", {"shape": (1,)}),
@@ -56,6 +57,8 @@ class Gradient:
     groups: int = 1
     parts: tuple[str, ...] = ()
     leaves: str = ""
+    pool: tuple[int, int] = (3, 1)
+    counted: bool = True
 
     def __call__(self, b):
         padding = self.kernel // 2 if self.padding is None else self.padding
@@ -74,12 +77,22 @@ class Gradient:
                 last = b("mul", last, b.w(1))
             elif part == "itself":
                 last = b("add", last, last)
+            elif part == "pool":
+                last = b("add", self.pooled(b, shape), last)
             elif part == "swapped":
                 last = b("relu_grad", b.x(*shape), last)
             else:
                 last = b(part, last, b.x(*shape))
             values[part] = last
         return (last, *(values[name] for name in self.leaves.split()), *sums)
+
+    def pooled(self, b, shape):
+        """The gradient of a pool of the same image."""
+        kernel, padding = self.pool
+        sizes = [(size + 2 * padding - kernel) // self.stride + 1 for size in self.size]
+        attrs = {"kernel": (kernel,) * 2, "padding": (padding,) * 2, "stride": (self.stride,) * 2}
+        dy = b.x(self.n, self.c, *sizes)
+        return b("avg_pool2d_grad", dy, shape=shape, count_padding=self.counted, **attrs)
 
 
 def config(tile_m, tile_n, stages=4, split_k=1, reuse=False, blocks_per_sm=1):
@@ -123,15 +136,22 @@ def test_steps_of_the_network_have_all_that_follows_a_gradient():
     graph = differentiate(
         extract(se_resnet9_fixup(3).half(), TensorType((8, 3, 64, 64), "float16"))
     )
-    (fusion,) = fusions_named("masked_dgrad")
-    found = Counter()
+    fusions, found = fusions_named("masked_dgrad", "pooled_dgrad"), Counter()
     for node in graph.nodes:
-        largest = max(groups_from(graph, node, fusion), key=len, default=(node.name,))
-        step = make_step(graph, largest)
-        if step.ops[0] == "conv2d_dgrad" and FAMILY.why_not_step(step) is None:
-            found[step.ops[1:]] += 1
+        groups = [group for fusion in fusions for group in groups_from(graph, node, fusion)]
+        step = make_step(graph, max(groups, key=len, default=(node.name,)))
+        if node.op == "conv2d_dgrad" and FAMILY.why_not_step(step) is None:
+            found[tuple(op for op in step.ops if op != "conv2d_dgrad")] += 1
     second, first = ("sum_to", "relu_grad", "sum_to"), ("add", "sum_to", "relu_grad")
-    assert found == {(): 3, second: 4, first: 3, ("sum_to", "add", "relu_grad"): 1}
+    pooled, earliest = ("avg_pool2d_grad", *first), ("sum_to", "add", "relu_grad")
+    assert found == {(): 3, second: 4, pooled: 3, earliest: 1}
+
+
+@pytest.mark.parametrize("parts", [SECOND, POOLED, ("all",), ("relu_grad", "channels")])
+def test_a_step_reads_and_makes_images_beside_its_sums(step_of, parts):
+    found = FAMILY.parts(step_of(Gradient(parts=parts, stride=2), "float16"))
+    shapes = {name: found.step.types[name].shape for name in (found.x, found.y)}
+    assert shapes == {found.x: (2, 64, 4, 4), found.y: (2, 64, 8, 8)}
 
 
 @pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (2, 0), (3, 1), (3, 0), (4, 1), (5, 2)])
@@ -159,6 +179,9 @@ def test_phases_have_the_taps_that_meet_pixels(step_of, kernel, padding):
         (Gradient(parts=("itself",)), "float16", "no place after the gradient"),
         (Gradient(parts=("swapped",)), "float16", "no place after the gradient"),
         (Gradient(parts=("relu_grad", "add")), "float16", "no place after the gradient"),
+        (Gradient(parts=("pool",)), "float16", "more than 2x2 windows"),
+        (Gradient(parts=("all", "pool", "pool"), stride=2), "float16", "no place after the"),
+        (Gradient(parts=("pool",), stride=2, counted=False), "float16", "count other pixels"),
         (Gradient(parts=("images",)), "float16", "sum at 'sum' has no place after the gradient"),
         (lambda b: Gradient(parts=("all",))(b)[1], "float16", "does not leave the step"),
         (
@@ -188,6 +211,7 @@ BUILT = [
     (Gradient(128, 512, (2, 2), 512, parts=("relu_grad", "channels")), config(128, 128, 3)),
     (Gradient(128, 64, (16, 16), 128, stride=2, parts=FIRST), config(128, 64, 4, reuse=True)),
     (Gradient(128, 128, (8, 8), 256, stride=2, parts=FIRST), config(128, 128, 3)),
+    (Gradient(128, 64, (16, 16), 128, stride=2, parts=POOLED), config(128, 64, 4, reuse=True)),
 ]
 
 
@@ -247,6 +271,33 @@ RUN = {
     "stride 2, 2x2": (Gradient(2, 64, (9, 8), 64, 2, 2, padding=0), config(64, 64, 1)),
     "stride 2, 5x5": (Gradient(2, 128, (13, 10), 64, 5, 2, parts=SECOND), config(128, 128)),
     "stride 2, padding of 2": (Gradient(2, 64, (9, 8), 64, 3, 2, padding=2), config(64, 64)),
+    **{
+        f"pooled, layer {size}": (
+            Gradient(n, channels, (size, size), 2 * channels, stride=2, parts=POOLED),
+            config(64, 64, split_k=2),
+        )
+        for n, (channels, size) in zip((3, 129, 7), STRIDED, strict=True)
+    },
+    "pooled, reuse": (
+        Gradient(3, 72, (16, 19), 192, stride=2, parts=POOLED, leaves="conv"),
+        config(128, 64, reuse=True),
+    ),
+    "pooled, 2x2": (
+        Gradient(5, 200, (8, 12), 64, stride=2, parts=("pool", "all"), pool=(2, 0)),
+        config(128, 128),
+    ),
+    "pooled, 4x4": (
+        Gradient(5, 64, (10, 13), 64, stride=2, parts=("pool",), pool=(4, 2)),
+        config(64, 64),
+    ),
+    "pooled, no padding": (
+        Gradient(5, 64, (10, 13), 64, stride=2, padding=0, parts=("pool",)),
+        config(64, 64),
+    ),
+    "pooled, stride 1": (
+        Gradient(2, 64, (9, 8), 64, parts=POOLED, pool=(2, 1)),
+        config(64, 64),
+    ),
     "stride 2, no padding": (Gradient(2, 64, (10, 7), 64, 3, 2, padding=0), config(64, 64)),
 }
 

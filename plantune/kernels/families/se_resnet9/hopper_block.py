@@ -12,9 +12,8 @@ from plantune.kernels.constants import Constants, Parameter
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
-from plantune.kernels.hopper.design import SWIZZLE_BYTES
 from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape
+from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, SWIZZLE_BYTES, ConvShape, conv_shape
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.expression import expression

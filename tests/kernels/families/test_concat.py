@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from plantune.canonical import Attrs
+from plantune.graph.extract import extract
+from plantune.graph.fusions import all_fusions
+from plantune.graph.partition import alternatives
+from plantune.graph.types import TensorType
 from plantune.kernels.families.concat import FAMILY
 from plantune.space.arch import load_arch
+
+from .conftest import in_turns
 
 CONFIG = Attrs(threads=128, vectors=2)
 
@@ -77,10 +85,27 @@ def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
     assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
 
 
-@pytest.mark.parametrize("name", ["scaled", "many"])
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch, name):
+class DenseLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(16, 8, 3, padding=1, bias=False), nn.BatchNorm2d(24)
+        self.next = nn.Conv2d(24, 8, 1, bias=False)
+
+    def forward(self, x):
+        both = nn.functional.relu(self.norm(torch.cat([x, self.conv(x)], 1)))
+        return self.next(both)
+
+
+def test_a_dense_layer_joins_and_normalises_at_once():
+    graph = extract(DenseLayer().half().eval(), TensorType((2, 16, 14, 14), "float16", "nhwc"))
+    fits = [s.ops for s in alternatives(graph, all_fusions()) if FAMILY.why_not_step(s) is None]
+    assert max(fits, key=len) == ("aten.cat.default", "mul_channel", "add_channel", "relu")
+
+
+@pytest.mark.parametrize(("arch_name", "name"), in_turns(["scaled", "many"]))
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     config = Attrs(threads=256, vectors=4)
-    build_within_limits(FAMILY, step_of(STEPS[name], "float16"), config, cuda_arch)
+    build_within_limits(FAMILY, step_of(STEPS[name], "float16"), config, load_arch(arch_name))
 
 
 @pytest.mark.gpu

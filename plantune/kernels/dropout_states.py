@@ -26,6 +26,11 @@ class DropoutStates(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._cudnn_rnn.default and isinstance(args[-1], Tensor):
             self._kept.append(args[-1])
+        if func is not torch.ops.aten._cudnn_rnn.default:
+            with self:  # in inference mode a layer comes here as a whole
+                made = func.decompose(*args, **(kwargs or {}))
+            if made is not NotImplemented:
+                return made
         return func(*args, **(kwargs or {}))
 
 

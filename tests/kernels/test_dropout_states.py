@@ -39,6 +39,13 @@ def test_a_capture_keeps_it(states):
     assert all(state() is None for state in states)
 
 
+def test_in_inference_mode_too(states):
+    call = keeping("aten.lstm.input", layer(states))
+    with torch.inference_mode():
+        call()
+    assert states[0]() is not None
+
+
 def test_nothing_else_does(states, monkeypatch):
     keeping("aten.gelu.default", layer(states))()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

@@ -22,6 +22,7 @@ from plantune.runtime.gradients import Gradients
 from plantune.runtime.last_casts import without_last_casts
 from plantune.runtime.program import Program, current_stream
 from plantune.runtime.recorder import Recorded, Recorder
+from plantune.runtime.rehearsal import is_rehearsing
 from plantune.runtime.torch_internals import is_capturing, raw_stream
 from plantune.space.search_space import SearchSpace
 
@@ -118,7 +119,8 @@ class CapturedProgram:
 
         Inputs must be of the graph's shapes and dtypes; they are read, never written.
         """
-        if is_capturing():
+        if is_capturing() or is_rehearsing():
+            self._enter()
             return self._inside_a_capture(inputs)
         return self.replay(inputs)
 
@@ -213,8 +215,9 @@ class CapturedProgram:
 
     def _replay(self, name: str, run: Callable[[], None]) -> Results:
         """The results of one pass, which becomes a part of a capture that the caller has begun."""
-        if is_capturing():
-            run()
+        if is_capturing() or is_rehearsing():
+            with self._autotuned():
+                run()
             return self._program.values
         if name not in self._passes:
             self._passes[name] = self._captured(name, run)

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.nested import mapped
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.pool import Keeper
 from plantune.runtime.recorder import Recorded, Recorder
+from plantune.runtime.rehearsal import rehearsing
 
 # As TrainStep's: inputs of the model, and what its loss gets beside them.
 Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -55,7 +57,7 @@ class CapturedStep:
         before = [(b, b.clone()) for module in modules for b in module.buffers()]
         try:
             with self._keeper.keeping():
-                self._recorded = _recorded(device, whole, lambda: run(own))
+                self._recorded = _recorded(device, whole, lambda: _rehearsed(run, own))
         except BaseException:
             self._keeper.let_go()
             raise
@@ -86,11 +88,18 @@ class CapturedStep:
         self._keeper.let_go()
 
 
+def _rehearsed(run: Callable[[Arguments], Any], own: Arguments) -> None:
+    with rehearsing():
+        run(own)
+
+
 def _recorded(
     device: torch.device, whole: Callable[[], None], warm_up: Callable[[], Any]
 ) -> Recorded:
     try:
-        with torch.no_grad():
+        # What no plan runs is the framework's at its best, as in a plan.
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        with torch.no_grad(), autotuned(deterministic=deterministic):
             return Recorder(device).graph(whole, True, warm_up)
     except torch.OutOfMemoryError:
         raise

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.runtime.rehearsal import rehearsing
 
 from .conftest import SHAPE, program_of
 
@@ -123,3 +124,15 @@ class TestGradientsOfModules:
         optimizer.zero_grad(set_to_none=True)
         model(3 * x).square().sum().backward()
         assert torch.equal(held, kept)
+
+    def test_in_a_rehearsal_nothing_is_replayed(self, model, plain, x, close, captures):
+        with rehearsing():
+            model(x).square().sum().backward()
+        assert not captures
+        plain(x).square().sum().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            close(ours.grad, theirs.grad)
+        model(x).square().sum().backward()
+        assert len(captures) == 2
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            close(ours.grad, 2 * theirs.grad)

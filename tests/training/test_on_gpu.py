@@ -373,3 +373,23 @@ def test_a_convolutional_network_in_16_bits(randomise):
     for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
         own, wanted = p.detach().double(), q.detach()
         assert float((own - wanted).norm()) <= 0.01 * float(wanted.norm()), name
+
+
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_cudnn_may_try_its_algorithms(benchmark):
+    """It does so in the first call of each thread, and gradients have threads of their own."""
+    layers = (nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.Flatten())
+    model = nn.Sequential(*layers, nn.Linear(72, 5)).cuda()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    theirs = torch.optim.SGD(other.parameters(), 0.1)
+    with torch.backends.cudnn.flags(benchmark=benchmark):
+        for _ in range(4):
+            x = torch.randn(8, 3, 16, 16, device="cuda")
+            y = torch.randint(5, (8,), device="cuda")
+            step(x, y)
+            theirs.zero_grad()
+            cross_entropy(other(x), y).backward()
+            theirs.step()
+    assert captured(step) == 1
+    assert_moved_alike(start, model, other)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from plantune.canonical import Attrs
-from plantune.default_plans import default_plan
+from plantune.default_plans import default_plan, guessed_plan
 from plantune.errors import DatabaseUnavailable, PlantuneError
 from plantune.graph.graph import Graph
 from plantune.graph.partition import one_by_one, partition_into
@@ -157,9 +157,11 @@ def _one_by_one(step: Step, graph: Graph, space: SearchSpace) -> Sequence[Choice
 
 
 def plan_without_search(graph: Graph, space: SearchSpace, *, network: str) -> Plan:
-    """What runs without a plan, so it needs no race."""
+    """What runs without a plan, so it needs no race; a guess is proved before its first use."""
     plain = default_plan(graph, space, network=network)
-    return replace(plain, runner=EAGER) if space.arch.kind == "cpu" else plain
+    if space.arch.kind == "cpu":
+        return replace(plain, runner=EAGER)
+    return guessed_plan(graph, space, network=network) or plain
 
 
 def plan_in_use(plan: Plan, database: PlanDatabase, environment: Environment) -> Found | None:

@@ -85,13 +85,19 @@ def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
     return [next(timings) if isinstance(found, Timing) else found for found in alone]
 
 
-def rank(run: Run, plans: Sequence[Plan], incumbent: Plan | None, machine: State) -> list[Plan]:
+def rank(
+    run: Run,
+    plans: Sequence[Plan],
+    incumbent: Plan | None,
+    machine: State,
+    built: Sequence[Plan] = (),
+) -> list[Plan]:
     """The plans that ran: the winner improved, the winner, then the others, the fastest first.
 
-    If there is no time to time them, the plans as they are: the best by its steps is the first.
+    If there is no time to time them, the plans as they are: the best is thought to be the first.
     """
     left_s = run.budget.left_for("ranking")
-    plans = affordable(plans, run.graph, run.space, run.steps, left_s)
+    plans = affordable(plans, run.graph, run.space, run.steps, left_s, built)
     if machine.word == "busy":  # a call may take a hundred times as long
         plans = [*plans[:FEW], *plans[FEW:][-1:]]
     if left_s < LEAST_RANKING_S:

@@ -142,12 +142,19 @@ def swapped(plan: Plan, graph: Graph, space: SearchSpace, swaps: Mapping[str, Ca
 
 
 def affordable(
-    plans: Sequence[Plan], graph: Graph, space: SearchSpace, steps: StepSearch, left_s: float
+    plans: Sequence[Plan],
+    graph: Graph,
+    space: SearchSpace,
+    steps: StepSearch,
+    left_s: float,
+    built: Sequence[Plan] = (),
 ) -> list[Plan]:
-    """The plans for whose kernels there is time to build them, the first ones first."""
+    """The plans for whose kernels there is time to build them, the first ones first, and those that
+    were built before.
+    """
     kept = []
     for plan in plans:
-        needed_s = building_s(plan, graph, space, steps)
+        needed_s = 0.0 if plan in built else building_s(plan, graph, space, steps)
         if needed_s <= left_s:
             kept.append(plan)
             left_s -= needed_s

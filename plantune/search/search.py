@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from plantune.canonical import Attrs
-from plantune.default_plans import COMPILED, default_plan, hand_plan
+from plantune.default_plans import COMPILED, default_plan, guessed_plan, hand_plan
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
 from plantune.graph.graph import Graph
 from plantune.graph.tape import Tape
@@ -83,7 +83,8 @@ class Search:
             state = self._log.snapshot("measuring")
             if not run.budget.left_s:
                 raise OutOfTime("the time was over before anything was compared")
-            plans = rank(run, self._contenders(run.steps), self._incumbent, state)
+            contenders = self._contenders(run.steps)
+            plans = rank(run, contenders, self._incumbent, state, built=self._known)
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
@@ -144,6 +145,9 @@ class Search:
         )
         seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
         known = affordable(known, graph, self.space, run.steps, 2 * seconds)
+        guess = guessed_plan(graph, self.space, network=problem.network)
+        if guess is not None:  # calls would build it, too: without a plan it is what they use
+            known = distinct([*known, guess])
         if not known:
             return
         run.tell("ranking")
@@ -160,14 +164,17 @@ class Search:
         return plan_of(cover, self.graph, self.space, network=self.problem.network)
 
     def _contenders(self, steps: StepSearch) -> list[Plan]:
-        """The best covers, the plan picked by hand, those that are known and the default one."""
+        """The best plan that is known, the best covers, the other known ones, those picked by hand
+        and the default one.
+        """
         graph, name = self.graph, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
         covers = steps.covers(COVERS_TO_RANK) if steps.measured else []
         found = [self._plan_of(cover) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, without=w) for w in LEFT_OUT]
         plain = default_plan(graph, self.space, network=name)
-        return distinct([*found, *by_hand, *self._known, plain])
+        first, others = self._known[:1], self._known[1:]
+        return distinct([*first, *found, *others, *by_hand, plain])
 
     def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
         """The plan with its evidence, and who runs it."""

@@ -13,7 +13,7 @@ from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured
 from plantune.plan_db.database import PlanDatabase
-from plantune.search import known, phases, search
+from plantune.search import known, phases, ranking, search
 from plantune.search.results import Settings
 from plantune.search.search import Search
 from plantune.workload import Workload
@@ -140,6 +140,17 @@ class TestBeginning:
         with pytest.raises(KeyboardInterrupt):
             found.run(worker)
         assert choices(found.partial().plan) == choices(by_hand(PROBLEM))
+
+    def test_the_guess_that_calls_use_without_a_plan_is_among_them(
+        self, searched, worker, by_hand, monkeypatch
+    ):
+        """So no search ends with less than that, even if it had no time to build anything else."""
+        guess = replace(by_hand(PROBLEM), origin="default")
+        monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: guess)
+        monkeypatch.setattr(ranking, "building_s", lambda *arguments: 1e9)
+        result = searched()
+        assert worker.timed[0] == [guess]
+        assert choices(result.plan) == choices(guess)
 
     def test_shipped_plans_may_be_left_out(self, searched, worker, by_hand, monkeypatch):
         with PlanDatabase.in_memory() as other:

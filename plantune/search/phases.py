@@ -108,6 +108,10 @@ def rank(
         timings = time_plans(run, plans, effort)
     except OutOfTime:
         return plans
+    for plan, found in zip(plans, timings, strict=True):
+        if plan in built and isinstance(found, Rejected):
+            text = f"a plan that ran before was not ranked: {found.stage}: {found.reason}"
+            warnings.warn(text, stacklevel=2)
     winner = fastest(plans, timings)
     if winner is None:
         raise NoViableCandidate(_why_none(run.problem, timings))

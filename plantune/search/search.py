@@ -72,6 +72,7 @@ class Search:
         self._best: Plan | None = None
         self._known: list[Plan] = []
         self._incumbent: Plan | None = None
+        self._guess: Plan | None = None
 
     def run(self, worker: Worker) -> Result:
         """Searches to the end and keeps the plan; raises NoViableCandidate if nothing ran."""
@@ -89,6 +90,8 @@ class Search:
             self._best = plans[0]
             run.tell("racing")
             plan, race = race_first(run, plans)
+            if self._is_less_than_the_guess(plan, plans):
+                raise OutOfTime("the guess that calls use without a plan was not compared")
         except OutOfTime:
             return self._without_race()
         state = self._log.snapshot("race")
@@ -145,9 +148,9 @@ class Search:
         )
         seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
         known = affordable(known, graph, self.space, run.steps, 2 * seconds)
-        guess = guessed_plan(graph, self.space, network=problem.network)
-        if guess is not None:  # calls would build it, too: without a plan it is what they use
-            known = distinct([*known, guess])
+        self._guess = guessed_plan(graph, self.space, network=problem.network)
+        if self._guess is not None:  # calls would build it, too: without a plan they use it
+            known = distinct([*known, self._guess])
         if not known:
             return
         run.tell("ranking")
@@ -175,6 +178,16 @@ class Search:
         plain = default_plan(graph, self.space, network=name)
         first, others = self._known[:1], self._known[1:]
         return distinct([*first, *found, *others, *by_hand, plain])
+
+    def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
+        """Whether the framework's own kernels are left though nobody compared them with the guess:
+        kept as a plan they would take its place.
+        """
+        guess = self._guess
+        plain = default_plan(self.graph, self.space, network=self.problem.network)
+        if guess is None or set(plan.choices) != set(plain.choices):
+            return False
+        return not any(set(other.choices) == set(guess.choices) for other in ranked)
 
     def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
         """The plan with its evidence, and who runs it."""

@@ -11,7 +11,7 @@ from plantune.errors import WorkerDied
 from plantune.machine import cpu_environment
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
-from plantune.outcome import Measured
+from plantune.outcome import Measured, Rejected
 from plantune.plan_db.database import PlanDatabase
 from plantune.search import known, phases, ranking, search
 from plantune.search.results import Settings
@@ -151,6 +151,26 @@ class TestBeginning:
         result = searched()
         assert worker.timed[0] == [guess]
         assert choices(result.plan) == choices(guess)
+
+    def test_where_the_guess_is_not_ranked_the_frameworks_kernels_do_not_take_its_place(
+        self, searched, worker, by_hand, monkeypatch
+    ):
+        guess = replace(by_hand(PROBLEM), origin="default")
+        for module in (search, known):
+            monkeypatch.setattr(module, "guessed_plan", lambda graph, space, network: guess)
+        monkeypatch.setattr(ranking, "building_s", lambda *arguments: 0.0)
+        monkeypatch.setattr(search.Search, "_contenders", lambda self, steps: [plain, guess])
+        found = search_of(PROBLEM, Settings(), None, HERE)
+        plain = search.default_plan(PROBLEM.graph, found.space, network=PROBLEM.network)
+
+        def timed(graph, plans, effort, seed=0):
+            died = len(plans) > 1 and Rejected("crash", "it died")
+            return [died if died and plan == guess else steady(50.0) for plan in plans]
+
+        monkeypatch.setattr(worker, "time_programs", timed)
+        with pytest.warns(UserWarning, match="was not ranked: crash: it died"):
+            result = searched()
+        assert result.race is None
 
     def test_shipped_plans_may_be_left_out(self, searched, worker, by_hand, monkeypatch):
         with PlanDatabase.in_memory() as other:

@@ -26,7 +26,7 @@ class ConvUnit(nn.Module):
         self.conv = nn.Conv2d(
             inputs, outputs, size, stride, padding, dilation, groups, bias=rng.random() < 0.5
         )
-        self.bn = nn.BatchNorm2d(outputs) if rng.random() < 0.4 else nn.Identity()
+        self.bn = nn.BatchNorm2d(outputs) if rng.random() < 0.6 else nn.Identity()
         self.scale = scalar(rng) if rng.random() < 0.4 else None
         self.bias = scalar(rng) if rng.random() < 0.4 else None
         self.relu = nn.ReLU() if rng.random() < 0.6 else nn.Identity()

@@ -219,8 +219,9 @@ def _kin(depends: Tensor, exact: Tensor) -> Kin:
 
 
 def _evaluated(step: Step, data: Values, dtype: torch.dtype) -> list[Tensor]:
-    """What becomes of a poison; in float64, too, without cuDNN, by which a NaN in 2,048 images did
-    not reach the gradient of a weight that each kernel showed it in (H200, 2026-11-22).
+    """What becomes of a poison. In float64, too, without cuDNN: of a weight's gradient over 2,048
+    images a kernel of ours and both of the framework's showed a NaN where the reference with cuDNN
+    had none (H200, 2026-11-22).
     """
     with _plainly(dtype), flags(enabled=False):
         values = _of_step(step, _widened(data, dtype), dtype)

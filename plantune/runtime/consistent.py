@@ -58,7 +58,8 @@ def why_apart(leader: Pool, other: Pool) -> str | None:
     if not apart:
         return None
     steps = ", ".join(_products_of_the_framework(leader.plan, leader.graph))
-    return f"outputs differ by {apart:.2g} of the largest, by how the framework sums in {steps}"
+    where = f", by how the framework sums in {steps}" if steps else ""
+    return f"outputs differ by {apart:.2g} of the largest{where}"
 
 
 def _products_of_the_framework(plan: Plan, graph: Graph) -> list[str]:

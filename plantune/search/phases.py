@@ -110,7 +110,8 @@ def rank(
         return plans
     for plan, found in zip(plans, timings, strict=True):
         if plan in built and isinstance(found, Rejected):
-            text = f"a plan that ran before was not ranked: {found.stage}: {found.reason}"
+            why = f"{found.stage}: {found.reason}"
+            text = f"a plan that was timed at first could not be timed beside the others: {why}"
             warnings.warn(text, stacklevel=2)
     winner = fastest(plans, timings)
     if winner is None:

@@ -168,7 +168,7 @@ class TestBeginning:
             return [died if died and plan == guess else steady(50.0) for plan in plans]
 
         monkeypatch.setattr(worker, "time_programs", timed)
-        with pytest.warns(UserWarning, match="was not ranked: crash: it died"):
+        with pytest.warns(UserWarning, match="beside the others: crash: it died"):
             result = searched()
         assert result.race is None
 

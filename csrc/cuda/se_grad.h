@@ -28,7 +28,7 @@
 #include "cuda/arithmetic.h"
 #include "cuda/image_tile.h"
 #include "cuda/launch.h"
-#include "cuda/se_resnet9/se_grad_layers.h"
+#include "cuda/se_grad_layers.h"
 #include "cuda/small_matrix.h"
 #include "cuda/small_matrix_mma.h"
 

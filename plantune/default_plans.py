@@ -107,6 +107,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "pointwise_chain",
     ),
 }
+MOST_GUESSES = 32
 # Families that need no layout of their own: to convert what they read would cost more than they do.
 ANY_LAYOUT = ("pointwise", "framework")
 
@@ -200,11 +201,24 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     """
     if space.arch.kind != "cuda":
         return None
+    key = (Problem.of(graph, space.arch.name, network), graph.structure.nodes, space.digest)
+    if key not in _guesses:
+        if len(_guesses) == MOST_GUESSES:
+            _guesses.clear()
+        _guesses[key] = _guessed(graph, space, network)
+    return _guesses[key]
+
+
+def _guessed(graph: Graph, space: SearchSpace, network: str) -> Plan | None:
     trains = graph.backward_from is not None
     by_hand = hand_plan(graph, space, network=network)
     plan = replace(by_hand, origin="default", branches=trains)
     ours = {choice.candidate.family for choice in plan.choices} - {"framework", "view"}
     return plan if ours else None
+
+
+# A guess takes seconds for a deep network, which a process may build several times.
+_guesses: dict[tuple[Any, ...], Plan | None] = {}
 
 
 def _following(

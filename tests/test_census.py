@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -100,6 +103,33 @@ def test_a_network_that_hangs_or_crashes_is_a_row(part) -> None:
         )
     finally:
         child.stop()
+
+
+def test_jobs_take_each_network_once_until_the_time_is_up(part, capsys) -> None:
+    todo = part("children").Todo(iter(range(40)), until=float("inf"))
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(lambda _: todo.take(), range(40))) == list(range(40))
+    assert todo.take() is None
+    assert part("children").Todo(iter([1]), until=0.0).take() is None
+    assert "time is up" in capsys.readouterr().out
+
+
+def test_one_at_a_time_has_the_gpu(part, monkeypatch, tmp_path: Path) -> None:
+    turns, inside = part("turns"), []
+    monkeypatch.setattr(turns, "LOCK", tmp_path / "lock")
+
+    def turn(_: int) -> None:
+        with turns.alone_on_gpu():
+            inside.append(1)
+            time.sleep(0.01)
+            assert len(inside) == 1
+            inside.pop()
+
+    before = os.sched_getaffinity(0)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(turn, range(4)))
+    turn(0)
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.slow

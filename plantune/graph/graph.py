@@ -148,6 +148,23 @@ class Graph:
                 readers[value].append(node)
         return {name: tuple(nodes) for name, nodes in readers.items()}
 
+    def makers(self, node: Node) -> tuple[Node, ...]:
+        """The nodes that come before it in any order: those that make what it reads, and the one
+        that draws random numbers before it, as these are drawn in the module's own order.
+        """
+        return self._makers[node.name]
+
+    @cached_property
+    def _makers(self) -> Mapping[str, tuple[Node, ...]]:
+        found, drawn = {}, None
+        for node in self.nodes:
+            makers = [self.producers[value] for value in node.inputs if value in self.producers]
+            if node.draws:
+                makers += [drawn] if drawn else []
+                drawn = node
+            found[node.name] = tuple(makers)
+        return found
+
     @cached_property
     def results(self) -> frozenset[str]:
         """Values that leave the graph: outputs, updates and gradients."""

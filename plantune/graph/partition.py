@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import Fusion, groups_from
@@ -93,38 +93,31 @@ def why_not_group(graph: Graph, group: Collection[str], others: Iterable[Group] 
     phases = {phase_of(graph, node) for node in nodes}
     if len(phases) > 1:
         return f"its nodes run in several phases: {', '.join(sorted(phases))}"
-    taken = tuple(others)
-    if not taken:
-        return WAITS if _waits_for_itself(graph, nodes) else None
-    together = [tuple(group), *taken]
-    covered = {name for members in together for name in members}
-    singles = [(node.name,) for node in graph.nodes if node.name not in covered]
-    if _runnable_order(graph, [*together, *singles]) is None:
-        return WAITS
-    return None
+    together = {name: members for members in others for name in members}
+    return WAITS if _waits_for_itself(graph, nodes, together) else None
 
 
-def _waits_for_itself(graph: Graph, nodes: Sequence[Node]) -> bool:
-    """Whether a node of the group reads, by way of others outside of it, what the group makes.
+def _waits_for_itself(
+    graph: Graph, nodes: Sequence[Node], together: Mapping[str, Group] = MappingProxyType({})
+) -> bool:
+    """Whether a node of a group reads, by way of others outside of it, what the group makes. What
+    is `together` in another group runs when all of that can.
 
-    Nodes stand in an order in which they can run, so only those after the group's first matter.
+    Nodes stand in an order in which they can run: where no others are groups, only those after the
+    group's first matter.
     """
-    inside = {node.name for node in nodes}
-    first = min(graph.positions[name] for name in inside)
-    seen: set[str] = set()
-    left = [
-        maker
-        for node in nodes
-        for maker in map(graph.producers.get, node.inputs)
-        if maker is not None and maker.name not in inside
-    ]
+    inside, seen = {node.name for node in nodes}, set[str]()
+    first = -1 if together else min(graph.positions[name] for name in inside)
+    left = [maker for node in nodes for maker in graph.makers(node) if maker.name not in inside]
     while left:
         node = left.pop()
         if node.name in inside:
             return True
-        if node.name not in seen and graph.positions[node.name] > first:
-            seen.add(node.name)
-            left += filter(None, map(graph.producers.get, node.inputs))
+        if node.name in seen or graph.positions[node.name] <= first:
+            continue
+        for name in together.get(node.name, (node.name,)):
+            seen.add(name)
+            left += graph.makers(graph.nodes[graph.positions[name]])
     return False
 
 
@@ -139,17 +132,10 @@ def _runnable_order(graph: Graph, groups: Sequence[Collection[str]]) -> list[int
     frees: list[set[int]] = [set() for _ in groups]
     for node in graph.nodes:
         mine = group_of[node.name]
-        for value in node.inputs:
-            producer = graph.producers.get(value)
-            if producer is not None and group_of[producer.name] != mine:
-                waits[mine].add(group_of[producer.name])
-                frees[group_of[producer.name]].add(mine)
-
-    for earlier, later in pairwise(group_of[node.name] for node in graph.nodes if node.draws):
-        # Random numbers are drawn in the module's own order.
-        if earlier != later:
-            waits[later].add(earlier)
-            frees[earlier].add(later)
+        for maker in graph.makers(node):
+            if group_of[maker.name] != mine:
+                waits[mine].add(group_of[maker.name])
+                frees[group_of[maker.name]].add(mine)
 
     def priority(index: int) -> tuple[int, int]:
         first = min(position[name] for name in groups[index])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -83,11 +84,18 @@ class SearchSpace:
 
     def configs(self, family: str) -> tuple[Attrs, ...]:
         """Every config of a family, the last axis changing fastest; none of an unknown family."""
-        axes = self.families.get(family)
-        if axes is None:
-            return ()
-        choices = itertools.product(*axes.values())
-        return tuple(Attrs(dict(zip(axes, choice, strict=True))) for choice in choices)
+        if family not in self._known:
+            axes = self.families.get(family)
+            choices = () if axes is None else itertools.product(*axes.values())
+            self._known[family] = tuple(
+                Attrs(dict(zip(axes or (), each, strict=True))) for each in choices
+            )
+        return self._known[family]
+
+    @cached_property
+    def _known(self) -> dict[str, tuple[Attrs, ...]]:
+        """Configs by their family, made once: a step of a network may ask for hundreds."""
+        return {}
 
     def admits(self, family: str, config: Attrs) -> bool:
         """Whether a config has the family's axes, with values that are listed, or that have the

@@ -96,6 +96,20 @@ def test_a_group_alone_waits_for_itself_just_where_no_order_runs_it() -> None:
     assert reasons == {None, WAITS}
 
 
+def test_groups_wait_for_each_other_just_where_no_order_runs_them() -> None:
+    graph = two_chains()
+    singles = {node.name for node in graph.nodes}
+    pairs = [pair for pair in itertools.combinations(singles, 2) if not why_not_group(graph, pair)]
+    reasons = set()
+    for group, other in itertools.permutations(pairs, 2):
+        if set(group).isdisjoint(other):
+            rest = [(name,) for name in singles - {*group, *other}]
+            order = partitioning._runnable_order(graph, [group, other, *rest])
+            reasons.add(reason := why_not_group(graph, group, [other]))
+            assert (reason is None) == (order is not None)
+    assert reasons == {None, WAITS}
+
+
 def test_groups_that_wait_for_each_other() -> None:
     graph = two_chains()
     assert why_not_group(graph, CROSSED[0]) is None

@@ -90,6 +90,13 @@ class TestGuess:
         assert len(choice.nodes) == 3
         assert choice.candidate.family != "framework"
 
+    def test_the_same_layers_are_guessed_once(self):
+        module = copy.deepcopy(self.MODULE).half()
+        plan = self.guess(module)
+        assert self.guess(copy.deepcopy(module)) is plan
+        assert self.guess(nn.Sequential(module)) is not plan
+        assert self.guess(module, "sm80") is not plan
+
     def test_in_training_activations_move_in_few_passes(self):
         layers = (nn.Conv2d(4, 8, 3, bias=False), nn.ReLU(), nn.Sigmoid(), nn.AvgPool2d(3, 2, 1))
         module = nn.Sequential(*layers).half()

@@ -4,23 +4,29 @@
     pip install -e '.[census]'
     python tools/census --rows census.jsonl                      # this machine: taken, then right
     python tools/census --rows census.jsonl --table docs/census.md --measure none
-    python tools/census --rows gpu.jsonl --sample 60 --device cuda --measure called time --limit 600
+    python tools/census --rows gpu.jsonl --sample 60 --device cuda --measure time --mode infer \
+        --jobs 6 --memory 1000 --cache cache --limit 600 --rivals eager-channels-last cuda-graph
 
 Each network and mode is a line in the file of rows, written as soon as it is known: a census that
-was stopped goes on where it was. Networks of 30 million parameters and more are left out.
+was stopped goes on where it was. Networks of 30 million parameters and more are left out. Several
+jobs prepare networks beside each other, and take turns on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import networks
-from children import Child, Limits
+from children import Child, Limits, Todo
 from measures import MEASURES, Asked
 from rows import Rows
 from table import write_table
+from timing import Race
 
 MODES = ("infer", "train")
 
@@ -28,20 +34,30 @@ MODES = ("infer", "train")
 def main() -> None:
     given = _arguments()
     rows = Rows(given.rows)
-    asked = Asked("", given.image_size, given.batch, given.arch, given.device)
     rows.forget(given.forget)
-    child = Child(Limits(given.network_limit, given.memory))
-    until = time.monotonic() + given.limit
-    try:
-        for name, mode, measure in _todo(given, rows, child):
-            if time.monotonic() > until:
-                print("time is up: the same command goes on")
-                break
-            _measure(rows, child, name, measure, Asked(**{**vars(asked), "mode": mode}))
-    finally:
-        child.stop()
+    sizes = Child(Limits(given.network_limit, given.memory))
+    todo = Todo(_todo(given, rows, sizes), time.monotonic() + given.limit)
+    threads = [threading.Thread(target=_work, args=(given, rows, todo)) for _ in range(given.jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sizes.stop()
     if given.table:
         write_table(rows.by_key.values(), given.table)
+
+
+def _work(given: argparse.Namespace, rows: Rows, todo: Todo) -> None:
+    """One job: a process of its own measures."""
+    asked = Asked("", given.image_size, given.batch, given.arch, given.device)
+    asked = replace(asked, race=Race(given.rivals, given.race_seconds))
+    child = Child(Limits(given.network_limit, given.memory, given.cache))
+    try:
+        while (found := todo.take()) is not None:
+            name, mode, measure = found
+            _measure(rows, child, name, measure, replace(asked, mode=mode))
+    finally:
+        child.stop()
 
 
 def _arguments() -> argparse.Namespace:
@@ -60,12 +76,16 @@ def _arguments() -> argparse.Namespace:
     say("--limit", type=float, default=float("inf"), metavar="SECONDS", help="of this run")
     say("--network-limit", type=float, default=120.0, metavar="SECONDS", help="of each row")
     say("--memory", type=float, default=8.0, metavar="GIB", help="of the process that measures")
+    say("--jobs", type=int, default=1, help="networks that are prepared beside each other")
+    say("--cache", metavar="FOLDER", help="of compiled kernels, kept for the next run")
+    say("--rivals", nargs="+", metavar="WAY", help="of `time`, not all of the framework's")
+    say("--race-seconds", type=float, default=3.0, metavar="SECONDS", help="of each race of `time`")
     say("--forget", nargs="+", default=(), metavar="VERDICT", help="these rows, such as refused")
     say("--table", type=Path, help="write the table of all rows here, as Markdown")
     return parser.parse_args()
 
 
-def _todo(given: argparse.Namespace, rows: Rows, child: Child):  # type: ignore[no-untyped-def]
+def _todo(given: argparse.Namespace, rows: Rows, child: Child) -> Iterator[tuple[str, str, str]]:
     """What is not known yet, one measure and mode after the other."""
     names = networks.in_turns(_names(given), lambda name: _parameters(name, rows) or 0)
     for measure in given.measure:

@@ -6,13 +6,16 @@ import multiprocessing
 import os
 import resource
 import tempfile
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+from rows import Key
 
 Row = dict[str, Any]
 # What is asked of a network, by its name.
@@ -27,6 +30,8 @@ class Limits:
 
     seconds: float = 120.0
     memory_gib: float = 8.0
+    # Where kernels and proofs are kept; None for an empty folder of each process.
+    cache: str | None = None
 
 
 class Child:
@@ -75,6 +80,21 @@ class Child:
         self._left = NETWORKS_PER_CHILD
 
 
+class Todo:
+    """What is left, each once, for several threads; nothing more once the time is up."""
+
+    def __init__(self, left: Iterator[Key], until: float) -> None:
+        self._left, self._until, self._lock = left, until, threading.Lock()
+
+    def take(self) -> Key | None:
+        with self._lock:
+            found = next(self._left, None)
+            if found is None or time.monotonic() <= self._until:
+                return found
+        print("time is up: the same command goes on")
+        return None
+
+
 def _serve(pipe: Connection, limits: Limits) -> None:
     """In the child: answers until the parent is gone."""
     most = int(limits.memory_gib * 2**30)
@@ -82,7 +102,7 @@ def _serve(pipe: Connection, limits: Limits) -> None:
     warnings.simplefilter("ignore")  # a network's advice to its own users
     with tempfile.TemporaryDirectory() as empty:
         # A plan that was proved before would not be proved again.
-        os.environ["PLANTUNE_CACHE_DIR"] = empty
+        os.environ["PLANTUNE_CACHE_DIR"] = limits.cache or empty
         while True:
             try:
                 name, measure, asked = pipe.recv()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import networks
 import torch
-from timing import ratios
+from timing import Race, compile_kernels, ratios
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+from turns import alone_on_gpu, prepare_elsewhere
 
 from plantune import check, optimize
 from plantune.default_plans import default_plan
@@ -51,6 +52,7 @@ class Asked:
     batch: int = 2
     arch: str = "sm90"
     device: str = "cpu"
+    race: Race = field(default_factory=Race)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,13 +159,19 @@ def _flat(module: nn.Module, made: Any) -> Tensor:
 def time_without_plan(name: str, asked: Asked) -> Row:
     """`optimize` beside the framework's ways, at the network's own image size."""
     side = networks.own_size(name)
-    module = networks.build(name).to(asked.device, asked.dtype).train(asked.mode == "train")
-    x = torch.randn(SHARE_BATCH, 3, side, side, device=asked.device, dtype=asked.dtype)
+    prepare_elsewhere()
+    module = networks.build(name).to(dtype=asked.dtype).train(asked.mode == "train")
+    x = torch.randn(SHARE_BATCH, 3, side, side).to(asked.dtype)
+    row: Row = {"image": side, "batch": SHARE_BATCH}
     try:
-        found = ratios(module, x, asked.mode)
+        if asked.device == "cuda":
+            arch = environment_of(torch.device("cuda", 0)).arch
+            compile_kernels(module, x, asked.mode, arch)
+        with alone_on_gpu():
+            module, x = module.to(asked.device), x.to(asked.device)
+            return {**row, "verdict": "timed", **ratios(module, x, asked.mode, asked.race)}
     except UnsupportedModule as error:
-        return {"verdict": "refused", "reason": str(error), "image": side}
-    return {"verdict": "timed", "image": side, "batch": SHARE_BATCH, **found}
+        return {**row, "verdict": "refused", "reason": str(error)}
 
 
 def share(name: str, asked: Asked) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class Rows:
         self.path = path
         self.by_key: dict[Key, Row] = {}
         self._cut_off = ""
+        self._lock = threading.Lock()
         if path.exists():
             text = path.read_text(encoding="utf-8")
             self._cut_off = "" if text.endswith("\n") or not text else "\n"
@@ -31,10 +33,10 @@ class Rows:
                     self.by_key[key_of(row)] = row
 
     def add(self, row: Row) -> None:
-        self.by_key[key_of(row)] = row
-        with self.path.open("a", encoding="utf-8") as file:
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            self.by_key[key_of(row)] = row
             file.write(self._cut_off + json.dumps(row) + "\n")
-        self._cut_off = ""
+            self._cut_off = ""
 
     def forget(self, verdicts: Collection[str]) -> None:
         """Leaves out rows with these verdicts, so that they are measured again."""

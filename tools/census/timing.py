@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,40 +14,70 @@ from torch.utils._pytree import tree_leaves
 
 from plantune import optimize
 from plantune.cuda.flags import flags
-from plantune.device import Call, first_line
+from plantune.default_plans import guessed_plan
+from plantune.device import Call, Device, first_line
 from plantune.gpus import device_for
+from plantune.graph.arguments import type_of
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.kernels.build import build_all
 from plantune.machine import environment_of
 from plantune.measure.timing import Effort, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import call_watch
 from plantune.measure.ways import WAYS
+from plantune.plan import candidates_by_step, check_plan
 from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
 
 RIVALS = {
-    "cuda": ("eager-channels-last", "compile-reduce-overhead"),
+    "cuda": ("eager-channels-last", "cuda-graph", "compile-reduce-overhead"),
     "cpu": ("eager", "eager-channels-last"),
 }
-EFFORT = Effort(budget_s=3.0, warm_up_s=0.5)
 # Two races: what is only luck in one is not there in the other.
 RACES = 2
 FIRST_CALLS = 4
 
 
-def ratios(module: nn.Module, x: Tensor, mode: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Race:
+    """Against whom, None for all; and how long each of the races takes."""
+
+    rivals: Sequence[str] | None = None
+    seconds: float = 3.0
+
+    @property
+    def effort(self) -> Effort:
+        return Effort(budget_s=self.seconds, warm_up_s=self.seconds / 20, retries=0)
+
+
+def compile_kernels(module: nn.Module, x: Tensor, mode: str, arch: str) -> None:
+    """What the first call will compile, without a GPU."""
+    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
+    graph = extract(last, type_of(x.contiguous(memory_format=torch.channels_last)))
+    graph = differentiate(graph) if mode == "train" else graph
+    space = load_search_space(arch)
+    plan = guessed_plan(graph, space, network=type(module).__name__)
+    if plan is not None:
+        steps = check_plan(plan, graph, space)
+        known = candidates_by_step(plan, steps)
+        build_all([(step, known[step.name]) for step in steps], space.arch)
+
+
+def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any]:
     """Our time as a part of each rival's, with its interval, in the worse of two races."""
     arch = load_arch(environment_of(x.device).arch)
-    calls, failures = _calls(module, x, mode, arch.kind)
-    watch = call_watch(device_for(arch))
-    with torch.set_grad_enabled(mode == "train"), flags(benchmark=True):
-        for call in calls.values():
-            for _ in range(FIRST_CALLS):
-                call()
-        races = [time_interleaved(list(calls.values()), EFFORT, watch) for _ in range(RACES)]
+    device = device_for(arch)
+    with torch.set_grad_enabled(mode == "train"), flags(benchmark=True), device.own_stream():
+        calls, failures, how = _calls(module, x, mode, race.rivals or RIVALS[arch.kind], device)
+        watch = call_watch(device)
+        races = [time_interleaved([*calls.values()], race.effort, watch) for _ in range(RACES)]
     names = list(calls)
     return {
         "device": environment_of(x.device).device,
         "ms": {name: races[-1][at].median_us / 1e3 for at, name in enumerate(names)},
         "ratios": {name: _worse(races, at) for at, name in enumerate(names) if at},
         "failures": failures,
+        **how,
     }
 
 
@@ -55,25 +88,39 @@ def _worse(races: list[list[Timing]], rival: int) -> list[float]:
     return [worst.ratio, worst.low, worst.high]
 
 
-def _calls(module: nn.Module, x: Tensor, mode: str, kind: str) -> tuple[dict[str, Call], Any]:
-    """Ours first. All get images and weights in channels_last, where they have four dimensions."""
+def _calls(
+    module: nn.Module, x: Tensor, mode: str, rivals: Sequence[str], device: Device
+) -> tuple[dict[str, Call], dict[str, str], dict[str, Any]]:
+    """Ours first, and how it ran. All get images and weights in channels_last, where they have four
+    dimensions.
+    """
     last = copy.deepcopy(module).to(memory_format=torch.channels_last)
     images = x.contiguous(memory_format=torch.channels_last)
     tuned = optimize(last, images, mode=mode, fallback="silent")
-    calls, failures = {"plantune": _call(tuned, tuned, images, mode)}, {}
-    for name in RIVALS[kind]:
-        way = WAYS[kind][name]
+    began = time.monotonic()
+    calls = {"plantune": _warmed_up(_call(tuned, tuned, images, mode), device)}
+    how = {"how": tuned.last_call().how, "first_calls_s": round(time.monotonic() - began, 2)}
+    kernels: dict[str, int] = {}
+    for choice in tuned.pool().plan.choices:
+        kernels[choice.candidate.family] = kernels.get(choice.candidate.family, 0) + 1
+    failures = {}
+    for name in rivals:
+        way = WAYS[device.place.type][name]
         own, given = (last, images) if way.channels_last else (module, x)
         own = copy.deepcopy(own)
         try:
-            call = _call(way.make(own, given), own, given, mode)
-            with torch.set_grad_enabled(mode == "train"):
-                call()
+            call = _warmed_up(_call(way.make(own, given), own, given, mode), device)
+            calls[name] = device.captured(call) if way.captured else call
         except Exception as error:  # whatever a compiler says: that way is then left out
             failures[name] = first_line(error)[:200]
-        else:
-            calls[name] = call
-    return calls, failures
+    return calls, failures, {**how, "families": kernels}
+
+
+def _warmed_up(call: Call, device: Device) -> Call:
+    for _ in range(FIRST_CALLS):
+        call()
+    device.synchronize()
+    return call
 
 
 def _call(run: Any, module: nn.Module, x: Tensor, mode: str) -> Call:

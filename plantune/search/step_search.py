@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -83,6 +83,7 @@ class StepSearch:
         self.complete = False
         # What this search built and ran, so that the worker has it at hand.
         self.ran: set[Key] = set()
+        self._disturbed: set[Key] = set()
         self._framework = [
             candidate
             for candidate in self.candidates
@@ -102,7 +103,13 @@ class StepSearch:
     def _settle(self, discount: float, budget: Budget, report: Report) -> bool:
         """Measures until the best cover holds no estimate; False if there is no time for that."""
         self.costs.discount = discount
-        while missing := self._missing():
+        return self._measure_until_known(self._missing, budget, report)
+
+    def _measure_until_known(
+        self, find: Callable[[], list[StepCandidate]], budget: Budget, report: Report
+    ) -> bool:
+        """Measures until nothing unknown is found; False if there is no time for that."""
+        while missing := find():
             fitting = [candidate for candidate in missing if self._fits(candidate, budget)]
             if not fitting:
                 return False
@@ -131,12 +138,9 @@ class StepSearch:
     def begin_with(self, plan: Plan, budget: Budget, report: Report) -> None:
         """Measures the steps of a plan that is known to be good."""
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
-        of_plan = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
-        unknown = self._unknown(of_plan)
-        if self._builds is not None:
-            self._builds.want(unknown)
+        of_plan = [c for c in self.candidates if (c.nodes, c.candidate) in wanted]
         with suppress(OutOfTime):
-            self._measure_all(unknown, budget, report)
+            self._measure_until_known(lambda: self._unknown(of_plan), budget, report)
 
     def _calibrate(self, budget: Budget, report: Report) -> None:
         """While the first kernels are built, times each of the framework's ops at its largest."""
@@ -169,6 +173,9 @@ class StepSearch:
         else:
             outcome = Rejected("build", failure[:REASON_LENGTH])
         self._store.keep(step, config, outcome)
+        if _is_noisy(outcome) and candidate.key not in self._disturbed:
+            self._disturbed.add(candidate.key)  # it stays unknown, and is measured once more
+            return outcome
         self.costs.learn(candidate, outcome)
         self._clusters.record(candidate, outcome)
         return outcome
@@ -241,3 +248,7 @@ class StepSearch:
             framework_us=self.framework_us(),
             seconds_left=budget.left_s,
         )
+
+
+def _is_noisy(outcome: Outcome) -> bool:
+    return isinstance(outcome, Rejected) and outcome.stage == "noisy"

@@ -12,6 +12,7 @@ from plantune.machine import cpu_environment
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured, Rejected
+from plantune.plan import candidates_by_step, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.search import known, phases, ranking, search
 from plantune.search.results import Settings
@@ -132,6 +133,16 @@ class TestBeginning:
         families = {_family(choice) for choice in by_hand(PROBLEM).choices}
         assert result.measured > 0
         assert "onednn_conv" in families
+
+    def test_where_nothing_is_known_it_begins_with_the_plan_by_hand(self, searched, database):
+        """So that searches with other seeds end alike."""
+        searched()
+        space = search_of(PROBLEM, Settings(), None, HERE).space
+        plan = hand_plan(PROBLEM.graph, space, network=PROBLEM.network)
+        steps = check_plan(plan, PROBLEM.graph, space)
+        chosen = candidates_by_step(plan, steps)
+        for step in (step for step in steps if step.phase != "refresh"):
+            assert chosen[step.name] in database.trials(step.signature, HERE)
 
     def test_an_early_end_keeps_it(self, worker, database, by_hand):
         database.put_plan(by_hand(OTHER), HERE)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
+from plantune.default_plans import hand_plan
 from plantune.outcome import Measured, Rejected
 from plantune.search.budget import Budget
+from plantune.search.builds import Builds
 from plantune.search.clusters import MOST_FAULTS
 from plantune.search.costs import Costs
 from plantune.search.cover import best_covers
@@ -90,6 +93,46 @@ def test_a_family_that_is_always_wrong_is_left_alone(graph, space, broken, store
     StepSearch(graph, space, measurer, store).run(Budget(PLENTY), silent)
     asked = [candidate.family for _, candidate in measurer.asked]
     assert 0 < asked.count("onednn_conv") < MOST_FAULTS + 2 * LEAST_PER_COVER
+
+
+def test_what_others_disturbed_is_measured_once_more(graph, space, broken, store):
+    """Else a neighbour decides which kernels a plan has."""
+    measurer = broken(disturbed=1)
+    search = StepSearch(graph, space, measurer, store)
+    search.run(Budget(PLENTY), silent)
+    assert {measurer.asked.count(each) for each in measurer.asked} == {2}
+    assert all(isinstance(outcome, Measured) for outcome in search.costs.outcomes.values())
+
+
+def test_what_they_always_disturb_is_left_alone(graph, space, broken, store):
+    measurer = broken(disturbed=99)
+    search = StepSearch(graph, space, measurer, store)
+    search.run(Budget(PLENTY), silent)
+    assert {measurer.asked.count(each) for each in measurer.asked} == {2}
+    assert search.measured == 0
+
+
+def test_a_plan_to_begin_with_waits_for_its_kernels(graph, space, measurer, store, monkeypatch):
+    """What needs no build is measured before them."""
+
+    def build(candidate):
+        while not measurer.asked:
+            time.sleep(0.001)
+        built.add(candidate.key)
+
+    def measured(step, candidate, limit_us):
+        assert (step.signature, candidate) in built or candidate.family != "winograd"
+        return measure(step, candidate, limit_us)
+
+    built, measure = set(), measurer.measure
+    monkeypatch.setattr(measurer, "measure", measured)
+    plan = hand_plan(graph, space, network="small")
+    builds = Builds(build, lambda c: c.key if c.candidate.family == "winograd" else None, 1)
+    search = StepSearch(graph, space, measurer, store, builds=builds)
+    search.begin_with(plan, Budget(PLENTY), silent)
+    builds.close()
+    assert "winograd" in {candidate.family for _, candidate in measurer.asked}
+    assert {choice.candidate for choice in plan.choices} <= {c for _, c in measurer.asked}
 
 
 def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer, store):

@@ -37,7 +37,7 @@ REFINING_S = 1.0
 # Plans are not ranked if there is less time for it.
 LEAST_RANKING_S = 0.3
 # On a busy machine so many of the best plans are ranked, and the last one.
-FEW = 2
+FEW = 3
 ALONE_S = 0.2
 RACE_S = 8.0
 MOST_RACES = 3

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.default_plans import hand_plan
 from plantune.errors import OutOfTime
 from plantune.machine import cpu_environment
 from plantune.measure.machine_state import State
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan_db.database import PlanDatabase
+from plantune.search import phases
 from plantune.search.budget import Budget
 from plantune.search.results import Settings
 from plantune.search.search import Search
@@ -120,13 +122,17 @@ def test_without_a_ranking_there_is_a_race(hasty):
 
 def test_on_a_busy_machine_few_plans_rank_and_it_is_said(hasty, monkeypatch):
     """Each call may take a hundred times as long there."""
+    monkeypatch.setattr(phases, "FEW", 2)
     quiet, busy = HastyWorker(), HastyWorker()
     hasty.run(quiet)
     again = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
     state = State(2, others=1.9, names=("yes", "yes"))
     monkeypatch.setattr(again._log.machine, "look", lambda: state)
     result = again.run(busy)
-    assert len(busy.asked[-1]) == 3
+    by_hand = hand_plan(hasty.graph, hasty.space, network=hasty.problem.network)
+    ranked = [set(plan.choices) for plan in busy.asked[-1]]
+    assert len(ranked) == phases.FEW + 1 < len(quiet.asked[-1])
+    assert set(by_hand.choices) in ranked
     assert result.plan.evidence["machine"] == "busy"
     assert "other processes took 1.9 of 2 cores (yes, yes)" in result.notes[0]
 

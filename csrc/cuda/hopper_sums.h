@@ -11,7 +11,6 @@
 #include "cuda/epilogue.h"
 #include "cuda/hopper_async.h"
 #include "cuda/launch.h"
-#include "cuda/sums.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -90,7 +89,10 @@ class TileSums {
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
       if (Sums::kOfChannels[s]) continue;
-      totals_[s] = sum_of_warp(totals_[s]);
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) {
+        totals_[s] += __shfl_xor_sync(~0u, totals_[s], other);
+      }
       if (threadIdx.x % 32 == 0) store_word(at(s, warp(), 0), __float_as_uint(totals_[s]));
     }
   }
@@ -144,7 +146,10 @@ class ThreadSums {
 
   template <int s>
   __device__ __forceinline__ float of_warp() const {
-    return sum_of_warp(sums_[s].x + sums_[s].y);
+    float sum = sums_[s].x + sums_[s].y;
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+    return sum;
   }
 
  private:

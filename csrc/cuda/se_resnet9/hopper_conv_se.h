@@ -157,7 +157,8 @@ class HopperConvSe : public HopperConv<C> {
       for (int k = lane; k < kChannels; k += 32) {
         sum += s.layers.weight1[row][k] * s.means[image][k];
       }
-      sum = sum_of_warp(sum);
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
       if (lane == 0) s.hidden[image][row] = relu(sum + s.layers.bias1[row]);
     }
     sync_first<kConsumers>();

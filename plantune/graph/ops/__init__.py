@@ -17,7 +17,6 @@ from plantune.graph.ops import (
     reduce,
     sample_norm,
     shape,
-    translate,
 )
 from plantune.graph.ops.base import Domain, Gradient, Op
 from plantune.graph.ops.overload import overload_op
@@ -35,7 +34,6 @@ OPS: dict[str, Op] = {
         reduce,
         sample_norm,
         shape,
-        translate,
     )
     for op in module.OPS
 }

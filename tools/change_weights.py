@@ -1,0 +1,357 @@
+"""Whether calls of a tuned module stay right while everything about it changes, at any length.
+
+    python tools/change_weights.py --calls 100000
+    python tools/change_weights.py --calls 100000 --device cuda --processes 16 --every 10
+
+Before each `--every`th call the weights, settings or modes of a small network change by a route
+that the docs promise, chosen at random; output, gradients and statistics of each call are compared
+with the reference's on the same weights. Plans are as estimates choose them, and on a CPU picked by
+hand, so that kernels keep copies of weights. Prints one JSON object: the calls that were wrong and
+the change before each, and what each process held in MiB after a tenth of its calls and at the end.
+Exit code 1 if a call was wrong, fewer than half ran from plans, or memory grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from plantune import TunedModule, optimize
+from plantune.default_plans import COMPILED, hand_plan
+
+CHOOSE = "plantune.runtime.choose"
+PIXELS, AT_ONCE = 8, 200
+# Of few, so that graphs come again.
+GAINS = (0.5, 2.0)
+MOST_GROWTH_MIB = 64.0
+# What a tensor may be off by, as a part of its largest number, and of the largest of all: sums of
+# terms that cancel, such as the gradient of a bias before a batch norm, are off by their roundings.
+ALLOWED = {"float32": (1e-3, 1e-6), "float16": (0.05, 5e-3)}
+OVERFLOW = -1.0
+
+Change = Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Settings:
+    calls: int
+    device: str = "cpu"
+    dtype: str = "float32"
+    every: int = 1
+    seconds: float = float("inf")
+
+    @property
+    def place(self) -> dict[str, Any]:
+        return {"device": self.device, "dtype": getattr(torch, self.dtype)}
+
+    @property
+    def planes(self) -> tuple[int, int]:
+        """Of images and of the convolution; on a GPU as many as kernels read at once."""
+        return (8, 16) if self.device == "cuda" else (3, 4)
+
+
+class Net(nn.Module):
+    def __init__(self, images: int, planes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(images, planes, 3)
+        self.norm = nn.BatchNorm2d(planes)
+        self.head = nn.Linear(planes, 8)
+        self._gain = [1.0]
+        self.settings = {"gains": (1.0, [2.0])}
+
+    def forward(self, x: Tensor) -> Tensor:
+        # No ReLU: where an input is about zero, its gradient jumps by chance.
+        y: Tensor = self.head(nn.functional.silu(self.norm(self.conv(x))).mean((2, 3)))
+        return y * self._gain[0] * self.settings["gains"][1][0]
+
+
+def factor() -> float:
+    return random.choice([0.75, 1.3])
+
+
+def scale_all(m: Any) -> None:
+    torch._foreach_mul_(list(m.parameters()), factor())
+
+
+def step(m: Any, **options: Any) -> None:
+    for parameter in m.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    # In 16 bits a smaller eps is none.
+    torch.optim.AdamW(m.parameters(), 0.05, eps=1e-3, **options).step()
+
+
+def another_head(m: Any) -> None:
+    m.head = nn.Linear(m.conv.out_channels, 8 * random.randint(1, 2)).to(m.conv.weight)
+
+
+def another_vector(m: Any) -> None:
+    count = sum(p.numel() for p in m.parameters())
+    nn.utils.vector_to_parameters(torch.randn(count).to(m.conv.weight), m.parameters())
+
+
+def other_strides(m: Any) -> None:
+    m.to(memory_format=random.choice([torch.contiguous_format, torch.channels_last]))
+
+
+def through_float64(m: Any) -> None:
+    dtype = m.head.weight.dtype
+    m.double().to(dtype)
+
+
+def plain_forward(m: Any) -> None:
+    vars(m.conv).pop("forward", None)
+
+
+def another_forward(m: Any) -> None:
+    plain_forward(m)
+    plain, scale = m.conv.forward, random.choice(GAINS)
+    m.conv.forward = lambda x: plain(x) * scale
+
+
+def another_conv(m: Any) -> None:
+    plain_forward(m)
+    m.conv = copy.deepcopy(m.conv)
+
+
+def write_unseen(m: Any) -> None:
+    m.conv.weight.data.mul_(factor())
+
+
+def write_and_refresh(m: Any, **options: bool) -> None:
+    write_unseen(m)
+    m.refresh(**options)
+
+
+def on_another_stream(m: Any) -> None:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000)
+        scale_all(m)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def by_a_replayed_graph(m: Any) -> None:
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        scale_all(m)
+    graph.replay()
+    torch.cuda.synchronize()  # the graph's memory goes with it
+
+
+CHANGES: Mapping[str, Change] = {
+    "an optimizer's step": step,
+    "a fused step": partial(step, fused=True),
+    "a foreach step": partial(step, foreach=True),
+    "foreach": scale_all,
+    "load_state_dict": lambda m: m.load_state_dict(
+        {k: v + (v.dim() > 1) for k, v in m.state_dict().items()}
+    ),
+    "assign=True": lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
+    "vector_to_parameters": another_vector,
+    "weight.data =": lambda m: setattr(m.conv.weight, "data", m.conv.weight.data * factor()),
+    "another parameter": lambda m: setattr(
+        m.head, "weight", nn.Parameter(torch.randn_like(m.head.weight))
+    ),
+    "another buffer": lambda m: m.norm.register_buffer(
+        "running_mean", torch.randn_like(m.norm.running_mean)
+    ),
+    "another head": another_head,
+    "another convolution": another_conv,
+    "another forward": another_forward,
+    "the plain forward": plain_forward,
+    "a list": lambda m: m._gain.__setitem__(0, random.choice(GAINS)),
+    "a nested list": lambda m: m.settings["gains"][1].__setitem__(0, random.choice(GAINS)),
+    "padding": lambda m: setattr(m.conv, "padding", (random.randint(0, 2),) * 2),
+    "train": lambda m: m.train(),
+    "eval": lambda m: m.eval(),
+    "mode of the norm": lambda m: m.norm.train(not m.norm.training),
+    "requires_grad": lambda m: m.conv.weight.requires_grad_(not m.conv.weight.requires_grad),
+    "strides": other_strides,
+    "through float64": through_float64,
+    "refresh": write_and_refresh,
+    "refresh of weights": partial(write_and_refresh, weights_only=True),
+}
+# What a CPU sees after a refresh alone.
+ON_A_GPU: Mapping[str, Change] = {
+    "data": write_unseen,
+    "another stream": on_another_stream,
+    "a replayed graph": by_a_replayed_graph,
+}
+
+
+def results(module: nn.Module, x: Tensor, *, trains: bool) -> list[Tensor | None]:
+    """The output, the gradients, and the statistics that moved."""
+    module.zero_grad()
+    with torch.set_grad_enabled(trains):
+        y = module(x)
+    if trains:
+        y.float().square().mean().backward()
+    gradients = [p.grad for p in module.parameters()]
+    return [y.detach(), *gradients, *(b.clone() for b in module.buffers())]
+
+
+def error_of(model: TunedModule, x: Tensor, settings: Settings, *, trains: bool) -> Tensor:
+    """How far the worst tensor is off, as a part of what is allowed; OVERFLOW where the reference
+    is not finite itself.
+    """
+    before = [b.clone() for b in model.buffers()]
+    ours = results(model, x, trains=trains)
+    if model.norm.training:  # else nothing moved, and a write would hide a stale weight
+        with torch.no_grad():
+            for buffer, old in zip(model.buffers(), before, strict=True):
+                buffer.copy_(old)
+    # The reference itself runs on the same weights.
+    theirs = results(model.reference, x, trains=trains)
+    if [t is None for t in ours] != [t is None for t in theirs]:
+        return torch.tensor(float("inf"), device=x.device)
+    got, wanted = ([t.float() for t in every if t is not None] for every in (ours, theirs))
+    errors, scales = (
+        torch.stack([t.abs().max() for t in every])
+        for every in (torch._foreach_sub(got, wanted), wanted)
+    )
+    part, part_of_all = ALLOWED[settings.dtype]
+    worst = (errors / (part * scales + part_of_all * scales.max() + 1e-4)).max()
+    return torch.where(scales.max().isfinite(), worst, OVERFLOW)
+
+
+class Run:
+    """Calls of one module, changed at random."""
+
+    def __init__(self, seed: int, settings: Settings) -> None:
+        random.seed(seed)
+        torch.manual_seed(seed)
+        self._settings = settings
+        self.seed, self.calls = seed, 0
+        self.changes = {**CHANGES, **(ON_A_GPU if settings.device == "cuda" else {})}
+        self.wrong: list[tuple[int, float, str]] = []
+        self.overflows = 0
+        self.model = optimize(
+            Net(*settings.planes).to(**settings.place).train(),
+            self._images(2),
+            mode="train",
+            fallback="silent",
+        )
+        # Since errors were looked at: those, and the last change before each.
+        self._errors: list[Tensor] = []
+        self._after: list[str] = []
+        self._last = "nothing"
+
+    def _images(self, batch: int) -> Tensor:
+        return torch.randn(batch, self._settings.planes[0], PIXELS, PIXELS, **self._settings.place)
+
+    def call(self) -> None:
+        if self.calls % self._settings.every == 0:
+            self._last = random.choice([*self.changes])
+            with torch.no_grad():
+                self.changes[self._last](self.model)
+        x, trains = self._images(random.choice([2, 2, 3])), random.random() < 0.5
+        self._errors.append(error_of(self.model, x, self._settings, trains=trains))
+        self._after.append(self._last)
+        self.calls += 1
+
+    def look(self) -> None:
+        """Asks a GPU for its errors, once for many calls."""
+        errors = torch.stack(self._errors).tolist()
+        first = self.calls - len(errors)
+        self.overflows += errors.count(OVERFLOW)
+        self.wrong += [
+            (first + at, error, self._after[at]) for at, error in enumerate(errors) if not error < 1
+        ]
+        self._errors, self._after = [], []
+
+
+def held_mib() -> list[float]:
+    """By the process, and of the GPU."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    gpu = torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+    return [round(held / 2**20, 1) for held in (pages * 4096, gpu)]
+
+
+def followed(seed: int, settings: Settings) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    # TF32 would need milder bounds.
+    torch.backends.cudnn.allow_tf32 = False
+    by_hand = partial(hand_plan, without=COMPILED)
+    plans = patch(f"{CHOOSE}.guessed_plan", by_hand) if settings.device == "cpu" else nullcontext()
+    # Each call is compared here, so that no plan need be proved before.
+    with plans, patch(f"{CHOOSE}.is_proved", lambda *plan: True):
+        run, end = Run(seed, settings), time.monotonic() + settings.seconds
+        held: list[float] = []
+        while run.calls < settings.calls and time.monotonic() < end:
+            for _ in range(min(AT_ONCE, settings.calls - run.calls)):
+                run.call()
+            run.look()
+            if not held and run.calls * 10 >= settings.calls:
+                held = held_mib()
+    stats = run.model.stats()
+    return {
+        "seed": seed,
+        "calls": run.calls,
+        "wrong": run.wrong,
+        "overflows": run.overflows,
+        "planned": stats.planned,
+        "eager": stats.eager,
+        "instances": stats.instances,
+        "captures": stats.captures,
+        "held_mib": [held, held_mib()],
+    }
+
+
+def grew(run: Mapping[str, Any]) -> bool:
+    before, after = run["held_mib"]
+    return any(now > was + MOST_GROWTH_MIB for was, now in zip(before, after, strict=False))
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    counts = ("calls", "overflows", "planned", "eager", "captures")
+    wrong = [(run["seed"], *each) for run in runs for each in run["wrong"]]
+    planned, calls = (sum(run[what] for run in runs) for what in ("planned", "calls"))
+    return {
+        **{what: sum(run[what] for run in runs) for what in counts},
+        "instances": max(run["instances"] for run in runs),
+        "held_mib": [run["held_mib"] for run in runs],
+        "wrong": wrong[:20],
+        "count_wrong": len(wrong),
+        "holds": not wrong and planned > calls / 2 and not any(map(grew, runs)),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--calls", type=int, default=100_000, help="of all processes together")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=[*ALLOWED])
+    parser.add_argument("--every", type=int, default=1, help="calls to a change")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="ends calls early")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    each = -(-given.calls // given.processes)
+    settings = Settings(each, given.device, given.dtype, given.every, given.seconds)
+    seeds = range(given.seed, given.seed + given.processes)
+    with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
+        found = summary([*pool.map(partial(followed, settings=settings), seeds)])
+    print(json.dumps(found))
+    return 0 if found["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,7 @@
 #include "cuda/epilogue.h"
 #include "cuda/hopper_async.h"
 #include "cuda/launch.h"
+#include "cuda/sums.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -89,10 +90,7 @@ class TileSums {
 #pragma unroll
     for (int s = 0; s < kCount; ++s) {
       if (Sums::kOfChannels[s]) continue;
-#pragma unroll
-      for (int other = 16; other > 0; other /= 2) {
-        totals_[s] += __shfl_xor_sync(~0u, totals_[s], other);
-      }
+      totals_[s] = sum_of_warp(totals_[s]);
       if (threadIdx.x % 32 == 0) store_word(at(s, warp(), 0), __float_as_uint(totals_[s]));
     }
   }
@@ -146,10 +144,7 @@ class ThreadSums {
 
   template <int s>
   __device__ __forceinline__ float of_warp() const {
-    float sum = sums_[s].x + sums_[s].y;
-#pragma unroll
-    for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
-    return sum;
+    return sum_of_warp(sums_[s].x + sums_[s].y);
   }
 
  private:

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/sums.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -53,8 +54,7 @@ struct Chunk {
 
 __device__ __forceinline__ float sum_of_block(float value) {
   __shared__ float sums[kStepThreads / 32];
-#pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
+  value = sum_of_warp(value);
   __syncthreads();
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
   __syncthreads();

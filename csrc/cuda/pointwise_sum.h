@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/pointwise.h"
+#include "cuda/sums.h"
 
 namespace plantune {
 
@@ -142,8 +143,7 @@ struct PointwiseSum : Pointwise<Chain> {
   /// The sum over the block's threads, in thread 0.
   static __device__ __forceinline__ float whole(float sum) {
     __shared__ float parts[kWarps];
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
+    sum = sum_of_warp(sum);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return 0.f;

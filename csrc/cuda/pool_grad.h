@@ -15,6 +15,7 @@
 #include "cuda/launch.h"
 #include "cuda/pointwise.h"
 #include "cuda/pool_window.h"
+#include "cuda/sums.h"
 
 namespace plantune {
 
@@ -72,7 +73,7 @@ struct PoolGrad : PoolWindow<Window> {
 #pragma unroll 8
     for (long long i = threadIdx.x; i < a.blocks; i += blockDim.x) sum += parts[i];
     __shared__ float whole[32];
-    sum = of_warp(sum);
+    sum = sum_of_warp(sum);
     if (threadIdx.x % 32 == 0) whole[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;
@@ -218,18 +219,12 @@ struct PoolGrad : PoolWindow<Window> {
     }
   }
 
-  static __device__ __forceinline__ float of_warp(float sum) {
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
-    return sum;
-  }
-
   static __device__ __forceinline__ void leave_totals(
       const Arguments& a, const float (&totals)[kTotals > 0 ? kTotals : 1]) {
     __shared__ float parts[kTotals > 0 ? kTotals : 1][kWarps];
 #pragma unroll
     for (int t = 0; t < kTotals; ++t) {
-      const float sum = of_warp(totals[t]);
+      const float sum = sum_of_warp(totals[t]);
       if (threadIdx.x % 32 == 0) parts[t][threadIdx.x / 32] = sum;
     }
     __syncthreads();

@@ -13,7 +13,7 @@ from plantune.errors import CudaError
 
 REGISTERS, LOCAL_BYTES, DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTER = 4, 3, 8, 14
 STATIC_SHARED_BYTES, PTX_VERSION = 1, 5
-CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6
+COOPERATIVE, CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 2, 4, 6
 NON_BLOCKING = 1
 ACTIVE = 1  # of a capture
 
@@ -104,6 +104,12 @@ def set_attribute(function: c_void_p, which: int, value: int) -> None:
     _call("cuFuncSetAttribute", function, which, value)
 
 
+def blocks_at_once(function: c_void_p, threads: int, shared_bytes: int) -> int:
+    """How many blocks of a kernel a multiprocessor of the current device runs at once."""
+    name, room = "cuOccupancyMaxActiveBlocksPerMultiprocessor", c_size_t(shared_bytes)
+    return int(_made(name, c_int(), function, threads, room))
+
+
 def make_stream() -> int:
     """A stream of the current device for plantune alone: torch deals out the same 32 in turns,
     and what another thread sends to a stream that is being captured becomes a part of that graph.
@@ -115,7 +121,8 @@ def make_stream() -> int:
 class Extent:
     """How many blocks of how many threads, and what each block gets.
 
-    With `programmatic` the kernel may start before the one in front of it ended.
+    With `programmatic` the kernel may start before the one in front of it ended. If it is
+    `cooperative`, all blocks run at once, or the launch fails: they may wait for each other.
     """
 
     grid: tuple[int, int, int]
@@ -123,6 +130,7 @@ class Extent:
     shared_bytes: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
     programmatic: bool = False
+    cooperative: bool = False
 
 
 def launch(function: c_void_p, stream: int, extent: Extent, arguments: Sequence[Any]) -> None:
@@ -130,6 +138,8 @@ def launch(function: c_void_p, stream: int, extent: Extent, arguments: Sequence[
     attributes = []
     if extent.cluster != (1, 1, 1):
         attributes.append(_Attribute(CLUSTER_DIMENSION, 0, (c_uint * 16)(*extent.cluster)))
+    if extent.cooperative:
+        attributes.append(_Attribute(COOPERATIVE, 0, (c_uint * 16)(1)))
     if extent.programmatic:
         attributes.append(_Attribute(PROGRAMMATIC_SERIALIZATION, 0, (c_uint * 16)(1)))
     kept = (_Attribute * len(attributes))(*attributes)

@@ -25,9 +25,13 @@ _lock = threading.Lock()
 
 
 class Kernel:
-    """`name` of a binary. Its module stays loaded as long as the process lives: graphs hold it."""
+    """`name` of a binary. Its module stays loaded as long as the process lives: graphs hold it.
 
-    def __init__(self, binary: Binary, name: str = "run") -> None:
+    The blocks of one that is `cooperative` run all at once: they may wait for each other.
+    """
+
+    def __init__(self, binary: Binary, name: str = "run", *, cooperative: bool = False) -> None:
+        self._cooperative = cooperative
         self._function = driver.function_of(_module(binary), name)
         declared = driver.attribute(self._function, driver.STATIC_SHARED_BYTES)
         self._free_bytes = SHARED_BYTES_FREE - declared
@@ -53,9 +57,16 @@ class Kernel:
         if cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER and not self._large_clusters:
             driver.set_attribute(self._function, driver.NON_PORTABLE_CLUSTER, 1)
             self._large_clusters = True
-        extent = driver.Extent(grid, block, shared_bytes, cluster, programmatic)
+        extent = driver.Extent(grid, block, shared_bytes, cluster, programmatic, self._cooperative)
         values = [_value(argument) for argument in arguments]
         recording.launch(self._function, stream, extent, values)
+
+    def blocks_at_once(self, threads: int, shared_bytes: int) -> int:
+        """How many blocks the current device runs at once."""
+        self._ask_for(shared_bytes)
+        of_one = driver.blocks_at_once(self._function, threads, shared_bytes)
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return of_one * int(device.multi_processor_count)
 
     def _ask_for(self, shared_bytes: int) -> None:
         handle = self._function.value or 0

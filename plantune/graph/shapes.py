@@ -21,8 +21,8 @@ from plantune.graph.types import TensorType, dtype_name
 META = torch.device("meta")
 
 
-def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The tensor without memory that an overload of the table returns; None of any other, and of
+def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The tensors without memory that an overload of the table returns; None of any other, and of
     one that returns a view or what it was given.
     """
     writes = overload._schema.is_mutable
@@ -33,14 +33,13 @@ def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     try:
         given = tree_map_only(Tensor, shapes.value_of, (args, dict(kwargs)))
         made = OVERLOADS[str(plain)](shapes, *given[0], **given[1])
-        type_ = shapes.type_of(made)
     except (NotRead, InvalidGraph):
         return None
     if writes:
-        return args[0] if shapes.type_of(given[0][0]) == type_ else None
+        return args[0] if shapes.type_of(given[0][0]) == shapes.type_of(made) else None
     if made in tree_leaves(given):
         return None
-    return torch.empty(type_.shape, dtype=type_.torch_dtype, device=META)
+    return tree_map_only(Value, shapes.empty, made)
 
 
 def _may_view(overload: Overload) -> bool:
@@ -62,6 +61,11 @@ class _Shapes(Reader):
 
     def type_of(self, value: Value) -> TensorType:
         return self._types[int(value.name)]
+
+    def empty(self, value: Value) -> Tensor:
+        """A tensor of that type, without memory."""
+        type_ = self.type_of(value)
+        return torch.empty(type_.shape, dtype=type_.torch_dtype, device=META)
 
     def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:
         types = op_named(op).infer([self.type_of(value) for value in inputs], Attrs(attrs))

@@ -20,6 +20,8 @@ COUNTS_BELOW = 100
 LARGEST = 256.0
 # So many numbers around a half fit a float16 together, eight times over.
 ADDENDS_MAX = 1 << 14
+# Their results are sums over images.
+PRODUCTS_OF_VALUES = ("conv2d_wgrad", "matmul")
 
 
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
@@ -67,10 +69,22 @@ def _size(step: Step, name: str) -> float:
 
 def _part_of_sum(step: Step, node: Node) -> float:
     """How small the addends are whose sum would be infinite otherwise, and prove nothing."""
-    if node.op not in ("sum", "sum_to") or node.types[0].dtype != "float16":
+    if node.types[0].dtype != "float16":
         return 1.0
-    addends = step.types[node.inputs[0]].numel / max(node.types[0].numel, 1)
-    return float(2.0 ** -math.ceil(math.log2(max(addends / ADDENDS_MAX, 1))))
+    return float(2.0 ** -math.ceil(math.log2(max(_number_of(step, node) / ADDENDS_MAX, 1))))
+
+
+def _number_of(step: Step, node: Node) -> float:
+    """How many numbers are added up for each of a node's results, where none of them is a weight:
+    those are drawn small enough.
+    """
+    results = max(node.types[0].numel, 1)
+    if node.op in ("sum", "sum_to"):
+        return step.types[node.inputs[0]].numel / results
+    if node.op in PRODUCTS_OF_VALUES and step.constants.isdisjoint(node.inputs):
+        types = tuple(step.types[name] for name in node.inputs)
+        return op_named(node.op).flops(types, node.types, node.attrs) / (2 * results)
+    return 1.0
 
 
 def _addends(step: Step, value: str) -> set[str]:

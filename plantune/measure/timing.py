@@ -41,8 +41,8 @@ class Effort:
     again, up to `retries` times.
 
     `until` and `cut_at` are times of the monotonic clock, which all processes of a machine share.
-    Nothing more is begun after `until`, however few samples there are; at `cut_at` the worker is
-    killed.
+    Nothing more is begun after `until`, but for the rounds without which no ratio is known, if they
+    are quick; at `cut_at` the worker is killed.
     """
 
     budget_s: float = 0.3
@@ -57,6 +57,13 @@ class Effort:
     def is_over(self) -> bool:
         """Whether nothing more should be begun."""
         return self.until is not None and time.monotonic() >= self.until
+
+    def has_room_for(self, seconds: float) -> bool:
+        """Whether what was begun may take so much longer: until half-way to the cut."""
+        if self.until is None:
+            return True
+        end = self.until if self.cut_at is None else (self.until + self.cut_at) / 2
+        return time.monotonic() + seconds < end
 
     def most_s(self, ways: int) -> float:
         """The time that measuring so many callables may take, but for calls of its own length."""
@@ -159,9 +166,12 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
         for _ in range(1 + effort.retries):
             end = time.perf_counter_ns() + effort.budget_s * 1e9
             while len(rounds) < LEAST_SAMPLES or time.perf_counter_ns() < end:
+                start = time.monotonic()
                 rounds.append(_round(calls, counts, len(rounds), watch))
                 timings = _timings(rounds)
-                if effort.is_over or all(_is_done(timing, effort) for timing in timings):
+                missing_s = (LEAST_SAMPLES - len(rounds)) * (time.monotonic() - start)
+                over = effort.is_over and (missing_s <= 0 or not effort.has_room_for(missing_s))
+                if over or all(_is_done(timing, effort) for timing in timings):
                     return timings
             if not any(timing.noisy for timing in timings):
                 break

@@ -7,30 +7,18 @@ import threading
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from plantune import UnplannedCall, optimize
+from plantune import optimize
 from plantune.backend import pieces
 
+from .compiled import Net, assert_alike, compiled, gradients, image, ran, refused
+
 ROOT = Path(__file__).resolve().parents[2]
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        # A bias before a norm has a gradient of rounding errors, which AdamW would magnify.
-        self.conv, self.norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.gelu(self.norm(self.conv(x))).mean((2, 3)))
 
 
 class Interrupted(Net):
@@ -42,34 +30,6 @@ class Interrupted(Net):
         mean = x.mean().item()
         x = torch.cat([x[:2], x[2:] * 2]) if mean > 0 else x - mean
         return self.head(x.mean((2, 3)))
-
-
-def image(batch: int = 2, **kwargs: Any) -> Tensor:
-    return torch.randn(batch, 3, 8, 8, **kwargs)
-
-
-def compiled(module: Any, **kwargs: Any) -> Any:
-    return torch.compile(module, backend="plantune", **kwargs)
-
-
-def refused() -> list[str | None]:
-    return [piece.why_not for piece in pieces() if piece.why_not is not None]
-
-
-def ran() -> tuple[int, int]:
-    """Calls of pieces from plans, and through the framework."""
-    stats = [piece.stats() for piece in pieces()]
-    return sum(planned for planned, _ in stats), sum(eager for _, eager in stats)
-
-
-def gradients(module: Any, *inputs: Tensor) -> list[Tensor]:
-    module.zero_grad()
-    module(*inputs).square().sum().backward()
-    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
-
-
-def assert_alike(ours: Any, theirs: Any) -> None:
-    torch.testing.assert_close(ours, theirs, **CLOSE)
 
 
 def test_torch_finds_it_by_its_name():
@@ -352,88 +312,6 @@ class TestParameters:
                 body(layer, x)
         (piece,) = pieces()
         assert len(piece._bound) == 2
-
-
-class TestRefused:
-    """What no plan can run is run as it was captured, and that is said once."""
-
-    def test_results_that_share_memory(self):
-        module = nn.Linear(3, 4)
-
-        def views(x: Tensor) -> Tensor:
-            whole = module(x)
-            part = whole[:1]
-            torch._dynamo.graph_break()
-            part.zero_()
-            return whole
-
-        fast, x = compiled(views), torch.randn(2, 3)
-        with torch.no_grad():
-            with pytest.warns(UnplannedCall, match="shares memory") as warned:
-                ours = [fast(x), fast(x)]
-            assert_alike(ours, [views(x), views(x)])
-        assert len(warned) == len(refused())
-        assert {warning.filename for warning in warned} == {__file__}
-
-    def test_results_beside_each_other_in_memory_are_not_refused(self):
-        module = nn.Linear(3, 4)
-        fast, x = compiled(lambda x: module(x).chunk(2, -1)), torch.randn(2, 3)
-        assert_alike(fast(x), module(x).chunk(2, -1))
-        assert refused() == []
-
-    def test_a_number_that_is_another_in_each_call(self):
-        module, x = nn.Linear(3, 3), torch.randn(2, 3)
-        fast = compiled(lambda x, scale: module(x) * scale)
-        assert_alike(fast(x, 1.0), module(x))
-        with pytest.warns(UnplannedCall, match="scale.*give it as a tensor"):
-            assert_alike(fast(x, 0.5), module(x) * 0.5)
-
-    def test_an_input_that_is_written(self):
-        module = nn.Linear(3, 3)
-        fast, x = compiled(lambda x: module(x.mul_(2))), torch.ones(2, 3)
-        with torch.no_grad():
-            with pytest.warns(UnplannedCall, match="in-place op on the input"):
-                ours = fast(x)
-            assert_alike((ours, x), (module(x), 2 * torch.ones(2, 3)))
-
-    def test_nothing_but_weights(self):
-        module = nn.Linear(3, 3)
-        with pytest.warns(UnplannedCall, match="no input that is a tensor"):
-            assert_alike(
-                compiled(lambda: module.weight.square().sum())(), module.weight.square().sum()
-            )
-
-    def test_checkpoints(self):
-        module = Net()
-        ours = copy.deepcopy(module)
-        fast = compiled(lambda x: checkpoint(ours, x, use_reentrant=False))
-        x = image()
-        fast(x).sum().backward()
-        module(x).sum().backward()
-        assert_alike(ours.conv.weight.grad, module.conv.weight.grad)
-
-
-class TestOptions:
-    @pytest.mark.parametrize(
-        ("options", "says"),
-        [
-            ({"bugdet": 60}, "unknown options: bugdet; known: budget"),
-            ({"budget": -1}, "budget must be a number"),
-            ({"budget": True}, "budget must be a number"),
-            ({"budget": float("inf")}, "budget must be a number"),
-        ],
-    )
-    def test_others_are_refused(self, options, says):
-        with pytest.raises(Exception, match=says):
-            compiled(nn.Linear(3, 3), options=options)(torch.randn(2, 3))
-
-    def test_modes_of_torch_change_nothing(self):
-        module, x = nn.Linear(3, 3), torch.randn(2, 3)
-        assert_alike(compiled(module, mode="max-autotune")(x), module(x))
-        with pytest.raises(Exception, match="mode must be one of"):
-            compiled(nn.Linear(3, 4), mode="fastest")(x)
-        with pytest.raises(Exception, match="ither mode or options"):
-            compiled(module, mode="max-autotune", options={"budget": 1})
 
 
 @dataclass

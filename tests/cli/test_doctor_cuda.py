@@ -141,7 +141,7 @@ def test_one_kernel_of_each_family_is_compiled() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_a_family_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken_without("cuda/se_resnet9/se_tail.h", monkeypatch)
+    broken_without("cuda/se_tail.h", monkeypatch)
     found = cuda_checks.families_check("sm75")
     assert found.status == LIMITED
     assert found.detail.startswith("se_tail of ")

@@ -88,3 +88,9 @@ def test_extent_and_arguments_reach_the_driver(fake: Driver) -> None:
     (extent, arguments) = fake.launched[0]
     assert extent == driver.Extent((2, 3, 4), 64, 0, (2, 1, 1), True)
     assert arguments == [number]
+
+
+def test_blocks_that_wait_for_each_other_are_launched_at_once(fake: Driver) -> None:
+    for cooperative in (False, True):
+        launched(Kernel(BINARY, cooperative=cooperative), 0)
+    assert [extent.cooperative for extent, _ in fake.launched] == [False, True]

@@ -36,6 +36,14 @@ def product(transpose_a=False, transpose_b=True):
     return {"transpose_a": transpose_a, "transpose_b": transpose_b}
 
 
+def translation(b, *words):
+    """By GRUs of 3 hidden units, from 11 words to 7."""
+    first, second = ((b.w(9, width), b.w(9, 3), b.w(9), b.w(9)) for width in (4, 7))
+    weights = (b.w(11, 4), *first, b.w(7, 4), *second, b.w(7, 10), b.w(7))
+    loop = {"begin": 0, "end": 1, "max_steps": 6, "lengths": len(words) > 1}
+    return b.all("gru_translate", *words, *weights, **loop)
+
+
 SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "add": lambda b: b("add", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7)),
     "add to itself": lambda b: b("add", *[b.x(2, 3, 5, 7)] * 2),
@@ -139,6 +147,8 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
         *(b.statistics(4, 1), b.statistics(4, 1), b.w(5)),
         **{"axes": 1, "eps": 1e-5, "affine": 2},
     ),
+    "gru_translate": lambda b: translation(b, b.x(5, 3, dtype="int64"), b.x(3, dtype="int64")),
+    "gru_translate of whole sentences": lambda b: translation(b, b.x(2, 1, dtype="int64")),
     "group_norm": lambda b: b.all(
         "group_norm", b.x(2, 6, 3, 5), b.w(6), b.w(6), groups=3, eps=1e-5
     ),

@@ -154,6 +154,19 @@ def test_a_nan_that_reaches_another_image(relu, fake, check_fake):
     assert "has NaN or infinity that belongs to another image" in message
 
 
+def test_a_number_too_large_for_its_dtype_is_no_nan_of_another_image(step_of, fake, check_fake):
+    def emit(b):
+        value = b.input("x", TensorType((64, 8), "float16"))
+        for _ in range(4):
+            (value,) = b.emit("mul", value, value)
+        return (value,)
+
+    def honest(step, frame):
+        output(step, frame).copy_(frame.values["x"].double() ** 16)
+
+    check_fake(step_of(emit), fake(honest))
+
+
 def test_a_nan_may_spread_in_its_own_image(relu, fake, check_fake):
     def twist(step, frame):
         output(step, frame).add_(frame.values["x"].sum((1, 2, 3), keepdim=True) * 0)

@@ -126,6 +126,18 @@ def test_nothing_is_begun_after_the_end_of_its_time(clock):
     assert all(timing.noisy for timing in found)
 
 
+def test_quick_rounds_without_which_nothing_is_known_are_run_after_the_end(clock):
+    quick = [clock.taking(1e4, "a"), clock.taking(2e4, "b")]
+    found = time_interleaved(quick, Effort(until=1e3, cut_at=1e3 + 20))
+    assert [timing.samples for timing in found] == [LEAST_SAMPLES, LEAST_SAMPLES]
+
+
+def test_slow_rounds_are_not_run_into_the_cut(clock):
+    slow = [clock.taking(2e6, "a"), clock.taking(3e6, "b")]
+    found = time_interleaved(slow, Effort(until=1e3 + 12, cut_at=1e3 + 40))
+    assert [timing.samples for timing in found] == [1, 1]
+
+
 def test_too_few_rounds_are_never_sure(clock):
     calls = [clock.taking(2e6), clock.taking(3e6)]
     hasty = ratio_interval(*time_interleaved(calls, Effort(until=0.0)))

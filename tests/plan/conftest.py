@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from plantune.canonical import Attrs
+from plantune.default_plans import Preference, compose
 from plantune.graph.extract import extract
+from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
+from plantune.plan import Plan
 from plantune.space.search_space import SearchSpace, load_search_space
 
 
@@ -34,3 +40,17 @@ def space() -> SearchSpace:
 @pytest.fixture(scope="session")
 def graph() -> Graph:
     return extract(Block().eval(), TensorType((2, 4, 6, 6)))
+
+
+@pytest.fixture
+def plan(graph: Graph, space: SearchSpace) -> Plan:
+    """A plan with fused steps, several families, branches and evidence."""
+    composed = compose(
+        graph,
+        space,
+        network="block",
+        fusions=all_fusions(),
+        preferences=(Preference("onednn_conv"), Preference("gemm")),
+    )
+    evidence = Attrs(torch="2.13.0", ratio=0.1 + 0.2, low=5e-324, seeds=(0, 1), clean=True)
+    return replace(composed, evidence=evidence, branches=True)

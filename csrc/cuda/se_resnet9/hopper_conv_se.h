@@ -157,8 +157,7 @@ class HopperConvSe : public HopperConv<C> {
       for (int k = lane; k < kChannels; k += 32) {
         sum += s.layers.weight1[row][k] * s.means[image][k];
       }
-#pragma unroll
-      for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+      sum = sum_of_warp(sum);
       if (lane == 0) s.hidden[image][row] = relu(sum + s.layers.bias1[row]);
     }
     sync_first<kConsumers>();

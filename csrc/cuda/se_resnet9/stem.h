@@ -20,6 +20,7 @@
 
 #include "cuda/epilogue.h"
 #include "cuda/launch.h"
+#include "cuda/se_resnet9/stem_operands.h"
 #include "cuda/se_resnet9/stem_pixels.h"
 #include "cuda/se_resnet9/stem_weights.h"
 #include "cuda/vector.h"
@@ -61,8 +62,7 @@ struct Stem {
   using B = typename Mma::B;
   using In = typename Pixels::In;
   using Expression = typename End::Expression;
-  // 4 pixels side by side, as they lie in memory.
-  using Run = typename WordOf<4 * static_cast<int>(sizeof(In))>::Type;
+  using Run = typename WordOf<4 * static_cast<int>(sizeof(In))>::Type;  // 4 pixels, side by side
 
   static constexpr int kBlock = 4;
   static constexpr int kChannels = Image::kChannels;
@@ -101,19 +101,11 @@ struct Stem {
   static_assert(sizeof(T) == 2, "tensor cores take 16-bit elements here");
   static_assert(!End::kMoved || kWhole, "what leaves is put in order patch by patch");
 
+  using Operands = StemOperands<T, Pixels, kBatch, kTilesM, kWhole>;
+  using Runs = typename Operands::Runs;
+  using Batch = typename Operands::Batch;
   using Accumulator = Sums[kTilesM][kTilesN];
   using Patches = const In* [kRows];
-
-  /// What a lane brings of a channel to a product, as it lies in memory.
-  struct Runs {
-    Run runs[Mma::kRowsOfA][Mma::kRunsOfA];
-  };
-
-  /// What a lane brings of some channels, and what they are scaled and shifted by.
-  struct Batch {
-    Runs runs[kBatch][kTilesM];
-    float2 scales[Pixels::kScaled ? kBatch : 1];
-  };
 
   struct Arguments {
     const In* x;
@@ -263,7 +255,7 @@ struct Stem {
       A a[kTilesM][kBatch];
 #pragma unroll
       for (int m = 0; m < kTilesM; ++m) {
-        make_operands(a[m], batch, m);
+        Operands::make(a[m], batch, m);
         if constexpr (End::kMoved) keep_moved(a[m], m);
       }
 #pragma unroll
@@ -286,33 +278,6 @@ struct Stem {
       return kWhole ? Weights::neighbours(weights, eight, output, dy, index)
                     : Weights::of_channel(weights, eight, output, dy, index);
     });
-  }
-
-  /// A batch's operands: each of one channel, or of neighbours in the weights' order.
-  __device__ __forceinline__ static void make_operands(A (&a)[kBatch], const Batch& batch, int m) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      a[i] = operand(batch.runs[i][m], batch.scales[Pixels::kScaled ? i : 0]);
-    }
-    if constexpr (kWhole && kChannels > 1) interleave(a);
-  }
-
-  /// From pixels side by side for each channel to channels side by side for each pixel.
-  __device__ __forceinline__ static void interleave(A (&a)[kBatch]) {
-    A by_pixel[kBatch];
-#pragma unroll
-    for (int index = 0; index < kBatch; ++index) {
-#pragma unroll
-      for (int i = 0; i < Mma::kRowsOfA; ++i) {
-#pragma unroll
-        for (int j = 0; j < Mma::kRunsOfA; ++j) {
-          by_pixel[index].runs[i][j] = {pair_of(a, i, j, 4 * index),
-                                        pair_of(a, i, j, 4 * index + 2)};
-        }
-      }
-    }
-#pragma unroll
-    for (int index = 0; index < kBatch; ++index) a[index] = by_pixel[index];
   }
 
   /// Where a warp collects the operands that leave.
@@ -349,45 +314,6 @@ struct Stem {
       *reinterpret_cast<uint4*>(word.values) = *reinterpret_cast<const uint4*>(from + i);
       word.store(a.moved + begin + i);
     }
-  }
-
-  /// Values `first` and the next of a row of patches whose channels are side by side.
-  __device__ __forceinline__ static unsigned pair_of(const A (&a)[kBatch], int i, int j,
-                                                     int first) {
-    const int dx = first / kChannels, next_dx = (first + 1) / kChannels;
-    const uint2 run = a[first % kChannels].runs[i][j];
-    const uint2 next = a[(first + 1) % kChannels].runs[i][j];
-    return __byte_perm(dx < 2 ? run.x : run.y, next_dx < 2 ? next.x : next.y,
-                       (dx % 2 ? 0x32 : 0x10) | (next_dx % 2 ? 0x7600 : 0x5400));
-  }
-
-  /// Runs as the product takes them.
-  __device__ __forceinline__ static A operand(const Runs& runs, const float2& scale) {
-    A a;
-#pragma unroll
-    for (int i = 0; i < Mma::kRowsOfA; ++i) {
-#pragma unroll
-      for (int j = 0; j < Mma::kRunsOfA; ++j) {
-        if constexpr (AreOperands<T, Pixels>::kValue) {
-          a.runs[i][j] = runs.runs[i][j];
-        } else {
-          a.runs[i][j] = rounded(runs.runs[i][j], scale);
-        }
-      }
-    }
-    return a;
-  }
-
-  __device__ __forceinline__ static uint2 rounded(const Run& run, const float2& scale) {
-    float values[4];
-    widen_run(values, *reinterpret_cast<const Vector<In, 4>*>(&run));
-    if constexpr (Pixels::kScaled) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[i] = fmaf(values[i], scale.x, scale.y);
-    }
-    Vector<T, 4> rounded;
-    rounded.round(values);
-    return *reinterpret_cast<const uint2*>(rounded.values);
   }
 
   __device__ __forceinline__ static void finish(const Accumulator& sums, float offset, T* y,

@@ -17,6 +17,7 @@ from plantune.graph.ops import (
     reduce,
     sample_norm,
     shape,
+    translate,
 )
 from plantune.graph.ops.base import Domain, Gradient, Op
 from plantune.graph.ops.overload import overload_op
@@ -34,6 +35,7 @@ OPS: dict[str, Op] = {
         reduce,
         sample_norm,
         shape,
+        translate,
     )
     for op in module.OPS
 }

@@ -7,7 +7,7 @@ It raises NotRead for arguments that the op does not have; the overload itself i
 from collections.abc import Callable
 from typing import Any
 
-from plantune.graph.spelling import arithmetic, casts, layers, shapes
+from plantune.graph.spelling import arithmetic, casts, layers, shapes, translate
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 
 OVERLOADS: dict[str, Callable[..., Any]] = {
@@ -15,6 +15,7 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     **casts.OVERLOADS,
     **layers.OVERLOADS,
     **shapes.OVERLOADS,
+    **translate.OVERLOADS,
 }
 
 __all__ = ["OVERLOADS", "NotRead", "Reader", "Value"]

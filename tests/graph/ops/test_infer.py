@@ -21,6 +21,8 @@ NORM = {"eps": 1e-5, "momentum": 0.1}
 C = (4,)
 HALF = TensorType((4,), "float16")
 WHOLE = TensorType((2, 3), "int64")
+WORDS = {"begin": 0, "end": 1, "max_steps": 4, "lengths": False}
+GRUS = [(11, 4), (9, 4), (9, 3), (9,), (9,), (7, 4), (9, 7), (9, 3), (9,), (9,), (7, 10), (7,)]
 
 # op, inputs, attributes, what the message says
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
@@ -108,6 +110,11 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("space_to_depth", [IMAGE], {"block": 0}, "does not divide"),
     ("depth_to_space", [(1, 6, 2, 2)], {"block": 2}, "6 channels do not divide by 2x2"),
     ("depth_to_space", [(6, 2, 2)], {"block": 2}, "needs rank 4"),
+    ("gru_translate", [WHOLE, *GRUS[1:]], WORDS, "needs 12 weights"),
+    ("gru_translate", [C, *GRUS], WORDS, r"needs words \(S, N\)"),
+    ("gru_translate", [WHOLE, WHOLE, *GRUS], {**WORDS, "lengths": True}, "lengths need shape .3,."),
+    ("gru_translate", [WHOLE, *GRUS[:-1], TensorType((7,), "float64")], WORDS, "one dtype"),
+    ("gru_translate", [WHOLE, *GRUS[:6], (9, 4), *GRUS[7:]], WORDS, "decoder_weight_ih has shape"),
 ]
 # No input of the right number can be wrong for these.
 TAKE_ANYTHING = {*FUNCTIONS, "rsqrt"}
@@ -152,6 +159,7 @@ FLOPS: list[tuple[str, list[Any], dict[str, Any], int]] = [
     ("avg_pool2d", [IMAGE], AVG, 2 * 4 * 4 * 4 * 9),
     ("avg_pool2d_grad", [(2, 4, 4, 4)], {**AVG, "shape": IMAGE}, 2 * 4 * 4 * 4 * 9),
     ("add", [(2, 3), (1,)], {}, 6),
+    ("gru_translate", [WHOLE, *GRUS], WORDS, 3 * 2 * (2 * 81 + 4 * (63 + 27 + 9 + 9 + 70 + 7))),
     ("reshape", [(2, 3)], {"shape": (6,)}, 0),
     ("permute", [(2, 3)], {"dims": (1, 0)}, 0),
     ("broadcast_to", [(1, 3)], {"shape": (2, 3)}, 0),

@@ -326,7 +326,8 @@ def test_every_overload_of_the_table_is_read(calls: Any, monkeypatch: pytest.Mon
         extract(module.double(), TensorType(IMAGE, "float64"))
     for forward in CALLS:
         extract(calls(forward, **state()), TensorType(ROWS))
-    assert set(OVERLOADS) - read == set()
+    ours = {name for name in OVERLOADS if name.startswith("plantune.")}  # see tests/models
+    assert set(OVERLOADS) - read == ours
 
 
 @pytest.mark.parametrize("name", OVERLOADS)

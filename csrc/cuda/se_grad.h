@@ -14,10 +14,7 @@
 //
 // `small` are values of each image and channel, of each channel, or single ones. kHeldAs says where a
 // held image comes from: k is the k-th that is read, kRead + j the j-th of the values.
-// Between the passes a block holds its images in registers (kHold 1) or in dynamic shared memory
-// (kHold 2), where each thread has its own vectors, or it reads them again (kHold 0). From Ampere on
-// shared memory also takes images that are read: all that has a slot there, by kSlotOf, is asked for
-// at once.
+// Between the passes a block holds its images as se_grad_held.h says.
 //
 // `add` then makes the gradients of W1, b1, W2 and b2 from dexcite, dsqueeze and what the layers
 // read, and the sums from each block's part. Arithmetic is float; what leaves is rounded once.
@@ -28,9 +25,11 @@
 #include "cuda/arithmetic.h"
 #include "cuda/image_tile.h"
 #include "cuda/launch.h"
-#include "cuda/se_resnet9/se_grad_layers.h"
+#include "cuda/se_grad_held.h"
+#include "cuda/se_grad_layers.h"
 #include "cuda/small_matrix.h"
 #include "cuda/small_matrix_mma.h"
+#include "cuda/sums.h"
 
 namespace plantune {
 
@@ -55,12 +54,8 @@ struct SeGrad {
   using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;
   static constexpr int kSize = Word::kSize, kRounds = Tile::kRounds;
   static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
-  static constexpr bool kInRegisters = Chain::kHold == 1, kInShared = Chain::kHold == 2;
-#if __CUDA_ARCH__ >= 800
-  static constexpr bool kAsks = kInShared;
-#else
-  static constexpr bool kAsks = false;
-#endif
+  using Held = SeGradHeld<Chain, Word, kRounds>;
+  static constexpr bool kInRegisters = Held::kInRegisters;
 
   struct Arguments {
     const T* read[kRead];
@@ -90,31 +85,6 @@ struct SeGrad {
     __device__ __forceinline__ float (&spread(int team)) [Tile::kRow] { return tile.sums[team][0]; }
   };
   static_assert(sizeof(Shared) <= 48 << 10, "static shared memory ends at 48 KiB");
-
-  /// What a thread has of the images between the passes.
-  struct Held {
-    Word words[kHeld][kInRegisters ? kRounds : 1];
-
-    __device__ __forceinline__ void put(int k, int round, const Word& word) {
-      if constexpr (kInRegisters) words[k][round] = word;
-      if constexpr (kInShared) place(k, round) = word;
-    }
-
-    /// `from` is where the image is in memory.
-    template <bool kAligned>
-    __device__ __forceinline__ Word get(int k, int round, const T* from) const {
-      if constexpr (kInRegisters) return words[k][round];
-      if constexpr (kInShared) return place(k, round);
-      Word word;
-      word.template load<kAligned>(from);
-      return word;
-    }
-
-    static __device__ __forceinline__ Word& place(int k, int round) {
-      extern __shared__ uint4 memory[];
-      return reinterpret_cast<Word*>(memory)[(k * kRounds + round) * kThreads + threadIdx.x];
-    }
-  };
 
   using Small = Word[kSmall + 1];
   using Sums = float[kSums + 1];
@@ -248,7 +218,7 @@ struct SeGrad {
                                                     typename Tile::Floats& dgate, Sums& sums) {
     constexpr int kAtOnce = kAligned ? kChunk : 1;
     if (!tile.active) return;
-    ask<kAligned>(a, tile);
+    Held::template ask<kAligned>(a.read, tile);
 #pragma unroll(kInRegisters ? kRounds : 1)
     for (int base = 0; base < kRounds; base += kAtOnce) {
       Word in[kAtOnce][kRead];
@@ -257,17 +227,19 @@ struct SeGrad {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
 #pragma unroll
         for (int k = 0; k < kRead; ++k) {
-          if (is_asked<kAligned>(k)) continue;
+          if (Held::template is_asked<kAligned>(k)) continue;
           in[i][k].template load<kAligned>(a.read[k] + tile.at(base + i));
         }
       }
-      if (base == 0) wait<kAligned>();
+      if (base == 0) Held::template wait<kAligned>();
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (base + i >= kRounds || !tile.has(base + i)) continue;
 #pragma unroll
         for (int k = 0; k < kRead; ++k) {
-          if (is_asked<kAligned>(k)) in[i][k] = Held::place(Chain::kSlotOf[k], base + i);
+          if (Held::template is_asked<kAligned>(k)) {
+            in[i][k] = Held::place(Chain::kSlotOf[k], base + i);
+          }
         }
         Word made[kValues + 1];
         first_of(in[i], small, made, dgate, sums);
@@ -276,47 +248,13 @@ struct SeGrad {
 #pragma unroll
         for (int k = 0; k < kHeld; ++k) {
           const int from = Chain::kHeldAs[k];
-          if (from < kRead && !is_asked<kAligned>(from < kRead ? from : 0)) {
+          if (from < kRead && !Held::template is_asked<kAligned>(from < kRead ? from : 0)) {
             held.put(k, base + i, in[i][from < kRead ? from : 0]);
           }
           if (from >= kRead) held.put(k, base + i, made[from < kRead ? 0 : from - kRead]);
         }
       }
     }
-  }
-
-  /// Whether an image that is read comes through a slot of shared memory.
-  template <bool kAligned>
-  static constexpr bool is_asked(int k) {
-    return kAsks && kAligned && Chain::kSlotOf[k] >= 0;
-  }
-
-  template <bool kAligned>
-  static __device__ __forceinline__ void ask(const Arguments& a, const Tile& tile) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (kAsks && kAligned) {
-#pragma unroll 4
-      for (int round = 0; round < kRounds; ++round) {
-        if (!tile.has(round)) continue;
-#pragma unroll
-        for (int k = 0; k < kRead; ++k) {
-          if (!is_asked<kAligned>(k)) continue;
-          const unsigned to = __cvta_generic_to_shared(&Held::place(Chain::kSlotOf[k], round));
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                       "l"(a.read[k] + tile.at(round))
-                       : "memory");
-        }
-      }
-    }
-#endif
-  }
-
-  /// A thread reads what it has asked for itself, so no other waits.
-  template <bool kAligned>
-  static __device__ __forceinline__ void wait() {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (kAsks && kAligned) asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
   }
 
   static __device__ __forceinline__ void first_of(const Word (&in)[kRead], const Small& small,
@@ -387,7 +325,7 @@ struct SeGrad {
                                                const Sums& sums) {
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
-      const float sum = of_warp(sums[j]);
+      const float sum = sum_of_warp(sums[j]);
       if (threadIdx.x % 32 == 0) shared.parts[j][threadIdx.x / 32] = sum;
     }
     __syncthreads();
@@ -397,19 +335,13 @@ struct SeGrad {
     a.parts[threadIdx.x * gridDim.x + blockIdx.x] = sum;
   }
 
-  static __device__ __forceinline__ float of_warp(float sum) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-    return sum;
-  }
-
   static __device__ __forceinline__ void add_sum(const Arguments& a, int which) {
     __shared__ float parts[kAddingThreads / 32];
     const int blocks = int((a.images + kImages - 1) / kImages);
     float sum = 0.f;
 #pragma unroll 8
     for (int i = threadIdx.x; i < blocks; i += kAddingThreads) sum += a.parts[which * blocks + i];
-    sum = of_warp(sum);
+    sum = sum_of_warp(sum);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x > 0) return;

@@ -14,7 +14,7 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.se_resnet9.se_grad import FAMILY
+from plantune.kernels.families.se_grad import FAMILY
 from plantune.kernels.registry import candidates
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch

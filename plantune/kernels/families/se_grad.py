@@ -25,7 +25,7 @@ from plantune.kernels.small_matrix import TILE, matrix, why_not_mma
 from plantune.space.arch import Arch
 
 SOURCE = (
-    """#include "cuda/se_resnet9/se_grad.h"
+    """#include "cuda/se_grad.h"
 struct Chain {{
   using T = {element};
   static constexpr int kChannels = {channels}, kHidden = {hidden}, kPixels = {pixels};

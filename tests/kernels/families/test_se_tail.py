@@ -11,7 +11,7 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named
 from plantune.graph.partition import alternatives
 from plantune.graph.types import TensorType
-from plantune.kernels.families.se_resnet9.se_tail import FAMILY
+from plantune.kernels.families.se_tail import FAMILY
 from plantune.kernels.registry import candidates, family_named
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch

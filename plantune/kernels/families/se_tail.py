@@ -27,7 +27,7 @@ from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, wh
 from plantune.space.arch import Arch
 
 SOURCE = (
-    """#include "cuda/se_resnet9/se_tail.h"
+    """#include "cuda/se_tail.h"
 {functors}using Parts = plantune::SeTailParts<{expression}, {layers}, {flags}>;
 using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts, {images},
                                 {threads}, plantune::{matrix}>;"""

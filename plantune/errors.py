@@ -8,7 +8,10 @@ from __future__ import annotations
 
 
 class PlantuneError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. What else it is given travels between processes."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
 
 
 class UnknownNetwork(PlantuneError):
@@ -91,11 +94,7 @@ class WrongResult(PlantuneError):
     def __init__(self, message: str, error: float, bound: float) -> None:
         # All three, so that the error travels between processes.
         super().__init__(message, error, bound)
-        self.error = error
-        self.bound = bound
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+        self.error, self.bound = error, bound
 
 
 class CannotJudge(PlantuneError):
@@ -115,11 +114,7 @@ class NotEnoughMemory(PlantuneError):
 
     def __init__(self, message: str, needed: int, free: int) -> None:
         super().__init__(message, needed, free)
-        self.needed = needed
-        self.free = free
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+        self.needed, self.free = needed, free
 
 
 class OutOfTime(PlantuneError):
@@ -175,11 +170,7 @@ class NewerSchema(PlantuneError):
 
     def __init__(self, message: str, expected: int, got: int) -> None:
         super().__init__(message, expected, got)
-        self.expected = expected
-        self.got = got
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+        self.expected, self.got = expected, got
 
 
 class NoPlan(PlantuneError):
@@ -191,11 +182,7 @@ class ForeignPlan(PlantuneError):
 
     def __init__(self, message: str, expected: str, got: str) -> None:
         super().__init__(message, expected, got)
-        self.expected = expected
-        self.got = got
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+        self.expected, self.got = expected, got
 
 
 class Busy(PlantuneError):
@@ -203,12 +190,7 @@ class Busy(PlantuneError):
 
     def __init__(self, message: str, pid: int, host: str, heartbeat: str) -> None:
         super().__init__(message, pid, host, heartbeat)
-        self.pid = pid
-        self.host = host
-        self.heartbeat = heartbeat
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+        self.pid, self.host, self.heartbeat = pid, host, heartbeat
 
 
 class DatabaseWarning(UserWarning):

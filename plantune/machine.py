@@ -133,42 +133,20 @@ def cpu_environment() -> Environment:
 
 @cache
 def _cpu_environment(threads: int) -> Environment:
-    import torch
-
-    return Environment(
-        arch="cpu",
-        device=cpu_name(),
-        device_digest=digest(cpu_identity())[:16],
-        threads=threads,
-        torch=str(torch.__version__),
-        plantune=_own_version(),
-        compiler=cxx_compiler() or "none",
-        system=f"{platform.system()} {platform.machine()}",
-    )
+    return _of_torch("cpu", cpu_name(), cpu_identity(), cxx_compiler() or "none", threads)
 
 
 @cache
 def predicted_environment(arch: str) -> Environment:
     """The environment of a plan that was made for an arch without measuring; no machine has it."""
-    import torch
-
     from plantune.cuda.choice import nvrtc_for
     from plantune.cuda.toolchain import cutlass_version
     from plantune.space.arch import load_arch
 
     target = load_arch(arch)
     name = f"predicted for {arch}" + (f" ({target.chip.name})" if target.chip else "")
-    return Environment(
-        arch=arch,
-        device=name,
-        device_digest=digest(["predicted", name])[:16],
-        threads=0,
-        torch=str(torch.__version__),
-        plantune=_own_version(),
-        compiler=str(nvrtc_for(target)),
-        system=f"{platform.system()} {platform.machine()}",
-        gpu=Attrs({"cutlass": cutlass_version()}),
-    )
+    gpu = Attrs({"cutlass": cutlass_version()})
+    return _of_torch(arch, name, ["predicted", name], str(nvrtc_for(target)), gpu=gpu)
 
 
 @cache
@@ -186,25 +164,35 @@ def _gpu_environment(index: int) -> Environment:
         "l2_kib": properties.L2_cache_size >> 10,
         "mig": "MIG" if "MIG" in properties.name else "none",
     }
+    of_gpu = {
+        **silicon,
+        # Its own version: a release of CUDA has many drivers.
+        "driver": driver_release() or "for CUDA {}.{}".format(*driver_version()),
+        "cuda": torch.version.cuda or "none",
+        "cudnn": str(torch.backends.cudnn.version()),
+        "cutlass": cutlass_version(),
+    }
+    arch, name = arch_of(torch.device("cuda", index)), properties.name
+    compiler = ", ".join(dict.fromkeys(map(str, all_nvrtc()))) or "none"
+    return _of_torch(arch, name, [name, silicon], compiler, gpu=Attrs(of_gpu))
+
+
+def _of_torch(
+    arch: str, device: str, identity: Any, compiler: str, threads: int = 0, gpu: Attrs | None = None
+) -> Environment:
+    """With the torch, the plantune and the system of this process."""
+    import torch
+
     return Environment(
-        arch=arch_of(torch.device("cuda", index)),
-        device=properties.name,
-        device_digest=digest([properties.name, silicon])[:16],
-        threads=0,
+        arch=arch,
+        device=device,
+        device_digest=digest(identity)[:16],
+        threads=threads,
         torch=str(torch.__version__),
         plantune=_own_version(),
-        compiler=", ".join(dict.fromkeys(map(str, all_nvrtc()))) or "none",
+        compiler=compiler,
         system=f"{platform.system()} {platform.machine()}",
-        gpu=Attrs(
-            {
-                **silicon,
-                # Its own version: a release of CUDA has many drivers.
-                "driver": driver_release() or "for CUDA {}.{}".format(*driver_version()),
-                "cuda": torch.version.cuda or "none",
-                "cudnn": str(torch.backends.cudnn.version()),
-                "cutlass": cutlass_version(),
-            }
-        ),
+        gpu=gpu or Attrs(),
     )
 
 

@@ -60,43 +60,37 @@ CANCELS = (
 ONE_INPUT = "One input of the user's, by its worst element: PyTorch's own error may be luck there"
 SUMS_OF_GRADIENTS = 16
 
+
+def _table(
+    double: float,
+    single: float,
+    halves: float,
+    reason: str,
+    *,
+    luck: bool = False,
+    of_single: str = WINOGRAD,
+) -> Mapping[str, Tolerance]:
+    """Of results in float64, in float32, and in both dtypes of 16 bits by their own rounding."""
+    return {
+        "float64": Tolerance(double, ORDER),
+        "float32": Tolerance(single, of_single),
+        "float16": Tolerance(halves * HALF, reason, luck),
+        "bfloat16": Tolerance(halves * BRAIN, reason, luck),
+    }
+
+
 # By what is judged, then by the dtype of the result.
 TABLE: Mapping[str, Mapping[str, Tolerance]] = {
     # One step on random data: `measure.numerics`.
-    "step": {
-        "float64": Tolerance(1e-14, ORDER),
-        "float32": Tolerance(1e-6, WINOGRAD),
-        "float16": Tolerance(HALF, ONCE_MORE),
-        "bfloat16": Tolerance(BRAIN, ONCE_MORE),
-    },
+    "step": _table(1e-14, 1e-6, 1, ONCE_MORE),
     # The outputs of a whole network on random data: `runtime.recheck`.
-    "network": {
-        "float64": Tolerance(1e-10, ORDER),
-        "float32": Tolerance(1e-6, WINOGRAD),
-        "float16": Tolerance(HALF, LUCK, by_luck=True),
-        "bfloat16": Tolerance(BRAIN, LUCK, by_luck=True),
-    },
+    "network": _table(1e-10, 1e-6, 1, LUCK, luck=True),
     # Its gradients.
-    "gradient": {
-        "float64": Tolerance(1e-10, ORDER),
-        "float32": Tolerance(1e-6, WINOGRAD),
-        "float16": Tolerance(SUMS_OF_GRADIENTS * HALF, CANCELS),
-        "bfloat16": Tolerance(SUMS_OF_GRADIENTS * BRAIN, CANCELS),
-    },
+    "gradient": _table(1e-10, 1e-6, SUMS_OF_GRADIENTS, CANCELS),
     # The outputs on an input of the user's: `runtime.check`.
-    "check": {
-        "float64": Tolerance(1e-10, ORDER),
-        "float32": Tolerance(1e-6, WINOGRAD),
-        "float16": Tolerance(HALF, ONE_INPUT),
-        "bfloat16": Tolerance(BRAIN, ONE_INPUT),
-    },
+    "check": _table(1e-10, 1e-6, 1, ONE_INPUT),
     # Outputs of all that run in a race: `measure.race`.
-    "race": {
-        "float64": Tolerance(4e-14, ORDER),
-        "float32": Tolerance(4e-6, RIVALS),
-        "float16": Tolerance(8 * HALF, RIVALS),
-        "bfloat16": Tolerance(8 * BRAIN, RIVALS),
-    },
+    "race": _table(4e-14, 4e-6, 8, RIVALS, of_single=RIVALS),
 }
 
 

@@ -126,14 +126,7 @@ def shown_warnings() -> Iterator[None]:
         yield
 
 
-def _show(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show(message: Warning | str, *where: Any, **how: Any) -> None:
     note(f"{click.style('warning:', fg='yellow')} {message}")
 
 

@@ -116,17 +116,18 @@ def _say_match(console: Console, chosen: Chosen) -> None:
 
 def _checked_steps(worker: Worker, chosen: Chosen) -> list[dict[str, Any]]:
     """Checks each distinct step."""
+    from plantune.measure.timing import Effort
     from plantune.report.steps import plan_steps
 
+    effort = Effort(budget_s=STEP_BUDGET_S)
     steps = plan_steps(chosen.plan, chosen.workload.graph)
     distinct = {(step.signature, candidate): (step, candidate) for step, candidate in steps}
     rows = []
     with StatusLine(sys.stderr) as line:
         for number, (step, candidate) in enumerate(distinct.values(), 1):
             line.show(f"checking step {number} of {len(distinct)}: {step.name}")
-            rows.append(
-                _row(step, candidate, _outcome(worker, step, candidate, chosen.workload.arch))
-            )
+            outcome = worker.check_and_time(step, candidate, chosen.workload.arch, effort)
+            rows.append(_row(step, candidate, outcome))
     return rows
 
 
@@ -143,12 +144,6 @@ def _summary(rows: list[dict[str, Any]]) -> str:
     untimed = sum(row["median_us"] is None for row in rows)
     text = f"the numbers of {counted(len(rows), 'step')} and of the whole are right"
     return text + (f", {counted(untimed, 'step')} could not be timed" if untimed else "")
-
-
-def _outcome(worker: Worker, step: Step, candidate: Candidate, arch: str) -> Outcome:
-    from plantune.measure.timing import Effort
-
-    return worker.check_and_time(step, candidate, arch, Effort(budget_s=STEP_BUDGET_S))
 
 
 def _row(step: Step, candidate: Candidate, outcome: Outcome) -> dict[str, Any]:

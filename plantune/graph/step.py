@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -100,6 +100,15 @@ class Step:
     def traffic_bytes(self) -> int:
         """The least the step moves: every input read once, every output written once."""
         return sum(type_.size_bytes for _, type_ in (*self.inputs, *self.outputs))
+
+    def part(self, nodes: Sequence[Node], leaving: Iterable[str]) -> Step:
+        """Some of its nodes as a step, which these values leave; what others make, it reads."""
+        names = tuple(leaving)
+        made = {value for node in nodes for value in node.outputs}
+        reads = dict.fromkeys((*(value for node in nodes for value in node.inputs), *names))
+        inputs = tuple((name, self.types[name]) for name in reads if name not in made)
+        outputs = tuple((name, self.types[name]) for name in names)
+        return Step(tuple(nodes), inputs, outputs, self.constants & dict(inputs).keys(), self.phase)
 
     def renamed(self, names: Mapping[str, str]) -> Step:
         """The same step reading its inputs under other names."""

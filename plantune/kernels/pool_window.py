@@ -9,7 +9,7 @@ from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.types import TensorType
 from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES
+from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, index_of
 
 SOURCE = """struct Window {{
   using T = {element};
@@ -33,10 +33,6 @@ class PoolWindow:
     x: TensorType
     y: TensorType
 
-    @property
-    def index(self) -> str:
-        return "unsigned" if max(self.x.numel, self.y.numel) < 1 << 31 else "unsigned long long"
-
     def taken(self, config: Attrs) -> int:
         """Channels that a thread takes: what divides all, no more than a vector has."""
         if config["layout"] != "nhwc":
@@ -48,7 +44,7 @@ class PoolWindow:
         attrs = self.node.attrs
         return SOURCE.format(
             element=ELEMENTS[self.x.dtype],
-            index=self.index,
+            index=index_of(max(self.x.numel, self.y.numel)),
             is_max=cxx_bool(self.node.op.startswith("max")),
             count_padding=cxx_bool(attrs.get("count_padding")),
             nhwc=cxx_bool(config["layout"] == "nhwc"),

@@ -43,6 +43,11 @@ class VectorKernel:
         (self._aligned if aligned else self._unaligned).launch(stream, arguments)
 
 
+def index_of(elements: int) -> str:
+    """The type that counts so many elements."""
+    return "unsigned" if elements < 1 << 31 else "unsigned long long"
+
+
 def not_an_element(dtype: str) -> dict[str, bool]:
     """The reason that these kernels do not compute with a dtype, and whether it holds."""
     known = ", ".join(ELEMENTS)

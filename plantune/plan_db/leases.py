@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from sqlite_utils import Database
@@ -63,12 +62,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self,
-        type_: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(DatabaseUnavailable):  # when the process has ended, the lease is free
             self.release()
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
-from types import TracebackType
 from weakref import WeakSet
 
 import torch
@@ -126,16 +125,8 @@ class Lease:
     def __enter__(self) -> Instance:
         return self.instance
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.release()
-        else:
-            self.discard()
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self.release() if kind is None else self.discard()
 
     def __del__(self) -> None:
         self.release()

@@ -70,10 +70,6 @@ def _moments(group: Group) -> tuple[str, ...]:
 
 
 ADAM = Rule("kAdam", _moments, _adam, 2)
-# A schedule may begin without momentum.
-SGD_RULE = Rule(
-    "kSgd", lambda group: ("momentum_buffer",) if group["momentum"] else (), _sgd, 1, False
-)
 RULES: Mapping[type[Optimizer], Rule] = {
     # A schedule may begin without momentum.
     SGD: Rule("kSgd", _momentum, _sgd, 1, keeps_step=False),

@@ -117,7 +117,7 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
         epilogue, attrs = parts.epilogue, parts.conv.attrs
         return SOURCE.format(
             element=vector_kernel.ELEMENTS[parts.dtype],
-            index="unsigned" if elements < 1 << 31 else "unsigned long long",
+            index=vector_kernel.index_of(elements),
             image=parts.image[2:],
             out=parts.conv.types[0].shape[2:],
             channels=parts.outputs,

@@ -22,15 +22,8 @@ SOURCE = (
 struct Chain {{
   using T = {element};
   using Index = {index};
-  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kAxes = {axes};
   static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
-  static constexpr Index kSizes[] = {{{sizes}}};
-  static constexpr Index kStrides[][kAxes] = {{{strides}}};
-  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
-                                                  float (&out)[kOutputs]) {{
-    {lines}
-  }}
-}};
+{members}}};
 using Kernel = plantune::Pointwise<Chain>;"""
     + vector_kernel.ENTRIES
 )
@@ -82,21 +75,14 @@ class Pointwise(CudaFamily[Chain]):
         )
 
     def source(self, parts: Chain, config: Attrs, arch: Arch) -> str:
-        expression, geometry = parts.expression, parts.geometry(config)
-        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
+        geometry = parts.geometry(config)
         return SOURCE.format(
             element=vector_kernel.ELEMENTS[parts.type.dtype],
-            index="unsigned" if parts.type.numel < 1 << 31 else "unsigned long long",
-            inputs=len(expression.operands),
-            outputs=len(expression.results),
-            axes=len(geometry.sizes),
+            index=vector_kernel.index_of(parts.type.numel),
             width=geometry.width,
             vectors=config["vectors"],
             threads=config["threads"],
-            # The outermost size is what the count of elements says.
-            sizes=", ".join(map(str, (1, *geometry.sizes[1:]))),
-            strides=", ".join(f"{{{', '.join(map(str, row))}}}" for row in geometry.strides),
-            lines="\n    ".join((*expression.lines, *made)),
+            members=pointwise_chain.members(parts.expression, geometry),
         )
 
     def bind(self, parts: Chain, config: Attrs, frame: Frame) -> Binding:

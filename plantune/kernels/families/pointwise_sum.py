@@ -31,19 +31,12 @@ SOURCE = (
 struct Chain {{
   using T = {element};
   using Index = {index};
-  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kAxes = {axes};
   static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
-  static constexpr Index kSizes[] = {{{sizes}}};
-  static constexpr Index kStrides[][kAxes] = {{{strides}}};
   static constexpr int kChannels = {channels};
   static constexpr long long kRows = {rows}, kRowsOfBlock = {rows_of_block};
   static constexpr bool kAll = {all}, kImages = {images};
   static constexpr float kScale = {scale}f;
-  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
-                                                  float (&out)[kOutputs]) {{
-    {lines}
-  }}
-}};
+{members}}};
 using Kernel = plantune::PointwiseSum<Chain>;"""
     + vector_kernel.ENTRIES
     + """
@@ -154,26 +147,20 @@ class PointwiseSum(CudaFamily[SumParts]):
         expression = parts.expression
         layout = "nhwc" if len(parts.type.shape) == 4 else "nchw"
         geometry = pointwise_chain.geometry_of(parts.head, expression, layout, parts.width)
-        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
         added = parts.type.numel // parts.step.types[parts.node.name].numel
         return SOURCE.format(
             element=vector_kernel.ELEMENTS[parts.type.dtype],
-            index="unsigned" if parts.type.numel < 1 << 31 else "unsigned long long",
-            inputs=len(expression.operands),
-            outputs=len(expression.results),
-            axes=len(geometry.sizes),
+            index=vector_kernel.index_of(parts.type.numel),
             width=geometry.width,
             vectors=config["vectors"],
             threads=config["threads"],
-            sizes=", ".join(map(str, (1, *geometry.sizes[1:]))),
-            strides=", ".join(f"{{{', '.join(map(str, row))}}}" for row in geometry.strides),
             channels=parts.channels,
             rows=parts.rows,
             rows_of_block=parts.rows_of_block(config),
             all=cxx_bool(not parts.kept),
             images=cxx_bool(parts.of_images),
             scale=repr(1 / added if parts.node.op == "mean" else 1.0),
-            lines="\n    ".join((*expression.lines, *made)),
+            members=pointwise_chain.members(expression, geometry),
         )
 
     def bind(self, parts: SumParts, config: Attrs, frame: Frame) -> Binding:
@@ -218,16 +205,8 @@ class PointwiseSum(CudaFamily[SumParts]):
 def _head(step: Step) -> Step:
     """All but the sum, as a step that makes what leaves and then what is added."""
     nodes, last = step.nodes[:-1], step.nodes[-1]
-    added = last.inputs[0]
-    read = {value for node in nodes for value in node.inputs} | {added}
-    leaving = tuple((name, type_) for name, type_ in step.outputs if name != last.name)
-    return Step(
-        nodes,
-        tuple((name, type_) for name, type_ in step.inputs if name in read),
-        (*leaving, (added, step.types[added])),
-        step.constants,
-        step.phase,
-    )
+    leaving = (name for name, _ in step.outputs if name != last.name)
+    return step.part(nodes, (*leaving, last.inputs[0]))
 
 
 FAMILY = PointwiseSum()

@@ -31,16 +31,9 @@ SOURCE = (
 {window}struct Chain {{
   using T = Window::T;
   using Index = Window::Index;
-  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kTotals = {totals};
-  static constexpr int kGathered = {gathered}, kAxes = {axes};
+  static constexpr int kTotals = {totals}, kGathered = {gathered};
   static constexpr int kWidth = Window::kVector, kVectors = 1, kThreads = Window::kThreads;
-  static constexpr Index kSizes[] = {{{sizes}}};
-  static constexpr Index kStrides[][kAxes] = {{{strides}}};
-  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
-                                                  float (&out)[kOutputs]) {{
-    {lines}
-  }}
-}};
+{members}}};
 using Kernel = plantune::PoolGrad<Window, Chain>;"""
     + vector_kernel.ENTRIES
 )
@@ -138,20 +131,12 @@ class PoolGrad(CudaFamily[GradientParts]):
 
     def source(self, parts: GradientParts, config: Attrs, arch: Arch) -> str:
         expression, geometry = parts.expression, parts.geometry(config)
-        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
         names = [operand.name for operand in expression.operands]
-        strides = (f"{{{', '.join(map(str, row))}}}" for row in geometry.strides)
         source = SOURCE.format(
             window=parts.window.source(config, geometry.width),
-            inputs=len(names),
-            outputs=len(made),
             totals=len(parts.totals),
             gathered=names.index(parts.node.name),
-            axes=len(geometry.sizes),
-            # The outermost size is what the count of elements says.
-            sizes=", ".join(map(str, (1, *geometry.sizes[1:]))),
-            strides=", ".join(strides),
-            lines="\n    ".join((*expression.lines, *made)),
+            members=pointwise_chain.members(expression, geometry),
             threads=config["threads"],
         )
         return source + (ADD if parts.totals else "")
@@ -187,19 +172,10 @@ def _chain(step: Step, totals: tuple[Node, ...]) -> Step:
     """What follows the pool's gradient, as a step that reads it and makes what leaves as an image,
     and last what is added.
     """
-    node, names = step.nodes[0], {total.name for total in totals}
-    nodes = tuple(n for n in step.nodes[1:] if n.name not in names)
-    added = [total.inputs[0] for total in totals]
-    leaving = [(name, type_) for name, type_ in step.outputs if name not in names]
-    read = {value for n in nodes for value in n.inputs} | {*added} | {name for name, _ in leaving}
-    inputs = (*step.inputs, (node.name, node.types[0]))
-    return Step(
-        nodes,
-        tuple((name, type_) for name, type_ in inputs if name in read),
-        (*leaving, *((name, step.types[name]) for name in added)),
-        step.constants,
-        step.phase,
-    )
+    names = {total.name for total in totals}
+    nodes = [node for node in step.nodes[1:] if node.name not in names]
+    leaving = (name for name, _ in step.outputs if name not in names)
+    return step.part(nodes, (*leaving, *(total.inputs[0] for total in totals)))
 
 
 FAMILY = PoolGrad()

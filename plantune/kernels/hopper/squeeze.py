@@ -111,7 +111,7 @@ def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:
         raise IllegalCandidate("a value before the end of the step is read outside of it")
     if layers.image != head[-1].name:
         raise IllegalCandidate(f"the mean is not of {head[-1].name!r}, the value before it")
-    epilogue = conv_epilogue(beginning(step, len(head)))
+    epilogue = conv_epilogue(step.part(head, (head[-1].name,)))
     if epilogue.chain:
         raise IllegalCandidate("between convolution and mean there is more than scale and bias")
     if layers.offset is not None and layers.offset not in step.constants:
@@ -124,16 +124,6 @@ def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:
         unshifted=layers.unshifted,
     )
     return whole, layers
-
-
-def beginning(step: Step, count: int) -> Step:
-    """The first nodes of a step, as a step that makes the value of the last of them."""
-    nodes = step.nodes[:count]
-    read = {value for node in nodes for value in node.inputs}
-    inputs = tuple((name, type_) for name, type_ in step.inputs if name in read)
-    last = nodes[-1].name
-    constants = step.constants & {name for name, _ in inputs}
-    return Step(nodes, inputs, ((last, step.types[last]),), constants, step.phase)
 
 
 def layers_bytes(tile_m: int, images: int, channels: int, layers: SqueezeExcite) -> int:

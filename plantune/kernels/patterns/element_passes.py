@@ -121,13 +121,7 @@ class ElementParts(Parts):
     def _pass(self, nodes: Sequence[Node], wanted: Sequence[str]) -> Pass:
         needed = _needed(wanted, nodes)
         own = tuple(node for node in nodes if node.name in needed)
-        made = {node.name for node in own}
-        reads = dict.fromkeys(v for node in own for v in node.inputs if v not in made)
-        reads |= dict.fromkeys(value for value in wanted if value not in made)
-        types, step = self.step.types, self.step
-        inputs = tuple((name, types[name]) for name in reads)
-        outputs = tuple((name, types[name]) for name in wanted)
-        head = Step(own, inputs, outputs, step.constants.intersection(reads), step.phase)
+        head = self.step.part(own, wanted)
         return _sorted(head, pointwise_chain.expression_of(head))
 
     @cached_property

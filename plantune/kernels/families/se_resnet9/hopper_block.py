@@ -110,7 +110,7 @@ def _block(step: Step) -> BlockParts:
     """The parts of a residual block; raises IllegalCandidate with what is missing."""
     convs = [i for i, op in enumerate(step.ops) if op == "conv2d"]
     refuse({"a block is two convolutions and what follows them": len(convs) != 2 or convs[0] != 0})
-    start = squeeze.beginning(step, convs[1])
+    start = step.part(step.nodes[: convs[1]], (step.nodes[convs[1] - 1].name,))
     first = conv_epilogue(start)
     made = {value for node in start.nodes for value in node.outputs}
     left = [name for name, _ in step.outputs if name in made]
@@ -124,10 +124,7 @@ def _block(step: Step) -> BlockParts:
             "the block adds an image before the second convolution": first.residual is not None,
         }
     )
-    inputs = tuple((name, type_) for name, type_ in step.inputs if name in read)
-    inputs += ((middle, step.types[middle]),)
-    constants = step.constants & read
-    second, layers = squeeze.parts_of(Step(nodes, inputs, step.outputs, constants, step.phase))
+    second, layers = squeeze.parts_of(step.part(nodes, dict(step.outputs)))
     return BlockParts(step, replace(second, conv=first.conv), layers, first, second)
 
 

@@ -20,7 +20,7 @@ from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import Found
 from plantune.problem import Problem
-from plantune.search.budget import Budget
+from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
 from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
@@ -124,7 +124,7 @@ class Search:
         steps = self._steps = StepSearch(
             graph, self.space, measurer, store, builds=builds, studies=studies
         )
-        budget.call_s = steps.framework_us() / 1e6
+        budget.race_s = CALLS_IN_A_RACE[self.space.arch.kind] * steps.framework_us() / 1e6
         worker.start(budget.cut_at("racing"))
         return Run(
             self.graph,

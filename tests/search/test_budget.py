@@ -35,8 +35,8 @@ def test_what_is_long_goes_to_measuring(clock, seconds, measuring, ranking):
 
 
 def test_a_network_that_takes_long_has_more_for_its_race(clock):
-    assert Budget(60, clock, call_s=0.2).left_for("ranking") == pytest.approx(40)
-    assert Budget(60, clock, call_s=9.0).left_for("ranking") == pytest.approx(24)
+    assert Budget(60, clock, race_s=20.0).left_for("ranking") == pytest.approx(40)
+    assert Budget(60, clock, race_s=900.0).left_for("ranking") == pytest.approx(24)
 
 
 def test_what_is_short_goes_to_the_race(clock):

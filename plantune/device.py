@@ -13,7 +13,7 @@ from plantune.cuda.capture import capture
 from plantune.errors import CaptureError
 
 Call = Callable[[], object]
-COMMON_POOL = (0, 0)  # of torch's allocator
+COMMON_MEMORY = (0, 0)  # of torch's allocator
 
 
 class Device:
@@ -54,7 +54,7 @@ class Device:
         return None
 
     def peak_bytes(self, call: Call) -> int | None:
-        """The most that it takes in a call, the pools of captured graphs included."""
+        """The most that it takes in a call, the memory of captured graphs included."""
         return None
 
     def give_back_memory(self) -> None:
@@ -112,7 +112,7 @@ class Gpu(Device):
         return sum(
             segment["total_size"] - segment["allocated_size"]
             for segment in torch.cuda.memory_snapshot()
-            if segment["device"] == self.place.index and segment["segment_pool_id"] != COMMON_POOL
+            if segment["device"] == self.place.index and segment["segment_pool_id"] != COMMON_MEMORY
         )
 
     def give_back_memory(self) -> None:

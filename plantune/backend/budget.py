@@ -15,12 +15,12 @@ from plantune.machine import environment_of
 from plantune.plan import candidates_by_step, check_plan
 from plantune.runtime.framework import level_of_caller
 from plantune.runtime.module import TunedModule
-from plantune.runtime.pool import Pool, device_of
+from plantune.runtime.stock import Stock, device_of
 
 # A shorter search would find nothing.
 LEAST_S = 2.0
-# Searches for a plan of what a pool of this module runs, for so many seconds, and keeps it.
-Search = Callable[[TunedModule, Pool, float], None]
+# Searches for a plan of what a stock of this module runs, for so many seconds, and keeps it.
+Search = Callable[[TunedModule, Stock, float], None]
 
 
 class SearchEnded(UserWarning):
@@ -30,7 +30,7 @@ class SearchEnded(UserWarning):
 @dataclass(frozen=True)
 class _Waiting:
     tuned: TunedModule
-    pool: Pool
+    stock: Stock
     forget: Callable[[], object]
 
 
@@ -57,11 +57,11 @@ class Budget:
         """Searches for what waits: first for what nobody has searched for, in whatever process."""
         with self._lock:
             waiting, self._waiting, self.waits = self._waiting, [], False
-            found = {_key(p): _Waiting(t, p, forget) for t, forget in waiting for p in t.pools()}
+            found = {_key(p): _Waiting(t, p, forget) for t, forget in waiting for p in t.stocks()}
             self._keys |= found.keys()
             left_s = self.seconds - sum(map(spent_s, self._keys))
             new = [key for key in found if not spent_s(key)] or list(found)
-            times = {key: _time_us(found[key].pool) for key in new}
+            times = {key: _time_us(found[key].stock) for key in new}
             for key, part in _parts(times):
                 seconds = part * left_s
                 if seconds >= LEAST_S:
@@ -72,9 +72,9 @@ class Budget:
         with alone_with(key):
             if spent_s(key) == before:  # else another process has done it
                 try:
-                    self._search(waiting.tuned, waiting.pool, seconds)
+                    self._search(waiting.tuned, waiting.stock, seconds)
                 except PlantuneError as error:
-                    text = f"{waiting.pool.plan.problem}: the search ended early: {error}"
+                    text = f"{waiting.stock.plan.problem}: the search ended early: {error}"
                     warnings.warn(text, SearchEnded, stacklevel=level_of_caller())
                 remember(key, before + seconds)
         waiting.forget()
@@ -86,14 +86,14 @@ def _parts(times: dict[str, float]) -> list[tuple[str, float]]:
     return [(key, times[key] / whole) for key in sorted(times, key=lambda key: -times[key])]
 
 
-def _key(pool: Pool) -> str:
-    device = device_of(pool.held.module, pool.held.otherwise)
-    problem, environment = pool.plan.problem.key, environment_of(device)
+def _key(stock: Stock) -> str:
+    device = device_of(stock.held.module, stock.held.otherwise)
+    problem, environment = stock.plan.problem.key, environment_of(device)
     return digest([asdict(problem), environment.key])
 
 
-def _time_us(pool: Pool) -> float:
+def _time_us(stock: Stock) -> float:
     """A guess at the time of a pass as it runs now."""
-    steps = check_plan(pool.plan, pool.graph, pool.space)
-    chosen = candidates_by_step(pool.plan, steps)
-    return sum(estimate_us(step, chosen[step.name], pool.space.arch) for step in steps)
+    steps = check_plan(stock.plan, stock.graph, stock.space)
+    chosen = candidates_by_step(stock.plan, steps)
+    return sum(estimate_us(step, chosen[step.name], stock.space.arch) for step in steps)

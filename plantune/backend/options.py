@@ -8,7 +8,7 @@ from typing import Any
 
 from plantune.backend.budget import Budget
 from plantune.runtime.module import TunedModule
-from plantune.runtime.pool import Pool
+from plantune.runtime.stock import Stock
 
 # Torch's names. A piece always runs as its plan says.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -40,7 +40,7 @@ def _seconds(options: Mapping[str, Any]) -> float:
     return float(seconds)
 
 
-def search(tuned: TunedModule, pool: Pool, seconds: float) -> None:
+def search(tuned: TunedModule, stock: Stock, seconds: float) -> None:
     """As `plantune.tune` does; a run without a budget loads nothing for it."""
     from plantune.graph.tape import tape_of
     from plantune.search.session import Sought
@@ -49,7 +49,7 @@ def search(tuned: TunedModule, pool: Pool, seconds: float) -> None:
     calls = tuned._calls
     tape = tape_of(tuned.reference, calls.arguments)
     with reporting(None) as report:
-        sought = Sought(pool.graph, pool.plan.problem, tape)
+        sought = Sought(stock.graph, stock.plan.problem, tape)
         search_for(sought, calls.device, seconds, report=report)
 
 

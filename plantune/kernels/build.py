@@ -44,10 +44,10 @@ def build_all(wanted: Iterable[tuple[Step, Candidate]], arch: Arch) -> None:
     compiled = [(s, c) for s, c in wanted if _source(s, c, arch) is not None]
     if len(compiled) > 1:
         started: list[Future[Any]] = []
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            # Once the main thread has ended no pool takes work; who needs a kernel builds it alone.
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            # Once the main thread has ended they take no work; who needs a kernel builds it alone.
             with suppress(RuntimeError):
-                started.extend(pool.submit(build, s, c, arch) for s, c in compiled)
+                started.extend(threads.submit(build, s, c, arch) for s, c in compiled)
             for done in started:
                 done.result()
 

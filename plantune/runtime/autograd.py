@@ -12,7 +12,7 @@ from plantune.errors import WeightsChanged
 from plantune.graph.differentiate import gradient_name
 from plantune.graph.graph import Graph
 from plantune.runtime.live_state import LiveState
-from plantune.runtime.pool import Lease, Pool
+from plantune.runtime.stock import Lease, Stock
 from plantune.runtime.torch_internals import without_autocast
 
 # Private, but what torch's own compiled graphs use; without it a lease waits for the collector.
@@ -20,7 +20,7 @@ _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph",
 
 
 class TunedPass(torch.autograd.Function):
-    """Inputs: the pool, the names of parameters, the graph's inputs, then the parameters.
+    """Inputs: the stock, the names of parameters, the graph's inputs, then the parameters.
 
     The parameters are there so that autograd sends them their gradients; the program reads them
     from the module.
@@ -28,10 +28,10 @@ class TunedPass(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pool: Pool, names: tuple[str, ...], *inputs_and_parameters: Tensor
+        ctx: Any, stock: Stock, names: tuple[str, ...], *inputs_and_parameters: Tensor
     ) -> Any:
         inputs = inputs_and_parameters[: len(inputs_and_parameters) - len(names)]
-        lease = pool.lease()
+        lease = stock.lease()
         try:
             outputs = lease.instance.forward(*[x.detach() for x in inputs])
         except BaseException:
@@ -55,7 +55,7 @@ class TunedPass(torch.autograd.Function):
             )
         ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
         lease: Lease = ctx.lease
-        lease.pool.held.look()
+        lease.stock.held.look()
         if _versions(lease) != ctx.versions:
             raise WeightsChanged(
                 "a weight that a gradient reads was changed between forward and backward, so the "
@@ -68,7 +68,7 @@ class TunedPass(torch.autograd.Function):
             if gradient_name(name) in wanted:
                 seeds[name] = seeds[name] + dy if name in seeds else dy
         try:
-            with without_autocast(lease.pool.device.type):
+            with without_autocast(lease.stock.device.type):
                 gradients = program.backward(*seeds.values())
         except BaseException:
             lease.discard()
@@ -93,10 +93,10 @@ def _versions(lease: Lease) -> tuple[object, ...]:
 
 
 def run_with_gradients(
-    pool: Pool, inputs: Sequence[Tensor], parameters: dict[str, Tensor]
+    stock: Stock, inputs: Sequence[Tensor], parameters: dict[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """The pool's outputs, connected to `inputs` and `parameters` in autograd."""
+    """The stock's outputs, connected to `inputs` and `parameters` in autograd."""
     outputs: tuple[Tensor, ...] = TunedPass.apply(  # type: ignore[no-untyped-call]
-        pool, tuple(parameters), *inputs, *parameters.values()
+        stock, tuple(parameters), *inputs, *parameters.values()
     )
     return outputs

@@ -32,8 +32,8 @@ from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.kinds import Kinds
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained
-from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.program import Program
+from plantune.runtime.stock import Stock, device_of
 from plantune.runtime.torch_internals import any_autocast, without_autocast
 
 # Where eager runs a module, the module is looked at once in so many calls: in another form it may
@@ -83,7 +83,7 @@ class Calls:
         if self.framework.disabled or form.why_not:
             return
         if self.options.plan is not None:
-            self._check_given_plan(self.expected().pool.graph, self.options.plan)
+            self._check_given_plan(self.expected().stock.graph, self.options.plan)
         elif not form.is_parametrized:
             # The plan is looked for in the first call; whether there can be one is known now.
             self._kinds.extracted(form, self._expected_trained(), self._inputs.expected)
@@ -138,11 +138,11 @@ class Calls:
 
     def programs(self) -> list[Program | CapturedProgram]:
         """All that there are now."""
-        return [instance.program for pool in self.pools() for instance in pool.instances()]
+        return [instance.program for stock in self.stocks() for instance in stock.instances()]
 
-    def pools(self) -> list[Pool]:
+    def stocks(self) -> list[Stock]:
         """The instances for each kind of call that came."""
-        return list({id(kept.pool): kept.pool for kept in self._kinds.all_kept()}.values())
+        return list({id(kept.stock): kept.stock for kept in self._kinds.all_kept()}.values())
 
     def refresh(self, weights_only: bool) -> None:
         """Has the module read again: its weights, else also its attributes and its forward."""
@@ -232,7 +232,7 @@ class Calls:
             with without_autocast(self._device.type):
                 outputs = self._outputs(kept, form, tensors, trained)
         elif trained is None:
-            outputs = kept.pool.run(*tensors)
+            outputs = kept.stock.run(*tensors)
         else:
             outputs = self._outputs(kept, form, tensors, trained)
         framework = self.framework
@@ -245,8 +245,8 @@ class Calls:
         self, kept: Planned, form: Form, tensors: Sequence[Tensor], trained: Trained
     ) -> tuple[Tensor, ...]:
         if trained is None:
-            return kept.pool.run(*tensors)
-        return run_with_gradients(kept.pool, tensors, form.parameters(trained))
+            return kept.stock.run(*tensors)
+        return run_with_gradients(kept.stock, tensors, form.parameters(trained))
 
     def _looked_at(
         self,

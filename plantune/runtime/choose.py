@@ -34,8 +34,8 @@ from plantune.rivals import loss_text
 from plantune.runtime.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.framework import Options
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.pool import Pool, device_of
 from plantune.runtime.recheck import recheck
+from plantune.runtime.stock import Stock, device_of
 from plantune.space.search_space import SearchSpace
 from plantune.workload import Workload
 
@@ -96,23 +96,23 @@ class Choice:
         self._here = environment_of(self._device)
         self._problem = Problem.of(graph, space.arch.name, options.name)
 
-    def pool(self) -> Pool:
+    def stock(self) -> Stock:
         """Instances of the best plan there is: the given one, else one that is stored for this
         graph under whatever name, else a guessed one or the framework's kernels.
         """
         return self.planned() or self._unplanned()
 
-    def leading(self) -> Pool:
-        """`pool`, run by its own steps."""
-        pool = self.pool()
-        plan = by_its_program(pool.plan)
-        return pool if plan == pool.plan else self._pool_of(plan)
+    def leading(self) -> Stock:
+        """`stock`, run by its own steps."""
+        stock = self.stock()
+        plan = by_its_program(stock.plan)
+        return stock if plan == stock.plan else self._stock_of(plan)
 
-    def following(self, leader: Pool) -> Pool:
+    def following(self, leader: Stock) -> Stock:
         """Instances of the leader's plan for this other batch, whose outputs are the same to the
         bit; says so if they are not.
         """
-        own = self.pool()
+        own = self.stock()
         plan = transferred(leader.plan, own.plan, self._graph, self._space)
         made = plan if isinstance(plan, str) else self._attempt(plan)
         if isinstance(made, str):
@@ -123,7 +123,7 @@ class Choice:
             tell(self._options.name, why)
         return made
 
-    def planned(self) -> Pool | None:
+    def planned(self) -> Stock | None:
         """Instances of the given or stored plan, None if there is none that can run here."""
         given, options = self._given(), self._options
         if given is not None:
@@ -139,7 +139,7 @@ class Choice:
             _advise(self._held.module, options.name)
         return None
 
-    def _unplanned(self) -> Pool:
+    def _unplanned(self) -> Stock:
         """Of kernels that estimates choose, where these are known to be good, else of the
         framework's.
         """
@@ -147,11 +147,11 @@ class Choice:
         guessed = guessed_plan(self._graph, self._space, network=name)
         if guessed is not None:
             made = self._attempt(guessed)
-            if isinstance(made, Pool):
+            if isinstance(made, Stock):
                 return made
             log.info("%s: the framework's kernels run: %s", name, made)
         plain = default_plan(self._graph, self._space, network=name)
-        return self._pool_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
+        return self._stock_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
 
     def _given(self) -> Plan | None:
         """The plan that the user gave, if it is one for this graph and kind of chip."""
@@ -161,36 +161,36 @@ class Choice:
             plan = None if found is None or found.match == "foreign" else found.plan
         return plan if plan is not None and is_for(plan, self._graph) else None
 
-    def _pool_of(self, plan: Plan) -> Pool:
-        return Pool(self._graph, plan, self._space, self._held, frozen=self._options.frozen)
+    def _stock_of(self, plan: Plan) -> Stock:
+        return Stock(self._graph, plan, self._space, self._held, frozen=self._options.frozen)
 
-    def _stored(self, found: Found) -> Pool | None:
-        """The pool of a stored plan with one instance made, None if it cannot run here."""
-        pool = self._attempt(found.plan)
-        if not isinstance(pool, Pool):
+    def _stored(self, found: Found) -> Stock | None:
+        """The stock of a stored plan with one instance made, None if it cannot run here."""
+        stock = self._attempt(found.plan)
+        if not isinstance(stock, Stock):
             text = f"the stored plan {found.id} cannot run here, the framework's kernels do"
-            _without_plan(f"{text}: {pool}", self._options.fallback)
+            _without_plan(f"{text}: {stock}", self._options.fallback)
             return None
-        pool.match = found.match
+        stock.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)
         if found.plan.origin == "predicted":
             warnings.warn(_predicted(found.plan.problem), PredictedPlan, stacklevel=3)
-        return pool
+        return stock
 
-    def _attempt(self, plan: Plan) -> Pool | str:
-        """The pool of a plan with one instance made, or why it cannot run here.
+    def _attempt(self, plan: Plan) -> Stock | str:
+        """The stock of a plan with one instance made, or why it cannot run here.
 
         Not the error itself, which would keep the memory of what it ended.
         """
         try:
-            pool = self._proved(plan)
-            pool.lease().release()
+            stock = self._proved(plan)
+            stock.lease().release()
         except CANNOT_RUN as error:
             return str(error)
-        return pool
+        return stock
 
-    def _proved(self, plan: Plan) -> Pool:
-        """The pool of a plan that has computed the network once in this environment, wherever it
+    def _proved(self, plan: Plan) -> Stock:
+        """The stock of a plan that has computed the network once in this environment, wherever it
         came from, unless it was measured or proved here before. Raises as `recheck` does.
         """
         own = named_as(plan, self._graph)
@@ -202,7 +202,7 @@ class Choice:
             held = self._held
             recheck(self._graph, own, self._space, held.module, held.otherwise, self._arguments)
             remember_proof(plan, self._here)
-        return self._pool_of(own)
+        return self._stock_of(own)
 
 
 def _not_in_a_capture(problem: Problem) -> str:

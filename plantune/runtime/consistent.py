@@ -14,7 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.plan import PROGRAM, Plan, check_plan
 from plantune.problem import Problem
 from plantune.runtime.draws import drawn_inputs
-from plantune.runtime.pool import Pool
+from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import is_capturing
 from plantune.space.search_space import SearchSpace
 
@@ -50,7 +50,7 @@ def transferred(leader: Plan, own: Plan, graph: Graph, space: SearchSpace) -> Pl
     return made
 
 
-def why_apart(leader: Pool, other: Pool) -> str | None:
+def why_apart(leader: Stock, other: Stock) -> str | None:
     """Why both may give other outputs for the same images; None if they do not."""
     if leader.graph.updates or leader.graph.draws:
         return "it uses statistics of a batch, or random numbers"
@@ -69,7 +69,7 @@ def _products_of_the_framework(plan: Plan, graph: Graph) -> list[str]:
     return [name for name in names if ops.get(name) in PRODUCTS]
 
 
-def difference(leader: Pool, other: Pool) -> float | None:
+def difference(leader: Stock, other: Stock) -> float | None:
     """How far apart the outputs are that both give for the same images, as a part of the largest;
     None if the calls cannot be compared.
     """

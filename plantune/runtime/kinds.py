@@ -22,11 +22,11 @@ from plantune.runtime.framework import Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
-from plantune.runtime.pool import Pool
+from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import without_autocast
 from plantune.space.search_space import SearchSpace, load_search_space
 
-# Forms of the module whose pools are kept, such as the ones in training and in inference mode.
+# Forms of the module whose stocks are kept, such as the ones in training and in inference mode.
 KEPT_FORMS = 4
 # Calls of a kind without a stored plan, before what runs unplanned calls is made for it: making
 # takes long, and a shape may come once.
@@ -58,7 +58,7 @@ class Kinds:
         return call, trained, torch.get_num_threads() if self._on_cpu else 0
 
     def form_now(self) -> Form:
-        """The module as it is; pools of the forms that it had last are kept."""
+        """The module as it is; stocks of the forms that it had last are kept."""
         with self._lock:
             if self.form.changed():
                 self.form = self._new_form()
@@ -154,19 +154,19 @@ class Kinds:
         # What changed may be nothing that the graph was read from.
         threads = threads_on(self._device)
         for kept in self.all_kept():
-            same = kept.pool.graph.named_digest == graph.named_digest
+            same = kept.stock.graph.named_digest == graph.named_digest
             if same and kept.threads == threads:
-                return Planned(kept.pool, outputs, self._device, call)
+                return Planned(kept.stock, outputs, self._device, call)
         options = self._options if self._inputs.is_expected(call) else self._of_others
         choice = Choice(graph, self.space(), self._held, options, call.arguments)
-        pool: Pool | None
+        stock: Stock | None
         if self._options.consistent and trained is not None:
-            pool = self._consistent(form, trained, call, choice)
+            stock = self._consistent(form, trained, call, choice)
         else:
-            pool = choice.planned() if only_stored else choice.pool()
-        return None if pool is None else Planned(pool, outputs, self._device, call)
+            stock = choice.planned() if only_stored else choice.stock()
+        return None if stock is None else Planned(stock, outputs, self._device, call)
 
-    def _consistent(self, form: Form, trained: Trained, call: PlannedCall, choice: Choice) -> Pool:
+    def _consistent(self, form: Form, trained: Trained, call: PlannedCall, choice: Choice) -> Stock:
         """Instances of the plan for the largest batch, for whichever batch a call has."""
         leader = self._inputs.leader_of(call)
         if call.plain.arguments == leader.plain.arguments:
@@ -175,7 +175,7 @@ class Kinds:
         kept = form.kept.get(kind)
         if not isinstance(kept, Planned):
             kept = form.kept[kind] = self._new(form, kind)
-        return choice.following(kept.pool)
+        return choice.following(kept.stock)
 
     def extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
         """The layer graph, with the gradients of what gets one."""

@@ -23,7 +23,7 @@ from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.padding import Padding
-from plantune.runtime.pool import Pool
+from plantune.runtime.stock import Stock
 from plantune.runtime.summary import Summary, summary_of
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
@@ -87,15 +87,15 @@ class TunedModule(nn.Module):
     @property
     def plan(self) -> Plan:
         """The plan of the call that this module was made for."""
-        return self.pool().plan
+        return self.stock().plan
 
-    def pool(self) -> Pool:
+    def stock(self) -> Stock:
         """The instances for the call that this module was made for."""
-        return self._calls.expected().pool
+        return self._calls.expected().stock
 
-    def pools(self) -> list[Pool]:
+    def stocks(self) -> list[Stock]:
         """The instances for each kind of call that came, in training and inference for example."""
-        return self._calls.pools()
+        return self._calls.stocks()
 
     def last_call(self) -> LastCall:
         """How the last call ran, and why."""
@@ -109,8 +109,8 @@ class TunedModule(nn.Module):
         """How fast the plan of that call was in its race, what runs its steps, and which ops are
         torch's own, with their lines. It prints as text.
         """
-        pool, calls = self.pool(), self._calls
-        return summary_of(pool.plan, pool.graph, lines_of(self.reference, calls.arguments))
+        stock, calls = self.stock(), self._calls
+        return summary_of(stock.plan, stock.graph, lines_of(self.reference, calls.arguments))
 
     def refresh(self, *, weights_only: bool = False) -> None:
         """Has the next call read again what changes without a trace: globals, closures and

@@ -12,8 +12,8 @@ from plantune.plan import EAGER, PROGRAM
 from plantune.runtime.contest import Contest
 from plantune.runtime.framework import LastCall
 from plantune.runtime.inputs import PlannedCall
-from plantune.runtime.pool import MOST_PASSES, Pool
 from plantune.runtime.runners import Runner
+from plantune.runtime.stock import MOST_PASSES, Stock
 from plantune.runtime.torch_internals import asks_for_determinism
 
 # Of each parameter and input whether it gets a gradient; None in inference.
@@ -31,14 +31,14 @@ class Planned:
     """The instances for one kind of call, and what the module makes of their outputs."""
 
     def __init__(
-        self, pool: Pool, outputs: Outputs, device: torch.device, call: PlannedCall
+        self, stock: Stock, outputs: Outputs, device: torch.device, call: PlannedCall
     ) -> None:
-        self.pool = pool
+        self.stock = stock
         self._tensors_of = call.tensors
         self.under_autocast = call.arguments.autocast is not None
         self.outputs = outputs
         self.threads = threads_on(device)
-        self.is_deterministic = bool(pool.plan.evidence.get("deterministic"))
+        self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
         self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"
         self.runner = self._runner()
@@ -69,17 +69,17 @@ class Planned:
         """Why such a call cannot run from the plan at this moment."""
         if not self.is_deterministic and asks_for_determinism():
             return "the plan is not known to be deterministic, as is asked for"
-        if trained is not None and self.pool.busy() >= MOST_PASSES:
+        if trained is not None and self.stock.busy() >= MOST_PASSES:
             return f"{MOST_PASSES} passes wait for their backward pass already"
         return None
 
     def _call(self, how: str) -> LastCall:
-        plan = self.pool.plan
+        plan = self.stock.plan
         if how == self.how:
             return LastCall(how, f"plan {plan.digest[:12]} covers it")
         if plan.origin == "default":
             return LastCall(how, "nothing faster is known")
-        if plan.run_by(frozen=self.pool.frozen) == how:
+        if plan.run_by(frozen=self.stock.frozen) == how:
             return LastCall(how, "the plan says that it was faster")
         return LastCall(how, "the plan is of another machine, and was not faster here by now")
 
@@ -88,19 +88,19 @@ class Planned:
 
         On a GPU a plan serves all of its arch; CPUs differ more.
         """
-        pool = self.pool
+        stock = self.stock
         if self.under_autocast:  # which a trace would keep
-            eager = pool.plan.run_by(frozen=pool.frozen) != PROGRAM
-            return Runner(EAGER, pool.held) if eager else None
-        name, trains = pool.plan.run_by(frozen=pool.frozen), pool.graph.backward_from is not None
-        if not trains and not pool.graph.updates and pool.space.arch.kind == "cpu":
-            if pool.match == "compatible" and name == PROGRAM:
-                return Contest(pool.held, frozen=pool.frozen, program=self._of_program)
-            if pool.plan.origin == "default" and name != PROGRAM:
-                return Contest(pool.held, frozen=pool.frozen)
-        if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, pool.graph.nodes)):
+            eager = stock.plan.run_by(frozen=stock.frozen) != PROGRAM
+            return Runner(EAGER, stock.held) if eager else None
+        name, trains = stock.plan.run_by(frozen=stock.frozen), stock.graph.backward_from is not None
+        if not trains and not stock.graph.updates and stock.space.arch.kind == "cpu":
+            if stock.match == "compatible" and name == PROGRAM:
+                return Contest(stock.held, frozen=stock.frozen, program=self._of_program)
+            if stock.plan.origin == "default" and name != PROGRAM:
+                return Contest(stock.held, frozen=stock.frozen)
+        if name != PROGRAM and self._on_gpu and any(map(errs_in_channels_last, stock.graph.nodes)):
             name = EAGER
-        return None if name == PROGRAM else Runner(name, pool.held, trains=trains)
+        return None if name == PROGRAM else Runner(name, stock.held, trains=trains)
 
     def _of_program(self, *args: Any, **kwargs: Any) -> Any:
-        return self.outputs.of(self.pool.run(*self._tensors_of(args, kwargs)))
+        return self.outputs.of(self.stock.run(*self._tensors_of(args, kwargs)))

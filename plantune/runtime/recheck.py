@@ -31,8 +31,8 @@ from plantune.runtime.distances import (
     names_of,
 )
 from plantune.runtime.evaluated import SEED
-from plantune.runtime.pool import device_of
 from plantune.runtime.program import Program
+from plantune.runtime.stock import device_of
 from plantune.space.search_space import SearchSpace
 
 # A framework that rounds luckily is not held against the plan: what is wrong is wrong on each draw.

@@ -67,12 +67,12 @@ class Recorded:
 
 
 class Recorder:
-    """Captures on a stream of its own; its graphs share one pool of memory."""
+    """Captures on a stream of its own; its graphs share memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = stream_for(self, device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._memory = torch.cuda.graph_pool_handle()
         self._draws = False
 
     def graph(
@@ -86,15 +86,15 @@ class Recorder:
         """
         current = torch.cuda.current_stream(self._device)
         if first:
-            # torch captures nothing into a pool whose graphs are all gone.
-            self._pool = torch.cuda.graph_pool_handle()
+            # torch captures nothing into memory whose graphs are all gone.
+            self._memory = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph(**_KEPT)
         try:
             # cuDNN makes what it drops units by in its first call, of the numbers that come then:
             # after equal ones the graphs of two instances would drop the same.
             with one_capture, numbers_of_its_own(self._device):
                 self._warm_up(warm_up, current)
-                launches = capture(graph, run, self._side, self._device, self._pool)
+                launches = capture(graph, run, self._side, self._device, self._memory)
                 if _KEPT:
                     graph.instantiate()
         finally:

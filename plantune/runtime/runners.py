@@ -16,7 +16,7 @@ from plantune.graph.nested import kind_of, mapped, tensors_in
 from plantune.plan import EAGER
 from plantune.runtime.copies import copied
 from plantune.runtime.live_state import HeldTensors, LiveState
-from plantune.runtime.pool import device_of
+from plantune.runtime.stock import device_of
 
 NHWC = torch.channels_last
 # A tensor that a trace holds as a constant must be no weight: such are single numbers.

@@ -14,9 +14,9 @@ from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
 from plantune.graph.nested import mapped
 from plantune.runtime.current_gpu import on_its_gpu
-from plantune.runtime.pool import Keeper
 from plantune.runtime.recorder import Recorded, Recorder
 from plantune.runtime.rehearsal import rehearsing
+from plantune.runtime.stock import Keeper
 
 # As TrainStep's: inputs of the model, and what its loss gets beside them.
 Arguments = tuple[tuple[Any, ...], tuple[Any, ...]]

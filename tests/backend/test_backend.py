@@ -65,7 +65,7 @@ def test_its_problem_is_that_of_optimize(mode):
         compiled(module)(x)
     (piece,) = pieces()
     (other,) = piece._bound[0].tuned.values()
-    problems = [[pool.plan.problem for pool in each.pools()] for each in (tuned, other)]
+    problems = [[stock.plan.problem for stock in each.stocks()] for each in (tuned, other)]
     assert [p.graph for p in problems[0]] == [p.graph for p in problems[1]]
     assert problems[1][0].network == "Net"
     assert piece.line.startswith(__file__)

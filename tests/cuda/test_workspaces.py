@@ -24,7 +24,7 @@ from plantune.kernels.torch_ops import call_of
 
 
 class Allocator:
-    """The pools inside of which something ran, on whichever stream is current."""
+    """The memory inside of which something ran, on whichever stream is current."""
 
     def __init__(self) -> None:
         self.used: list[object] = []
@@ -36,7 +36,7 @@ class Allocator:
     @contextmanager
     def use_mem_pool(self, pool: object) -> Iterator[None]:
         """Refuses what torch refuses."""
-        assert pool not in self.live, "already recording to this pool"
+        assert pool not in self.live, "already recording to this memory"
         self.live.add(pool)
         self.used.append(pool)
         yield
@@ -46,7 +46,7 @@ class Allocator:
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     made = Allocator()
-    monkeypatch.setattr(workspaces, "_pools", {})
+    monkeypatch.setattr(workspaces, "_kept", {})
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", made.use_mem_pool)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.stream)
@@ -55,7 +55,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return made
 
 
-def test_a_stream_has_one_pool_for_good(allocator: Allocator) -> None:
+def test_a_stream_has_its_memory_for_good(allocator: Allocator) -> None:
     for _ in range(2):
         with kept_workspaces():
             pass
@@ -83,7 +83,7 @@ def test_a_capture_takes_what_warm_runs_took(allocator: Allocator) -> None:
     assert not allocator.used
 
 
-def test_another_allocator_has_no_pools(allocator: Allocator) -> None:
+def test_another_allocator_keeps_nothing(allocator: Allocator) -> None:
     allocator.backend = "cudaMallocAsync"
     with kept_workspaces():
         pass

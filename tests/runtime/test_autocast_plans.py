@@ -124,7 +124,7 @@ def test_its_plan_is_proved_against_autocasts_own_result(module, x):
     (kept,) = (p for p in model._calls._kinds.all_kept() if p.under_autocast)
     (call,) = (kind[0] for kind, p in model._calls._kinds.form.kept.items() if p is kept)
     space = load_search_space("cpu")
-    recheck(kept.pool.graph, kept.pool.plan, space, module, arguments=call.arguments)
+    recheck(kept.stock.graph, kept.stock.plan, space, module, arguments=call.arguments)
 
 
 def test_autocast_for_another_kind_of_device_changes_nothing(module, x, close):

@@ -9,7 +9,7 @@ import torch
 
 from plantune import UnplannedCall, optimize
 from plantune.errors import CaptureError, InputMismatch
-from plantune.runtime.pool import Instance
+from plantune.runtime.stock import Instance
 
 ERRORS = {
     "out of memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),

@@ -48,7 +48,7 @@ def test_nothing_is_stale_on_a_gpu(script, dtype):
 
 
 def test_what_no_look_notices_is_found(script, monkeypatch):
-    monkeypatch.setattr("plantune.runtime.pool.LiveState.changed", lambda self: False)
+    monkeypatch.setattr("plantune.runtime.stock.LiveState.changed", lambda self: False)
     run = script.followed(0, script.Settings(100))
     assert run["wrong"]
     assert not script.summary([run])["holds"]

@@ -35,8 +35,8 @@ def fixup():
 
 
 def checked(module, x, mode="infer"):
-    pool = optimize(module.train(mode == "train"), x, mode=mode).pool()
-    recheck(pool.graph, pool.plan, SPACE, module.train(mode == "train"))
+    stock = optimize(module.train(mode == "train"), x, mode=mode).stock()
+    recheck(stock.graph, stock.plan, SPACE, module.train(mode == "train"))
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_gradients_are_proved_too(fixup, images, monkeypatch):
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-2), ("float16", 0.0)])
 def test_a_chaotic_gradient_of_the_frameworks_excuses_no_other(dtype, allowed):
     layer = nn.Linear(4, 4).to(getattr(torch, dtype))
-    graph = optimize(layer, torch.randn(2, 4, dtype=layer.weight.dtype), mode="train").pool().graph
+    graph = optimize(layer, torch.randn(2, 4, dtype=layer.weight.dtype), mode="train").stock().graph
     found = {"the gradient of a": Pooled.of((0.0, 0.25, 1.0), 0.0), "output 0": Distance(0, 1, 0)}
     jump = recheck_module._worst_jump(graph, found)
     assert jump("the gradient of b") == allowed
@@ -280,8 +280,8 @@ class Shared(nn.Module):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_a_submodule_with_two_names_can_be_proved(mode: str) -> None:
     module = Shared().train(mode == "train")
-    pool = optimize(module, torch.randn(3, 4), mode=mode).pool()
-    recheck(pool.graph, pool.plan, SPACE, module)
+    stock = optimize(module, torch.randn(3, 4), mode=mode).stock()
+    recheck(stock.graph, stock.plan, SPACE, module)
 
 
 def test_the_reference_is_in_rows_though_its_1x1_filters_are_channels_last() -> None:

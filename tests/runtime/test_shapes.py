@@ -38,7 +38,7 @@ def store(module):
     def put(*calls, mode="infer"):
         with PlanDatabase.open() as database:
             for x in calls:
-                graph = optimize(module, x, mode=mode).pool().graph
+                graph = optimize(module, x, mode=mode).stock().graph
                 plan = default_plan(graph, load_search_space("cpu"), network="stored")
                 database.put_plan(replace(plan, origin="measured"), cpu_environment())
                 remember_proof(plan, cpu_environment())

@@ -30,7 +30,7 @@ class Net(nn.Module):
 @pytest.fixture
 def summary():
     module, x = Net().eval(), torch.randn(2, 3, 8, 8)
-    graph = optimize(module, x).pool().graph
+    graph = optimize(module, x).stock().graph
     plan = hand_plan(graph, load_search_space("cpu"), network="Net", without=("winograd",))
     return optimize(module, x, plan=replace(plan, evidence=EVIDENCE)).summary()
 

@@ -101,7 +101,7 @@ def _calls(
     calls = {"plantune": _warmed_up(_call(tuned, tuned, images, mode), device)}
     how = {"how": tuned.last_call().how, "first_calls_s": round(time.monotonic() - began, 2)}
     kernels: dict[str, int] = {}
-    for choice in tuned.pool().plan.choices:
+    for choice in tuned.stock().plan.choices:
         kernels[choice.candidate.family] = kernels.get(choice.candidate.family, 0) + 1
     failures = {}
     for name in rivals:

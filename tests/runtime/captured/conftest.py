@@ -18,7 +18,7 @@ from plantune.default_plans import default_plan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.runtime import captured, current_gpu, pool, recorder
+from plantune.runtime import captured, current_gpu, recorder, stock
 from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.module import UnplannedCall
 from plantune.space.search_space import load_search_space
@@ -136,9 +136,9 @@ def captures(monkeypatch):
         replace_in_torch(monkeypatch, name, value)
     monkeypatch.setattr(recorder, "stream_for", lambda owner, device: Stream())
     # The index of a CPU: no other GPU is current.
-    for module in (current_gpu, pool):
+    for module in (current_gpu, stock):
         monkeypatch.setattr(module, "current_gpu", lambda: None)
-    for module in (captured, pool):
+    for module in (captured, stock):
         # Some tests replace torch's own later.
         monkeypatch.setattr(module, "is_capturing", is_capturing_now)
 
@@ -200,7 +200,7 @@ def x():
 @pytest.fixture
 def captured_modules(captures, monkeypatch):
     """Tuned modules run from captured programs."""
-    monkeypatch.setattr(pool, "program_on", captured_on)
+    monkeypatch.setattr(stock, "program_on", captured_on)
 
 
 def captured_on(device, graph, plan, space, *, frozen=False):

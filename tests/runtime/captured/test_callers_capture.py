@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, optimize
 from plantune.errors import CaptureError
-from plantune.runtime import pool as pool_module
-from plantune.runtime.pool import MOST_PASSES, Instance, Pool
+from plantune.runtime import stock as stock_module
+from plantune.runtime.stock import MOST_PASSES, Instance, Stock
 
 from .conftest import Normed, Stream, expected
 
@@ -25,14 +25,14 @@ EAGERLY = "call the module once before each capture; the framework runs it"
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = Pool.__init__
+    init = Stock.__init__
 
     def init_on_gpu(self, *args, **options):
         init(self, *args, **options)
         self._on_gpu = True
 
-    monkeypatch.setattr(Pool, "__init__", init_on_gpu)
-    monkeypatch.setattr(pool_module, "_in_captures", [])
+    monkeypatch.setattr(Stock, "__init__", init_on_gpu)
+    monkeypatch.setattr(stock_module, "_in_captures", [])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def capture(monkeypatch: pytest.MonkeyPatch):
     def capturing(number: int) -> Iterator[None]:
         with monkeypatch.context() as patch:
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            patch.setattr(pool_module, "capture_of", lambda stream: (number, None))
+            patch.setattr(stock_module, "capture_of", lambda stream: (number, None))
             yield
 
     return capturing
@@ -99,7 +99,7 @@ def test_calls_on_one_stream_of_a_capture_share_an_instance(model, x, capture, u
 
 def test_another_stream_of_a_capture_needs_another_instance(model, x, capture, used):
     """Nothing orders the two."""
-    leases = [model.pool().lease() for _ in range(2)]
+    leases = [model.stock().lease() for _ in range(2)]
     for lease in leases:
         lease.instance.forward(x)
         lease.release()
@@ -152,7 +152,7 @@ def test_weights_that_move_between_two_calls_of_a_capture(module, x, capture):
     model(x)
     with capture(1):
         model(x)
-        (captured,) = pool_module._in_captures
+        (captured,) = stock_module._in_captures
         before = list(captured.program._state)
         model.reference[0].weight = nn.Parameter(torch.randn(8, 3, 3, 3))
         with pytest.warns(UnplannedCall, match=EAGERLY):
@@ -207,10 +207,10 @@ def test_captures_are_not_passes_that_wait_for_their_backward_pass(x, capture):
             model(x).sum().backward()
         with capture(number):
             model(x).sum().backward()
-    assert model.pool().busy() == 0
+    assert model.stock().busy() == 0
 
 
 @pytest.mark.usefixtures("captures")
-def test_a_pool_without_a_ready_instance_says_what_to_do(model):
+def test_a_stock_without_a_ready_instance_says_what_to_do(model):
     with pytest.raises(CaptureError, match="call the module once before each capture"):
-        model.pool()._lease_in((1, 2))
+        model.stock()._lease_in((1, 2))

@@ -43,10 +43,10 @@ def _tuned(module: nn.Module, x: Tensor, mode: str = "infer", plan: str = "defau
     model = optimize(module.train(mode == "train"), x, mode=mode)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PredictedPlan)
-        model.pool()
+        model.stock()
     space = load_search_space(arch_of(torch.device("cuda")))
     made = {"default": default_plan, "hand": hand_plan}[plan]
-    picked = made(model.pool().graph, space, network=plan)
+    picked = made(model.stock().graph, space, network=plan)
     return optimize(module, x, mode=mode, plan=picked)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from plantune import UnplannedCall, optimize
-from plantune.runtime.pool import Pool
+from plantune.runtime.stock import Stock
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,10 +88,10 @@ class TestCapture:
 
         @contextmanager
         def run():
-            taken = Pool._taken
+            taken = Stock._taken
 
-            def broken(pool):
-                instance = taken(pool)
+            def broken(stock):
+                instance = taken(stock)
                 program = instance.program._program
                 forward = program.run_forward
 
@@ -103,7 +103,7 @@ class TestCapture:
                 return instance
 
             with monkeypatch.context() as patch:
-                patch.setattr(Pool, "_taken", broken)
+                patch.setattr(Stock, "_taken", broken)
                 yield
 
         return run

@@ -61,7 +61,7 @@ def build(randomise):
 def by_hand(module, x):
     """The module with the plan that one would pick without measuring."""
     space = load_search_space(arch_of(x.device))
-    graph = optimize(module, x).pool().graph
+    graph = optimize(module, x).stock().graph
     return optimize(module, x, plan=hand_plan(graph, space, network="by hand"))
 
 
@@ -154,8 +154,8 @@ class TestFusion:
 
     def test_a_convolution_takes_all_that_follows_it(self, build):
         model = by_hand(build("resnet18", HALF), images(2, 64))
-        ops = {node.name: node.op for node in model.pool().graph.nodes}
-        constants = model.pool().graph.constants
+        ops = {node.name: node.op for node in model.stock().graph.nodes}
+        constants = model.stock().graph.constants
         steps = Counter(
             tuple(ops[name] for name in choice.nodes)
             for choice in model.plan.choices

@@ -64,7 +64,7 @@ class TestThreads:
         model = tuned(small, images, plan="hand")
         expected = model(images)
         torch.cuda.synchronize()
-        held = [model.pool().lease() for _ in range(2)]  # Each thread makes an instance of its own.
+        held = [model.stock().lease() for _ in range(2)]  # each thread makes one of its own
         found = []
 
         def call():

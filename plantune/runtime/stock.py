@@ -32,10 +32,10 @@ NEVER = (-1, -1)  # by the counts of HeldTensors
 class Instance:
     """A program with its view of the module's weights."""
 
-    def __init__(self, pool: Pool) -> None:
-        graph, held = pool.graph, pool.held
+    def __init__(self, stock: Stock) -> None:
+        graph, held = stock.graph, stock.held
         device = device_of(held.module, held.otherwise)
-        self.program = program_on(device, graph, pool.plan, pool.space, frozen=pool.frozen)
+        self.program = program_on(device, graph, stock.plan, stock.space, frozen=stock.frozen)
         names = [name for name, _ in (*graph.parameters, *graph.buffers)]
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(held, names)
@@ -43,10 +43,10 @@ class Instance:
         self.weights = LiveState(held, [name for name in names if name not in moving])
         self.read_backward = LiveState(held, graph.weights_of_backward)
         self.has_run = False
-        self._held, self._frozen = held, pool.frozen
+        self._held, self._frozen = held, stock.frozen
         # When the program was last given its tensors.
         self._given = NEVER
-        self._keeps_copies = self.program.keeps_copies and not pool.frozen
+        self._keeps_copies = self.program.keeps_copies and not stock.frozen
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs with the weights as they are now."""
@@ -100,10 +100,10 @@ def capture_on(device: torch.device) -> Capture:
 
 
 class Lease:
-    """An instance in use. It goes back to its pool on `release`, or when the lease is garbage."""
+    """An instance in use. It goes back to its stock on `release`, or when the lease is garbage."""
 
-    def __init__(self, pool: Pool, instance: Instance, capture: Capture | None = None) -> None:
-        self.pool = pool
+    def __init__(self, stock: Stock, instance: Instance, capture: Capture | None = None) -> None:
+        self.stock = stock
         self._held: Instance | None = instance
         self._capture = capture
 
@@ -116,7 +116,7 @@ class Lease:
     def release(self) -> None:
         instance, self._held = self._held, None
         if instance is not None:
-            self.pool.give_back(instance, self._capture)
+            self.stock.give_back(instance, self._capture)
 
     def discard(self) -> None:
         """After an error: what the instance holds is not known, so it is not used again."""
@@ -132,7 +132,7 @@ class Lease:
         self.release()
 
 
-class Pool:
+class Stock:
     """Makes an instance if none is idle; most programs need one.
 
     What a caller's capture uses belongs to that capture, which may be replayed at any time: nobody
@@ -214,7 +214,7 @@ class Pool:
                 if keeper is None:
                     _in_captures.append(instance)
                 else:
-                    keeper.pools.append((self, capture))
+                    keeper.stocks.append((self, capture))
                 self._left_to_captures += 1
             return Lease(self, instance, capture)
 
@@ -257,7 +257,7 @@ class Keeper:
     """
 
     def __init__(self) -> None:
-        self.pools: list[tuple[Pool, Capture]] = []
+        self.stocks: list[tuple[Stock, Capture]] = []
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -270,9 +270,9 @@ class Keeper:
 
     def let_go(self) -> None:
         """After the graph is gone."""
-        while self.pools:
-            pool, capture = self.pools.pop()
-            pool.let_go(capture)
+        while self.stocks:
+            stock, capture = self.stocks.pop()
+            stock.let_go(capture)
 
 
 class _KeptBy(threading.local):

@@ -56,6 +56,7 @@ CPU_PREFERENCES = (
 COMPILED = ("winograd", "squeeze_excite")
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
+    Preference("gru_translate"),
     Preference("stem"),
     Preference("first_conv", {"layout": "nchw"}),
     # Of few rows: a layer that reads more is a convolution of single pixels.

@@ -47,9 +47,17 @@ def _steps(arch: str) -> tuple[Step, ...]:
     from plantune.workload import Workload
 
     workloads = (Workload(name, 1, 3, mode, "float16", arch) for name, mode in NETWORKS)
-    graphs = (*(workload.graph for workload in workloads), _other_layers())
+    graphs = (*(workload.graph for workload in workloads), _other_layers(), _translation())
     fusions = tuple(all_fusions())
     return tuple(step for graph in graphs for step in alternatives(graph, fusions))
+
+
+def _translation() -> Graph:
+    from plantune.graph.extract import extract
+    from plantune.models.gru_translator import Sizes, gru_translator
+
+    sizes = Sizes(source_words=8, target_words=8, embedding=128, hidden=256)
+    return extract(gru_translator(sizes).eval(), TensorType((1, 1), "int64"))
 
 
 def _other_layers() -> Graph:

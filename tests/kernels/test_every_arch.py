@@ -5,7 +5,7 @@ Families, archs and steps are found, not listed: a new family is in this test as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
@@ -18,6 +18,7 @@ from plantune.errors import BuildError
 from plantune.gpus import later_gpu
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
+from plantune.graph.graph import Graph
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -25,6 +26,7 @@ from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.measure.numerics import check
+from plantune.models.gru_translator import Sizes, gru_translator
 from plantune.space.arch import ARCH_NAMES, Arch
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.workload import Workload
@@ -34,13 +36,6 @@ MEASURED = "sm90"
 FAMILIES = {
     name: family for name, family in all_families().items() if isinstance(family, CudaFamily)
 }
-# Where a step for each family is looked for, in this order.
-PROBLEMS = (
-    Workload("se_resnet9_fixup", 128, 3, "infer", "float16"),
-    Workload("se_resnet9_fixup", 128, 3, "train", "float16"),
-    Workload("resnet18", 8, 3, "infer", "float16"),
-    None,  # that of Mobile
-)
 SPACES = {arch: load_search_space(arch) for arch in CUDA_ARCHS}
 BUILDS = [
     (family, arch) for arch in CUDA_ARCHS for family in FAMILIES if family in SPACES[arch].families
@@ -62,13 +57,32 @@ class Mobile(nn.Module):
         return torch.cat((self.of_rows(F.relu(self.of_groups(y) + x)), y), 1).relu()
 
 
+def mobile() -> Graph:
+    return extract(Mobile().half().eval(), TensorType((8, 64, 14, 14), "float16"))
+
+
+def translator() -> Graph:
+    sizes = Sizes(source_words=40, target_words=900, embedding=128, hidden=256)
+    return extract(gru_translator(sizes).eval(), TensorType((5, 2), "int64"))
+
+
+def registered(*named: str | int) -> Callable[[], Graph]:
+    return lambda: Workload(*named, "float16").graph
+
+
+# Where a step for each family is looked for, in this order.
+PROBLEMS = (
+    registered("se_resnet9_fixup", 128, 3, "infer"),
+    registered("se_resnet9_fixup", 128, 3, "train"),
+    registered("resnet18", 8, 3, "infer"),
+    mobile,
+    translator,
+)
+
+
 @cache
-def steps_of(problem: Workload | None) -> tuple[Step, ...]:
-    if problem is None:
-        graph = extract(Mobile().half().eval(), TensorType((8, 64, 14, 14), "float16"))
-    else:
-        graph = problem.graph
-    return alternatives(graph, tuple(all_fusions()))
+def steps_of(problem: Callable[[], Graph]) -> tuple[Step, ...]:
+    return alternatives(problem(), tuple(all_fusions()))
 
 
 @cache

@@ -1,0 +1,108 @@
+// Values that blocks of one launch tell each other, each with a tag in the same 8-byte word.
+//
+// A word is stored and read at once, so whoever sees the tag sees the value. The tag names the
+// launch; each step has words of its own.
+
+#pragma once
+
+#include "cuda/gru_translator/lanes.h"
+
+namespace plantune {
+
+using Word = unsigned long long;
+constexpr int kRowBits = 6;
+
+__device__ __forceinline__ void store_word(Word* to, Word word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+
+/// Two neighbouring words, each of which is read at once.
+__device__ __forceinline__ void load_words(const Word* from, Word& first, Word& second) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
+               : "l"(from)
+               : "memory");
+}
+
+template <int kHidden, int kBlocks, int kSamples>
+struct Exchange {
+  // A best word: 32 bits of the key, the row, and what is left for the tag.
+  static constexpr unsigned int kTags = 1u << (32 - kRowBits);
+  Word* hidden;
+  Word* bests;
+  unsigned int tag, best_tag;
+
+  /// Tags are not zero, which words begin with.
+  __device__ __forceinline__ Exchange(Word* hidden, Word* bests, Word launch)
+      : hidden(hidden), bests(bests), tag(launch % 0xffffffffu + 1),
+        best_tag(launch % (kTags - 1) + 1) {}
+
+  __device__ __forceinline__ void publish_hidden(int step, int n, int unit, float value) const {
+    const Word word = Word(tag) << 32 | __float_as_uint(value);
+    store_word(hidden + (size_t(step) * kSamples + n) * kHidden + unit, word);
+  }
+
+  /// `kReaders` threads read all units of all samples.
+  template <int kReaders>
+  __device__ __forceinline__ void read_hidden(int step, int reader, float* to) const {
+    constexpr int kPairs = kSamples * kHidden / 2, kEach = ceil_div(kPairs, kReaders);
+    const Word* from = hidden + size_t(step) * kSamples * kHidden;
+    Word first[kEach], second[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int pair = reader + i * kReaders;
+      if (pair < kPairs) load_words(from + 2 * pair, first[i], second[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int pair = reader + i * kReaders;
+      if (pair >= kPairs) continue;
+      while (first[i] >> 32 != tag || second[i] >> 32 != tag) {
+        load_words(from + 2 * pair, first[i], second[i]);
+      }
+      reinterpret_cast<float2*>(to)[pair] =
+          make_float2(__uint_as_float(unsigned(first[i])), __uint_as_float(unsigned(second[i])));
+    }
+  }
+
+  __device__ __forceinline__ void publish_best(
+      int step, int n, unsigned int key, unsigned int row) const {
+    const Word word = Word(key) << 32 | Word(row) << (32 - kRowBits) | best_tag;
+    store_word(bests + (size_t(step) * kSamples + n) * kBlocks + blockIdx.x, word);
+  }
+
+  /// The best word of the vocabulary, which all lanes of a warp get: block b has `rows` of it.
+  __device__ __forceinline__ int best(int step, int n, int lane, int rows) const {
+    constexpr int kEach = kBlocks / 64;
+    const Word* from = bests + (size_t(step) * kSamples + n) * kBlocks;
+    Word first[kEach], second[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) load_words(from + 2 * (i * 32 + lane), first[i], second[i]);
+    unsigned int key = 0, at = ~0u;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int block = 2 * (i * 32 + lane);
+      while (!is_there(first[i]) || !is_there(second[i])) {
+        load_words(from + block, first[i], second[i]);
+      }
+      take(first[i], block * rows, key, at);
+      take(second[i], (block + 1) * rows, key, at);
+    }
+    first_of_largest(key, at);
+    return int(at);
+  }
+
+  __device__ __forceinline__ bool is_there(Word word) const {
+    return (unsigned(word) & (kTags - 1)) == best_tag;
+  }
+
+  static __device__ __forceinline__ void take(
+      Word word, unsigned int first_row, unsigned int& key, unsigned int& at) {
+    const unsigned int other = unsigned(word >> 32);
+    if (other <= key) return;  // of equal ones the first stays: blocks come in order
+    key = other;
+    at = first_row + (unsigned(word) >> (32 - kRowBits));
+  }
+};
+
+}  // namespace plantune

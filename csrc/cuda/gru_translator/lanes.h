@@ -1,0 +1,102 @@
+// Rows that a warp holds together: lane l has the vectors of 4 floats that begin at 4 l, 4 l + 128, ...
+
+#pragma once
+
+#include "cuda/vector.h"
+
+namespace plantune {
+
+constexpr int kLaneSpan = 128;  // floats of one vector of each lane
+
+template <int kVectors>
+__device__ __forceinline__ void load_lanes(float4 (&to)[kVectors], const float* from, int lane) {
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    to[j] = __ldg(reinterpret_cast<const float4*>(from + j * kLaneSpan) + lane);
+  }
+}
+
+/// As load_lanes, from shared memory.
+template <int kVectors>
+__device__ __forceinline__ void read_lanes(float4 (&to)[kVectors], const float* from, int lane) {
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    to[j] = reinterpret_cast<const float4*>(from + j * kLaneSpan)[lane];
+  }
+}
+
+template <int kVectors>
+__device__ __forceinline__ void store_lanes(float* to, const float4 (&from)[kVectors], int lane) {
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    reinterpret_cast<float4*>(to + j * kLaneSpan)[lane] = from[j];
+  }
+}
+
+/// Brings a row into L2.
+template <int kFloats>
+__device__ __forceinline__ void prefetch_lanes(const float* from, int lane) {
+  constexpr int kLine = 32;  // floats
+  for (int at = lane * kLine; at < kFloats; at += 32 * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+  }
+}
+
+/// `sum` and the lane's part of the product of two rows.
+template <int kVectors>
+__device__ __forceinline__ float dot(
+    const float4 (&a)[kVectors], const float4 (&b)[kVectors], float sum) {
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    sum = fmaf(a[j].x, b[j].x, sum);
+    sum = fmaf(a[j].y, b[j].y, sum);
+    sum = fmaf(a[j].z, b[j].z, sum);
+    sum = fmaf(a[j].w, b[j].w, sum);
+  }
+  return sum;
+}
+
+/// As dot, with a row in shared memory.
+template <int kVectors>
+__device__ __forceinline__ float dot_lanes(
+    const float4 (&a)[kVectors], const float* row, int lane, float sum) {
+  float4 b[kVectors];
+  read_lanes(b, row, lane);
+  return dot(a, b, sum);
+}
+
+/// Each value summed over the warp, the same in all lanes.
+template <int kValues>
+__device__ __forceinline__ void sum_lanes(float (&values)[kValues]) {
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) values[i] += __shfl_xor_sync(~0u, values[i], other);
+  }
+}
+
+/// The largest key of the warp, and the smallest place that has it.
+__device__ __forceinline__ void first_of_largest(unsigned int& key, unsigned int& at) {
+  const unsigned int largest = __reduce_max_sync(~0u, key);
+  at = __reduce_min_sync(~0u, key == largest ? at : ~0u);
+  key = largest;
+}
+
+/// An integer that grows with the number; NaN is above all, as torch has it.
+__device__ __forceinline__ unsigned int ordered(float value) {
+  if (value != value) return ~0u;
+  const unsigned int bits = __float_as_uint(value + 0.f);  // -0 and 0 are equal
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+
+__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+
+/// Waits at barrier `kName` until so many threads of the block have come.
+template <int kName, int kThreads>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
+}  // namespace plantune

@@ -171,31 +171,6 @@ def test_optimizers_that_torch_captures_are_a_part_of_the_step(name, batches):
     assert_moved_alike(start, model, other)
 
 
-def test_a_captured_optimizer_of_torchs_takes_overflows_back(batches):
-    def loss(y, target, factor):
-        return cross_entropy(y, target) * factor
-
-    model = linear()
-    start, other = copy.deepcopy(model), copy.deepcopy(model)
-    ours, theirs = (CAPTURABLE["rmsprop"](m.parameters()) for m in (model, other))
-    scale = LossScale(8.0, growth_interval=3)
-    scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=3)
-    step = TrainStep(model, loss, ours, scale=scale)
-    for index, (x, y) in enumerate(batches):
-        infinite = index in (3, 9, 10)
-        factor = torch.tensor(float("inf") if infinite else 1.0, device="cuda")
-        step(x, y, factor)
-        assert bool(step.found_inf) == infinite
-        theirs.zero_grad()
-        scaler.scale(loss(other(x), y, factor)).backward()
-        scaler.step(theirs)
-        scaler.update()
-        assert scale.state_dict() == scaler.state_dict()
-    assert [kind.whole for kind in step._run._kinds.values()] == [True]
-    assert {int(state["step"]) for state in ours.state.values()} == {17}
-    assert_moved_alike(start, model, other)
-
-
 def test_a_loaded_state_may_keep_more_than_the_one_before(batches):
     model = linear()
     start, other = copy.deepcopy(model), copy.deepcopy(model)
@@ -214,16 +189,25 @@ def test_a_loaded_state_may_keep_more_than_the_one_before(batches):
     assert_moved_alike(start, model, other)
 
 
-def test_overflows_are_left_out_and_scales_move_as_torchs(batches):
+OVERFLOWING = {
+    "by our kernels, clipped": (lambda p: torch.optim.AdamW(p, 0.01), 0.5),
+    "captured, taken back": (CAPTURABLE["rmsprop"], None),
+}
+
+
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_overflows_are_left_out_and_scales_move_as_torchs(name, batches):
+    make, max_norm = OVERFLOWING[name]
+
     def loss(y, target, factor):
         return cross_entropy(y, target) * factor
 
     model = linear()
     start, other = copy.deepcopy(model), copy.deepcopy(model)
-    ours, theirs = (torch.optim.AdamW(m.parameters(), 0.01) for m in (model, other))
+    ours, theirs = (make(m.parameters()) for m in (model, other))
     scale = LossScale(8.0, growth_interval=3)
     scaler = torch.amp.GradScaler("cuda", init_scale=8.0, growth_interval=3)
-    step = TrainStep(model, loss, ours, scale=scale, max_norm=0.5)
+    step = TrainStep(model, loss, ours, scale=scale, max_norm=max_norm)
     for index, (x, y) in enumerate(batches):
         infinite = index in (3, 9, 10)
         factor = torch.tensor(float("inf") if infinite else 1.0, device="cuda")
@@ -231,12 +215,14 @@ def test_overflows_are_left_out_and_scales_move_as_torchs(batches):
         assert bool(step.found_inf) == infinite
         theirs.zero_grad()
         scaler.scale(loss(other(x), y, factor)).backward()
-        scaler.unscale_(theirs)
-        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        if max_norm is not None:
+            scaler.unscale_(theirs)
+            nn.utils.clip_grad_norm_(other.parameters(), max_norm)
         scaler.step(theirs)
         scaler.update()
         assert scale.state_dict() == scaler.state_dict()
     assert captured(step) == 1
+    assert all(kind.whole == (max_norm is None) for kind in step._run._kinds.values())
     assert {int(state["step"]) for state in ours.state.values()} == {17}
     assert_moved_alike(start, model, other)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.cuda.build import Usage
@@ -14,12 +17,15 @@ from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.measure.numerics import Numerics, check
+from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import ARCH_NAMES, Arch, load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 
 Check = Callable[[Step, Candidate, SearchSpace], Numerics]
 AssertRight = Callable[[Step, Candidate, SearchSpace], None]
-# Channels, size, outputs and stride of se_resnet9's 3x3 convolutions.
+# Channels and size of the images in the four blocks of se_resnet9.
+BLOCKS = [(64, 16), (128, 8), (256, 4), (512, 2)]
+# Channels, size, outputs and stride of its 3x3 convolutions.
 LAYERS = [
     (64, 16, 64, 1),
     (64, 16, 128, 2),
@@ -47,6 +53,37 @@ def in_turns(values: Sequence[object]) -> list[object]:
     own = [(name, at % len(values)) for at, name in enumerate(names)]
     every = {*own, *(("sm90", at) for at in range(len(values)))}
     return [pytest.param(name, values[at], id=f"{name}-{values[at]}") for name, at in sorted(every)]
+
+
+def legal(family: CudaFamily, step: Step, arch: str = "sm90") -> list[Candidate]:
+    """The candidates of a family that may run a step, whether or not the arch's file has it."""
+    space = load_search_space(arch)
+    made = (Candidate(family.name, config) for config in family.configs(space))
+    return [candidate for candidate in made if why_not(step, candidate, space) is None]
+
+
+def epilogue(b: Any, y: str, parts: Sequence[str], channels: int) -> str:
+    """What follows a convolution: values of channels, a residual, an offset, functions."""
+    for part in parts:
+        if part in ("mul_channel", "add_channel"):
+            y = b(part, y, b.w(channels), axis=1)
+        elif part == "residual":
+            y = b("add", y, b.x(*b.graph.types[y].shape))
+        else:
+            y = b("add", y, b.w(1)) if part == "offset" else b(part, y)
+    return y
+
+
+def assert_digits_kept(
+    step: Step, candidate: Candidate, space: SearchSpace, exact: Callable[[Tensor], Tensor]
+) -> None:
+    """That a norm of numbers far from zero is as exact as the floats beside their mean."""
+    trial = Trial(step, candidate, space.arch)
+    x = torch.randn(step.inputs[0][1].shape, device="cuda") + 1e4
+    trial.put_data({"x0": x})
+    got = trial.run("run", NUMBERS)[step.outputs[0][0]]
+    # Half of the distance between floats near the mean is 5e-4.
+    assert (got - exact(x.double())).abs().max() < 5e-3
 
 
 @pytest.fixture

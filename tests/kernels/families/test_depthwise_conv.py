@@ -10,6 +10,8 @@ from plantune.kernels.registry import candidates, estimate_us
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .conftest import epilogue
+
 CONFIG = Attrs(rows=1, columns=4, threads=128)
 
 
@@ -20,14 +22,7 @@ def depthwise(*parts, x=(2, 32, 9, 11), filter=(3, 3), stride=(1, 1), padding=(1
         c = x[1]
         how = {"stride": stride, "padding": padding, "groups": c}
         y = b.conv(b.x(*x), b.w(c, 1, *filter), **how)
-        for part in parts:
-            if part in ("mul_channel", "add_channel"):
-                y = b(part, y, b.w(c), axis=1)
-            elif part == "residual":
-                y = b("add", y, b.x(*b.graph.types[y].shape))
-            else:
-                y = b("add", y, b.w(1)) if part == "offset" else b(part, y)
-        return y
+        return epilogue(b, y, parts, c)
 
     return emit
 

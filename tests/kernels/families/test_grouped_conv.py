@@ -15,7 +15,7 @@ from plantune.kernels.registry import candidates, estimate_us
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns
+from .conftest import epilogue, in_turns
 
 CONFIG = Attrs(rows=4, columns=8, threads=128)
 
@@ -35,14 +35,7 @@ def grouped(
         o = outputs or x[1]
         w = b.w(o, x[1] // groups, *filter)
         y = b.conv(b.x(*x), w, stride=stride, padding=padding, groups=groups)
-        for part in parts:
-            if part in ("mul_channel", "add_channel"):
-                y = b(part, y, b.w(o), axis=1)
-            elif part == "residual":
-                y = b("add", y, b.x(*b.graph.types[y].shape))
-            else:
-                y = b("add", y, b.w(1)) if part == "offset" else b(part, y)
-        return y
+        return epilogue(b, y, parts, o)
 
     return emit
 

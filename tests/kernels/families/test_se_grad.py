@@ -20,8 +20,8 @@ from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-# The four blocks of SE-ResNet9-Fixup.
-BLOCKS = [(64, 16), (128, 8), (256, 4), (512, 2)]
+from .conftest import BLOCKS
+
 CONFIG = Attrs(images=1, threads=256, math="simt", hold="registers", blocks_per_sm=1)
 
 

@@ -127,7 +127,7 @@ def reporting(progress: bool | None) -> Iterator[Report]:
 
 
 def _in_notebook() -> bool:
-    """Whether stderr is shown by a notebook, which is no terminal and takes carriage returns."""
+    """Whether stderr is shown by a notebook, which is not a terminal but takes carriage returns."""
     return type(sys.stderr).__module__.startswith("ipykernel.")
 
 

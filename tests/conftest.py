@@ -1,4 +1,4 @@
-"""What every test has: one seed, so that a failure repeats, and a cache that is no user's."""
+"""What every test has: one seed, so that a failure repeats, and a cache that is not the user's."""
 
 from __future__ import annotations
 

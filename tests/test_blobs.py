@@ -1,4 +1,4 @@
-"""What lies in the cache is used only if this user wrote it, whole and under that name (F73)."""
+"""What is in the cache is used only if this user wrote it, whole and under that name (F73)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The functions of the table in plantune/graph/ops/functions.py that are no expressions of C, and
+// The functions of the table in plantune/graph/ops/functions.py that are not expressions of C, and
 // the one that a unit is compiled with: ReLU in what wheels carry, else what is defined.
 
 #pragma once

@@ -15,7 +15,7 @@
 //
 // Rows of x come into a ring in shared memory as pixels of kPixel channels, such that kStrideW
 // pixels are 16 bytes: what one pixel of v reads of a row begins 16 bytes after what the pixel
-// before it reads. So a row of x is the matrix that the product wants, without a copy for each tap.
+// before it reads. So a row of x is the matrix that the product needs, without a copy for each tap.
 // The next rows are fetched during the products.
 //
 // w is packed by tiles of 64 channels, rows of the filter, steps of 16 values (tap, then channel),

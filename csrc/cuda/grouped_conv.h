@@ -126,7 +126,7 @@ struct GroupedConv {
     unsigned place[kHigh];
 #pragma unroll
     for (int h = 0; h < kHigh; ++h) {
-      // What is no pixel of the tile is multiplied and dropped.
+      // What is not a pixel of the tile is multiplied and dropped.
       const int m = smaller(first + h * 16 + lane % 16, kPixels - 1);
       const int pixel = m / kTileQ * Conv::kStrideH * kInQ + m % kTileQ * Conv::kStrideW;
       place[h] = static_cast<unsigned>(

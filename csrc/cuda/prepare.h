@@ -4,11 +4,11 @@
 //   pack: out[i] = in[0][index[i] - 1], 0 where index[i] is 0
 //   turn: out (O, R, C) = in (O, C, R) turned, both dense and of the same 16 bits
 //
-// A job says for each tensor how far apart its elements lie along up to kJobAxes axes, 0 where it
+// A job says for each tensor how far apart its elements are along up to kJobAxes axes, 0 where it
 // is broadcast. Inputs and outputs are float, __half or __nv_bfloat16; expressions are computed in
 // float and rounded once. Written by `=`. Deterministic.
 //
-// It releases no successor before it ends: kernels behind it may read what it wrote before they
+// It releases no successor before it ends: later kernels may read what it wrote before they
 // wait for the kernel in front of them.
 //
 // Most of its time is latency: of the arguments, of a tensor's elements, of the stores. So a block
@@ -52,7 +52,7 @@ struct JobTable {
   Job jobs[kJobs];
 };
 
-/// An element as it lies in memory, 0 where it is not there. No branch and no conversion: either
+/// An element as it is stored, 0 where it is not there. No branch and no conversion: either
 /// would wait for each element before the next one is asked for.
 __device__ __forceinline__ unsigned load_bits(const void* from, unsigned i, unsigned char type,
                                               bool there) {

@@ -49,7 +49,7 @@ class Arguments:
 
     @property
     def constants(self) -> tuple[Any, ...]:
-        """What is no tensor."""
+        """What is not a tensor."""
         held = leaves((self.args, dict(self.kwargs)))
         return tuple(leaf for leaf in held if not isinstance(leaf, TensorType))
 

@@ -151,7 +151,7 @@ class _Extraction(Reader):
             try:
                 return reader(self, *args, **kwargs)
             except (NotRead, InvalidGraph):
-                pass  # with these arguments it is no op of ours
+                pass  # with these arguments it is not an op of ours
         return self._overload(overload, args, kwargs)
 
     def _overload(self, overload: Overload, args: Any, kwargs: Any) -> tuple[Value, ...]:
@@ -210,7 +210,7 @@ class _Extraction(Reader):
     def update(self, buffer: Value, value: Value) -> None:
         name = self._buffer(buffer)
         if name is None:
-            raise NotRead("statistics that are no buffer")
+            raise NotRead("statistics that are not a buffer")
         self._check_views(_memory(self.traced.state[name]))
         self.moved[name] = value.name
 

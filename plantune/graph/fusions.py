@@ -238,7 +238,7 @@ def _with_chain(
 
 
 def _with_joining(graph: Graph, nodes: tuple[Node, ...], kinds: frozenset[str]) -> tuple[Node, ...]:
-    """`nodes` and those of these kinds whose values they alone read, until there are no more."""
+    """`nodes` and those of these kinds whose values they alone read, until none is left."""
     names, left, found = {node.name for node in nodes}, list(nodes), list(nodes)
     phase = phase_of(graph, nodes[0])
     while left:

@@ -93,7 +93,7 @@ class Tape:
 
 def tape_of(module: nn.Module, arguments: Arguments) -> Tape:
     """What a module does in a call. Raises UnsupportedModule as a trace does, and for a call with
-    an argument that is no data.
+    an argument that is not data.
     """
     return _Taping(module, arguments).tape()
 

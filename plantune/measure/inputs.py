@@ -13,7 +13,7 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Values
 
-# Integers that are no index: every value of a pixel, and counters.
+# Integers that are not an index: every value of a pixel, and counters.
 BELOW = {"uint8": 256, "bool": 2}
 COUNTS_BELOW = 100
 # Numbers that are scaled are drawn such that their sums fit every dtype.
@@ -27,7 +27,7 @@ PRODUCTS_OF_VALUES = ("conv2d_wgrad", "matmul")
 def draw_inputs(step: Step, random: torch.Generator) -> Values:
     """Random numbers for each input of a step, in the domain that its readers name.
 
-    They lie where `random` draws them.
+    They are on the device where `random` draws.
     """
     drawn = {
         name: _drawn(type_, domain_of(step, name), name in step.constants, random)

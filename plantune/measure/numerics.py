@@ -15,7 +15,7 @@ from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
 from plantune.kernels.registry import why_not
-from plantune.measure.scenes import LARGE, Kin, Poison, Scene, Scenes
+from plantune.measure.scenes import LARGE, Masks, Poison, Scene, Scenes
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
@@ -145,11 +145,11 @@ def _check_poisons(trial: Trial, scenes: Scenes, data: Values) -> None:
 
 def _require_shown(trial: Trial, results: Values, poison: Poison, *, clean: bool) -> None:
     """The poison is where it must be; if `clean`, in no other image."""
-    for (output, _), kin in zip(trial.step.outputs, poison.kin, strict=True):
-        if kin is not None:
-            _require_kept(trial, output, results[output], kin)
-        if kin is not None and clean:
-            _require_clean(trial, output, results[output], kin)
+    for (output, _), masks in zip(trial.step.outputs, poison.masks, strict=True):
+        if masks is not None:
+            _require_kept(trial, output, results[output], masks)
+        if masks is not None and clean:
+            _require_clean(trial, output, results[output], masks)
 
 
 def _check_large(trial: Trial, scenes: Scenes) -> None:
@@ -162,18 +162,18 @@ def _check_large(trial: Trial, scenes: Scenes) -> None:
     _judged(trial, results, scene, slack=LARGE_SLACK)
 
 
-def _require_clean(trial: Trial, name: str, result: Tensor, kin: Kin) -> None:
+def _require_clean(trial: Trial, name: str, result: Tensor, masks: Masks) -> None:
     """No image has the poison that has none of it in the reference."""
     images = (len(result), -1) if result.dim() > 1 else (-1, 1)
-    spread = kin.clean & ~result.isfinite().reshape(images).all(1)
+    spread = masks.clean & ~result.isfinite().reshape(images).all(1)
     if spread.any():
         place = torch.nonzero(spread)[0].tolist()
         raise trial.wrong(f"{name!r}{place} has NaN or infinity that belongs to another image")
 
 
-def _require_kept(trial: Trial, name: str, result: Tensor, kin: Kin) -> None:
+def _require_kept(trial: Trial, name: str, result: Tensor, masks: Masks) -> None:
     """The poison is in every element that must show it."""
-    lost = (kin.as_nan & ~result.isnan()) | (kin.as_any & result.isfinite())
+    lost = (masks.as_nan & ~result.isnan()) | (masks.as_any & result.isfinite())
     if lost.any():
         place = torch.nonzero(lost)[0].tolist()
         value = result[tuple(place)].item()

@@ -54,7 +54,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Kin:
+class Masks:
     """Where one output must show a poison (torch also multiplies it by padding, which need not).
 
     In the place of an infinity NaN will do. Images that are `clean` have none of it.
@@ -70,7 +70,7 @@ class Poison:
     """Inputs of which one element is a poison. Integers show nothing and are None."""
 
     inputs: Tensors
-    kin: tuple[Kin | None, ...]
+    masks: tuple[Masks | None, ...]
 
 
 class Scenes:
@@ -158,11 +158,11 @@ class Scenes:
         def make() -> Poison:
             depends = self._kept(("depends", place), probe)
             found = zip(self.step.outputs, depends, evaluated(value), strict=True)
-            kin = [
-                _kin(mask, exact, type_.torch_dtype) if type_.is_float else None
+            masks = [
+                _masks(mask, exact, type_.torch_dtype) if type_.is_float else None
                 for (_, type_), mask, exact in found
             ]
-            return Poison(tuple(changed(value).values()), tuple(kin))
+            return Poison(tuple(changed(value).values()), tuple(masks))
 
         return self._kept((place, str(value)), make)
 
@@ -212,13 +212,13 @@ def _largest(exact: Exact, rivals: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple(max(error[kind] for error in errors) for kind in range(len(KINDS)))
 
 
-def _kin(depends: Tensor, exact: Tensor, dtype: torch.dtype) -> Kin:
+def _masks(depends: Tensor, exact: Tensor, dtype: torch.dtype) -> Masks:
     """An image with a number that may become infinite in the output's dtype is not clean."""
     is_nan = exact.isnan()
     images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
     fits = exact.abs() <= torch.finfo(dtype).max / 2  # false of NaN, too
     clean = fits.reshape(images).all(1)
-    return Kin(depends & is_nan, depends & ~is_nan & ~exact.isfinite(), clean)
+    return Masks(depends & is_nan, depends & ~is_nan & ~exact.isfinite(), clean)
 
 
 def _evaluated(step: Step, data: Values, dtype: torch.dtype) -> list[Tensor]:

@@ -11,7 +11,7 @@ from plantune.runtime.schedule import Launch, Schedule
 from plantune.runtime.streams import Side
 
 # Memory of a branch is taken for as long as it may run: it starts no more launches before its turn,
-# and ends no more behind it.
+# and ends no more after it.
 REACH = 4
 
 Edges = tuple[frozenset[str], frozenset[str]]  # the values that a launch reads and writes
@@ -74,8 +74,8 @@ def _span(edges: Sequence[Edges], place: int) -> Branch:
     reads, writes = edges[place]
     fork, join = max(-1, place - 1 - REACH), min(len(edges), place + 1 + REACH)
     before = (p for p in range(fork + 1, place) if reads & edges[p][1])
-    behind = (p for p in range(place + 1, join) if writes & edges[p][0])
-    return Branch(place, max(before, default=fork), next(behind, join))
+    readers = (p for p in range(place + 1, join) if writes & edges[p][0])
+    return Branch(place, max(before, default=fork), next(readers, join))
 
 
 def _touch(edges: Sequence[Edges], one: int, other: int) -> bool:

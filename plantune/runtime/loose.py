@@ -13,7 +13,7 @@ Chosen = Sequence[tuple[Step, Candidate]]
 
 
 def loose_values(graph: Graph, chosen: Chosen, layouts: Mapping[str, str]) -> frozenset[str]:
-    """They are no results, and whatever reads them takes any strides or has them converted.
+    """They are not results, and whatever reads them takes any strides or has them converted.
     `layouts` are those of what no step makes.
 
     In training, views of the network's inputs are copied: a caller may overwrite the inputs before

@@ -56,7 +56,7 @@ def recheck(
     arguments: Arguments | None = None,
 ) -> None:
     """Raises WrongResult if the plan's outputs or gradients are not the network's, CannotJudge
-    where the framework's own are of no use; `otherwise` is where a module without a tensor runs,
+    where the framework's own cannot be used; `otherwise` is where a module without a tensor runs,
     `arguments` what it is called with if not with the graph's inputs by their place.
 
     A copy of the module runs, with the same training flags. Nothing of the user's changes. Where

@@ -79,7 +79,7 @@ class Recorder:
         self, run: Callable[[], None], first: bool, warm_up: Callable[[], None] | None = None
     ) -> Recorded:
         """What `run` does, after some runs of `warm_up`, or none if it ran in those of another
-        graph; `first` if there is no other one by now. Torch's random numbers go on where they
+        graph; `first` if no other one exists yet. Torch's random numbers go on where they
         were.
 
         Raises what that raises. Then too, torch is as it was before.

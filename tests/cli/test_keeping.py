@@ -1,4 +1,4 @@
-"""A search's database sees what lies in the file, and goes on without it."""
+"""A search's database sees what is in the file, and goes on without it."""
 
 from __future__ import annotations
 

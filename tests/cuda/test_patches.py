@@ -133,7 +133,7 @@ class TestFound:
     def test_each_launch_of_a_step(self, fake: Driver) -> None:
         def step(x: int) -> None:
             launch(c_void_p(x))
-            launch(c_void_p(5))  # what it makes of the tensor lies in memory of its own
+            launch(c_void_p(5))  # what it makes of the tensor is in memory of its own
             launch(c_void_p(x))
 
         move(patches_of(step), OTHER)

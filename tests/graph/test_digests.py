@@ -1,7 +1,7 @@
 """The digests of the reference networks: plans and trials are found by them, so no change of the
 code, and no release of torch, may move one.
 
-If a graph changes on purpose, stored plans of the earlier graph are of no use any more: say in the
+If a graph changes on purpose, stored plans of the earlier graph do not fit any more: say in the
 changelog why, and how they are carried over.
 """
 

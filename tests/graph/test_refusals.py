@@ -64,7 +64,7 @@ UNFIT: list[tuple[Callable[[Any, Tensor], Any], str]] = [
 
 
 def nested(calls: Any, module: nn.Module) -> nn.Module:
-    """The module at layers.1.act, behind layers that are known."""
+    """The module at layers.1.act, after layers that are known."""
     layers = nn.ModuleList([nn.Identity(), nn.ModuleDict({"act": module})])
     return calls(lambda m, x: m.layers[1]["act"](m.layers[0](x)), layers=layers)
 

@@ -76,7 +76,7 @@ def scaled_into_a_buffer() -> Graph:
     return b.build(b.emit("relu", y))
 
 
-def scaled_behind_a_bias() -> Graph:
+def scaled_after_a_bias() -> Graph:
     b, y = base()
     b.parameter("bias", TensorType((4,)))
     (y,) = b.emit("add_channel", y, "bias", axis=1)
@@ -84,7 +84,7 @@ def scaled_behind_a_bias() -> Graph:
 
 
 FOLDED = [
-    (scaled_behind_a_bias, 1),
+    (scaled_after_a_bias, 1),
     (scaled_by_a_parameter, 1),
     (scaled_by_what_follows_from_weights, 1),
     (scaled_twice, 1),
@@ -130,7 +130,7 @@ def by_a_buffer_that_the_graph_moves() -> Graph:
     return b.build(b.emit("mul_channel", y, "var", axis=1))
 
 
-def behind_something_else() -> Graph:
+def after_something_else() -> Graph:
     b, y = base()
     return b.build(b.emit("mul_channel", b.emit("relu", y)[0], "scale", axis=1))
 
@@ -142,7 +142,7 @@ KEPT = [
     by_a_scale_that_comes_with_the_call,
     of_a_weight_that_comes_with_the_call,
     by_a_buffer_that_the_graph_moves,
-    behind_something_else,
+    after_something_else,
 ]
 
 

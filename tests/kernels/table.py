@@ -218,7 +218,7 @@ CONVS: dict[str, Conv] = {
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Which parts stand behind a convolution."""
+    """Which parts follow a convolution."""
 
     scale: str = ""
     bias: str = ""
@@ -240,20 +240,20 @@ class Epilogue:
                 y = b(f"{op}_channel", y, b.w(channels), axis=1)
         if self.residual:
             other = b.x(*conv.y)
-            y = b("add", *((y, other) if self.residual == "behind" else (other, y)))
+            y = b("add", *((y, other) if self.residual == "after" else (other, y)))
         if self.relu:
             y = b("relu", y)
         return b("add", y, b.w(1)) if self.offset else y
 
 
-KINDS = ("", "scalar", "channel"), ("", "scalar", "channel"), ("", "behind", "before")
+KINDS = ("", "scalar", "channel"), ("", "scalar", "channel"), ("", "after", "before")
 ENDS = ((False, False), (True, False), (True, True))
 # By a share of which any three parts meet in every way.
 EPILOGUES: dict[int, list[Epilogue]] = {0: [], 1: [], 2: []}
 for at in itertools.product(range(3), repeat=4):
     scale, bias, residual = (kinds[i] for kinds, i in zip(KINDS, at, strict=False))
     EPILOGUES[sum(at) % 3].append(Epilogue(scale, bias, residual, *ENDS[at[3]]))
-ALL_PARTS = Epilogue("channel", "channel", "behind", True, True)
+ALL_PARTS = Epilogue("channel", "channel", "after", True, True)
 SOME_PARTS = Epilogue("scalar", "scalar", "", True, True)
 
 
@@ -332,7 +332,7 @@ def masked_dgrad(b: Builder, conv: Conv) -> str:
 
 
 class Heads(nn.Module):
-    """A pooled linear head behind a max pool."""
+    """A pooled linear head after a max pool."""
 
     def __init__(self) -> None:
         super().__init__()

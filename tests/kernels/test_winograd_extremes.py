@@ -1,6 +1,6 @@
 """What becomes of NaN, infinities and huge numbers in Winograd and Karatsuba tiles.
 
-NaN is kept. An infinity leaves no finite number behind, but may become NaN: the transforms add and
+NaN is kept. No finite number is left of an infinity, but it may become NaN: the transforms add and
 subtract pixels, and weights. And they overflow earlier than the framework's sums: see Promise 1.
 """
 

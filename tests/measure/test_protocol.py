@@ -190,11 +190,11 @@ SPOILED = {
     "nodes that do not fit": lambda d: {**d, "nodes": d["nodes"][::-1]},
     "an input that nobody reads": lambda d: {**d, "inputs": [*d["inputs"], ["z", TYPE]]},
     "a missing input": lambda d: {**d, "inputs": d["inputs"][:1]},
-    "a constant that is no input": lambda d: {**d, "constants": ["v"]},
+    "a constant that is not an input": lambda d: {**d, "constants": ["v"]},
     "constants out of order": lambda d: {**d, "constants": ["x", "w"]},
     "an output that is an input": lambda d: {**d, "outputs": [d["inputs"][0]]},
     "an output of another type": lambda d: {**d, "outputs": [["relu", TYPE]]},
-    "a size that is no number": lambda d: {**d, "inputs": [["x", {**TYPE, "shape": ["2"]}]]},
+    "a size that is not a number": lambda d: {**d, "inputs": [["x", {**TYPE, "shape": ["2"]}]]},
     "a list": lambda d: [d],
     "nothing": lambda d: None,
 }

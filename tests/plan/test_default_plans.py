@@ -238,7 +238,7 @@ def test_what_only_the_framework_can_fuse_stays_unfused(by_hand):
 
 @pytest.mark.parametrize(("rows", "family"), [(16, "linear"), (64, "linear"), (256, "hopper_conv")])
 def test_the_head_of_a_resnet_is_made_of_kernels(rows, family):
-    """The last kernel writes where the caller wants the result, which is copied otherwise."""
+    """The last kernel writes where the caller needs the result, which is copied otherwise."""
     layers = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)
     head = nn.Sequential(*layers).eval().half()
     graph = extract(head, TensorType((rows, 512, 7, 7), "float16", "nhwc"))

@@ -213,7 +213,7 @@ def test_a_damaged_schema_is_moved_aside(filled: Path, old: bytes, new: bytes) -
     assert len(aside(filled)) == 1
 
 
-def test_an_index_that_leads_astray_is_made_again(
+def test_an_index_that_misleads_is_made_again(
     filled: Path, here: Environment, plan: Plan, candidate: Candidate
 ) -> None:
     # The table's rows lose their key while the indexes keep it.

@@ -10,7 +10,7 @@ from plantune.runtime.module import UnplannedCall
 
 
 class Scaled(nn.Module):
-    """A network behind what its images need."""
+    """A network after what its images need."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

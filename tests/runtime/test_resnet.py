@@ -103,7 +103,7 @@ def test_one_call_converts_it_and_leaves_the_original_alone(name, mode, build, x
     ],
 )
 def test_eval_is_within_the_bound(name, size, plan, build, tuned, exact, within_bound):
-    """B2: norms are folded into the convolutions, residual and ReLU fused behind them."""
+    """B2: norms are folded into the convolutions, residual and ReLU fused after them."""
     reference = build(name).eval()
     x = torch.randn(2, 3, size, size)
     model = tuned(reference, x, plan=plan)

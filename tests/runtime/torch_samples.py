@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 class Function(nn.Module):
-    """A function with all of its arguments that are no tensors."""
+    """A function with all of its arguments that are not tensors."""
 
     def __init__(self, function: Callable[..., Any], arguments: Any) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from plantune.space.search_space import load_search_space
 
 
 class Small(nn.Module):
-    """A convolution with a residual, and one behind a pool."""
+    """A convolution with a residual, and one after a pool."""
 
     def __init__(self) -> None:
         super().__init__()

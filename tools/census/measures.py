@@ -35,7 +35,7 @@ from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.tolerances import tolerance
 
 Row = dict[str, Any]
-# They move no arithmetic, and a view is no kernel.
+# They move no arithmetic, and a view is not a kernel.
 NOT_OURS = ("framework", "view")
 # A smaller part of the FLOPs is not worth looking through all groups that it could be in.
 COUNTS = 1e-3
@@ -209,7 +209,7 @@ def _graph(name: str, asked: Asked) -> tuple[Row, Graph | None]:
 def _flops(graph: Graph, space: SearchSpace) -> tuple[int, int, Mapping[str, int]]:
     """What is covered, all, and by op what is not."""
     kernels = _Kernels(graph, space)
-    # What depends on weights alone is no part of a pass.
+    # What depends on weights alone is not part of a pass.
     each = {n: _flops_of(graph, n) for n in graph.nodes if phase_of(graph, n) != "refresh"}
     total, rest = sum(each.values()), dict[str, int]()
     for node, flops in each.items():

@@ -79,7 +79,7 @@ def sample(count: int) -> list[str]:
 
 
 def build(name: str, image_size: int | None = None) -> nn.Module:
-    """The network with random weights, for images of that size if it wants to know it."""
+    """The network with random weights, for images of that size if it asks for it."""
     _import_torchvision()
     collection, _, own = name.partition("/")
     torch.manual_seed(0)

@@ -17,10 +17,10 @@ struct StemOperands {
   using Mma = WarpMma<T>;
   using A = typename Mma::A;
   using In = typename Pixels::In;
-  // 4 pixels side by side, as they lie in memory.
+  // 4 pixels side by side, as they are stored.
   using Run = typename WordOf<4 * static_cast<int>(sizeof(In))>::Type;
 
-  /// What a lane brings of a channel to a product, as it lies in memory.
+  /// What a lane brings of a channel to a product, as it is stored.
   struct Runs {
     Run runs[Mma::kRowsOfA][Mma::kRunsOfA];
   };

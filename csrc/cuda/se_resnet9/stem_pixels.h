@@ -13,7 +13,7 @@ struct StemPixels {
   static constexpr bool kScaled = kScaled_;
 };
 
-/// Pixels of type In that are operands of type T as they lie in memory.
+/// Pixels of type In that are operands of type T as they are stored.
 template <typename T, typename Pixels>
 struct AreOperands {
   static constexpr bool kValue = false;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void widen_run(float (&values)[4], const Vector<In, 4
 #pragma unroll
   for (int i = 0; i < 4; ++i) values[i] = run[i];
 }
-/// A byte behind the digits of 2^23 is a float; a conversion would take four times as long.
+/// A byte after the digits of 2^23 is a float; a conversion would take four times as long.
 __device__ __forceinline__ void widen_run(float (&values)[4],
                                           const Vector<unsigned char, 4>& run) {
   const unsigned bytes = *reinterpret_cast<const unsigned*>(run.values);

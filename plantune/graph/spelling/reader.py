@@ -10,7 +10,7 @@ from plantune.graph.types import TensorType
 
 
 class NotRead(Exception):
-    """An overload with these arguments is no op of the table."""
+    """An overload with these arguments is not in the table."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Reader(ABC):
 
     @abstractmethod
     def update(self, buffer: Value, value: Value) -> None:
-        """After the forward pass the buffer takes `value`; raises NotRead if it is no buffer."""
+        """After the forward pass the buffer takes `value`; raises NotRead if it is not a buffer."""
 
     @abstractmethod
     def emit_all(self, op: str, *inputs: Value, **attrs: Any) -> tuple[Value, ...]:

@@ -144,8 +144,8 @@ class GroupedConv(CudaFamily[GroupedParts]):
         refuse(
             {
                 "only convolutions in groups of some channels": count == 1 or inputs == 1,
-                f"groups of {inputs} channels in and {outputs} out are no multiples of {UNIT}, nor "
-                "are some of them together": groups.inputs % UNIT or groups.outputs % UNIT,
+                f"groups of {inputs} channels in and {outputs} out, or some of them together, are "
+                f"not multiples of {UNIT}": groups.inputs % UNIT or groups.outputs % UNIT,
                 f"it is for groups of up to {WIDTH_MAX} channels": max(inputs, outputs) > WIDTH_MAX,
                 "only without dilation": attrs["dilation"] != (1, 1),
                 f"tensor cores take {' and '.join(DTYPES)} here, not {weight.dtype}": weight.dtype

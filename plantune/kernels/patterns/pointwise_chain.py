@@ -14,7 +14,7 @@ from plantune.graph.step import Step
 # Which axis of the result each axis of a value runs along; NONE if it is broadcast.
 Place = tuple[int, ...]
 NONE = -1
-# Ops that are no functions of the table in C++, as csrc/cuda/arithmetic.h has them.
+# Ops in C++ that are not functions of the table, as csrc/cuda/arithmetic.h has them.
 EXPRESSIONS = {
     "cast": "{0}",
     "add": "{0} + {1}",

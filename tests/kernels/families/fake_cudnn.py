@@ -131,7 +131,7 @@ class FakeGraph:
 
 
 def in_memory(address: int, tensor: FakeTensor) -> Tensor:
-    """The tensor that lies at an address."""
+    """The tensor at an address."""
     dtype = DTYPES[tensor.dtype]
     raw = (ctypes.c_char * (math.prod(tensor.dim) * dtype.itemsize)).from_address(address)
     return torch.frombuffer(raw, dtype=dtype).as_strided(tensor.dim, tensor.stride)

@@ -241,7 +241,7 @@ RUN = {
     "1x1": (Conv(3, 96, (9, 9), 72, kernel=1), config(64, 64, 3)),
     "stride 2": (Conv(3, 64, (9, 7), 64, stride=2), config(64, 64)),
     "7x7": (Conv(2, 8, (31, 29), 64, kernel=7, stride=2), config(128, 64)),
-    # Behind the ring of a tile so large there is room for one output alone.
+    # After the ring of a tile so large there is room for one output alone.
     "wide": (Conv(2, 64, (8, 8), 256, parts=PARTS[:4]), config(128, 256, 3)),
     "wide, two outputs": (Conv(2, 64, (8, 8), 256), config(64, 256, 3)),
     "added to its input": (Conv(parts=("bias", "input", "relu")), config(64, 64)),

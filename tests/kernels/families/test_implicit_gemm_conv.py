@@ -50,10 +50,10 @@ class Conv:
         y = b("conv2d", b.x(*self.x), w, stride=self.stride, padding=self.padding,
               dilation=self.dilation, groups=self.groups)  # fmt: skip
         for part in self.parts.split():
-            y = self.behind(b, part, y)
+            y = self.following(b, part, y)
         return y
 
-    def behind(self, b, part, y):
+    def following(self, b, part, y):
         if part in ("mul", "add"):
             return b(part, y, b.w(1))
         if part in ("mul_channel", "add_channel"):

@@ -69,8 +69,8 @@ CHAINS = {
     "a value that is broadcast inside": lambda b: b(
         "mul_channel", b.x(*WIDE), b("affine", b.x(64), alpha=0.5, beta=-1.0), axis=1
     ),
-    "behind a convolution": conv_tail,
-    "behind a convolution, odd": lambda b: conv_tail(b, (3, 5, 7, 3)),
+    "after a convolution": conv_tail,
+    "after a convolution, odd": lambda b: conv_tail(b, (3, 5, 7, 3)),
     "every value leaves": every_value,
     "a constant image": constant_image,
 }
@@ -121,7 +121,7 @@ GEOMETRIES = [
     ("mul by a gate", "nhwc", Geometry((3, 16, 64), ((1024, 64, 1), (64, 0, 1)), 8)),
     ("add a row", "nchw", Geometry((5, 7), ((7, 1), (0, 1)), 1)),
     ("a constant image", "nhwc", Geometry((3, 16, 16), ((256, 16, 1), (0, 1, 16)), 8)),
-    ("behind a convolution, odd", "nhwc", Geometry((63, 5), ((5, 1), (0, 1), (5, 1), (0, 0)), 1)),
+    ("after a convolution, odd", "nhwc", Geometry((63, 5), ((5, 1), (0, 1), (5, 1), (0, 0)), 1)),
     ("broadcast_to", "nchw", Geometry((6, 35), ((1, 0),), 1)),
 ]
 

@@ -23,7 +23,7 @@ CONFIG = Attrs(tile_m=16, tile_n=64)
 
 @dataclass(frozen=True)
 class Pool:
-    """The sizes of a pool, of the convolution behind it, and its bias."""
+    """The sizes of a pool, of the convolution after it, and its bias."""
 
     n: int = 2
     channels: int = 64

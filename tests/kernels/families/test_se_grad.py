@@ -283,7 +283,7 @@ def test_illegal_configs_have_reasons(step_of, gradient, config, reason):
 
 
 def test_a_block_holds_what_the_second_pass_reads_where_it_fits(step_of):
-    """The gradient behind the mask leaves, so it is held, and what arrives and the mask are not."""
+    """The gradient after the mask leaves, so it is held, and what arrives and the mask are not."""
     small, large = (
         FAMILY.parts(step_of(VARIANTS[name], "float16"))
         for name in ("block 64", "an image read twice")

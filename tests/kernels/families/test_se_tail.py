@@ -35,7 +35,7 @@ class Tail:
     by_rows: bool = True
     keepdim: bool = False
     gated: bool = True
-    residual: str = "behind"
+    residual: str = "after"
     relu: bool = True
     offset: bool = True
     saved: bool = False
@@ -64,7 +64,7 @@ class Tail:
         y = b("mul", x, image_gate)
         if self.residual:
             other = b.x(*shape)
-            y = b("add", *((y, other) if self.residual == "behind" else (other, y)))
+            y = b("add", *((y, other) if self.residual == "after" else (other, y)))
         if self.relu:
             y = b("relu", y)
         outputs = [*saved, *([image_gate] if self.saved else ()), *([y] if self.unshifted else ())]
@@ -178,7 +178,7 @@ def test_the_network_offers_a_tail_for_each_block():
 REFUSED = {
     "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "followed by relu, not by mean"),
     "no end": (lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "not by matmul"),
-    "a head that is no number": (
+    "a head that is not a number": (
         lambda b: Tail(biases=False).layer(b, pooled(b, b.w(64, 1, 1)), 4, 64),
         "with one constant value",
     ),

@@ -146,7 +146,7 @@ def test_a_filter_of_which_each_element_is_changed_is_not_merely_turned(emulated
 
 @pytest.mark.parametrize("by", ["kernel", "torch"])
 def test_a_derived_value_may_be_packed(emulated, builder_of, by):
-    """Torch computes it first: the kernel packs what lies in one tensor."""
+    """Torch computes it first: the kernel packs what is in one tensor."""
     graph = builder_of(lambda b: b("mul", b.w(6, 4), b.w(1)), "float16")
     weights, derived = weights_of(graph), derived_values(graph)
 
@@ -186,11 +186,11 @@ def test_torch_fills_after_the_kernel(emulated, builder_of):
         by_torch = True
 
     kept = Constant(values, "mul", values["mul"], as_it_is)
-    behind = ByTorch(values, "mul", torch.empty(6))
-    preparation = emulated([behind, kept], weights, derived_values(graph))
+    last = ByTorch(values, "mul", torch.empty(6))
+    preparation = emulated([last, kept], weights, derived_values(graph))
     preparation.fill()
     assert preparation.by_torch == 1
-    close(behind, wanted(graph, weights)["mul"])
+    close(last, wanted(graph, weights)["mul"])
 
 
 def test_what_is_read_in_place_is_not_a_job(emulated):

@@ -80,7 +80,7 @@ def replay_of(program, run):
 def replace_in_torch(monkeypatch, name: str, fake: Callable[..., object]) -> None:
     """Replaces a function of torch's own library, also where a module of plantune keeps it.
 
-    Only torch's CUDA build has these functions, and they refuse a device that is no GPU.
+    Only torch's CUDA build has these functions, and they refuse a device that is not a GPU.
     """
     real = getattr(torch._C, name, None)
     monkeypatch.setattr(torch._C, name, fake, raising=False)
@@ -104,8 +104,8 @@ def is_capturing_now() -> bool:
 
 @pytest.fixture
 def captures(monkeypatch):
-    """What was captured so far; an error in `.failure` breaks the next capture behind its pass, one
-    in `.later` that behind the next.
+    """What was captured so far; an error in `.failure` breaks the next capture after its pass, one
+    in `.later` the one after that.
     """
 
     class Captures(list):

@@ -141,7 +141,7 @@ CASES = {
     "conv 64": ("hopper_conv_se", conv(3), config(256)),
     "conv 128": ("hopper_conv_se", conv(3, 128, 8, 8), config(64, 6)),
     "conv, images in pairs": ("hopper_conv_se", conv(5, 64, 8, 10), config(128)),
-    "conv, little behind": (
+    "conv, little after it": (
         "hopper_conv_se",
         conv(3, 64, 8, residual=False, relu=False, offset=False),
         config(64),
@@ -149,7 +149,7 @@ CASES = {
     "block 64": ("hopper_block", block(3), config(256)),
     "block 128, stride 2": ("hopper_block", block(3, 64, 16, 128, 2, 8), config(64)),
     "block, images in pairs": ("hopper_block", block(5, 40, 8, 64), config(128, 3)),
-    "block, 5x5 behind": ("hopper_block", block(2, 64, 8, kernel=5, offset=False), config(64)),
+    "block, 5x5 second": ("hopper_block", block(2, 64, 8, kernel=5, offset=False), config(64)),
 }
 
 

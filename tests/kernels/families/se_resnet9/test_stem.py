@@ -197,7 +197,7 @@ def test_what_stands_in_front_of_the_image_is_read_elsewhere(step_of):
 
 
 class Wrapped(torch.nn.Module):
-    """A network of halves behind what its images need."""
+    """A network of halves after what its images need."""
 
     def __init__(self):
         super().__init__()

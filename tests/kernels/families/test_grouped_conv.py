@@ -79,7 +79,7 @@ def test_large_images_have_configs(step_of):
 REFUSED = {
     "one group": (grouped(groups=1), "in groups of some channels"),
     "depthwise": (grouped(groups=32), "in groups of some channels"),
-    "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "no multiples of 8"),
+    "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "are not multiples of 8"),
     "wide groups": (grouped(x=(1, 512, 4, 4), groups=2), "up to 128"),
     "dilation": (
         lambda b: b.conv(b.x(2, 32, 9, 9), b.w(32, 8, 3, 3), groups=4, dilation=(2, 2)),

@@ -74,6 +74,8 @@ CUDA_PREFERENCES = (
     Preference("se_tail"),
     Preference("layer_norm"),
     Preference("group_norm", {"layout": "nhwc"}),
+    Preference("batch_norm"),
+    Preference("batch_norm_grad"),
     Preference("pool", {"layout": "nhwc"}),
     Preference("pool_grad", {"layout": "nhwc"}),
     Preference("pointwise_sum"),
@@ -105,6 +107,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "pooled_dgrad",
         "pointwise_sum",
         "sample_norm",
+        "batch_norm",
         "pointwise_chain",
     ),
 }

@@ -13,25 +13,12 @@
 
 #include "cuda/epilogue.h"
 #include "cuda/launch.h"
+#include "cuda/moments.h"
 #include "cuda/vector.h"
 
 namespace plantune {
 
 constexpr int larger(int a, int b) { return a > b ? a : b; }
-
-/// Count, mean and squared deviations of some numbers.
-struct Moments {
-  float count, mean, squares;
-
-  __device__ __forceinline__ void merge(const Moments& other) {
-    if (other.count == 0.f) return;
-    const float both = count + other.count, part = other.count / both;
-    const float distance = other.mean - mean;
-    mean += distance * part;
-    squares += other.squares + distance * distance * count * part;
-    count = both;
-  }
-};
 
 template <typename Norm>
 struct GroupNorm {
@@ -196,12 +183,7 @@ struct GroupNorm {
         all.merge(shared.parts[thread * kSpan + group % kSpan]);
       }
 #pragma unroll
-      for (int i = 16; i > 0; i /= 2) {
-        const Moments other = {__shfl_down_sync(0xFFFFFFFFu, all.count, i),
-                               __shfl_down_sync(0xFFFFFFFFu, all.mean, i),
-                               __shfl_down_sync(0xFFFFFFFFu, all.squares, i)};
-        all.merge(other);
-      }
+      for (int i = 16; i > 0; i /= 2) all.merge(all.of_lane(i));
       if (threadIdx.x % 32 != 0) continue;
       const float rstd = rsqrtf(all.squares * (1.f / (kOfGroup * kPixels)) + Norm::kEps);
       shared.mean[group] = all.mean, shared.rstd[group] = rstd;

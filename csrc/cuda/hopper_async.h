@@ -7,6 +7,8 @@
 
 #include <cuda/std/cstdint>
 
+#include "cuda/cluster.h"
+
 namespace plantune {
 
 /// How to load boxes of a tensor, encoded by the driver; a __grid_constant__ kernel parameter.
@@ -174,25 +176,6 @@ __device__ __forceinline__ void store_zeros(uint32_t address) {
 template <int kThreads>
 __device__ __forceinline__ void sync_first() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-}
-
-// Clusters.
-
-/// Says that this block runs and has published its barriers; all threads come here once.
-__device__ __forceinline__ void arrive_in_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-/// Waits until all blocks of the cluster arrived.
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/// Where a peer block has what this block has at `address`.
-__device__ __forceinline__ uint32_t peer_address(uint32_t address, int rank) {
-  uint32_t mapped;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-  return mapped;
 }
 
 /// Sends 16 bytes to a peer's shared memory; the barrier there counts them when they have come.

@@ -72,4 +72,17 @@ def _other_layers() -> Graph:
     joined = canonical({"tensors": [{"tensor": 0}, {"tensor": 0}], "dim": 1})
     image = builder.emit(CONCAT, image, arguments=joined)[0]
     image = builder.emit("layer_norm", image, axes=1, eps=1e-5)[0]
-    return builder.build((image,))
+    return builder.build((image, *_batch_norm(builder, image)))
+
+
+def _batch_norm(builder: GraphBuilder, image: str) -> tuple[str, ...]:
+    """A batch norm in training, and its gradients."""
+    channels = builder.types[image].shape[1]
+    weight, bias, mean, var = (
+        builder.parameter(name, TensorType((channels,), "float16"))
+        for name in ("weight", "bias", "mean", "var")
+    )
+    y, *statistics = builder.emit(
+        "batch_norm", image, weight, bias, mean, var, eps=1e-5, momentum=0.1
+    )
+    return y, *builder.emit("batch_norm_grad", y, image, weight, *statistics[:2])

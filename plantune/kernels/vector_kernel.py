@@ -24,17 +24,28 @@ extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
   Kernel::run<false>(arguments);
 }}
 """
+# Those of one that is launched before it.
+COLLECT = ENTRIES.replace("run", "collect")
 
 
 class VectorKernel:
-    """`run` and `run_unaligned` of one binary; the addresses at a launch choose between them."""
+    """`run` and `run_unaligned` of one binary, or those of another `name`; the addresses at a
+    launch choose between them.
+    """
 
     def __init__(
-        self, binary: Binary, blocks: int | tuple[int, int], threads: int, shared_bytes: int = 0
+        self,
+        binary: Binary,
+        blocks: int | tuple[int, int],
+        threads: int,
+        shared_bytes: int = 0,
+        *,
+        name: str = "run",
+        cluster: int = 1,
     ) -> None:
         self._aligned, self._unaligned = (
-            Launcher(binary, blocks, threads, name=name, shared_bytes=shared_bytes)
-            for name in ("run", "run_unaligned")
+            Launcher(binary, blocks, threads, name=each, shared_bytes=shared_bytes, cluster=cluster)
+            for each in (name, f"{name}_unaligned")
         )
 
     def launch(self, stream: int, arguments: Any, read: Iterable[Tensor]) -> None:

@@ -48,6 +48,8 @@ AXES: Mapping[str, Rule] = {
     "math": one_of("mma", "tf32", "simt"),
     "swizzle": one_of(1, 2, 4, 8, 16),
     "reuse": one_of(False, True),
+    "slices": whole_number(1, 1024),
+    "launches": whole_number(1, 2),
     "blocks_per_sm": whole_number(1, 32),
     # Which neighbours a box of pixels has in memory: those of an image, or those of other images.
     "order": one_of("pixels", "images"),

@@ -77,6 +77,7 @@ PROBLEMS = (
     registered("resnet18", 8, 3, "infer"),
     mobile,
     translator,
+    registered("resnet18", 8, 3, "train"),
 )
 
 

@@ -49,7 +49,7 @@ from plantune.space.search_space import load_search_space
 
 space, family = load_search_space(best_arch()), sys.argv[1]
 for network, mode in (("se_resnet9_fixup", "infer"), ("se_resnet9_fixup", "train"),
-                      ("resnet18", "infer")):
+                      ("resnet18", "infer"), ("resnet18", "train")):
     graph = Workload(network, 2, 3, mode, "float16", space.arch.name).graph
     steps = alternatives(graph, tuple(all_fusions()))
     for step in sorted(steps, key=lambda step: (-len(step.nodes), step.flops)):

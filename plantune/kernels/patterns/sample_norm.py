@@ -1,4 +1,4 @@
-"""Reads steps as a layer norm or a group norm and what follows it."""
+"""Reads steps as a norm and what follows it."""
 
 from __future__ import annotations
 
@@ -63,18 +63,10 @@ class NormParts(Parts):
 
 def norm_parts(step: Step, op: str) -> NormParts:
     """Reads a step that starts with `op`; raises IllegalCandidate with the reason."""
-    norm, *rest = step.nodes
+    norm = step.nodes[0]
     refuse({f"the step starts with {norm.op}, not with a {op}": norm.op != op})
-    chain, residual, last = [], None, norm.name
-    for node in rest:
-        others = [value for value in node.inputs if value != last]
-        adds = node.op == "add" and len(others) == 1 and residual is None
-        same = adds and step.types[others[0]] == step.types[norm.name]
-        refuse({f"{node.op} at {node.name!r} has no place": not same and node.op not in FUNCTIONS})
-        if same:
-            residual = others[0]
-        chain.append("residual" if same else node.op)
-        last = node.name
+    chain, residual = what_follows(step)
+    last = step.nodes[-1].name
     early = {name for name, _ in step.outputs} - {last, *norm.outputs[1:]}
     refuse(
         {
@@ -85,4 +77,21 @@ def norm_parts(step: Step, op: str) -> NormParts:
             "weights are in nchw": step.phase == "refresh" or norm.inputs[0] in step.constants,
         }
     )
-    return NormParts(step, norm, tuple(chain), residual)
+    return NormParts(step, norm, chain, residual)
+
+
+def what_follows(step: Step) -> tuple[Chain, str | None]:
+    """The chain after the first node, and the residual in it; raises IllegalCandidate."""
+    norm, *rest = step.nodes
+    chain: list[str] = []
+    residual, last = None, norm.name
+    for node in rest:
+        others = [value for value in node.inputs if value != last]
+        adds = node.op == "add" and len(others) == 1 and residual is None
+        same = adds and step.types[others[0]] == step.types[norm.name]
+        refuse({f"{node.op} at {node.name!r} has no place": not same and node.op not in FUNCTIONS})
+        if same:
+            residual = others[0]
+        chain.append("residual" if same else node.op)
+        last = node.name
+    return tuple(chain), residual

@@ -1,0 +1,167 @@
+// The gradients of a batch norm in training.
+//
+//   dbias   = sum of dy                                   =, of each channel; null if not wanted
+//   dweight = sum of dy * (x - mean) * invstd             =, of each channel; null if not wanted
+//   dx      = weight * invstd * (dy - dbias / kRows - (x - mean) * invstd * dweight / kRows)   =
+//   dy, x, dx     kRows pixels of kChannels
+//   mean, invstd  float, of the batch
+//
+// `collect` leaves the sums of each slice, and comes before `run` where the slices are not the blocks
+// of a cluster. All arithmetic is float, in a fixed order: deterministic.
+
+#pragma once
+
+#include "cuda/channel_slices.h"
+#include "cuda/launch.h"
+
+namespace plantune {
+
+template <typename Norm>
+struct BatchNormGrad : ChannelSlices<Norm> {
+  using Base = ChannelSlices<Norm>;
+  using typename Base::Place, typename Base::T, typename Base::Word;
+  using Base::kBatch, Base::kBatches, Base::kChannels, Base::kColumns, Base::kHolds, Base::kRows,
+      Base::kSlices, Base::kTogether, Base::kVector, Base::kWide;
+  using P = typename Norm::P;
+  using Room = typename Base::template Room<Sums>;
+
+  struct Arguments {
+    const T* dy;
+    const T* x;
+    const P* weight;
+    const float* mean;
+    const float* invstd;
+    T* dx;
+    P* dweight;
+    P* dbias;
+    Sums* parts;  // of each slice and channel
+  };
+
+  /// dx = scale * (dy - constant - (x - mean) * slope) of a block's channels.
+  struct Line {
+    float scale[kWide], constant[kWide], slope[kWide];
+  };
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void collect(const Arguments& a) {
+    __shared__ Room room;
+    release_successor();
+    wait_for_predecessor();
+    const Place place;
+    Word dy[kBatch], x[kBatch];
+    float mean[kVector];
+    read<kAligned>(a, place, dy, x, mean, room);
+    Base::merge_block(room, [&](int channel, const Sums& all, int lane, int) {
+      const int at = place.slice * kChannels + place.group * kWide + channel;
+      if (lane == 0) a.parts[at] = all;
+    });
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    __shared__ Line line;
+    Base::begin();
+    release_successor();
+    wait_for_predecessor();
+    const Place place;
+    Word dy[kBatch], x[kBatch];
+    float mean[kVector];
+    const auto use = [&](int channel, const Sums& all, int lane, int) {
+      if (lane == 0) settle(a, place, channel, all, line);
+    };
+    if constexpr (kTogether) {
+      __shared__ Room room;
+      read<kAligned>(a, place, dy, x, mean, room);
+      Base::merge_cluster(room, place, use);
+    } else {
+      take_mean(a, place, mean);
+      Base::template merge<kSlices>(a.parts + place.group * kWide, kChannels, use);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if constexpr (!kHolds) {
+        Base::template load<kAligned>(a.dy, place, batch * kBatch, dy);
+        Base::template load<kAligned>(a.x, place, batch * kBatch, x);
+      }
+      leave(a, place, batch * kBatch, dy, x, mean, line);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void take_mean(const Arguments& a, const Place& place,
+                                                   float (&mean)[kVector]) {
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) mean[k] = a.mean[place.channel + k];
+  }
+
+  /// What each warp has of the slice is left in the room; what a thread holds is in `dy` and `x`.
+  template <bool kAligned>
+  static __device__ __forceinline__ void read(const Arguments& a, const Place& place,
+                                              Word (&dy)[kBatch], Word (&x)[kBatch],
+                                              float (&mean)[kVector], Room& room) {
+    Sums sums[kVector] = {};
+    take_mean(a, place, mean);
+#pragma unroll 1
+    for (int batch = 0; batch < kBatches; ++batch) {
+      Base::template load<kAligned>(a.dy, place, batch * kBatch, dy);
+      Base::template load<kAligned>(a.x, place, batch * kBatch, x);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (!place.has(batch * kBatch + i)) continue;
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) {
+          sums[k].merge({dy[i][k], dy[i][k] * (x[i][k] - mean[k])});
+        }
+      }
+    }
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+#pragma unroll
+      for (int i = 16; i >= kColumns; i /= 2) sums[k].merge(sums[k].of_lane(i));
+      if (threadIdx.x % 32 < kColumns) {
+        room.warps[warp * kWide + place.column * kVector + k] = sums[k];
+      }
+    }
+  }
+
+  /// What a channel's gradient follows from; the sums leave from the block of the first slice.
+  static __device__ __forceinline__ void settle(const Arguments& a, const Place& place, int channel,
+                                                const Sums& all, Line& line) {
+    const int at = place.group * kWide + channel;
+    const float invstd = a.invstd[at];
+    line.scale[channel] = to_float(a.weight[at]) * invstd;
+    line.constant[channel] = all.first * (1.f / kRows);
+    line.slope[channel] = all.second * (1.f / kRows) * invstd * invstd;
+    if (place.slice != 0) return;
+    if (a.dweight != nullptr) a.dweight[at] = from_float<P>(all.second * invstd);
+    if (a.dbias != nullptr) a.dbias[at] = from_float<P>(all.first);
+  }
+
+  static __device__ __forceinline__ void leave(const Arguments& a, const Place& place, int start,
+                                               const Word (&dy)[kBatch], const Word (&x)[kBatch],
+                                               const float (&mean)[kVector], const Line& line) {
+    float scale[kVector], constant[kVector], slope[kVector];
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      const int channel = place.column * kVector + k;
+      scale[k] = line.scale[channel], constant[k] = line.constant[channel];
+      slope[k] = line.slope[channel];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (!place.has(start + i)) continue;
+      float dx[kVector];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        dx[k] = scale[k] * (dy[i][k] - constant[k] - (x[i][k] - mean[k]) * slope[k]);
+      }
+      Word rounded;
+      rounded.round(dx);
+      rounded.store(a.dx + place.at(start + i));
+    }
+  }
+};
+
+}  // namespace plantune

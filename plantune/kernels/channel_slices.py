@@ -1,0 +1,152 @@
+"""How kernels of `csrc/cuda/channel_slices.h` divide an image's channels and pixels among blocks.
+
+Config: a block of so many `threads` reads so many `columns` of vectors of one of `slices` of the
+rows; in one of the `launches` its slices are the blocks of a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plantune.canonical import Attrs
+from plantune.cuda.build import Binary
+from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
+from plantune.kernels.chips import measured_chip
+from plantune.kernels.rendering import cxx_bool
+from plantune.space.arch import Arch
+
+CLUSTER_MAX = 8  # blocks that every chip with clusters can run together
+SHAPE = """  using T = {element};
+  using P = {parameter};
+  static constexpr int kVector = {vector}, kColumns = {columns}, kThreads = {threads};
+  static constexpr int kSlices = {slices}, kChannels = {channels}, kHeld = {held};
+  static constexpr long long kRows = {rows};
+  static constexpr bool kTogether = {together};
+"""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """One division of an image in channels_last, or of a matrix. A thread holds so many words of
+    each of its `images` if it has no more than `held`.
+    """
+
+    type: TensorType
+    config: Attrs
+    held: int
+    images: int
+
+    def number(self, word: str) -> int:
+        """What the config says."""
+        return int(self.config[word])
+
+    @property
+    def channels(self) -> int:
+        return self.type.shape[1]
+
+    @property
+    def rows(self) -> int:
+        return self.type.numel // self.channels
+
+    @property
+    def vector(self) -> int:
+        """Neighbouring channels that are read at once."""
+        return math.gcd(self.channels, vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize)
+
+    @property
+    def together(self) -> bool:
+        return self.number("launches") == 1
+
+    @property
+    def blocks(self) -> int:
+        return self.channels // (self.vector * self.number("columns")) * self.number("slices")
+
+    @property
+    def rows_of_slice(self) -> int:
+        return -(-self.rows // self.number("slices"))
+
+    @property
+    def words(self) -> int:
+        """Of a thread, at most."""
+        return -(-self.rows_of_slice // (self.number("threads") // self.number("columns")))
+
+    @property
+    def holds(self) -> bool:
+        return self.together and self.words <= self.held
+
+    def why_not(self, arch: Arch) -> dict[str, bool]:
+        """The reasons that there is no kernel for the config, and whether each holds."""
+        assert arch.cuda is not None
+        columns, slices = self.number("columns"), self.number("slices")
+        apart = self.together and slices > 1
+        vectors = self.channels // self.vector
+        few = self.rows_of_slice * columns < self.number("threads") // 2
+        return {
+            f"{columns} columns do not divide {vectors} vectors": vectors % columns != 0,
+            f"{arch.name} has no clusters": apart and "clusters" not in arch.cuda.features,
+            f"a cluster has {CLUSTER_MAX} blocks at most": self.together and slices > CLUSTER_MAX,
+            "one slice needs one launch": not self.together and slices == 1,
+            f"{slices} slices leave most threads nothing to do": few and slices > 1,
+        }
+
+    def shape(self, parameter: str) -> str:
+        """What a source says of it, with the dtype of weights."""
+        return SHAPE.format(
+            element=vector_kernel.ELEMENTS[self.type.dtype],
+            parameter=vector_kernel.ELEMENTS[parameter],
+            vector=self.vector,
+            channels=self.channels,
+            rows=self.rows,
+            held=self.held,
+            together=cxx_bool(self.together),
+            **{word: self.number(word) for word in ("columns", "threads", "slices")},
+        )
+
+    def entries(self) -> str:
+        """The ends of a source whose header defines `Kernel`."""
+        wanted = (vector_kernel.ENTRIES, "" if self.together else vector_kernel.COLLECT)
+        return "".join(wanted).format(threads=self.number("threads"))
+
+    def part_bytes(self, entry_bytes: int) -> int:
+        """What all slices leave between two launches."""
+        return 0 if self.together else self.number("slices") * self.channels * entry_bytes
+
+    def estimate_us(self, arch: Arch, cost: Any, written: int) -> float:
+        """Of each block, of which a multiprocessor runs two at a time, and of all memory; `written`
+        images leave, or are added on the way.
+        """
+        sms = (arch.chip or measured_chip()).multiprocessors
+        row_bytes = self.vector * self.number("columns") * self.type.torch_dtype.itemsize
+        passes = self.images * (1 if self.holds else 2) + written
+        # Sectors of 32 bytes are read as a whole.
+        block_bytes = self.rows_of_slice * max(row_bytes, cost["sector_bytes"]) * passes
+        waves = max(self.blocks / sms, 1.0)
+        moved = max(
+            waves * block_bytes / cost["sm_bytes_per_us"],
+            self.type.size_bytes * passes / cost["bytes_per_us"],
+        )
+        rounds = waves * self.words * passes * cost["round_us"]
+        meeting = cost["cluster_us"] if self.together and self.number("slices") > 1 else 0.0
+        launches = self.number("launches") * cost["launch_us"]
+        return float(launches + meeting + max(moved, rounds))
+
+
+class SlicesKernel:
+    """The launches of one division."""
+
+    def __init__(self, binary: Binary, slices: Slices) -> None:
+        threads, together = int(slices.config["threads"]), slices.together
+        cluster = int(slices.config["slices"]) if together else 1
+        names: Sequence[str] = ("run",) if together else ("collect", "run")
+        self._kernels = [
+            vector_kernel.VectorKernel(binary, slices.blocks, threads, name=name, cluster=cluster)
+            for name in names
+        ]
+
+    def launch(self, stream: int, arguments: Any, read: Sequence[Any]) -> None:
+        for kernel in self._kernels:
+            kernel.launch(stream, arguments, read)

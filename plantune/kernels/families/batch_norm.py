@@ -1,0 +1,115 @@
+"""Batch norms in training, with what follows them: `csrc/cuda/batch_norm.h`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plantune.canonical import Attrs
+from plantune.graph.graph import Node
+from plantune.graph.step import Step
+from plantune.kernels import vector_kernel
+from plantune.kernels.channel_slices import Slices, SlicesKernel
+from plantune.kernels.constants import rows_of
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.legality import first_reason, refuse
+from plantune.kernels.patterns.expression import Chain, rendered
+from plantune.kernels.patterns.sample_norm import what_follows
+from plantune.space.arch import Arch
+
+HELD = 16  # words of a thread
+ENTRY_BYTES = 12  # plantune::Moments
+SOURCE = """#include "cuda/batch_norm.h"
+{functors}struct Norm {{
+{shape}  using Expression = {expression};
+  static constexpr float kEps = {eps!r}f, kMomentum = {momentum!r}f;
+}};
+using Kernel = plantune::BatchNorm<Norm>;"""
+
+
+@dataclass(frozen=True)
+class BatchNormParts(Parts):
+    """y = chain of (x - mean) * invstd * weight + bias."""
+
+    norm: Node
+    chain: Chain
+    residual: str | None
+
+    def slices(self, config: Attrs) -> Slices:
+        return Slices(self.norm.types[0], config, HELD, images=1)
+
+
+class BatchNorm(CudaFamily[BatchNormParts]):
+    """Config: see `plantune.kernels.channel_slices`."""
+
+    name: ClassVar = "batch_norm"
+
+    def read(self, step: Step) -> BatchNormParts:
+        norm = step.nodes[0]
+        refuse({f"the step starts with {norm.op}, not with a batch_norm": norm.op != "batch_norm"})
+        chain, residual = what_follows(step)
+        last = step.nodes[-1].name
+        leaving = {name for name, _ in step.outputs}
+        x, *channels = (step.types[name] for name in norm.inputs)
+        parameter = channels[0].dtype
+        refuse(
+            {
+                **vector_kernel.not_an_element(x.dtype),
+                **vector_kernel.not_an_element(parameter),
+                "weights and statistics have several dtypes": len({c.dtype for c in channels}) > 1,
+                "the batch's statistics are not float32": norm.types[1].dtype != "float32",
+                f"only images and matrices, got {x.shape}": len(x.shape) not in (2, 4),
+                "a value before the end of the step is read outside of it": leaving
+                - {last, *norm.outputs[1:]},
+                "the statistics are read alone": last not in leaving,
+                "weights are in nchw": step.phase == "refresh" or norm.inputs[0] in step.constants,
+            }
+        )
+        return BatchNormParts(step, norm, chain, residual)
+
+    def layouts(self, parts: BatchNormParts, config: Attrs) -> Mapping[str, str]:
+        return images(parts.step, "nhwc")
+
+    def why_not_config(self, parts: BatchNormParts, config: Attrs, arch: Arch) -> str | None:
+        return first_reason(parts.slices(config).why_not(arch))
+
+    def workspace_bytes(self, parts: BatchNormParts, config: Attrs) -> int:
+        return parts.slices(config).part_bytes(ENTRY_BYTES)
+
+    def estimate_us(self, parts: BatchNormParts, config: Attrs, arch: Arch) -> float:
+        passes = 1 if parts.residual is None else 2
+        us = parts.slices(config).estimate_us(arch, arch.cost(self.name), passes)
+        return us * self.slowdown(parts, arch)
+
+    def source(self, parts: BatchNormParts, config: Attrs, arch: Arch) -> str:
+        slices, attrs = parts.slices(config), parts.norm.attrs
+        shape = slices.shape(parts.step.types[parts.norm.inputs[1]].dtype)
+        numbers = {word: float(attrs[word]) for word in ("eps", "momentum")}
+        text = SOURCE.format(shape=shape, **numbers, **rendered(parts.chain))
+        return text + slices.entries()
+
+    def bind(self, parts: BatchNormParts, config: Attrs, frame: Frame) -> Binding:
+        constants, values = rows_of(parts.step, frame), frame.values
+        kernel = SlicesKernel(frame.built, parts.slices(config))
+        x, weight, bias, *running = parts.norm.inputs
+        written = [parts.step.nodes[-1].name, *parts.norm.outputs[1:]]
+        leaving = dict(parts.step.outputs)
+        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
+
+        def launch(stream: int) -> None:
+            read = [constants.tensor(name) for name in (x, weight, bias, *running)]
+            added = [] if parts.residual is None else [constants.tensor(parts.residual)]
+            y, *made = (values[name].data_ptr() if name in leaving else 0 for name in written)
+            image, *others = (tensor.data_ptr() for tensor in read)
+            residual = added[0].data_ptr() if added else 0
+            arguments = vector_kernel.members(
+                image, y, *others[:2], residual, *others[2:], *made, sums
+            )
+            kernel.launch(stream, arguments, [read[0], *added])
+
+        return Binding(launch, constants=constants.all)
+
+
+FAMILY = BatchNorm()

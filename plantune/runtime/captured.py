@@ -16,6 +16,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.layouts import in_layout
 from plantune.plan import Plan
+from plantune.runtime.counters import without_counters
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
 from plantune.runtime.gradients import Gradients
@@ -63,7 +64,8 @@ class CapturedProgram:
         self.captures = 0
         self._frozen = frozen
         # The gradients are gathered in one launch, which casts them too.
-        self._program = Program(*without_last_casts(graph, plan), space, device)
+        graph, plan, self._counters = without_counters(*without_last_casts(graph, plan))
+        self._program = Program(graph, plan, space, device)
         self.device, self._index = device, device.index
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
@@ -172,6 +174,7 @@ class CapturedProgram:
         if not self._frozen:
             self._program.run_refresh(orders=orders)
         self._program.run_forward()
+        self._counters.count(self._program.values)
 
     def _backward_pass(self) -> None:
         """All of a backward pass, with its gradients side by side."""

@@ -14,6 +14,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
+from plantune.kernels.copies import Copies
 from plantune.kernels.family import Values
 from plantune.layouts import HOST_MEMORY, in_layout
 from plantune.plan import Plan, check_plan
@@ -51,6 +52,7 @@ class Program:
         for launch in schedule.launches:
             self.values.update(made_for(launch, take))
         self._schedule = schedule
+        self._copies = Copies(space.arch, device)
         self._steps: dict[str, Call] = {}
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
         self._weights = None
@@ -180,8 +182,14 @@ class Program:
         """The forward pass alone: inputs are placed before, outputs taken afterwards."""
         for call in self._forward:
             call()
-        for buffer, value in self.graph.updates:
-            self.values[buffer].copy_(self.values[value])
+        moving = {buffer for buffer, _ in self.graph.updates}
+        # A value that is a buffer of old has it until all have theirs.
+        new = [
+            self.values[value].clone() if value in moving else self.values[value]
+            for _, value in self.graph.updates
+        ]
+        pairs = zip((self.values[buffer] for buffer, _ in self.graph.updates), new, strict=True)
+        self._copies.launch(current_stream(self.device), [*pairs])
 
     def run_backward(self) -> None:
         """The backward pass alone."""

@@ -343,3 +343,33 @@ def test_buffers_stay_where_they_are(case_of, space):
         }
         views = {n.name for n in case.graph.nodes if n.op == "reshape"}
         assert moved <= adopted | views
+
+
+class Older(nn.Module):
+    """Keeps what another of its buffers was."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("now", torch.zeros(3))
+        self.register_buffer("before", torch.ones(3))
+
+    def forward(self, x):
+        old = self.now.clone()
+        self.now.copy_(x.mean(0))
+        self.before.copy_(old)
+        return x * 2
+
+
+def test_a_buffer_that_becomes_what_another_was_does_not_get_what_that_becomes(space):
+    module = Older()
+    wanted = copy.deepcopy(module)
+    graph = extract(module, TensorType((4, 3)))
+    assert ("before", "now") in graph.updates
+    program = Program(graph, default_plan(graph, space, network="x"), space)
+    program.refresh(dict(module.named_buffers()))
+    for _ in range(2):
+        x = torch.randn(4, 3)
+        program.forward(x)
+        wanted(x)
+        assert torch.equal(module.now, wanted.now)
+        assert torch.equal(module.before, wanted.before)

@@ -45,6 +45,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def compiled_before(cache: Path, binaries: Path) -> None:
+    """The test's cache has the CUDA kernels that other tests compiled."""
+    cache.mkdir(parents=True)
+    (cache / "cuda").symlink_to(binaries / "cuda")
+
+
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are whole, also in a test process that was told how wide its terminal is."""

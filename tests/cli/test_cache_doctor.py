@@ -44,6 +44,7 @@ def test_clearing_removes_kernels_and_nothing_else(
     assert object_of(run("cache", "clear", "--json"))["removed"] == 0
 
 
+@pytest.mark.usefixtures("compiled_before")
 def test_doctor_says_what_is_there(run: Run) -> None:
     result = run("doctor", "--json")
     assert result.exit_code == 0
@@ -58,6 +59,7 @@ def test_doctor_says_what_is_there(run: Run) -> None:
     assert all(check["how"] for check in found.values() if check["status"] != OK)
 
 
+@pytest.mark.usefixtures("compiled_before")
 def test_doctor_names_what_is_missing_and_how_to_get_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +105,7 @@ def test_doctor_sees_a_cache_that_cannot_be_written(
     assert found["plan database"] == LIMITED
 
 
+@pytest.mark.usefixtures("compiled_before")
 def test_doctor_names_a_network_file_system(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plantune.plan_db.mounts.network_file_system", lambda path: "nfs4")
     assert "network file system (nfs4)" in run("doctor").stdout

@@ -44,7 +44,9 @@ def test_nothing_is_stale(script, calls):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_nothing_is_stale_on_a_gpu(script, dtype):
-    assert_holds(script, script.followed(0, script.Settings(300, "cuda", dtype, every=3)))
+    assert_holds(
+        script, script.followed(0, script.Settings(300, "cuda", dtype, every=3, compared=0.3))
+    )
 
 
 def test_what_no_look_notices_is_found(script, monkeypatch):

@@ -83,7 +83,7 @@ def judgeable(network: Called, graph: Graph, random: torch.Generator) -> Case:
 def _randomise(module: nn.Module, random: torch.Generator, scale: float) -> None:
     for parameter in module.parameters():
         if parameter.dim() > 1:
-            parameter.normal_(std=scale * parameter[0].numel() ** -0.5, generator=random)
+            parameter.normal_(std=scale * max(parameter[:1].numel(), 1) ** -0.5, generator=random)
         else:
             parameter.uniform_(0.5 * scale, scale, generator=random)
 

@@ -298,3 +298,9 @@ def test_the_reference_is_in_rows_though_its_1x1_filters_are_channels_last() -> 
     module = nn.Sequential(nn.Conv2d(4, 8, 1), Seen(3, 2, 1)).to(memory_format=torch.channels_last)
     checked(module, torch.randn(2, 4, 6, 6), "train")
     assert seen[-1] == (8 * 36, 36, 6, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_parameters_without_elements_are_in_no_ones_way() -> None:
+    module = nn.Sequential(nn.Linear(4, 0), nn.Linear(0, 3))
+    checked(module, torch.randn(2, 4), "train")

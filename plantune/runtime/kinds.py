@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -33,6 +33,7 @@ KEPT_FORMS = 4
 FEW_CALLS = 16
 # With the number of threads, which a plan on a CPU is for.
 Kind = tuple[PlannedCall, Trained, int]
+T = TypeVar("T")
 
 
 class Kinds:
@@ -48,8 +49,9 @@ class Kinds:
         with suppress(UnsupportedDevice):  # of a GPU that is not here the call tells
             self.why_no_plans = why_no_plans(device)
         self._lock = threading.Lock()
-        # By the form's key; and those from before a refresh.
+        # By the form's key. Before a refresh other ones were kept.
         self._kept: dict[object, dict[Kind, Planned | str]] = {}
+        self._waited: dict[object, dict[Kind, int]] = {}
         self._spare: list[Planned] = []
         self._read: dict[tuple[Trained, PlannedCall], tuple[Graph, Outputs]] = {}
         self.form = self._new_form()
@@ -69,7 +71,7 @@ class Kinds:
         with self._lock:
             self._held.forget()
             self._spare = self._in_forms()  # those of before the last refresh end here
-            self._kept = {}
+            self._kept, self._waited = {}, {}
             self.form = self._new_form()
 
     def weights_changed(self) -> None:
@@ -80,10 +82,8 @@ class Kinds:
         form = Form(self._held.module, self._held)
         form.why_not = self.why_no_plans or form.why_not
         form.is_home = self._inputs.is_home(form)
-        form.kept = self._kept.pop(form.key, {})
-        self._kept[form.key] = form.kept
-        while len(self._kept) > KEPT_FORMS:
-            del self._kept[next(iter(self._kept))]
+        form.kept = _latest(self._kept, form.key)
+        form.waited = _latest(self._waited, form.key)
         self._read = {}
         return form
 
@@ -96,7 +96,7 @@ class Kinds:
 
     def _forget_others(self) -> None:
         """Drops what was kept for kinds of calls that are no longer remembered."""
-        tables: list[dict[Kind, Any]] = [*self._kept.values(), self.form.waited]
+        tables: list[dict[Kind, Any]] = [*self._kept.values(), *self._waited.values()]
         for kept in tables:
             for kind in [kind for kind in kept if not self._inputs.remembers(kind[0])]:
                 del kept[kind]
@@ -205,3 +205,11 @@ class Kinds:
 
     def space(self) -> SearchSpace:
         return load_search_space(arch_of(self._device))
+
+
+def _latest(tables: dict[object, dict[Kind, T]], key: object) -> dict[Kind, T]:
+    """The table of that form, which is the last one to be forgotten now."""
+    found = tables[key] = tables.pop(key, {})
+    while len(tables) > KEPT_FORMS:
+        del tables[next(iter(tables))]
+    return found

@@ -11,10 +11,9 @@
 
 #pragma once
 
-#include "cuda/epilogue.h"
 #include "cuda/launch.h"
 #include "cuda/moments.h"
-#include "cuda/vector.h"
+#include "cuda/sample_norm.h"
 
 namespace plantune {
 
@@ -53,15 +52,7 @@ struct GroupNorm {
                       : kPixels % kVector == 0,
                 "a vector has one channel's pixels, a part of a group, or whole groups");
 
-  struct Arguments {
-    const T* x;
-    T* y;
-    const T* weight;
-    const T* bias;
-    const T* residual;
-    T* mean;
-    T* rstd;
-  };
+  using Arguments = NormArguments<T, T>;
 
   struct Shared {
     Moments parts[kThreads * kSpan];
@@ -211,14 +202,8 @@ struct GroupNorm {
       if constexpr (!kNhwc) affine.load(a, channel + row * kVector / kPixels);
       float y[kVector];
 #pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        At at_k{affine.of(x[i][k], k)};
-        if constexpr (Expression::kResidual) at_k.residual = residual[i][k];
-        y[k] = Expression::of(at_k);
-      }
-      Word rounded;
-      rounded.round(y);
-      rounded.store(a.y + first + row * (long long)(kStride));
+      for (int k = 0; k < kVector; ++k) y[k] = affine.of(x[i][k], k);
+      leave_vector<Expression>(a.y + first + row * (long long)(kStride), y, residual[i]);
     }
   }
 };

@@ -9,9 +9,8 @@
 
 #pragma once
 
-#include "cuda/epilogue.h"
 #include "cuda/launch.h"
-#include "cuda/vector.h"
+#include "cuda/sample_norm.h"
 
 namespace plantune {
 
@@ -30,14 +29,7 @@ struct LayerNorm {
   static_assert((kLanes & (kLanes - 1)) == 0, "sums are added in pairs of lanes");
   static_assert(Norm::kSize % kVector == 0, "a row is read in whole vectors");
 
-  struct Arguments {
-    const T* x;
-    T* y;
-    const T* weight;
-    const T* bias;
-    const T* residual;
-    float* mean;
-    float* rstd;
+  struct Arguments : NormArguments<T, float> {
     long long rows;
   };
 
@@ -107,16 +99,11 @@ struct LayerNorm {
     float y[kVector];
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      float value = (x[k] - mean) * rstd;
-      if constexpr (Norm::kWeight) value *= weight[k];
-      if constexpr (Norm::kBias) value += bias[k];
-      At at{value};
-      if constexpr (Expression::kResidual) at.residual = residual[k];
-      y[k] = Expression::of(at);
+      y[k] = (x[k] - mean) * rstd;
+      if constexpr (Norm::kWeight) y[k] *= weight[k];
+      if constexpr (Norm::kBias) y[k] += bias[k];
     }
-    Word rounded;
-    rounded.round(y);
-    rounded.store(a.y + first + place);
+    leave_vector<Expression>(a.y + first + place, y, residual);
   }
 
   /// The sum over the lanes of a row, in each of them.

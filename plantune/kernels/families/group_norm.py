@@ -8,7 +8,6 @@ from typing import ClassVar
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason
@@ -82,15 +81,7 @@ class GroupNorm(CudaFamily[NormParts]):
         )
 
     def bind(self, parts: NormParts, config: Attrs, frame: Frame) -> Binding:
-        constants = rows_of(parts.step, frame)
-        threads = int(config["threads"])
-        kernel = vector_kernel.VectorKernel(frame.built, _blocks(parts, config), threads)
-
-        def launch(stream: int) -> None:
-            addresses = parts.addresses(constants, frame.values)
-            kernel.launch(stream, vector_kernel.members(*addresses), parts.read(constants))
-
-        return Binding(launch, constants=constants.all)
+        return parts.bind(frame, _blocks(parts, config), int(config["threads"]))
 
 
 def _of_group(parts: NormParts) -> int:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.legality import first_reason
@@ -81,16 +80,9 @@ class LayerNorm(CudaFamily[NormParts]):
         )
 
     def bind(self, parts: NormParts, config: Attrs, frame: Frame) -> Binding:
-        constants, threads = rows_of(parts.step, frame), int(config["threads"])
-        rows = parts.type.numel // _size(parts)
+        rows, threads = parts.type.numel // _size(parts), int(config["threads"])
         blocks = -(-rows // (threads // int(config["lanes"])))
-        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
-
-        def launch(stream: int) -> None:
-            addresses = parts.addresses(constants, frame.values)
-            kernel.launch(stream, vector_kernel.members(*addresses, rows), parts.read(constants))
-
-        return Binding(launch, constants=constants.all)
+        return parts.bind(frame, blocks, threads, rows)
 
 
 def _size(parts: NormParts) -> int:

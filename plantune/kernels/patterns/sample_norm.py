@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
 
 from plantune.graph.graph import Node
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Constants
-from plantune.kernels.family import Parts
+from plantune.kernels.constants import rows_of
+from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.expression import Chain
 
@@ -31,10 +28,6 @@ class NormParts(Parts):
         return self.norm.types[0]
 
     @property
-    def y(self) -> str:
-        return self.step.nodes[-1].name
-
-    @property
     def vector(self) -> int:
         """Elements of one vector."""
         return vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
@@ -44,21 +37,23 @@ class NormParts(Parts):
         """Whether there is a weight and a bias."""
         return {"weight": len(self.norm.inputs) > 1, "bias": len(self.norm.inputs) > 2}
 
-    def read(self, constants: Constants) -> list[Tensor]:
-        """What a launch reads: x, then what there is of weight, bias and residual."""
-        residual = () if self.residual is None else (self.residual,)
-        return [constants.tensor(name) for name in (*self.norm.inputs, *residual)]
-
-    def addresses(self, constants: Constants, values: Any) -> list[int]:
-        """The first members of the kernels' arguments; 0 for what there is not."""
-        x, *affine = (constants.tensor(name).data_ptr() for name in self.norm.inputs)
-        weight, bias = (*affine, *(0,) * (2 - len(affine)))
-        residual = constants.tensor(self.residual).data_ptr() if self.residual else 0
+    def bind(self, frame: Frame, blocks: int, threads: int, *more: int) -> Binding:
+        """Launches a kernel whose arguments are plantune::NormArguments and `more`."""
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
+        constants, values = rows_of(self.step, frame), frame.values
         leaving = dict(self.step.outputs)
-        statistics = (
-            values[name].data_ptr() if name in leaving else 0 for name in self.norm.outputs[1:]
-        )
-        return [x, values[self.y].data_ptr(), weight, bias, residual, *statistics]
+        written = [self.step.nodes[-1].name, *self.norm.outputs[1:]]
+        affine = self.norm.inputs[1:]
+        read = [self.norm.inputs[0], *affine, *(None,) * (2 - len(affine)), self.residual]
+
+        def launch(stream: int) -> None:
+            tensors = [constants.tensor(name) if name else None for name in read]
+            x, *others = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+            y, *statistics = (values[n].data_ptr() if n in leaving else 0 for n in written)
+            arguments = vector_kernel.members(x, y, *others, *statistics, *more)
+            kernel.launch(stream, arguments, [tensor for tensor in tensors if tensor is not None])
+
+        return Binding(launch, constants=constants.all)
 
 
 def norm_parts(step: Step, op: str) -> NormParts:

@@ -17,6 +17,7 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
+    "scans",
     "blobs canonical distance errors host layers outcome products rivals settings tolerances",
     "files generators models paths",
     "build_log graph space",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 from plantune.graph.types import TensorType
@@ -21,7 +22,8 @@ from plantune.graph.types import TensorType
 Opened = tuple[Hashable, Sequence[Any], Callable[[Sequence[Any]], Any]]
 
 # Looked at first: most values are such.
-PLAIN = (Tensor, TensorType, type(None), bool, int, float, str, torch.Size)
+# A packed sequence is one value: its sizes decide how it is read.
+PLAIN = (Tensor, TensorType, type(None), bool, int, float, str, torch.Size, PackedSequence)
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:

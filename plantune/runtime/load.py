@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
+from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import Arguments
-from plantune.graph.nested import tensors_in
+from plantune.graph.nested import leaves, tensors_in
 from plantune.graph.types import TensorType, dtype_name
 from plantune.machine import why_no_plans
 from plantune.models.computing import computing_in
@@ -133,6 +135,7 @@ def optimize(
     them, and a call with fewer samples runs with the next one: its last sample is repeated, and
     what comes of that is dropped. No sample may depend on another one.
     """
+    _refuse_packed(module, (example_inputs, example_kwargs))
     tensors = tensors_in((example_inputs, example_kwargs))
     if not tensors:
         raise ValueError("optimize needs an example of a call, with at least one tensor")
@@ -162,6 +165,14 @@ def optimize(
             stacklevel=2,
         )
     return tuned
+
+
+def _refuse_packed(module: nn.Module, given: Any) -> None:
+    if any(isinstance(leaf, PackedSequence) for leaf in leaves(given)):
+        raise UnsupportedModule(
+            f"{type(module).__name__} is given a PackedSequence, whose batch sizes are not in its "
+            "shapes. Give the padded sequence, and if need be the lengths, as tensors"
+        )
 
 
 def _padding(

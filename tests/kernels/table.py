@@ -36,6 +36,13 @@ def product(transpose_a=False, transpose_b=True):
     return {"transpose_a": transpose_a, "transpose_b": transpose_b}
 
 
+def scan(b, gates, states, *, resets=True):
+    """What a scan of 4 steps, 2 samples and 5 hidden units reads."""
+    given = [b.x(4, 2, gates * 5), *[b.x(2, 5) for _ in range(states)]]
+    given += [b.w(gates * 5, 5), b.w(gates * 5)]
+    return given + [b.x(4, 2, dtype="bool")] * resets
+
+
 def translation(b, *words):
     """By GRUs of 3 hidden units, from 11 words to 7."""
     first, second = ((b.w(9, width), b.w(9, 3), b.w(9), b.w(9)) for width in (4, 7))
@@ -146,6 +153,15 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
         *(b.x(4, 5), b.x(4, 5)),
         *(b.statistics(4, 1), b.statistics(4, 1), b.w(5)),
         **{"axes": 1, "eps": 1e-5, "affine": 2},
+    ),
+    "gru_scan": lambda b: b("gru_scan", *scan(b, 3, 1, resets=False), resets=False),
+    "gru_scan of episodes": lambda b: b("gru_scan", *scan(b, 3, 1), resets=True),
+    "gru_scan_grad": lambda b: b.all(
+        "gru_scan_grad", *[b.x(4, 2, 5) for _ in range(2)], *scan(b, 3, 1), resets=True
+    ),
+    "lstm_scan": lambda b: b.all("lstm_scan", *scan(b, 4, 2), resets=True),
+    "lstm_scan_grad": lambda b: b.all(
+        "lstm_scan_grad", *[b.x(4, 2, 5) for _ in range(4)], *scan(b, 4, 2), resets=True
     ),
     "gru_translate": lambda b: translation(b, b.x(5, 3, dtype="int64"), b.x(3, dtype="int64")),
     "gru_translate of whole sentences": lambda b: translation(b, b.x(2, 1, dtype="int64")),

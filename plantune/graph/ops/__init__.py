@@ -16,6 +16,7 @@ from plantune.graph.ops import (
     pool,
     reduce,
     sample_norm,
+    scan,
     shape,
     translate,
 )
@@ -34,6 +35,7 @@ OPS: dict[str, Op] = {
         pool,
         reduce,
         sample_norm,
+        scan,
         shape,
         translate,
     )

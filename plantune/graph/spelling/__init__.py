@@ -7,15 +7,15 @@ It raises NotRead for arguments that the op does not have; the overload itself i
 from collections.abc import Callable
 from typing import Any
 
-from plantune.graph.spelling import arithmetic, casts, layers, shapes, translate
+from plantune.graph.spelling import arithmetic, casts, layers, recurrent, shapes
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 
 OVERLOADS: dict[str, Callable[..., Any]] = {
     **arithmetic.OVERLOADS,
     **casts.OVERLOADS,
     **layers.OVERLOADS,
+    **recurrent.OVERLOADS,
     **shapes.OVERLOADS,
-    **translate.OVERLOADS,
 }
 
 __all__ = ["OVERLOADS", "NotRead", "Reader", "Value"]

@@ -117,10 +117,12 @@ CASES = [
     *[Case("permute", ((2, 3, 4),), {"dims": dims}) for dims in [(2, 0, 1), (1, 2, 0), (0, 2, 1)]],
     Case("space_to_depth", ((2, 3, 4, 6),), {"block": 2}),
     Case("depth_to_space", ((1, 18, 2, 1),), {"block": 3}),
+    Case("gru_scan", ((4, 2, 9), (2, 3), (9, 3), (9,)), {"resets": False}),
+    Case("lstm_scan", ((4, 2, 12), (2, 3), (2, 3), (12, 3), (12,)), {"resets": False}),
 ]  # fmt: skip
 
 # How many inputs have a gradient, where the op's arity does not say it.
-BROKEN = {"batch_norm": 3, "layer_norm": 3, "group_norm": 3}
+BROKEN = {"batch_norm": 3, "layer_norm": 3, "group_norm": 3, "gru_scan": 4, "lstm_scan": 5}
 RULES = {name: op for name, op in OPS.items() if type(op).gradient is not Op.gradient}
 
 

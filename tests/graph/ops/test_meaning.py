@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.ops import OPS, conv, pool, translate
+from plantune.graph.ops import OPS, conv, pool, scan, translate
 
 Shape = tuple[int, ...]
 
@@ -271,7 +271,7 @@ CASES = [
 
 
 def test_every_op_has_a_case() -> None:
-    elsewhere = {op.name for op in (*conv.OPS, *pool.OPS, *translate.OPS)}
+    elsewhere = {op.name for op in (*conv.OPS, *pool.OPS, *scan.OPS, *translate.OPS)}
     assert {case.op for case in CASES} == set(OPS) - elsewhere
 
 

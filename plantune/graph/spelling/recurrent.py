@@ -1,4 +1,4 @@
-"""How the operator of plantune's own that translates is read."""
+"""How the recurrent operators of plantune's own are read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from plantune.graph.spelling.reader import Reader, Value
 from plantune.models.gru_translate import OPERATOR
+from plantune.scans import GRU_SCAN, LSTM_SCAN
 
 
 def _gru_translate(
@@ -23,4 +24,17 @@ def _gru_translate(
     return g.emit_all("gru_translate", *words, *weights, lengths=lengths is not None, **loop)
 
 
-OVERLOADS: dict[str, Callable[..., Any]] = {str(OPERATOR): _gru_translate}
+def _scan(name: str) -> Callable[..., Any]:
+    def read(g: Reader, *inputs: Value | None) -> Value | tuple[Value, ...]:
+        given = [value for value in inputs if value is not None]
+        made = g.emit_all(name, *given, resets=inputs[-1] is not None)
+        return made if len(made) > 1 else made[0]
+
+    return read
+
+
+OVERLOADS: dict[str, Callable[..., Any]] = {
+    str(OPERATOR): _gru_translate,
+    str(GRU_SCAN): _scan("gru_scan"),
+    str(LSTM_SCAN): _scan("lstm_scan"),
+}

@@ -1,0 +1,113 @@
+"""Recurrent networks from plans: torch's own layers and cells, and sequences of episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from plantune import TunedModule, optimize
+from plantune.default_plans import FALLBACK, compose
+from plantune.errors import UnsupportedModule
+from plantune.layers import EpisodicGRU, EpisodicLSTM
+from plantune.machine import environment_of
+from plantune.models.gru_translator import Sizes, greedy, gru_translator
+from plantune.plan_db.proofs import remember_proof
+from plantune.space.search_space import load_search_space
+
+
+def planned(module: nn.Module, *example: Any, mode: str = "infer") -> TunedModule:
+    """From a plan of the framework's kernels, op by op."""
+    module.train(mode == "train")
+    found = optimize(module, *example, mode=mode, fallback="silent")
+    graph, space = found._calls.expected_graph(), load_search_space("cpu")
+    plan = compose(graph, space, network="by hand", preferences=FALLBACK)
+    remember_proof(plan, environment_of(torch.device("cpu")))
+    return optimize(module, *example, mode=mode, plan=plan)
+
+
+def flat(made: Any) -> list[Tensor]:
+    return [made] if isinstance(made, Tensor) else [t for part in made for t in flat(part)]
+
+
+def assert_alike(module: nn.Module, *inputs: Any) -> None:
+    """Outputs in inference, and all gradients in training, are eager's."""
+    tuned = planned(module, *inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(flat(tuned(*inputs)), flat(module(*inputs)))
+    assert tuned.last_call().how == "planned"
+    trained = planned(module, *inputs, mode="train")
+    for each in (module, trained):
+        made = flat(each(*inputs))
+        seeds = [torch.linspace(-1, 2, t.numel()).view(t.shape) for t in made]
+        torch.autograd.backward(made, seeds)
+    assert trained.last_call().how == "planned"
+    wanted = {name: parameter.grad for name, parameter in module.named_parameters()}
+    for name, parameter in trained.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("samples", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("width", "hidden", "layers", "steps"),
+    [(256, 512, 1, 1), (256, 512, 1, 25), (768, 512, 1, 1), (45, 128, 2, 11)],
+)
+def test_grus_of_a_translator_are_torchs(
+    width: int, hidden: int, layers: int, steps: int, samples: int
+) -> None:
+    gru = nn.GRU(width, hidden, layers).eval()
+    x = torch.randn(steps, samples, width)
+    tuned = planned(gru, x)
+    with torch.no_grad():
+        torch.testing.assert_close(flat(tuned(x)), flat(gru(x)))
+    assert tuned.last_call().how == "planned"
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "batch_first": True}, {"bidirectional": True}], ids=str
+)
+@pytest.mark.parametrize("with_state", [False, True])
+def test_layers_are_torchs(kind: type[nn.RNNBase], options: Any, with_state: bool) -> None:
+    module = kind(6, 5, **options)
+    layers = options.get("num_layers", 1) * (2 if "bidirectional" in options else 1)
+    x = torch.randn((3, 7, 6) if "batch_first" in options else (7, 3, 6))
+    state = torch.randn(layers, 3, 5)
+    pair = (state, -state) if kind is nn.LSTM else state
+    assert_alike(module, *((x, pair) if with_state else (x,)))
+
+
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
+def test_cells_are_torchs(kind: type[nn.RNNCellBase]) -> None:
+    state = torch.randn(4, 5)
+    pair = (state, -state) if kind is nn.LSTMCell else state
+    assert_alike(kind(6, 5), torch.randn(4, 6), pair)
+
+
+def test_a_packed_sequence_is_refused_by_name() -> None:
+    packed = pack_padded_sequence(torch.randn(5, 2, 6), torch.tensor([5, 3]))
+    with pytest.raises(UnsupportedModule, match="PackedSequence"):
+        optimize(nn.GRU(6, 5), packed)
+
+
+@pytest.mark.parametrize("kind", [EpisodicGRU, EpisodicLSTM])
+@pytest.mark.parametrize("ends", [False, True])
+def test_episodes_that_end_inside_of_a_sequence(kind: type[nn.RNNBase], ends: bool) -> None:
+    state = torch.randn(2, 3, 5)
+    pair = (state, -state) if kind is EpisodicLSTM else state
+    done = torch.rand(7, 3) < 0.3
+    assert_alike(kind(6, 5, 2), torch.randn(7, 3, 6), pair, *([done] if ends else []))
+
+
+def test_a_translator_from_a_plan_follows_its_weights() -> None:
+    sizes = Sizes(source_words=60, target_words=45, embedding=8, hidden=16)
+    source, lengths = torch.randint(60, (9, 8)), torch.randint(1, 10, (8,))
+    tuned = planned(gru_translator(sizes), source, lengths)
+    for _ in range(3):
+        model = gru_translator(sizes)
+        tuned.load_state_dict(model.state_dict())
+        assert all(map(torch.equal, tuned(source, lengths), greedy(model, source, lengths)))
+        assert tuned.last_call().how == "planned"

@@ -9,7 +9,7 @@ from plantune.canonical import Attrs
 from plantune.graph.graph import Node
 from plantune.graph.types import TensorType
 from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.vector_kernel import ELEMENTS, VECTOR_BYTES, index_of
+from plantune.kernels.vector_kernel import ELEMENTS, index_of, width
 
 SOURCE = """struct Window {{
   using T = {element};
@@ -37,7 +37,7 @@ class PoolWindow:
         """Channels that a thread takes: what divides all, no more than a vector has."""
         if config["layout"] != "nhwc":
             return 1
-        return math.gcd(VECTOR_BYTES // self.x.torch_dtype.itemsize, self.x.shape[1])
+        return math.gcd(width(self.x), self.x.shape[1])
 
     def source(self, config: Attrs, vector: int | None = None) -> str:
         """The header's Window; a thread takes `vector` channels, or as many as it can."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from plantune.cuda.build import Binary
+from plantune.graph.types import TensorType
 from plantune.kernels.launcher import Launcher
 
 VECTOR_BYTES = 16
@@ -52,6 +53,11 @@ class VectorKernel:
         """Launches the kernel that may `read` these tensors."""
         aligned = not any(tensor.data_ptr() % VECTOR_BYTES for tensor in read)
         (self._aligned if aligned else self._unaligned).launch(stream, arguments)
+
+
+def width(type_: TensorType) -> int:
+    """Elements of one vector."""
+    return VECTOR_BYTES // type_.torch_dtype.itemsize
 
 
 def index_of(elements: int) -> str:

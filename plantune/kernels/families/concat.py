@@ -70,7 +70,7 @@ class ConcatParts(Parts):
     @property
     def vector(self) -> int:
         """Channels that are read at once."""
-        return math.gcd(vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize, *self.begins)
+        return math.gcd(vector_kernel.width(self.type), *self.begins)
 
     @property
     def pixels(self) -> int:

@@ -13,13 +13,12 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Constants, Form, Parameter
+from plantune.kernels.constants import Constants, Form
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason, refuse
-from plantune.kernels.patterns.epilogue import ConvParts, channel_parts, conv_epilogue
-from plantune.kernels.patterns.expression import rendered
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
+from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
 from plantune.space.arch import Arch
 
 # Sums that a thread holds: more, with what it reads, do not fit into its registers.
@@ -28,16 +27,11 @@ FILTER_MAX = 11
 SOURCE = (
     """#include "cuda/depthwise_conv.h"
 {functors}struct Conv {{
-  using T = {element};
-  using Index = {index};
-  using Expression = {expression};
-  static constexpr int kH = {image[0]}, kW = {image[1]}, kP = {out[0]}, kQ = {out[1]};
-  static constexpr int kC = {channels}, kR = {filter[0]}, kS = {filter[1]};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+"""
+    + SHAPE
+    + """  using Index = {index};
+  static constexpr int kC = {channels};
   static constexpr int kVector = {vector}, kRows = {rows}, kColumns = {columns};
-  static constexpr int kThreads = {threads};
-  static constexpr bool kScale = {scale}, kBias = {bias};
 }};
 using Kernel = plantune::DepthwiseConv<Conv>;"""
     + vector_kernel.ENTRIES
@@ -45,7 +39,7 @@ using Kernel = plantune::DepthwiseConv<Conv>;"""
 
 
 @dataclass(frozen=True)
-class DepthwiseParts(ConvParts):
+class DepthwiseParts(TiledConv):
     """A convolution with one filter of each channel."""
 
     @property
@@ -53,30 +47,13 @@ class DepthwiseParts(ConvParts):
         return self.step.types[self.x].shape
 
     @property
-    def filter(self) -> tuple[int, int]:
-        rows, columns = self.step.types[self.weight].shape[2:]
-        return rows, columns
-
-    @property
     def vector(self) -> int:
         """Channels of a thread."""
-        itemsize = self.step.types[self.x].torch_dtype.itemsize
-        return math.gcd(vector_kernel.VECTOR_BYTES // itemsize, self.outputs)
+        return math.gcd(vector_kernel.width(self.step.types[self.x]), self.outputs)
 
-    def tiles(self, config: Attrs) -> int:
-        """The work of all threads."""
-        images, _, rows, columns = self.conv.types[0].shape
-        tiles = -(-rows // int(config["rows"])) * -(-columns // int(config["columns"]))
-        return images * tiles * (self.outputs // self.vector)
-
-    def read(self, config: Attrs) -> tuple[int, int]:
-        """Rows and columns of the image that a tile reads."""
-        strides, tile = self.conv.attrs["stride"], (config["rows"], config["columns"])
-        rows, columns = (
-            (int(size) - 1) * stride + taps
-            for size, stride, taps in zip(tile, strides, self.filter, strict=True)
-        )
-        return rows, columns
+    def work(self, config: Attrs) -> int:
+        """Of all threads: a tile of a vector of channels each."""
+        return self.tiles(config) * (self.outputs // self.vector)
 
 
 class DepthwiseConv(CudaFamily[DepthwiseParts]):
@@ -101,45 +78,32 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
         return parts
 
     def why_not_config(self, parts: DepthwiseParts, config: Attrs, arch: Arch) -> str | None:
-        _, _, rows, columns = parts.conv.types[0].shape
         sums = config["rows"] * config["columns"] * parts.vector
         return first_reason(
             {
                 f"a thread has no room for {sums} sums": sums > SUMS_MAX,
-                f"half of {config['rows']} rows hold all {rows}": config["rows"] >= 2 * rows,
-                f"half of {config['columns']} columns hold all {columns}": config["columns"]
-                >= 2 * columns,
+                **parts.too_large(config),
             }
         )
 
     def source(self, parts: DepthwiseParts, config: Attrs, arch: Arch) -> str:
         elements = max(parts.step.types[parts.x].numel, parts.conv.types[0].numel)
-        epilogue, attrs = parts.epilogue, parts.conv.attrs
         return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.dtype],
             index=vector_kernel.index_of(elements),
-            image=parts.image[2:],
-            out=parts.conv.types[0].shape[2:],
             channels=parts.outputs,
-            filter=parts.filter,
-            stride=attrs["stride"],
-            padding=attrs["padding"],
             vector=parts.vector,
-            **config,
-            **cxx_bools({part: getattr(epilogue, part) for part in ("scale", "bias")}),
-            **rendered(epilogue.chain),
+            **parts.shape(config),
         )
 
     def bind(self, parts: DepthwiseParts, config: Attrs, frame: Frame) -> Binding:
-        values, tiles = frame.values, parts.tiles(config)
+        values, work = frame.values, parts.work(config)
         constants = Constants(frame, _constants(parts))
-        images = {"x": parts.x, "residual": parts.epilogue.residual, "y": parts.y}
         read = [name for name in (parts.x, parts.epilogue.residual) if name is not None]
         threads = int(config["threads"])
-        kernel = vector_kernel.VectorKernel(frame.built, -(-tiles // threads), threads)
+        kernel = vector_kernel.VectorKernel(frame.built, -(-work // threads), threads)
 
         def launch(stream: int) -> None:
-            arguments = constants.into(_Arguments, images, count=tiles)
+            arguments = constants.into(_Arguments, parts.images, count=work)
             kernel.launch(stream, arguments, [values[name] for name in read])
 
         return Binding(launch, constants=constants.all)
@@ -148,7 +112,7 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
         """Whatever takes longest: memory, the first-level caches, or multiplying."""
         cost, (rows, columns) = arch.cost(self.name), parts.read(config)
         loads = rows * columns + math.prod(parts.filter) * int(config["rows"])
-        loaded = parts.tiles(config) * loads * parts.vector * _itemsize(parts)
+        loaded = parts.work(config) * loads * parts.vector * _itemsize(parts)
         times = (
             parts.step.traffic_bytes / cost["bytes_per_us"],
             loaded / cost["loaded_bytes_per_us"],
@@ -160,11 +124,7 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
 class _Arguments(ctypes.Structure):
     """plantune::DepthwiseConv::Arguments."""
 
-    _fields_: ClassVar = [
-        *((name, ctypes.c_void_p) for name in ("x", "w", "residual", "y")),
-        ("count", ctypes.c_longlong),
-        *((name, Parameter) for name in ("scale", "bias", "offset")),
-    ]
+    _fields_ = arguments("count")
 
 
 def _constants(parts: DepthwiseParts) -> Mapping[str, tuple[str | None, Form]]:

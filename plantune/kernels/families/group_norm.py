@@ -102,9 +102,9 @@ def _vector(parts: NormParts, config: Attrs) -> int:
     group or of whole ones, whose sums fit into shared memory.
     """
     if config["layout"] != "nhwc":
-        return math.gcd(_pixels(parts), parts.vector)
+        return math.gcd(_pixels(parts), vector_kernel.width(parts.type))
     channels = _of_group(parts)
-    vector = math.gcd(int(config["groups"]) * channels, parts.vector)
+    vector = math.gcd(int(config["groups"]) * channels, vector_kernel.width(parts.type))
     while (channels % vector and vector % channels) or (
         vector // channels * int(config["threads"]) > SUMS_MAX
     ):

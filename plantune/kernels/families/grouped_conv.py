@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,12 @@ from torch.nn.functional import pad
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Constants, Form, Parameter
+from plantune.kernels.constants import Constants, Form
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import first_reason, refuse
-from plantune.kernels.patterns.epilogue import ConvParts, channel_parts, conv_epilogue
-from plantune.kernels.patterns.expression import rendered
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
+from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
 from plantune.kernels.small_matrix import MMA_FROM
 from plantune.kernels.warp_mma import DTYPES, why_not_elements
 from plantune.space.arch import Arch
@@ -33,22 +31,20 @@ SLAB = 64  # channels of a block, at least if there are so many: lines of 128 by
 SM_SHARED_BYTES, RESERVED_BYTES, SM_THREADS = 233472, 1024, 1024
 PIXELS_MIN, PIXELS_MAX = 16, 256
 WIDTH_MAX = 128
-SOURCE = """#include "cuda/grouped_conv.h"
+SOURCE = (
+    """#include "cuda/grouped_conv.h"
 {functors}struct Conv {{
-  using T = {element};
-  using Expression = {expression};
-  static constexpr int kH = {image[0]}, kW = {image[1]}, kP = {out[0]}, kQ = {out[1]};
-  static constexpr int kGroups = {groups.count}, kGroupC = {groups.inputs};
+"""
+    + SHAPE
+    + """  static constexpr int kGroups = {groups.count}, kGroupC = {groups.inputs};
   static constexpr int kGroupO = {groups.outputs}, kSlab = {groups.slab};
-  static constexpr int kR = {filter[0]}, kS = {filter[1]};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-  static constexpr int kTileP = {rows}, kTileQ = {columns}, kThreads = {threads};
-  static constexpr bool kScale = {scale}, kBias = {bias};
+  static constexpr int kTileP = {rows}, kTileQ = {columns};
 }};
 using Kernel = plantune::GroupedConv<Conv>;
 static_assert(Kernel::kSharedBytes == {shared_bytes},
               "the launch asks for what the kernel uses");"""
+    + vector_kernel.ENTRIES
+)
 
 
 @dataclass(frozen=True)
@@ -77,21 +73,10 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class GroupedParts(ConvParts):
+class GroupedParts(TiledConv):
     """A convolution of groups that fit the products of tensor cores."""
 
     groups: Groups
-
-    @property
-    def filter(self) -> tuple[int, int]:
-        rows, columns = self.step.types[self.weight].shape[2:]
-        return rows, columns
-
-    def read(self, config: Attrs) -> int:
-        """Pixels that a tile reads."""
-        strides, tile = self.conv.attrs["stride"], (config["rows"], config["columns"])
-        sizes = zip(tile, strides, self.filter, strict=True)
-        return math.prod((int(size) - 1) * stride + taps for size, stride, taps in sizes)
 
     def shared_bytes(self, config: Attrs) -> int:
         """What a tile reads, and what it makes."""
@@ -100,12 +85,14 @@ class GroupedParts(ConvParts):
             for channels in (self.groups.inputs, self.groups.outputs)
         )
         pixels = int(config["rows"]) * int(config["columns"])
-        return vector_kernel.VECTOR_BYTES * (self.read(config) * inputs + pixels * outputs)
+        return vector_kernel.VECTOR_BYTES * (
+            math.prod(self.read(config)) * inputs + pixels * outputs
+        )
 
     def copied_bytes(self, config: Attrs) -> int:
         """What a block reads and writes."""
         groups, pixels = self.groups, int(config["rows"]) * int(config["columns"])
-        read, written = self.read(config) * groups.inputs, pixels * groups.outputs
+        read, written = math.prod(self.read(config)) * groups.inputs, pixels * groups.outputs
         return (read + written) * groups.slab * 2
 
     def products(self, config: Attrs) -> int:
@@ -119,9 +106,7 @@ class GroupedParts(ConvParts):
         return -(-items // (int(config["threads"]) // 32)) * steps * high
 
     def blocks(self, config: Attrs) -> tuple[int, int]:
-        images, _, rows, columns = self.conv.types[0].shape
-        tiles = -(-rows // int(config["rows"])) * -(-columns // int(config["columns"]))
-        return images * tiles, -(-self.groups.count // self.groups.slab)
+        return self.tiles(config), -(-self.groups.count // self.groups.slab)
 
 
 class GroupedConv(CudaFamily[GroupedParts]):
@@ -156,14 +141,11 @@ class GroupedConv(CudaFamily[GroupedParts]):
         return GroupedParts(step, epilogue, groups)
 
     def why_not_config(self, parts: GroupedParts, config: Attrs, arch: Arch) -> str | None:
-        _, _, rows, columns = parts.conv.types[0].shape
         pixels = int(config["rows"]) * int(config["columns"])
         return (
             first_reason(
                 {
-                    f"half of {config['rows']} rows hold all {rows}": config["rows"] >= 2 * rows,
-                    f"half of {config['columns']} columns hold all {columns}": config["columns"]
-                    >= 2 * columns,
+                    **parts.too_large(config),
                     f"a tile has {PIXELS_MIN} to {PIXELS_MAX} pixels, not {pixels}": not PIXELS_MIN
                     <= pixels
                     <= PIXELS_MAX,
@@ -177,35 +159,22 @@ class GroupedConv(CudaFamily[GroupedParts]):
         return parts.shared_bytes(config)
 
     def source(self, parts: GroupedParts, config: Attrs, arch: Arch) -> str:
-        epilogue, attrs = parts.epilogue, parts.conv.attrs
-        flags = {part: getattr(epilogue, part) is not None for part in ("scale", "bias")}
-        return (SOURCE + vector_kernel.ENTRIES).format(
-            element=vector_kernel.ELEMENTS[parts.dtype],
-            image=parts.step.types[parts.x].shape[2:],
-            out=parts.conv.types[0].shape[2:],
+        return SOURCE.format(
             groups=parts.groups,
-            filter=parts.filter,
-            stride=attrs["stride"],
-            padding=attrs["padding"],
             shared_bytes=parts.shared_bytes(config),
-            **config,
-            **cxx_bools(flags),
-            **rendered(epilogue.chain),
+            **parts.shape(config),
         )
 
     def bind(self, parts: GroupedParts, config: Attrs, frame: Frame) -> Binding:
         constants = Constants(frame, _constants(parts))
-        images = {"x": parts.x, "residual": parts.epilogue.residual, "y": parts.y}
-        how: Any = {"shared_bytes": parts.shared_bytes(config)}
-        aligned, unaligned = (
-            Launcher(frame.built, parts.blocks(config), int(config["threads"]), name=name, **how)
-            for name in ("run", "run_unaligned")
+        blocks, threads = parts.blocks(config), int(config["threads"])
+        kernel = vector_kernel.VectorKernel(
+            frame.built, blocks, threads, parts.shared_bytes(config)
         )
-        x = parts.x
 
         def launch(stream: int) -> None:
-            off = frame.values[x].data_ptr() % vector_kernel.VECTOR_BYTES
-            (unaligned if off else aligned).launch(stream, constants.into(_Arguments, images))
+            arguments = constants.into(_Arguments, parts.images)
+            kernel.launch(stream, arguments, [frame.values[parts.x]])
 
         return Binding(launch, constants=constants.all)
 
@@ -227,10 +196,7 @@ class GroupedConv(CudaFamily[GroupedParts]):
 class _Arguments(ctypes.Structure):
     """plantune::GroupedConv::Arguments."""
 
-    _fields_: ClassVar = [
-        *((name, ctypes.c_void_p) for name in ("x", "w", "residual", "y")),
-        *((name, Parameter) for name in ("scale", "bias", "offset")),
-    ]
+    _fields_ = arguments()
 
 
 def _constants(parts: GroupedParts) -> Mapping[str, tuple[str | None, Form]]:

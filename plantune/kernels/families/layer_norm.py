@@ -91,7 +91,7 @@ def _size(parts: NormParts) -> int:
 
 
 def _vector(parts: NormParts) -> int:
-    return math.gcd(_size(parts), parts.vector)
+    return math.gcd(_size(parts), vector_kernel.width(parts.type))
 
 
 def _held(parts: NormParts, lanes: int) -> int:

@@ -73,7 +73,7 @@ class Linear(CudaFamily[LinearLayer]):
             rows=config["rows"],
             columns=config["tile_n"] // WARPS,
             depth=depth,
-            width=math.gcd(vector_kernel.VECTOR_BYTES // type_.torch_dtype.itemsize, depth),
+            width=math.gcd(vector_kernel.width(type_), depth),
             threads=THREADS,
             **rendered((parts.activation,) if parts.activation else ()),
         )

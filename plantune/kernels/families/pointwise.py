@@ -41,7 +41,7 @@ class Chain(Parts):
 
     def geometry(self, config: Attrs) -> pointwise_chain.Geometry:
         """The addresses of the elements."""
-        width = vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
+        width = vector_kernel.width(self.type)
         return pointwise_chain.geometry_of(self.step, self.expression, config["layout"], width)
 
 

@@ -76,7 +76,7 @@ class SumParts(Parts):
 
     @property
     def width(self) -> int:
-        return vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
+        return vector_kernel.width(self.type)
 
     @property
     def results(self) -> int:

@@ -47,11 +47,6 @@ class PoolParts(Parts):
     def window(self) -> PoolWindow:
         return PoolWindow(self.node, self.x, self.y)
 
-    @property
-    def vector(self) -> int:
-        """Elements of one vector."""
-        return vector_kernel.VECTOR_BYTES // self.x.torch_dtype.itemsize
-
 
 class Pool(CudaFamily[PoolParts]):
     """Config: `layout` of images; `threads` of a block."""
@@ -116,7 +111,7 @@ class Pool(CudaFamily[PoolParts]):
 def _slice(parts: PoolParts, config: Attrs) -> int:
     """Channels of one block of a mean, such that its threads have something to do; 0 for none."""
     _, channels, height, width = parts.x.shape
-    vector, threads = parts.vector, int(config["threads"])
+    vector, threads = vector_kernel.width(parts.x), int(config["threads"])
     slices = [size for size in range(8, channels + 1, 8) if channels % size == 0]
     fitting = [size for size in slices if size // vector <= threads]
     filled = threads * vector // (height * width)

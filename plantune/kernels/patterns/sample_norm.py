@@ -28,11 +28,6 @@ class NormParts(Parts):
         return self.norm.types[0]
 
     @property
-    def vector(self) -> int:
-        """Elements of one vector."""
-        return vector_kernel.VECTOR_BYTES // self.type.torch_dtype.itemsize
-
-    @property
     def affine(self) -> dict[str, bool]:
         """Whether there is a weight and a bias."""
         return {"weight": len(self.norm.inputs) > 1, "bias": len(self.norm.inputs) > 2}

@@ -1,0 +1,86 @@
+"""Convolutions whose kernels make tiles of so many `rows` and `columns` of pixels."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from plantune.canonical import Attrs
+from plantune.kernels import vector_kernel
+from plantune.kernels.constants import Parameter
+from plantune.kernels.patterns.epilogue import ConvParts
+from plantune.kernels.patterns.expression import rendered
+from plantune.kernels.rendering import cxx_bools
+
+# What their headers ask of the struct Conv.
+SHAPE = """  using T = {element};
+  using Expression = {expression};
+  static constexpr int kH = {image[0]}, kW = {image[1]}, kP = {out[0]}, kQ = {out[1]};
+  static constexpr int kR = {filter[0]}, kS = {filter[1]};
+  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
+  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+  static constexpr int kThreads = {threads};
+  static constexpr bool kScale = {scale}, kBias = {bias};
+"""
+IMAGES = ("x", "w", "residual", "y")
+PARAMETERS = ("scale", "bias", "offset")
+
+
+class TiledConv(ConvParts):
+    """A convolution of images in nhwc."""
+
+    @property
+    def filter(self) -> tuple[int, int]:
+        rows, columns = self.step.types[self.weight].shape[2:]
+        return rows, columns
+
+    @property
+    def images(self) -> dict[str, str | None]:
+        """What each call brings, by the words of kernels."""
+        return {"x": self.x, "residual": self.epilogue.residual, "y": self.y}
+
+    def tiles(self, config: Attrs) -> int:
+        """Tiles of all images."""
+        images, _, rows, columns = self.conv.types[0].shape
+        return images * -(-rows // int(config["rows"])) * -(-columns // int(config["columns"]))
+
+    def read(self, config: Attrs) -> tuple[int, int]:
+        """Rows and columns of the image that a tile reads."""
+        strides, tile = self.conv.attrs["stride"], (config["rows"], config["columns"])
+        rows, columns = (
+            (int(size) - 1) * stride + taps
+            for size, stride, taps in zip(tile, strides, self.filter, strict=True)
+        )
+        return rows, columns
+
+    def too_large(self, config: Attrs) -> dict[str, bool]:
+        """The reasons that smaller tiles would do, and whether each holds."""
+        sizes = zip(("rows", "columns"), self.conv.types[0].shape[2:], strict=True)
+        return {
+            f"half of {config[word]} {word} hold all {size}": config[word] >= 2 * size
+            for word, size in sizes
+        }
+
+    def shape(self, config: Attrs) -> dict[str, Any]:
+        """What a source says in SHAPE, and of its tiles."""
+        flags = {part: getattr(self.epilogue, part) is not None for part in ("scale", "bias")}
+        return {
+            "element": vector_kernel.ELEMENTS[self.dtype],
+            "image": self.step.types[self.x].shape[2:],
+            "out": self.conv.types[0].shape[2:],
+            "filter": self.filter,
+            "stride": self.conv.attrs["stride"],
+            "padding": self.conv.attrs["padding"],
+            **config,
+            **cxx_bools(flags),
+            **rendered(self.epilogue.chain),
+        }
+
+
+def arguments(*numbers: str) -> tuple[tuple[str, Any], ...]:
+    """The members of what such a kernel takes, 64-bit `numbers` among them."""
+    return (
+        *((name, ctypes.c_void_p) for name in IMAGES),
+        *((name, ctypes.c_longlong) for name in numbers),
+        *((name, Parameter) for name in PARAMETERS),
+    )

@@ -1,0 +1,54 @@
+"""tools/translate_study: each way says eager's words, on made sentences and on a file of pairs."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TOOL = str(Path(__file__).parents[1] / "tools" / "translate_study.py")
+
+
+@pytest.fixture(scope="module")
+def tool() -> dict[str, Any]:
+    return runpy.run_path(TOOL)
+
+
+def test_a_small_study_compares_ways_by_their_words(
+    tool: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--small --sentences 9 --batch 1 4 --ways eager plantune --out"
+    rows = tool["study"](tool["arguments"]([*options.split(), str(tmp_path)]))
+
+    assert [(row.way, row.batch, row.wrong) for row in rows] == [
+        (way, batch, 0) for batch in (1, 4) for way in ("eager", "plantune")
+    ]
+    written = json.loads((tmp_path / "translate_study.json").read_text())
+    assert [row["way"] for row in written["rows"]] == [row.way for row in rows]
+    assert any(event["operator"] == "aten::gru" for event in written["survey"])
+    assert "sentences/s" in capsys.readouterr().out
+
+
+def test_a_way_that_says_other_words_is_counted(tool: dict[str, Any]) -> None:
+    calls = tool["batches"]([[1, 2, 3], [4]] * 3, 2, torch.device("cpu"))
+    model = tool["translator"](tool["SMALL"], torch.device("cpu"))
+    wanted = [tool["greedy"](model, *call) for call in calls]
+
+    def silent(source: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return torch.ones(len(lengths), 25, dtype=torch.int64), lengths
+
+    assert tool["measured"]("silent", silent, calls, wanted).wrong == 6
+
+
+def test_words_of_a_file_are_numbered_by_how_often_they_are_there(
+    tool: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text("go on\tva\nGo .\tva .\n\tnothing\n", encoding="utf-8")
+    assert tool["read_sentences"](file, 9, tool["SMALL"]) == [[1, 2], [1, 3]]
+    few = tool["Sizes"](source_words=2)
+    assert tool["read_sentences"](file, 1, few) == [[1, tool["UNKNOWN"]]]

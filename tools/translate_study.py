@@ -1,0 +1,284 @@
+"""How many sentences a second a GRU encoder and decoder translates, in several ways.
+
+    python tools/translate_study.py                       # 1,000 made sentences, batches 1, 8, 64
+    python tools/translate_study.py --small               # on 2 cores of a CPU in two minutes
+    python tools/translate_study.py --pairs eng-fra.txt   # source<TAB>target, a pair a line
+
+Every way translates the same sentences greedily, with the same weights: eager float32 with and
+without cuDNN, its steps in one CUDA graph, torch.compile of a step, and plantune.optimize of the
+whole. Weights are random, and such that sentences end after different numbers of words: words are
+compared with eager's. Prints a table and which operators eager's time goes to; writes both into
+translate_study.json, and bars into translate_study.png if matplotlib is there, under --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plantune import optimize
+from plantune.models.gru_translator import BEGIN, END, MAX_STEPS, GRUTranslator, Sizes, greedy
+from plantune.report.tables import table
+
+LONGEST = 20  # words of a source sentence
+UNKNOWN = 0
+SMALL = Sizes(source_words=800, target_words=600, embedding=64, hidden=128)
+# Added to the logit of the end, and what logits are multiplied by: from one word to all of them.
+ENDS, SPREAD = {True: 0.7, False: 1.2}, 2.0
+Made = tuple[Tensor, Tensor]
+Way = Callable[[Tensor, Tensor], Made]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way at one batch; `wrong` are the sentences whose words differ from eager's."""
+
+    way: str
+    batch: int
+    sentences_per_s: float
+    ms_per_call: float
+    wrong: int
+
+
+def made_sentences(count: int, sizes: Sizes) -> list[list[int]]:
+    """Frequent words are small numbers, as in a language."""
+    random = torch.Generator().manual_seed(0)
+    frequencies = 1 / torch.arange(1.0, sizes.source_words + 1)
+    lengths = torch.randint(3, LONGEST + 1, (count,), generator=random).tolist()
+    return [
+        torch.multinomial(frequencies, n, replacement=True, generator=random).tolist()
+        for n in lengths
+    ]
+
+
+def read_sentences(path: Path, count: int, sizes: Sizes) -> list[list[int]]:
+    """The first sentences of a file of pairs; its rarest words are one."""
+    pairs = path.read_text(encoding="utf-8").splitlines()
+    lines = [pair.partition("\t")[0].lower().split() for pair in pairs]
+    common = Counter(word for line in lines for word in line).most_common(sizes.source_words - 1)
+    numbers = {word: at + 1 for at, (word, _) in enumerate(common)}
+    found = [[numbers.get(word, UNKNOWN) for word in line[:LONGEST]] for line in lines if line]
+    return found[:count]
+
+
+def batches(sentences: list[list[int]], batch: int, device: torch.device) -> list[Made]:
+    """Padded words (LONGEST, N) and lengths (N,) of whole batches."""
+    made = []
+    for at in range(0, len(sentences) - batch + 1, batch):
+        part = sentences[at : at + batch]
+        source = torch.zeros(LONGEST, batch, dtype=torch.int64)
+        for n, words in enumerate(part):
+            source[: len(words), n] = torch.tensor(words)
+        lengths = torch.tensor([len(words) for words in part])
+        made.append((source.to(device), lengths.to(device)))
+    return made
+
+
+def translator(sizes: Sizes, device: torch.device) -> GRUTranslator:
+    torch.manual_seed(0)
+    model = GRUTranslator(sizes).eval()
+    with torch.no_grad():
+        model.decoder.output.weight.mul_(SPREAD)
+        model.decoder.output.bias[END] += ENDS[sizes == SMALL]
+    return model.to(device)
+
+
+def captured(model: GRUTranslator, example: Made) -> Way:
+    """Eager's steps, all of them, in one CUDA graph."""
+    source, lengths = (tensor.clone() for tensor in example)
+
+    def run() -> Made:
+        context = hidden = model.encoder(source, lengths)
+        words, made = torch.full_like(lengths, BEGIN), []
+        ended, steps = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
+        for _ in range(MAX_STEPS):
+            logits, hidden = model.decoder(words, hidden, context)
+            words = torch.where(ended, END, logits.argmax(1))
+            made.append(words)
+            steps += ~ended
+            ended = ended | (words == END)
+        return torch.stack(made, 1), steps
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+
+    def translate(words: Tensor, counts: Tensor) -> Made:
+        source.copy_(words)
+        lengths.copy_(counts)
+        graph.replay()
+        return results[0].clone(), results[1].clone()
+
+    return translate
+
+
+def compiled(model: GRUTranslator) -> Way:
+    """The decoder's step by torch.compile; words are read on the host after each."""
+    step = torch.compile(model.decoder)
+
+    def translate(source: Tensor, lengths: Tensor) -> Made:
+        return greedy(_Parts(model.encoder, step), source, lengths)  # type: ignore[arg-type]
+
+    return translate
+
+
+@dataclass(frozen=True)
+class _Parts:
+    encoder: Any
+    decoder: Any
+
+
+def ways(model: GRUTranslator, example: Made, named: list[str]) -> Iterator[tuple[str, Way]]:
+    """Each is made when its turn comes."""
+    on_gpu = example[0].is_cuda
+
+    def eager(source: Tensor, lengths: Tensor) -> Made:
+        return greedy(model, source, lengths)
+
+    def without_cudnn(source: Tensor, lengths: Tensor) -> Made:
+        with torch.backends.cudnn.flags(enabled=False):
+            return greedy(model, source, lengths)
+
+    if "eager" in named:
+        yield "eager", eager
+    if on_gpu and "eager-without-cudnn" in named:
+        yield "eager-without-cudnn", without_cudnn
+    if on_gpu and "cuda-graph" in named:
+        yield "cuda-graph", captured(model, example)
+    if "plantune" in named:
+        yield "plantune", optimize(model, *example, fallback="silent")
+    if "compile" in named:
+        yield "compile", compiled(model)
+
+
+WAYS = ("eager", "eager-without-cudnn", "cuda-graph", "plantune", "compile")
+
+
+def measured(name: str, way: Way, calls: list[Made], wanted: list[Made]) -> Row:
+    """The second time that the way translates all; the first is for what it has to prepare."""
+    batch = len(calls[0][1])
+    wait = torch.cuda.synchronize if calls[0][0].is_cuda else (lambda: None)
+    made = [way(*call) for call in calls]
+    wait()
+    start = time.perf_counter()
+    for call in calls:
+        way(*call)
+    wait()
+    seconds = time.perf_counter() - start
+    pairs = zip(made, wanted, strict=True)
+    wrong = sum(int((got[0] != exact[0]).any(1).sum()) for got, exact in pairs)
+    return Row(name, batch, len(calls) * batch / seconds, seconds / len(calls) * 1e3, wrong)
+
+
+def survey(model: GRUTranslator, calls: list[Made], most: int = 12) -> list[dict[str, Any]]:
+    """The operators that eager's own time goes to."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if calls[0][0].is_cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        for call in calls:
+            greedy(model, *call)
+    events = sorted(profile.key_averages(), key=lambda e: e.self_cpu_time_total, reverse=True)
+    return [
+        {
+            "operator": event.key,
+            "calls": event.count / len(calls),
+            "host_us": event.self_cpu_time_total / len(calls),
+            "gpu_us": event.self_device_time_total / len(calls),
+        }
+        for event in events[:most]
+    ]
+
+
+def shown(rows: list[Row]) -> str:
+    eager = {row.batch: row.sentences_per_s for row in rows if row.way == "eager"}
+    lines = [
+        (
+            *(str(row.batch), row.way, f"{row.sentences_per_s:,.0f}", f"{row.ms_per_call:.3f}"),
+            f"{row.sentences_per_s / eager[row.batch]:.2f}" if row.batch in eager else "",
+            str(row.wrong),
+        )
+        for row in rows
+    ]
+    headers = ("batch", "way", "sentences/s", "ms a call", "of eager's", "wrong")
+    return table(headers, lines, "rlrrrr")
+
+
+def shown_survey(found: list[dict[str, Any]]) -> str:
+    lines = [
+        (e["operator"], f"{e['calls']:.1f}", f"{e['host_us']:.0f}", f"{e['gpu_us']:.0f}")
+        for e in found
+    ]
+    return table(("eager, a sentence", "calls", "host us", "GPU us"), lines, "lrrr")
+
+
+def plotted(rows: list[Row], place: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{row.way}, batch {row.batch}" for row in rows]
+    colors = ["#0072b2" if row.way == "plantune" else "#b0b0b0" for row in rows]
+    axes.barh(names[::-1], [row.sentences_per_s for row in rows][::-1], color=colors[::-1])
+    axes.set_xscale("log")
+    axes.set_xlabel("sentences a second")
+    figure.savefig(place, dpi=150)
+
+
+def study(given: argparse.Namespace) -> list[Row]:
+    device = torch.device("cuda" if torch.cuda.is_available() and not given.small else "cpu")
+    sizes = SMALL if given.small else Sizes()
+    count = given.sentences or (96 if given.small else 1000)
+    sentences = (
+        read_sentences(given.pairs, count, sizes) if given.pairs else made_sentences(count, sizes)
+    )
+    model, rows = translator(sizes, device), []
+    with torch.no_grad():
+        for batch in given.batch or ([1, 8] if given.small else [1, 8, 64]):
+            calls = batches(sentences, batch, device)
+            wanted = [greedy(model, *call) for call in calls]
+            for name, way in ways(model, calls[0], given.ways):
+                rows.append(measured(name, way, calls, wanted))
+                print(json.dumps(asdict(rows[-1])), flush=True)
+        found = survey(model, batches(sentences, 1, device)[:20])
+    print(f"\n{shown(rows)}\n\n{shown_survey(found)}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    document = {"device": where, "torch": torch.__version__, "sentences": len(sentences)}
+    text = json.dumps({**document, "rows": [asdict(r) for r in rows], "survey": found}, indent=1)
+    (given.out / "translate_study.json").write_text(text + "\n", encoding="utf-8")
+    try:
+        plotted(rows, given.out / "translate_study.png")
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+    return rows
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--small", action="store_true", help="a small network, on the CPU")
+    parser.add_argument("--pairs", type=Path, help="sentence pairs, source<TAB>target")
+    parser.add_argument("--sentences", type=int, help="how many of them")
+    parser.add_argument("--batch", type=int, nargs="+")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", type=Path, default=Path())
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    study(arguments())

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from plantune.default_plans import default_plan
+from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.measure.timing import Timing
 from plantune.outcome import Measured, Rejected
 from plantune.search.candidates import step_candidates
-from plantune.search.ranking import is_deterministic, is_tie
+from plantune.search.ranking import fastest, is_deterministic, is_tie
 
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
 GOOD = Measured(10.0, 9.0, 11.0, 9, 0.0, 1.0, True)
 
 
@@ -72,3 +73,14 @@ class TestTies:
         wild = Timing(tuple(float(us) for us in (100, 180) * 10))
         calm = Timing(tuple(float(us) for us in (130, 131) * 10))
         assert is_tie(wild, calm)
+
+    @pytest.mark.parametrize(("slower", "kept"), [(1.02, "simple"), (1.2, "fast")])
+    def test_what_looks_much_slower_is_not_kept_for_being_simple(self, graph, space, slower, kept):
+        """Of few rounds on a busy machine everything ties."""
+        plans = {
+            "fast": hand_plan(graph, space, network="small"),
+            "simple": hand_plan(graph, space, network="small", without=COMPILED),
+        }
+        wild = (60.0, 140.0, 100.0)
+        timings = [Timing(tuple(us * factor for us in wild)) for factor in (1.0, slower)]
+        assert list(plans)[fastest(list(plans.values()), timings)] == kept

@@ -1,0 +1,59 @@
+"""The gradient of every parameter of the first users' network, by our own kernels: each for itself,
+its errors pooled over draws of weights and images, at most twice PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+
+from plantune.cuda.flags import plain_float32
+from plantune.models.se_resnet9 import SEResNet9Fixup
+
+DRAWS = 8
+BATCHES = [1, 7, 128, 129, pytest.param(2048, marks=pytest.mark.slow)]
+# Float64 takes half a minute for more; float32 errs a thousandth as much as 16 bits do.
+MOST_IN_DOUBLE = 256
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("planned")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_parameter(randomise, tuned, batch, dtype):
+    x = torch.randn(batch, 3, 64, 64, device="cuda", dtype=dtype)
+    model = tuned(randomise(SEResNet9Fixup(3)).to("cuda", dtype), x, mode="train", plan="hand")
+    module = model.reference
+    wide = torch.float64 if batch <= MOST_IN_DOUBLE else torch.float32
+    ours, theirs, sizes = Counter(), Counter(), Counter()
+    for draw in range(DRAWS):
+        torch.manual_seed(draw)
+        x.normal_()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(torch.empty_like(parameter).uniform_(0.9, 1.1))
+        dy = torch.randn_like(module(x)) / 8
+        with plain_float32():
+            exact = gradients(copy.deepcopy(module).to(wide), x.to(wide), dy.to(wide))
+        sizes.update({name: squared(wanted) for name, wanted in exact.items()})
+        for which, errors in ((model, ours), (module, theirs)):
+            for name, found in gradients(which, x, dy).items():
+                errors[name] += squared(found.double() - exact[name].double())
+    ratios = {name: (ours[name] / theirs[name]) ** 0.5 for name in sizes}
+    worst = sorted(ratios, key=ratios.__getitem__)[-3:]
+    told = {n: (ratios[n], (theirs[n] / sizes[n]) ** 0.5) for n in worst}
+    print(f"batch {batch}, {dtype}: ratio to PyTorch's error, and that error: {told}")
+    assert ratios[worst[-1]] <= 2, told
+
+
+def gradients(module, x, dy):
+    module.zero_grad()
+    module(x).backward(dy)
+    return {name: p.grad.clone() for name, p in module.named_parameters()}
+
+
+def squared(x):
+    return float(x.double().norm()) ** 2

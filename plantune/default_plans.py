@@ -108,6 +108,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "pointwise_sum",
         "sample_norm",
         "batch_norm",
+        "batch_norm_grad",
         "pointwise_chain",
     ),
 }

@@ -1,16 +1,20 @@
-// The gradients of a batch norm in training.
+// The gradients of a batch norm in training, and what its result's gradient follows from place by
+// place.
 //
+//   dy      = the last element of Head::evaluate(in[0][...], in[1][...], ...)
+//   out[j]  = element j of it, if it leaves
 //   dbias   = sum of dy                                   =, of each channel; null if not wanted
 //   dweight = sum of dy * (x - mean) * invstd             =, of each channel; null if not wanted
 //   dx      = weight * invstd * (dy - dbias / kRows - (x - mean) * invstd * dweight / kRows)   =
-//   dy, x, dx     kRows pixels of kChannels
-//   mean, invstd  float, of the batch
+//   in, out, x, dx   kRows pixels of kChannels
+//   mean, invstd     float, of the batch
 //
 // `collect` leaves the sums of each slice, and comes before `run` where the slices are not the blocks
 // of a cluster. All arithmetic is float, in a fixed order: deterministic.
 
 #pragma once
 
+#include "cuda/arithmetic.h"  // what Head calls
 #include "cuda/channel_slices.h"
 #include "cuda/launch.h"
 
@@ -23,10 +27,11 @@ struct BatchNormGrad : ChannelSlices<Norm> {
   using Base::kBatch, Base::kBatches, Base::kChannels, Base::kColumns, Base::kHolds, Base::kRows,
       Base::kSlices, Base::kTogether, Base::kVector, Base::kWide;
   using P = typename Norm::P;
+  using Head = typename Norm::Head;
+  static constexpr int kInputs = Head::kInputs, kStored = Head::kOutputs - 1;
   using Room = typename Base::template Room<Sums>;
 
   struct Arguments {
-    const T* dy;
     const T* x;
     const P* weight;
     const float* mean;
@@ -35,6 +40,8 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     P* dweight;
     P* dbias;
     Sums* parts;  // of each slice and channel
+    const T* in[kInputs];
+    T* out[kStored + 1];  // the last of them is not there
   };
 
   /// dx = scale * (dy - constant - (x - mean) * slope) of a block's channels.
@@ -81,14 +88,46 @@ struct BatchNormGrad : ChannelSlices<Norm> {
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       if constexpr (!kHolds) {
-        Base::template load<kAligned>(a.dy, place, batch * kBatch, dy);
         Base::template load<kAligned>(a.x, place, batch * kBatch, x);
+        take<kAligned, false>(a, place, batch * kBatch, dy);
       }
       leave(a, place, batch * kBatch, dy, x, mean, line);
     }
   }
 
  private:
+  /// The words of dy, rounded as if they had left; what leaves beside them is written if `kStores`.
+  template <bool kAligned, bool kStores>
+  static __device__ __forceinline__ void take(const Arguments& a, const Place& place, int start,
+                                              Word (&dy)[kBatch]) {
+    Word in[kInputs][kBatch];
+#pragma unroll
+    for (int j = 0; j < kInputs; ++j) {
+      Base::template load<kAligned>(a.in[j], place, start, in[j]);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (!place.has(start + i)) continue;
+      float out[kStored + 1][kVector];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        float read[kInputs], made[kStored + 1];
+#pragma unroll
+        for (int j = 0; j < kInputs; ++j) read[j] = in[j][i][k];
+        Head::evaluate(read, made);
+#pragma unroll
+        for (int j = 0; j <= kStored; ++j) out[j][k] = made[j];
+      }
+      dy[i].round(out[kStored]);
+#pragma unroll
+      for (int j = 0; kStores && j < kStored; ++j) {
+        Word rounded;
+        rounded.round(out[j]);
+        rounded.store(a.out[j] + place.at(start + i));
+      }
+    }
+  }
+
   static __device__ __forceinline__ void take_mean(const Arguments& a, const Place& place,
                                                    float (&mean)[kVector]) {
 #pragma unroll
@@ -104,8 +143,8 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     take_mean(a, place, mean);
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
-      Base::template load<kAligned>(a.dy, place, batch * kBatch, dy);
       Base::template load<kAligned>(a.x, place, batch * kBatch, x);
+      take<kAligned, true>(a, place, batch * kBatch, dy);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (!place.has(batch * kBatch + i)) continue;

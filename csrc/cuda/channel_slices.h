@@ -27,7 +27,7 @@ struct ChannelSlices {
   static constexpr long long kWords = (kRowsOfSlice + kLanes - 1) / kLanes;
   static constexpr bool kHolds = kTogether && kWords <= Shape::kHeld;
   // Words that are asked for before the first is used.
-  static constexpr int kBatch = kHolds ? int(kWords) : smaller(Shape::kHeld, 4);
+  static constexpr int kBatch = kHolds ? int(kWords) : smaller(Shape::kHeld, 1024 / kThreads);
   static constexpr int kBatches = int((kWords + kBatch - 1) / kBatch);
   using Word = Vector<T, kVector>;
 

@@ -31,8 +31,8 @@ SHAPE = """  using T = {element};
 
 @dataclass(frozen=True)
 class Slices:
-    """One division of an image in channels_last, or of a matrix. A thread holds so many words of
-    each of its `images` if it has no more than `held`.
+    """One division of an image in channels_last, or of a matrix. A thread of 256 holds its words of
+    each of its `images` if it has no more than `held`, and fewer of more threads.
     """
 
     type: TensorType
@@ -76,7 +76,12 @@ class Slices:
 
     @property
     def holds(self) -> bool:
-        return self.together and self.words <= self.held
+        return self.together and self.words <= self.held_words
+
+    @property
+    def held_words(self) -> int:
+        """All threads of a multiprocessor share its registers."""
+        return max(self.held * 256 // self.number("threads"), 1)
 
     def why_not(self, arch: Arch) -> dict[str, bool]:
         """The reasons that there is no kernel for the config, and whether each holds."""
@@ -101,7 +106,7 @@ class Slices:
             vector=self.vector,
             channels=self.channels,
             rows=self.rows,
-            held=self.held,
+            held=self.held_words,
             together=cxx_bool(self.together),
             **{word: self.number(word) for word in ("columns", "threads", "slices")},
         )

@@ -1,4 +1,6 @@
-"""The gradients of batch norms in training: `csrc/cuda/batch_norm_grad.h`."""
+"""The gradients of batch norms in training, with what makes the gradient that comes to them:
+`csrc/cuda/batch_norm_grad.h`.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,45 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts, images
 from plantune.kernels.legality import first_reason, refuse
+from plantune.kernels.patterns.pointwise_chain import Expression, Operand, expression_of, whole
 from plantune.space.arch import Arch
 
-HELD = 8  # words of a thread, of each of two images
+INPUTS_MAX, OUTPUTS_MAX = 3, 3
+HELD = {1: 8, 2: 4, 3: 4}  # words of a thread, by the images that dy follows from
 ENTRY_BYTES = 8  # plantune::Sums
 SOURCE = """#include "cuda/batch_norm_grad.h"
+struct Result {{
+  static constexpr int kInputs = {inputs}, kOutputs = {outputs};
+  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
+                                                  float (&out)[kOutputs]) {{
+    {lines}
+  }}
+}};
 struct Norm {{
+  using Head = Result;
 {shape}}};
 using Kernel = plantune::BatchNormGrad<Norm>;"""
 
 
 @dataclass(frozen=True)
 class BatchNormGradParts(Parts):
+    """`expression` makes what leaves before the norm's own results, and last their dy."""
+
     norm: Node
+    expression: Expression
+
+    @property
+    def inputs(self) -> list[str]:
+        """What dy follows from."""
+        return [operand.name for operand in self.expression.operands]
+
+    @property
+    def stored(self) -> list[str]:
+        return [name for name, _ in self.step.outputs if name not in self.norm.outputs]
 
     def slices(self, config: Attrs) -> Slices:
-        return Slices(self.norm.types[0], config, HELD, images=2)
+        inputs = len(self.inputs)
+        return Slices(self.norm.types[0], config, HELD[inputs], images=inputs + 1)
 
 
 class BatchNormGrad(CudaFamily[BatchNormGradParts]):
@@ -39,8 +64,8 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
     name: ClassVar = "batch_norm_grad"
 
     def read(self, step: Step) -> BatchNormGradParts:
-        norm = step.nodes[0]
-        refuse({"not the gradients of one batch norm": step.ops != ("batch_norm_grad",)})
+        norm = step.nodes[-1]
+        refuse({f"the step ends with {norm.op}": norm.op != "batch_norm_grad"})
         dy, x, weight, *statistics = (step.types[name] for name in norm.inputs)
         refuse(
             {
@@ -53,11 +78,24 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
                 f"only images and matrices, got {x.shape}": len(x.shape) not in (2, 4),
                 "the gradient of x is not asked for": norm.name not in dict(step.outputs),
                 "there is nothing to normalise": x.numel == 0,
-                "weights are in nchw": step.phase == "refresh"
-                or not step.constants.isdisjoint(norm.inputs[:2]),
             }
         )
-        return BatchNormGradParts(step, norm)
+        parts = BatchNormGradParts(step, norm, _result(step))
+        images = {*parts.inputs, norm.inputs[1]}
+        many = len(parts.inputs) > INPUTS_MAX or len(parts.stored) >= OUTPUTS_MAX
+        refuse(
+            {
+                "weights are in nchw": step.phase == "refresh"
+                or not step.constants.isdisjoint(images),
+                "the norm's statistics depend on what is made here": not {*norm.inputs[1:]}
+                <= {name for name, _ in step.inputs},
+                "dy follows from other things than images of its type": any(
+                    step.types[name] != x for name in images
+                ),
+                f"dy follows from {INPUTS_MAX} images at most": many,
+            }
+        )
+        return parts
 
     def layouts(self, parts: BatchNormGradParts, config: Attrs) -> Mapping[str, str]:
         return images(parts.step, "nhwc")
@@ -69,13 +107,20 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         return parts.slices(config).part_bytes(ENTRY_BYTES)
 
     def estimate_us(self, parts: BatchNormGradParts, config: Attrs, arch: Arch) -> float:
-        us = parts.slices(config).estimate_us(arch, arch.cost("batch_norm"), 1)
+        passes = 1 + len(parts.stored)
+        us = parts.slices(config).estimate_us(arch, arch.cost("batch_norm"), passes)
         return us * self.slowdown(parts, arch)
 
     def source(self, parts: BatchNormGradParts, config: Attrs, arch: Arch) -> str:
-        slices = parts.slices(config)
-        shape = slices.shape(parts.step.types[parts.norm.inputs[2]].dtype)
-        return SOURCE.format(shape=shape) + slices.entries()
+        slices, expression = parts.slices(config), parts.expression
+        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
+        text = SOURCE.format(
+            inputs=len(expression.operands),
+            outputs=len(expression.results),
+            lines="\n    ".join((*expression.lines, *made)),
+            shape=slices.shape(parts.step.types[parts.norm.inputs[2]].dtype),
+        )
+        return text + slices.entries()
 
     def bind(self, parts: BatchNormGradParts, config: Attrs, frame: Frame) -> Binding:
         constants, values = rows_of(parts.step, frame), frame.values
@@ -84,12 +129,25 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
 
         def launch(stream: int) -> None:
-            read = [constants.tensor(name) for name in parts.norm.inputs]
+            others = [constants.tensor(name) for name in parts.norm.inputs[1:]]
+            images = [constants.tensor(name) for name in parts.inputs]
             made = (values[n].data_ptr() if n in leaving else 0 for n in parts.norm.outputs)
-            addresses = [tensor.data_ptr() for tensor in read]
-            kernel.launch(stream, vector_kernel.members(*addresses, *made, sums), read[:2])
+            read = (tensor.data_ptr() for tensor in others)
+            ends = [tensor.data_ptr() for tensor in (*images, *(values[n] for n in parts.stored))]
+            arguments = vector_kernel.members(*read, *made, sums, *ends, 0)
+            kernel.launch(stream, arguments, [others[0], *images])
 
         return Binding(launch, constants=constants.all)
+
+
+def _result(step: Step) -> Expression:
+    """How dy is computed, which may be an input as it is."""
+    *nodes, norm = step.nodes
+    dy = norm.inputs[0]
+    if not nodes:
+        return Expression((Operand(dy, whole(step.types[dy].shape)),), (), ("in[0]",))
+    leaving = (name for name, _ in step.outputs if name not in norm.outputs)
+    return expression_of(step.part(nodes, (*leaving, dy)))
 
 
 FAMILY = BatchNormGrad()

@@ -41,6 +41,22 @@ def grad(shape, wanted=3):
     return emit
 
 
+def masked_grad(shape, ops=("add", "relu_grad"), kept=()):
+    """With what makes dy; `kept` are the places of those on the way that leave."""
+
+    def emit(b):
+        dy, on_the_way = b.x(*shape), []
+        for op in ops:
+            dy = b(op, dy, b.x(*shape))
+            on_the_way.append(dy)
+        c = shape[1]
+        others = (b.x(*shape), b.w(c), b.statistics(c), b.statistics(c))
+        made = b.all("batch_norm_grad", dy, *others)
+        return (*(on_the_way[place] for place in kept), *made)
+
+    return emit
+
+
 def mixed(b):
     """Images in 16 bits and weights in float32, as autocast has them."""
     x = b.x(4, 16, 5, 5, dtype="float16")
@@ -75,6 +91,10 @@ GRADS = {
     "large": grad((3, 16, 70, 90)),
     "dx alone": grad((2, 16, 4, 4), wanted=1),
     "float32 weights": mixed_grad,
+    "of a ReLU": masked_grad((5, 32, 7, 9), ("relu_grad",)),
+    "of a sum and a ReLU": masked_grad((4, 16, 17, 9), kept=(1,)),
+    "of a sum": masked_grad((4, 6, 5, 5), ("add",), kept=(0,)),
+    "all of it leaves": masked_grad((4, 16, 5, 5), ("add", "silu_grad"), kept=(0, 1)),
 }
 STEPS = {
     **{("norm", name): (NORM, emit) for name, emit in NORMS.items()},
@@ -124,7 +144,8 @@ def test_steps_that_it_cannot_run_are_refused_with_the_reason(step_of):
     for emit, reason in reasons.items():
         assert reason in NORM.why_not_step(step_of(emit, "float16"))
     for emit, reason in {
-        lambda b: b("relu", b.x(2, 8)): "not the gradients of one batch norm",
+        lambda b: b("relu", b.x(2, 8)): "the step ends with relu",
+        masked_grad((4, 8, 3, 3), ("add", "add", "add")): "3 images at most",
         grad((4, 8, 3)): "only images and matrices",
         lambda b: grad((4, 8, 3, 3))(b)[1]: "not asked for",
     }.items():
@@ -151,12 +172,16 @@ def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, launches):
     arch = load_arch(arch_name)
     slices = 4 if launches == 2 or "clusters" in arch.cuda.features else 1
-    for family, emit in (
-        (NORM, norm((16, 64, 16, 16), ("add", "relu"))),
-        (GRAD, grad((8, 64, 16, 16))),
-    ):
-        usage = build_within_limits(family, step_of(emit), config(2, 512, slices, launches), arch)
-        assert set(usage) >= {"run", "collect"} if launches == 2 else {"run"}
+    shape = (16, 64, 16, 16)
+    steps = (
+        (NORM, norm(shape, ("add", "relu"))),
+        (GRAD, grad(shape)),
+        (GRAD, masked_grad(shape, kept=(0, 1))),
+    )
+    for family, emit in steps:
+        step = step_of(emit, "float16")
+        usage = build_within_limits(family, step, config(2, 512, slices, launches), arch)
+        assert set(usage) >= ({"run", "collect"} if launches == 2 else {"run"})
 
 
 @pytest.mark.gpu

@@ -224,3 +224,35 @@ def test_training_follows_the_framework(build):
     model.eval()
     reference.eval()
     assert off(model(x).detach(), reference(x).detach().double()) <= 1e-2
+
+
+def test_batch_norms_train_as_the_frameworks(build):
+    """Kernels of ours: each gradient and statistic within twice the framework's error."""
+    theirs, x = build("resnet18", HALF).train(), images(32, 64)
+    space = load_search_space(arch_of(x.device))
+    graph = optimize(theirs, x, mode="train").stock().graph
+    plan = hand_plan(graph, space, network="by hand")
+    families = Counter(choice.candidate.family for choice in plan.choices)
+    assert families["batch_norm"] == families["batch_norm_grad"] == 20
+    ours, exact = optimize(theirs, x, mode="train", plan=plan), copy.deepcopy(theirs).double()
+    errors: dict[str, list[float]] = {}
+    for count in (1, 2, 3):
+        x, dy = images(32, 64), torch.randn(32, 40, device="cuda", dtype=HALF)
+        for module in (ours, theirs, exact):
+            module.zero_grad()
+            module(x.to(next(module.parameters()).dtype)).backward(dy.to(module.fc.weight.dtype))
+        assert all(value == count for value in ours.buffers() if not value.is_floating_point())
+        wanted = values_of(exact)
+        for place, module in enumerate((ours, theirs)):
+            for name, value in values_of(module).items():
+                errors.setdefault(name, [0.0, 0.0])[place] += off(value, wanted[name]) ** 2
+    assert len(errors) == 62 + 40
+    for name, (own, framework) in errors.items():
+        assert own**0.5 <= 2 * framework**0.5 + ROUNDING[HALF], name
+
+
+def values_of(module):
+    """Gradients and running statistics."""
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    buffers = {name: value for name, value in module.named_buffers() if value.is_floating_point()}
+    return {**gradients, **buffers}

@@ -193,9 +193,7 @@ def programs_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """Families that compile offer themselves; for tests that build nothing."""
     monkeypatch.setattr("plantune.kernels.families.inductor.cxx_compiler", lambda: "/bin/g++")
-    for name in ("squeeze_excite", "winograd"):
-        module = f"plantune.kernels.families.{name}"
-        monkeypatch.setattr(f"{module}.why_not_loadable", lambda *unit: None)
+    monkeypatch.setattr("plantune.kernels.cxx.why_not_loadable", lambda *unit: None)
 
 
 class NoBuilder:

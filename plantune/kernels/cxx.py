@@ -16,15 +16,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from plantune.blobs import read_blob, write_blob
 from plantune.build_log import build_error
+from plantune.canonical import Attrs
 from plantune.errors import BuildError
 from plantune.host import NO_COMPILER, cpu_identity, cxx_compiler
+from plantune.kernels.family import KernelFamily, P
 from plantune.paths import PACKAGE_FOLDER, cache_folder, data_folder
+from plantune.space.arch import Arch
 
 # Vectors are handed over inside a library alone, where all of it is compiled alike.
 OPTIONS = (
@@ -46,6 +49,32 @@ def load_unit(name: str, defined: str = "") -> ctypes.CDLL:
             carried = carried_library(name, defined)
             _units[source] = _opened(carried) if carried else load_library(source)
         return _units[source]
+
+
+class UnitFamily(KernelFamily[P]):
+    """A family whose kernels are functions of one unit, for images of all sizes."""
+
+    arch_kinds = frozenset(("cpu",))
+    build_s: ClassVar[float] = 2.0
+    unit: ClassVar[str]
+
+    def defined(self, parts: P) -> str:
+        """What the unit is compiled with."""
+        raise NotImplementedError
+
+    def why_not_arch(self, arch: Arch) -> str | None:
+        return why_not_loadable(self.unit) or super().why_not_arch(arch)
+
+    def why_not_config(self, parts: P, config: Attrs, arch: Arch) -> str | None:
+        reason = why_not_loadable(self.unit, self.defined(parts))
+        return reason or super().why_not_config(parts, config, arch)
+
+    def source(self, parts: P, config: Attrs, arch: Arch) -> str | None:
+        defined = self.defined(parts)
+        return None if carried_library(self.unit, defined) else unit_source(self.unit, defined)
+
+    def library(self, parts: P) -> ctypes.CDLL:
+        return load_unit(self.unit, self.defined(parts))
 
 
 def why_not_loadable(name: str, defined: str = "") -> str | None:

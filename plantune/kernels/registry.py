@@ -92,6 +92,13 @@ def why_not(step: Step, candidate: Candidate, space: SearchSpace) -> str | None:
     )
 
 
+def refuse_illegal(step: Step, candidate: Candidate, space: SearchSpace) -> None:
+    """Raises IllegalCandidate if a candidate cannot run a step."""
+    reason = why_not(step, candidate, space)
+    if reason is not None:
+        raise IllegalCandidate(f"{candidate.family} at step {step.name!r}: {reason}")
+
+
 def candidates(
     step: Step, space: SearchSpace, names: Iterable[str] | None = None
 ) -> tuple[Candidate, ...]:

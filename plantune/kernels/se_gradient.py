@@ -9,7 +9,7 @@ from plantune.canonical import Attrs
 from plantune.kernels.family import Frame
 from plantune.kernels.patterns.element_passes import ElementParts
 from plantune.kernels.small_matrix import shared_bytes_at_most
-from plantune.kernels.vector_kernel import VECTOR_BYTES
+from plantune.kernels.vector_kernel import VECTOR_BYTES, width
 
 # Vectors of images that a block holds in registers, and registers of a thread beside them.
 HELD_MOST, LEAST_REGISTERS = 4096, 64
@@ -27,7 +27,7 @@ class SeGradParts(ElementParts):
     @property
     def vectors(self) -> int:
         """Vectors of a pixel's channels."""
-        return self.channels * self.image.torch_dtype.itemsize // VECTOR_BYTES
+        return self.channels // width(self.image)
 
     @property
     def makes_layers(self) -> bool:

@@ -5,14 +5,53 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
+from plantune.canonical import Attrs
 from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Form
+from plantune.kernels.legality import first_reason
 from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.space.arch import Arch
 
 # Images that one product of tensor cores has columns for, and the chips that have it.
 IMAGES_MIN, IMAGES_MAX, MMA_FROM = 2, 4, (8, 0)
 TILE = 16
+UNIT = 4  # columns of a row that a lane reads at least, without tensor cores
+HIDDEN_MAX = 256
+STATIC_SHARED_BYTES = 48 << 10
+
+
+def by_tiles(config: Attrs) -> bool:
+    """Whether the `math` of both layers of a squeeze-and-excite is that of tensor cores."""
+    return bool(config["math"] == "mma")
+
+
+def unit_of(config: Attrs) -> int:
+    """What the rows of both matrices are padded to."""
+    return TILE if by_tiles(config) else UNIT
+
+
+def kind_of(config: Attrs) -> str:
+    """What the header calls it."""
+    return "SmallMatrixMma" if by_tiles(config) else "SmallMatrix"
+
+
+def why_not_block(image: TensorType, config: Attrs, declared: int, arch: Arch) -> str | None:
+    """Why a block cannot take its images, each of which has its share of the threads, and both
+    layers, or None if it can; it has `declared` so much shared memory.
+    """
+    images, vectors = int(config["images"]), image.shape[1] // vector_kernel.width(image)
+    team = int(config["threads"]) // images
+    reason = first_reason(
+        {
+            f"a block of {images} images is larger than the batch": images > image.shape[0],
+            f"{team} threads of an image do not cover the {vectors} vectors of its channels": team
+            < vectors,
+            f"it declares {declared} bytes of shared memory, {STATIC_SHARED_BYTES} may be": declared
+            > STATIC_SHARED_BYTES,
+        }
+    )
+    return reason or (why_not_mma(image.dtype, images, arch) if by_tiles(config) else None)
 
 
 def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:

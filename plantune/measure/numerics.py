@@ -10,11 +10,10 @@ from torch import Tensor
 
 from plantune.device import Device
 from plantune.distance import Distance, Exact
-from plantune.errors import IllegalCandidate
 from plantune.gpus import device_for
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate, Values
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import refuse_illegal
 from plantune.measure.scenes import LARGE, Masks, Poison, Scene, Scenes
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.measure.trial import NANS, NUMBERS, Trial
@@ -51,9 +50,7 @@ def check(
     is over its bound, the kernel touches memory that is not its own, or a NaN or infinity is lost
     or reaches another image.
     """
-    reason = why_not(step, candidate, space)
-    if reason is not None:
-        raise IllegalCandidate(f"{candidate.family} at step {step.name!r}: {reason}")
+    refuse_illegal(step, candidate, space)
     place = device or device_for(space.arch)
     with place.own_stream(), torch.no_grad():
         trial = Trial(step, candidate, space.arch, device)

@@ -13,13 +13,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 
 import torch
 
-from plantune.errors import BuildError, IllegalCandidate, UnsupportedDevice
+from plantune.errors import BuildError, UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import family_named, why_not
+from plantune.kernels.registry import family_named, refuse_illegal
 from plantune.measure import programs, roofline, scenes
 from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import attempted, rejection
@@ -48,9 +48,7 @@ def check_and_time(
 ) -> Outcome:
     """Builds a candidate, checks it with each seed, then times it."""
     space = load_search_space(arch)
-    reason = why_not(step, candidate, space)
-    if reason is not None:
-        raise IllegalCandidate(f"{candidate.family} at step {step.name!r}: {reason}")
+    refuse_illegal(step, candidate, space)
     found = attempted(lambda: _outcome(say, step, candidate, space, effort, seeds))
     if isinstance(found, Rejected) and found.stage == "crash" and device_for(space.arch).works():
         return Rejected("build", found.reason)  # the driver refused to launch it

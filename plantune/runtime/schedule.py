@@ -30,7 +30,7 @@ class Launch:
 
     step: Step
     candidate: Candidate
-    conversions: tuple[Conversion, ...]
+    conversions: tuple[Conversion, ...] = ()
     # Outputs that are left as torch makes them, views among them, as nothing needs them dense.
     loose: frozenset[str] = frozenset()
 
@@ -129,9 +129,7 @@ def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> I
     """The layouts in which steps read a value, in order."""
     for step in steps:
         if name in dict(step.inputs):
-            candidate = by_name[step.name]
-            family = family_named(candidate.family)
-            demanded = family.layouts(family.parts(step), candidate.config)
+            demanded = Launch(step, by_name[step.name]).layouts
             if name in demanded:
                 yield demanded[name]
 
@@ -139,10 +137,9 @@ def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> I
 def _converted(
     step: Step, candidate: Candidate, layouts: dict[str, str], loose: frozenset[str]
 ) -> Launch:
-    family = family_named(candidate.family)
-    parts = family.parts(step)
-    demanded = family.layouts(parts, candidate.config)
-    free = loose & family.reads_loose(parts, candidate.config)
+    plain = Launch(step, candidate)
+    demanded = plain.layouts
+    free = loose & plain.family.reads_loose(plain.parts, candidate.config)
     renamed: dict[str, str] = {}
     conversions = []
     for name, _ in step.inputs:

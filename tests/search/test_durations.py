@@ -107,7 +107,7 @@ def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, stor
     assert needed > 1
     assert affordable([compiled, plain], graph, space, steps, needed + 1) == [compiled, plain]
     assert affordable([compiled, plain], graph, space, steps, needed - 0.1) == [plain]
-    # What this search ran lies ready.
+    # What this search ran is built.
     steps.run(Budget(4000.0), silent)
     steps.ran.update((s, c) for s, c in measurer.asked)
     assert building_s(compiled, graph, space, steps) <= needed
@@ -115,7 +115,7 @@ def test_plans_that_take_long_to_build_are_left_out(graph, space, measurer, stor
 
 @pytest.mark.usefixtures("as_with_a_compiler")
 def test_one_source_is_built_once_for_all_steps(space, measurer, store, monkeypatch):
-    monkeypatch.setattr("plantune.kernels.families.winograd.carried_library", lambda *unit: None)
+    monkeypatch.setattr("plantune.kernels.cxx.carried_library", lambda *unit: None)
     graph = Workload("resnet18", 1).graph
     steps = StepSearch(graph, space, measurer, store)
     compiled = hand_plan(graph, space, network="resnet18")

@@ -21,7 +21,7 @@ from plantune.kernels.patterns.element_passes import Pass, axes_of
 from plantune.kernels.patterns.excite_gradient import excite_gradient_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.se_gradient import SeGradParts, Workspace
-from plantune.kernels.small_matrix import TILE, matrix, why_not_mma
+from plantune.kernels.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
 from plantune.space.arch import Arch
 
 SOURCE = (
@@ -60,9 +60,6 @@ extern "C" __global__ __launch_bounds__({adding_threads}) void add(Kernel::Argum
 }}
 """
 )
-HIDDEN_MAX = 256
-UNIT = 4  # columns of a row that a lane reads at least
-STATIC_SHARED_BYTES = 48 << 10
 # Vectors of images that a thread asks for at once, and what the kernel calls where images are held.
 ASKED = {"registers": 10, "shared": 12, None: 10}
 HOLDS = {None: 0, "registers": 1, "shared": 2}
@@ -104,31 +101,19 @@ class SeGrad(CudaFamily[SeGradParts]):
 
     def why_not_config(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str | None:
         assert arch.cuda is not None
-        images, threads = int(config["images"]), int(config["threads"])
-        team, vectors = threads // images, parts.vectors
-        if team < vectors:
-            return f"{team} threads of an image do not cover the {vectors} vectors of its channels"
-        if config["math"] == "mma" and (reason := why_not_mma(parts.image.dtype, images, arch)):
+        declared = parts.shared_bytes_declared(config)
+        reason = why_not_block(parts.image, config, declared, arch)
+        if reason is not None:
             return reason
-        shared_out = arch.cuda.registers_per_sm // (threads * int(config["blocks_per_sm"]))
-        registers = min(shared_out, REGISTERS_MOST)
-        held, declared = (
-            self.shared_bytes(parts, config, arch),
-            parts.shared_bytes_declared(config),
-        )
+        threads = int(config["threads"]) * int(config["blocks_per_sm"])
+        registers = min(arch.cuda.registers_per_sm // threads, REGISTERS_MOST)
+        needed = declared + self.shared_bytes(parts, config, arch)
         most = arch.cuda.shared_memory_per_block_bytes
+        few = registers < parts.registers(config)
         return first_reason(
             {
-                f"a block of {images} images is larger than the batch": images
-                > parts.image.shape[0],
-                f"its blocks leave a thread {registers} registers": registers
-                < parts.registers(config),
-                f"it declares {declared} bytes of shared memory, {STATIC_SHARED_BYTES} may be": (
-                    declared > STATIC_SHARED_BYTES
-                ),
-                f"it needs {declared + held} bytes of shared memory, a block has {most}": (
-                    declared + held > most
-                ),
+                f"its blocks leave a thread {registers} registers": few,
+                f"it needs {needed} bytes of shared memory, a block has {most}": needed > most,
             }
         )
 
@@ -178,13 +163,13 @@ class SeGrad(CudaFamily[SeGradParts]):
             second=_lines(second, parts),
             first_results=len(first.results),
             second_results=len(second.results),
-            matrix="SmallMatrixMma" if config["math"] == "mma" else "SmallMatrix",
+            matrix=kind_of(config),
         )
 
     def bind(self, parts: SeGradParts, config: Attrs, frame: Frame) -> Binding:
         threads = int(config["threads"])
         count = parts.image.shape[0]
-        constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
+        constants = _constants(parts, unit_of(config), frame)
         workspace = Workspace(parts, config).addresses(frame)
         held_bytes = parts.held_bytes(config)
         kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads, held_bytes)

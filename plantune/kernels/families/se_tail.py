@@ -23,7 +23,14 @@ from plantune.kernels.patterns.squeeze_excite import (
     squeeze_excite_of,
 )
 from plantune.kernels.rendering import cxx_bool
-from plantune.kernels.small_matrix import TILE, matrix, shared_bytes_at_most, why_not_mma
+from plantune.kernels.small_matrix import (
+    HIDDEN_MAX,
+    kind_of,
+    matrix,
+    shared_bytes_at_most,
+    unit_of,
+    why_not_block,
+)
 from plantune.space.arch import Arch
 
 SOURCE = (
@@ -33,9 +40,6 @@ using Kernel = plantune::SeTail<{element}, {channels}, {hidden}, {pixels}, Parts
                                 {threads}, plantune::{matrix}>;"""
     + vector_kernel.ENTRIES
 )
-HIDDEN_MAX = 256
-UNIT = 4  # columns of a row that a lane reads at least
-STATIC_SHARED_BYTES = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,13 @@ class SeTailParts(TailParts):
 
     head: Head
 
-    @property
-    def vectors(self) -> int:
-        """Vectors of a pixel's channels."""
-        return self.image.shape[1] * self.image.torch_dtype.itemsize // vector_kernel.VECTOR_BYTES
-
     def shared_bytes_at_most(self, config: Attrs) -> int:
         """What plantune::SeTail declares: the sums of each group of pixels, and for both layers."""
         _, channels, height, width = self.image.shape
         images, threads, hidden = config["images"], config["threads"], self.tail.squeeze.width
         # Pixels of an image that its threads take at once.
-        groups = min(threads // images // self.vectors, height * width)
+        vectors = channels // vector_kernel.width(self.image)
+        groups = min(threads // images // vectors, height * width)
         # Rows are padded so that threads that read several at once meet other banks.
         sums = images * groups * (channels + 16) * 4
         squeeze = shared_bytes_at_most(hidden, channels, images, threads)
@@ -86,18 +86,7 @@ class SeTail(CudaFamily[SeTailParts]):
         return SeTailParts(step, tail, head)
 
     def why_not_config(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str | None:
-        images, vectors = config["images"], parts.vectors
-        if images > parts.image.shape[0]:
-            return f"a block of {images} images is larger than the batch"
-        team = config["threads"] // images
-        if team < vectors:
-            return f"{team} threads of an image do not cover the {vectors} vectors of its channels"
-        if config["math"] == "mma" and (reason := why_not_mma(parts.image.dtype, images, arch)):
-            return reason
-        shared = parts.shared_bytes_at_most(config)
-        if shared > STATIC_SHARED_BYTES:
-            return f"it declares {shared} bytes of shared memory, {STATIC_SHARED_BYTES} may be"
-        return None
+        return why_not_block(parts.image, config, parts.shared_bytes_at_most(config), arch)
 
     def source(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str:
         _, channels, height, width = parts.image.shape
@@ -112,14 +101,14 @@ class SeTail(CudaFamily[SeTailParts]):
             flags=_flags(parts),
             images=config["images"],
             threads=config["threads"],
-            matrix="SmallMatrixMma" if config["math"] == "mma" else "SmallMatrix",
+            matrix=kind_of(config),
         )
 
     def bind(self, parts: SeTailParts, config: Attrs, frame: Frame) -> Binding:
         tail, values, count = parts.tail, frame.values, parts.image.shape[0]
         blocks = -(-count // int(config["images"]))
         kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
-        constants = _constants(parts, TILE if config["math"] == "mma" else UNIT, frame)
+        constants = _constants(parts, unit_of(config), frame)
         images = {
             "x": parts.head.image,
             "residual": tail.residual,

@@ -15,22 +15,13 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
-from plantune.kernels.cxx import (
-    carried_library,
-    function,
-    load_unit,
-    unit_source,
-    why_not_loadable,
-)
-from plantune.kernels.family import Binding, Frame, KernelFamily, Values
+from plantune.kernels.cxx import UnitFamily, function
+from plantune.kernels.family import Binding, Frame, Values
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.expression import defined_function, functions_in
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.layouts import view_bytes
 from plantune.space.arch import Arch
-
-# The unit of csrc/cpu, for images of all sizes.
-UNIT = "squeeze_excite"
 
 
 class Sizes(ctypes.Structure):
@@ -41,15 +32,14 @@ class Sizes(ctypes.Structure):
     ]
 
 
-class SqueezeExciteTail(KernelFamily[TailParts]):
+class SqueezeExciteTail(UnitFamily[TailParts]):
     """Config: `layout` of images."""
 
     name: ClassVar = "squeeze_excite"
-    arch_kinds = frozenset(("cpu",))
-    build_s = 2.0
+    unit: ClassVar = name
 
-    def why_not_arch(self, arch: Arch) -> str | None:
-        return why_not_loadable(UNIT) or super().why_not_arch(arch)
+    def defined(self, parts: TailParts) -> str:
+        return defined_function(parts.tail.chain)
 
     def read(self, step: Step) -> TailParts:
         parts = TailParts(step, squeeze_excite_of(step, step.nodes))
@@ -62,23 +52,13 @@ class SqueezeExciteTail(KernelFamily[TailParts]):
         )
         return parts
 
-    def why_not_config(self, parts: TailParts, config: Attrs, arch: Arch) -> str | None:
-        return why_not_loadable(UNIT, _defined(parts)) or super().why_not_config(
-            parts, config, arch
-        )
-
     def workspace_bytes(self, parts: TailParts, config: Attrs) -> int:
         return _scratch_type(parts).size_bytes
-
-    def source(self, parts: TailParts, config: Attrs, arch: Arch) -> str | None:
-        defined = _defined(parts)
-        return None if carried_library(UNIT, defined) else unit_source(UNIT, defined)
 
     def build(self, parts: TailParts, config: Attrs, arch: Arch) -> Callable[..., None]:
         address, ends = ctypes.c_void_p, (ctypes.c_int, ctypes.c_float)
         arguments = [ctypes.POINTER(Sizes), *[address] * 6, *ends, address, address]
-        library = load_unit(UNIT, _defined(parts))
-        made: Callable[..., None] = function(library, UNIT, arguments)
+        made: Callable[..., None] = function(self.library(parts), self.unit, arguments)
         return made
 
     def bind(self, parts: TailParts, config: Attrs, frame: Frame) -> Binding:
@@ -100,10 +80,6 @@ class SqueezeExciteTail(KernelFamily[TailParts]):
             run(sizes, x, *map(_address, weights), residual, applies, offset, *ends)
 
         return Binding(launch, refresh)
-
-
-def _defined(parts: TailParts) -> str:
-    return defined_function(parts.tail.chain)
 
 
 def _leaving(read: SqueezeExcite) -> dict[str, bool]:

@@ -18,13 +18,7 @@ from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels import onednn
-from plantune.kernels.cxx import (
-    carried_library,
-    function,
-    load_unit,
-    unit_source,
-    why_not_loadable,
-)
+from plantune.kernels.cxx import UnitFamily, function
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.folded import Folded
 from plantune.kernels.legality import refuse
@@ -38,8 +32,6 @@ WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {
     "Winograd": [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
     "Karatsuba": [[1, -1, 0], [0, 1, 0], [0, -1, 1]],
 }
-# The unit of csrc/cpu that holds the transforms, for images of all sizes.
-UNIT = "winograd"
 
 
 class Images(ctypes.Structure):
@@ -89,20 +81,15 @@ class Tiles:
 class WinogradParts(ConvParts):
     tiles: Tiles
 
-    @property
-    def defined(self) -> str:
-        """What the unit is compiled with."""
-        return defined_function(self.epilogue.chain)
 
-
-class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
+class WinogradConv(UnitFamily[WinogradParts], onednn.OneDnnFamily[WinogradParts]):
     """Config: `layout`, which is nhwc: the transforms work on all channels of a pixel at once."""
 
     name: ClassVar = "winograd"
-    build_s = 2.0
+    unit: ClassVar = name
 
-    def why_not_arch(self, arch: Arch) -> str | None:
-        return why_not_loadable(UNIT) or super().why_not_arch(arch)
+    def defined(self, parts: WinogradParts) -> str:
+        return defined_function(parts.epilogue.chain)
 
     def read(self, step: Step) -> WinogradParts:
         parts = usual_parts(step)
@@ -120,19 +107,12 @@ class WinogradConv(onednn.OneDnnFamily[WinogradParts]):
         )
         return WinogradParts(step, parts.epilogue, _tiles(x.shape, w.shape))
 
-    def why_not_config(self, parts: WinogradParts, config: Attrs, arch: Arch) -> str | None:
-        return why_not_loadable(UNIT, parts.defined) or super().why_not_config(parts, config, arch)
-
     def workspace_bytes(self, parts: WinogradParts, config: Attrs) -> int:
         tiles = parts.tiles
         return aligned(tiles.inputs_type.size_bytes) + tiles.products_type.size_bytes
 
-    def source(self, parts: WinogradParts, config: Attrs, arch: Arch) -> str | None:
-        carried = carried_library(UNIT, parts.defined)
-        return None if carried else unit_source(UNIT, parts.defined)
-
     def build(self, parts: WinogradParts, config: Attrs, arch: Arch) -> Transforms:
-        library, algorithm = load_unit(UNIT, parts.defined), parts.tiles.algorithm.lower()
+        library, algorithm = self.library(parts), parts.tiles.algorithm.lower()
         address, images = ctypes.c_void_p, ctypes.POINTER(Images)
         after = [images, address, ctypes.POINTER(Epilogue), address]
         return Transforms(

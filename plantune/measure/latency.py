@@ -11,7 +11,7 @@ import torch
 
 from plantune.cuda.capture import no_collection
 from plantune.device import Call, Device
-from plantune.measure.timing import Timing
+from plantune.measure.timing import Effort, Timing
 from plantune.measure.watches import HOST, Watch, kernel_watch
 
 # Single calls in a row before the next way has its turn.
@@ -28,21 +28,25 @@ CYCLES_PER_US = 2500
 LEAST_WAIT_US = 100.0
 
 
-def time_latencies(calls: Sequence[Call], budget_s: float, watch: Watch) -> list[Timing]:
+def time_latencies(calls: Sequence[Call], effort: Effort, watch: Watch) -> list[Timing]:
     """Single calls until their result is there, in turns; no sample is discarded, slow ones count.
 
-    Each turn starts with a call that is not timed.
+    Each turn starts with a call that is not timed. When the effort is over, one call of each way
+    is all.
     """
     samples: list[list[float]] = [[] for _ in calls]
-    end = time.perf_counter_ns() + budget_s * 1e9
+    end = time.perf_counter_ns() + effort.budget_s * 1e9
     gc.collect(1)
     with no_collection():
         for number in range(MOST_ROUNDS):
             if number >= LEAST_ROUNDS and time.perf_counter_ns() > end:
                 break
+            if number and effort.is_over:
+                break
             for place in range(len(calls))[:: 1 if number % 2 else -1]:
                 calls[place]()
-                samples[place] += [watch.batch_us(calls[place], 1) for _ in range(CALLS_A_TURN)]
+                turn = 1 if effort.is_over else CALLS_A_TURN
+                samples[place] += [watch.batch_us(calls[place], 1) for _ in range(turn)]
     return [Timing(tuple(taken)) for taken in samples]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,9 @@ OURS = (PLANTUNE, PLANTUNE_FROZEN)
 SAME, FRESH = "same", "fresh"
 # The part of the time that goes to queued calls; single ones have the rest.
 QUEUED_PART = 0.6
+# On busy cores a call may take a hundred times as long: after so many times the budget no round of
+# calls begins, however few there were.
+LONGEST = 6.0
 
 Sides = tuple[float | None, float | None]
 
@@ -169,9 +173,11 @@ def _timed(
     kinds = (SAME, FRESH) if detailed else (SAME,)
     calls = {(n, kind): getattr(e, kind) for n, e in ready.items() for kind in kinds}
     in_order, part = list(calls.values()), QUEUED_PART if detailed else 1.0
-    queueing = replace(effort, budget_s=part * effort.budget_s)
+    late = time.monotonic() + LONGEST * effort.budget_s
+    queueing = replace(effort, budget_s=part * effort.budget_s, until=effort.until or late)
     queued = time_interleaved(in_order, queueing, watch) if calls else []
-    single = time_latencies(in_order, (1 - part) * effort.budget_s, watch) if detailed else []
+    left = replace(effort, budget_s=(1 - part) * effort.budget_s, until=late)
+    single = time_latencies(in_order, left, watch) if detailed else []
     none: Sides = (None, None)
     sides = _sides(ready, device) if detailed and device.captures else {}
     return {

@@ -124,7 +124,7 @@ class Search:
         steps = self._steps = StepSearch(
             graph, self.space, measurer, store, builds=builds, studies=studies
         )
-        budget.race_s = CALLS_IN_A_RACE[self.space.arch.kind] * steps.framework_us() / 1e6
+        budget.race_s = self._race_s(steps.framework_us())
         worker.start(budget.cut_at("racing"))
         return Run(
             self.graph,
@@ -160,8 +160,13 @@ class Search:
             timings = time_plans(run, known, effort)
             order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
             self._known = [known[i] for _, i in order]
+            # On busy cores a call may take a hundred times what its steps are thought to take.
+            budget.race_s = max([budget.race_s, *(self._race_s(us) for us, _ in order[:1])])
         if self._known:
             self._best = self._known[0]
+
+    def _race_s(self, call_us: float) -> float:
+        return CALLS_IN_A_RACE[self.space.arch.kind] * call_us / 1e6
 
     def _begin(self, run: Run) -> None:
         """Measures the steps of the best plan that is known. Where calls build no guess, also those

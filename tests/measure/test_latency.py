@@ -8,6 +8,7 @@ import pytest
 
 from plantune.measure import latency
 from plantune.measure.latency import gpu_us, host_us, time_latencies
+from plantune.measure.timing import Effort
 from plantune.measure.watches import CallWatch
 
 from .test_watches import Queue, queue  # noqa: F401
@@ -25,7 +26,7 @@ def sleeping(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:  # noqa: F
 
 def test_a_single_call_lasts_until_its_result_is_there(sleeping: Queue) -> None:
     calls = [sleeping.starting(5, 300), sleeping.starting(50, 20)]
-    found = time_latencies(calls, 1.0, CallWatch(sleeping))
+    found = time_latencies(calls, Effort(1.0), CallWatch(sleeping))
     assert [timing.median_us for timing in found] == pytest.approx([305, 70])
     assert {timing.samples for timing in found} == {latency.MOST_ROUNDS * latency.CALLS_A_TURN}
 
@@ -37,9 +38,16 @@ def test_a_stall_now_and_then_is_kept(sleeping: Queue) -> None:
         counted[0] += 1
         sleeping.starting(5, 3000 if counted[0] % 20 == 0 else 30)()
 
-    (found,) = time_latencies([call], 1.0, CallWatch(sleeping))
+    (found,) = time_latencies([call], Effort(1.0), CallWatch(sleeping))
     assert found.median_us == pytest.approx(35)
     assert found.percentile_us(99) == pytest.approx(3005)
+
+
+def test_when_the_effort_is_over_each_way_is_called_once(sleeping: Queue) -> None:
+    """On busy cores a bench of 5 s took over three minutes."""
+    calls = [sleeping.starting(5, 30), sleeping.starting(5, 60)]
+    found = time_latencies(calls, Effort(1.0, until=0.0), CallWatch(sleeping))
+    assert [timing.samples for timing in found] == [1, 1]
 
 
 def test_host_and_gpu_are_told_apart(sleeping: Queue) -> None:

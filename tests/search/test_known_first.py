@@ -127,6 +127,17 @@ class TestBeginning:
         (first,) = worker.timed[0]
         assert choices(first) == choices(by_hand(PROBLEM))
 
+    @pytest.mark.usefixtures("searched")
+    def test_calls_that_take_long_here_leave_the_race_more_time(self, worker, database, by_hand):
+        """On busy cores they take a hundred times what their steps are thought to take."""
+        database.put_plan(by_hand(OTHER), HERE)
+        left = []
+        for worker.us in (50.0, 5e5):
+            found = search_of(PROBLEM, Settings(60.0), database, HERE)
+            found.run(worker)
+            left.append(60.0 - found._budget._end_s("ranking"))
+        assert left[0] < 20 < left[1]
+
     def test_its_steps_are_measured_first(self, searched, worker, database, by_hand):
         database.put_plan(by_hand(OTHER), HERE)
         result = searched()

@@ -19,7 +19,7 @@ ROOT = Path(plantune.__file__).parent
 ORDER = (
     "scans",
     "blobs canonical distance errors host layers outcome products rivals settings tolerances",
-    "files generators models paths",
+    "files generators jsonable models paths",
     "build_log graph space",
     "cuda layouts problem",
     "device machine",

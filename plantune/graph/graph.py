@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from plantune.graph.ops import op_named
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.structure import Structure, structure_of
 from plantune.graph.types import DTYPES, TensorType, dtype_name
+from plantune.jsonable import fields_from_json, fields_to_json
+
+T = TypeVar("T")
 
 
 def output_names(node: str, count: int) -> tuple[str, ...]:
@@ -80,12 +83,20 @@ Named = tuple[tuple[str, TensorType], ...]
 Pairs = tuple[tuple[str, str], ...]
 
 
-def named_to_json(pairs: Named) -> list[Any]:
-    return [[name, type_.to_json()] for name, type_ in pairs]
-
-
-def named_from_json(data: Any) -> Named:
-    return tuple((name, TensorType.from_json(type_)) for name, type_ in data)
+def read_exactly(
+    kind: type[T], data: Mapping[str, Any], what: str, check: Callable[[T], None] | None = None
+) -> T:
+    """A graph or a step of its JSON; raises InvalidGraph if the data is not that of one."""
+    try:
+        found: T = fields_from_json(kind, data)
+        if check is not None:
+            check(found)
+        exact = canonical(fields_to_json(found)) == canonical(data)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InvalidGraph(f"this is not a {what}: {error!r}") from error
+    if not exact:
+        raise InvalidGraph(f"this is not a {what}: it holds more, or other types of values")
+    return found
 
 
 @dataclass(frozen=True)
@@ -229,43 +240,12 @@ class Graph:
         return digest(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "inputs": named_to_json(self.inputs),
-            "parameters": named_to_json(self.parameters),
-            "buffers": named_to_json(self.buffers),
-            "nodes": [node.to_json() for node in self.nodes],
-            "outputs": list(self.outputs),
-            "updates": [list(pair) for pair in self.updates],
-            "backward_from": self.backward_from,
-            "output_gradients": named_to_json(self.output_gradients),
-            "gradients": [list(pair) for pair in self.gradients],
-        }
+        return fields_to_json(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Graph:
         """The graph of `to_json`; raises InvalidGraph if the data is not one."""
-
-        def pairs(key: str) -> Pairs:
-            return tuple((first, second) for first, second in data[key])
-
-        try:
-            graph = Graph(
-                inputs=named_from_json(data["inputs"]),
-                parameters=named_from_json(data["parameters"]),
-                buffers=named_from_json(data["buffers"]),
-                nodes=tuple(Node.from_json(item) for item in data["nodes"]),
-                outputs=tuple(data["outputs"]),
-                updates=pairs("updates"),
-                backward_from=data["backward_from"],
-                output_gradients=named_from_json(data["output_gradients"]),
-                gradients=pairs("gradients"),
-            )
-            exact = canonical(graph.to_json()) == canonical(data)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise InvalidGraph(f"this is not a layer graph: {error!r}") from error
-        if not exact:
-            raise InvalidGraph("this is not a layer graph: it holds more, or other types of values")
-        return graph
+        return read_exactly(Graph, data, "layer graph")
 
 
 def _check_nodes(graph: Graph) -> None:

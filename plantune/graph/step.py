@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.canonical import canonical, digest
+from plantune.canonical import digest
 from plantune.errors import InvalidGraph
-from plantune.graph.graph import Graph, Named, Node, named_from_json, named_to_json
+from plantune.graph.graph import Graph, Named, Node, read_exactly
 from plantune.graph.ops import op_named
 from plantune.graph.types import TensorType
+from plantune.jsonable import fields_to_json
 
 PHASES = ("refresh", "forward", "backward")
 
@@ -125,29 +126,12 @@ class Step:
 
     def to_json(self) -> dict[str, Any]:
         """All of the step, so that another process can run it without its graph."""
-        return {
-            "nodes": [node.to_json() for node in self.nodes],
-            "inputs": named_to_json(self.inputs),
-            "outputs": named_to_json(self.outputs),
-            "constants": sorted(self.constants),
-            "phase": self.phase,
-        }
+        return fields_to_json(self, Step)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Step:
         """The step of `to_json`; raises InvalidGraph if the data is not one."""
-        try:
-            nodes = tuple(Node.from_json(item) for item in data["nodes"])
-            constants = frozenset(data["constants"])
-            inputs, outputs = map(named_from_json, (data["inputs"], data["outputs"]))
-            step = Step(nodes, inputs, outputs, constants, data["phase"])
-            _check_step(step)
-            exact = canonical(step.to_json()) == canonical(data)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise InvalidGraph(f"this is not a step: {error!r}") from error
-        if not exact:
-            raise InvalidGraph("this is not a step: it holds more, or other types of values")
-        return step
+        return read_exactly(Step, data, "step", _check_step)
 
 
 def _check_step(step: Step) -> None:

@@ -7,7 +7,7 @@ makes of the tape is what it makes of the module, without the cost of the module
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.arguments import Arguments
-from plantune.graph.graph import Named, named_from_json, named_to_json
+from plantune.graph.graph import Named
 from plantune.graph.memory import Memory, memory_of
 from plantune.graph.ops.overload import attributes
 from plantune.graph.purity import draws
@@ -59,36 +59,6 @@ class Tape:
     draws: bool
     values: tuple[str | None, ...]
     examples: tuple[str | None, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "inputs": [type_.to_json() for type_ in self.inputs],
-            "parameters": named_to_json(self.parameters),
-            "buffers": named_to_json(self.buffers),
-            "calls": [[c.overload, [*c.reads], dict(c.attrs), c.results] for c in self.calls],
-            "outputs": [*self.outputs],
-            "trained": [*self.trained],
-            "draws": self.draws,
-            "values": [*self.values],
-            "examples": [*self.examples],
-        }
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Tape:
-        return Tape(
-            tuple(TensorType.from_json(item) for item in data["inputs"]),
-            named_from_json(data["parameters"]),
-            named_from_json(data["buffers"]),
-            tuple(
-                TapeCall(overload, tuple(reads), Attrs(attrs), results)
-                for overload, reads, attrs, results in data["calls"]
-            ),
-            tuple(data["outputs"]),
-            tuple(data["trained"]),
-            data["draws"],
-            tuple(data["values"]),
-            tuple(data["examples"]),
-        )
 
 
 def tape_of(module: nn.Module, arguments: Arguments) -> Tape:

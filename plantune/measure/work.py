@@ -17,11 +17,11 @@ from plantune.errors import BuildError, UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
+from plantune.jsonable import from_json, to_json
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named, refuse_illegal
 from plantune.measure import programs, roofline, scenes
-from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.numerics import check
 from plantune.measure.programs import PassCost, Say, time_programs

@@ -15,8 +15,8 @@ import optuna
 import sqlalchemy
 
 from plantune.canonical import Attrs, canonical, digest
+from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
-from plantune.measure.jsonable import from_json, to_json
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
 

@@ -16,6 +16,7 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract
 from plantune.graph.tape import Tape, packed, tape_of, unpacked
 from plantune.graph.types import TensorType
+from plantune.jsonable import from_json, to_json
 from plantune.measure.rebuilt import rebuilt
 from plantune.models.se_resnet9 import SEResNet9Fixup
 
@@ -44,7 +45,7 @@ class Mixed(nn.Module):
 
 def taped(module: nn.Module, types: tuple[TensorType, ...]) -> Tape:
     """As another process gets it."""
-    return Tape.from_json(json.loads(json.dumps(tape_of(module, Arguments(types)).to_json())))
+    return from_json(Tape, json.loads(json.dumps(to_json(tape_of(module, Arguments(types))))))
 
 
 @pytest.mark.parametrize("trains", [False, True])

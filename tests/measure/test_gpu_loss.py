@@ -9,10 +9,10 @@ from plantune.default_plans import default_plan
 from plantune.errors import MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed
 from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
+from plantune.jsonable import to_json
 from plantune.kernels.family import Candidate
 from plantune.measure import client
 from plantune.measure.client import Worker
-from plantune.measure.jsonable import to_json
 from plantune.measure.subject import Raced
 from plantune.outcome import Rejected
 from plantune.space.search_space import load_search_space

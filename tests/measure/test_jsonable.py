@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plantune.measure.jsonable import from_json, to_json
+from plantune.jsonable import from_json, to_json
 from plantune.measure.programs import PassCost
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Effort, Interval, Timing

@@ -28,11 +28,11 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.graph import Graph
 from plantune.graph.partition import one_by_one
 from plantune.graph.types import TensorType
+from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates
 from plantune.measure import roofline
 from plantune.measure.client import Limits, Worker
-from plantune.measure.jsonable import from_json, to_json
 from plantune.measure.limits import rejection
 from plantune.measure.programs import draw_values
 from plantune.measure.race import Race

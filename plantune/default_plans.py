@@ -61,17 +61,20 @@ CUDA_PREFERENCES = (
     Preference("first_conv", {"layout": "nchw"}),
     # Of few rows: a layer that reads more is a convolution of single pixels.
     Preference("linear", most=1 << 16),
-    Preference("hopper_conv", rivals=("resident_conv",)),
+    Preference("hopper_conv", rivals=("resident_conv", "grouped_conv")),
     Preference("se_grad"),
     Preference("hopper_dgrad", rivals=("resident_dgrad",)),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
     Preference("implicit_gemm_conv"),
+    Preference("linear"),
     Preference("depthwise_conv"),
     Preference("grouped_conv"),
     # Of few pixels: each block reads the weights. With 2,048 images se_resnet9's second one took 28
     # us, both ops alone 24, its third 26 and 14 (H200, 2026-11-22).
     Preference("pool_conv", most=1 << 22),
     Preference("se_tail"),
+    # densenet121 took 1.53 ms instead of 2.93, 32 images in float16 (H100, 2026-11-23).
+    Preference("concat"),
     Preference("layer_norm"),
     Preference("group_norm", {"layout": "nhwc"}),
     Preference("batch_norm"),
@@ -106,6 +109,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "masked_dgrad",
         "pooled_dgrad",
         "pointwise_sum",
+        "concat",
         "sample_norm",
         "batch_norm",
         "batch_norm_grad",

@@ -57,17 +57,22 @@ def test_the_sample_names_sixty_networks_once(part) -> None:
 
 
 def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> None:
+    measured = {"ms": {"plantune": 1.25}, "device": "GPU"}
     torn = "SwinTransformer, at features.1: in-place op aten.x_ cannot be part of a plan. Optimize"
     rows = [
         row("torchvision/a", "infer", "taken", "taken"),
         row("torchvision/b", "infer", "taken", "refused", reason=torn),
         row("torchvision/a", "infer", "right", "right"),
         row("timm/c", "train", "share", "taken", share=0.5, left={"conv2d": 0.5}, arch="sm90"),
+        row("timm/c", "infer", "time", "timed", ratios={"eager": [1.05, 1, 1.1]}, **measured),
+        row("timm/d", "infer", "time", "timed", ratios={"eager": [0.5, 0.4, 0.6]}, **measured),
     ]
     part("table").write_table(rows, tmp_path / "census.md")
     text = (tmp_path / "census.md").read_text()
     assert "| torchvision | infer | 1 of 2 (50.0%) | 1 of 1 (100.0%) |" in text
     assert "| infer | 1 | in-place op aten.x_ |" in text
+    assert "| eager | infer | 2 | 0.78 | 1.05 | 1 |" in text
+    assert "| timm/c | infer | 1.250 | 1.05 | GPU |" in text
     assert "- `torchvision/b` infer: refused, in-place op aten.x_" in text
     assert "| timm | train | sm90 | 1 | 0.500 | 0.500 | 1 |" in text
 
@@ -116,7 +121,7 @@ def test_jobs_take_each_network_once_until_the_time_is_up(part, capsys) -> None:
 
 def test_one_at_a_time_has_the_gpu(part, monkeypatch, tmp_path: Path) -> None:
     turns, inside = part("turns"), []
-    monkeypatch.setattr(turns, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(turns, "FOLDER", tmp_path)
 
     def turn(_: int) -> None:
         with turns.alone_on_gpu():
@@ -124,6 +129,8 @@ def test_one_at_a_time_has_the_gpu(part, monkeypatch, tmp_path: Path) -> None:
             time.sleep(0.01)
             assert len(inside) == 1
             inside.pop()
+        with turns.beside_others():
+            assert not inside
 
     before = os.sched_getaffinity(0)
     with ThreadPoolExecutor(4) as pool:

@@ -17,17 +17,19 @@ namespace plantune {
 
 template <typename Chain>
 struct Pointwise {
-  using T = typename Chain::T;
+  using T = typename Chain::T;        // of the outputs
+  using From = typename Chain::From;  // of the inputs
   using Index = typename Chain::Index;
   static constexpr int kInputs = Chain::kInputs, kOutputs = Chain::kOutputs;
   static constexpr int kAxes = Chain::kAxes, kWidth = Chain::kWidth, kVectors = Chain::kVectors;
   using Word = Vector<T, kWidth>;
+  using Read = Vector<From, kWidth>;
 
   static_assert(kAxes == 1 || Chain::kSizes[kAxes - 1] % kWidth == 0,
                 "a vector does not reach over the end of the innermost axis");
 
   struct Arguments {
-    const T* in[kInputs];
+    const From* in[kInputs];
     T* out[kOutputs];
     long long count;
   };
@@ -45,8 +47,8 @@ struct Pointwise {
 
   /// Neighbours are side by side, one and the same element, or apart.
   template <bool kAligned>
-  static __device__ __forceinline__ void load(const T* from, int input, Index i, int there,
-                                              Word& to) {
+  static __device__ __forceinline__ void load(const From* from, int input, Index i, int there,
+                                              Read& to) {
     const int stride = Chain::kStrides[input][kAxes - 1];
     from += place_of(input, i);
     if (stride == 0) {
@@ -61,7 +63,7 @@ struct Pointwise {
     }
   }
 
-  static __device__ __forceinline__ void evaluate(const Word (&in)[kInputs],
+  static __device__ __forceinline__ void evaluate(const Read (&in)[kInputs],
                                                   float (&out)[kOutputs][kWidth]) {
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
@@ -98,7 +100,7 @@ struct Pointwise {
   static __device__ __forceinline__ void run(const Arguments& a) {
     release_successor();
     wait_for_predecessor();
-    Word in[kVectors][kInputs];
+    Read in[kVectors][kInputs];
     const long long block = blockIdx.x * (long long)(kVectors)*Chain::kThreads;
     long long first[kVectors];
 #pragma unroll

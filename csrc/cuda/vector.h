@@ -1,6 +1,6 @@
 // Adjacent elements: moved as one word of up to 16 bytes, computed with in float.
 //
-// T is float, __half or __nv_bfloat16. Activations are read by plain loads: a kernel that starts
+// T is float, __half or __nv_bfloat16, or a byte that is only read. Activations are read by plain loads: a kernel that starts
 // before the one in front has ended must not read them through the read-only cache.
 
 #pragma once
@@ -21,6 +21,10 @@ constexpr int power_below(int value) { return value < 2 ? 1 : 2 * power_below(va
 template <int kBytes>
 struct WordOf;
 template <>
+struct WordOf<1> {
+  using Type = unsigned char;
+};
+template <>
 struct WordOf<2> {
   using Type = unsigned short;
 };
@@ -37,6 +41,7 @@ struct WordOf<16> {
   using Type = uint4;
 };
 
+__device__ __forceinline__ float to_float(unsigned char value) { return float(value); }
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }

@@ -23,6 +23,9 @@ TO_COPY = torch.ops.aten._to_copy.default
 TO_DTYPE = torch.ops.aten.to.dtype
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 Dtypes = tuple[torch.dtype, ...]
+# On a GPU autocast sees cuDNN's layer, of which no tensor without memory can be part: it takes
+# numbers, weights and states in autocast's dtype.
+RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_")
 
 
 @contextmanager
@@ -61,6 +64,12 @@ def casts(
     sees the parts that the overload is made of, and not the overload.
     """
     given = tuple(leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    if autocast[0] == "cuda" and overload.name().startswith(RECURRENT):
+        double = torch.float64
+        return tuple(
+            t if t == double else low
+            for t, low in zip(given, _floats_in(autocast[1], given), strict=True)
+        )
     key = f"Autocast{autocast[0].upper()}"
     seen = _Seen(overload, args, kwargs, autocast)
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key):

@@ -29,7 +29,15 @@ from torch.utils._pytree import tree_map_only
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
-from plantune.graph.autocast import TO_DTYPE, Autocast, Dtypes, casts, state_on, under
+from plantune.graph.autocast import (
+    RECURRENT,
+    TO_DTYPE,
+    Autocast,
+    Dtypes,
+    casts,
+    state_on,
+    under,
+)
 from plantune.graph.lines import line_in
 from plantune.graph.memo import depend
 from plantune.graph.nested import leaves
@@ -52,9 +60,6 @@ READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
 _HERE = str(Path(__file__).parent)
 # What these files raise is a mistake of theirs, and says nothing about the module.
 _OWN = (str(Path(_HERE, "spelling")), str(Path(_HERE, "shapes.py")))
-
-# Of each of their steps: cuDNN casts their weights in a way of its own.
-RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_")
 
 
 @dataclass(frozen=True)

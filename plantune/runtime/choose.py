@@ -26,13 +26,14 @@ from plantune.graph.graph import Graph
 from plantune.machine import environment_of
 from plantune.plan import EAGER, PROGRAM, Plan, check_plan, is_for, named_as
 from plantune.plan_db.plan_file import PlanFile
-from plantune.plan_db.proofs import is_proved, remember_proof
+from plantune.plan_db.proofs import is_known_slower, is_proved, remember_proof, remember_race
 from plantune.plan_db.rows import Found
 from plantune.plan_db.stored import find_stored_plan
 from plantune.problem import Problem
 from plantune.rivals import loss_text
 from plantune.runtime.consistent import by_its_program, tell, transferred, why_apart
 from plantune.runtime.framework import Options
+from plantune.runtime.guess_race import is_slower, is_unsure
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.recheck import recheck
 from plantune.runtime.stock import Stock, device_of
@@ -56,6 +57,7 @@ CANNOT_RUN = (
 # The framework's kernels: on a GPU as one captured graph; on a CPU op by op they are slower than
 # eager, which took 7 us for a layer that they took 60 for (2 cores, 2026-11-22).
 UNPLANNED = {"cpu": EAGER, "cuda": PROGRAM}
+SLOWER = "they were quicker than plantune's in a race"
 
 
 class NoStoredPlan(UserWarning):
@@ -143,15 +145,34 @@ class Choice:
         """Of kernels that estimates choose, where these are known to be good, else of the
         framework's.
         """
-        name = self._options.name
-        guessed = guessed_plan(self._graph, self._space, network=name)
-        if guessed is not None:
-            made = self._attempt(guessed)
-            if isinstance(made, Stock):
-                return made
-            log.info("%s: the framework's kernels run: %s", name, made)
-        plain = default_plan(self._graph, self._space, network=name)
+        guessed = guessed_plan(self._graph, self._space, network=self._options.name)
+        if guessed is None:
+            return self._of_framework()
+        made = SLOWER if is_known_slower(guessed, self._here) else self._attempt(guessed)
+        if isinstance(made, Stock):
+            return self._quicker(made)
+        log.info("%s: the framework's kernels run: %s", self._options.name, made)
+        return self._of_framework()
+
+    def _of_framework(self) -> Stock:
+        plain = default_plan(self._graph, self._space, network=self._options.name)
         return self._stock_of(replace(plain, runner=UNPLANNED[self._space.arch.kind]))
+
+    def _quicker(self, guess: Stock) -> Stock:
+        """The guess, or the framework's kernels if they win a race, where that is not sure."""
+        capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        is_raced = is_known_slower(guess.plan, self._here) is not None
+        if is_raced or capturing or not is_unsure(self._graph, guess.plan):
+            return guess
+        other = self._of_framework()
+        try:
+            slower = is_slower(guess, other, self._arguments)
+        except CANNOT_RUN:
+            return guess
+        remember_race(guess.plan, self._here, slower=slower)
+        if slower:
+            log.info("%s: the framework's kernels run: %s", self._options.name, SLOWER)
+        return other if slower else guess
 
     def _given(self) -> Plan | None:
         """The plan that the user gave, if it is one for this graph and kind of chip."""

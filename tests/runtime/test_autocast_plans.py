@@ -137,7 +137,7 @@ def test_autocast_for_another_kind_of_device_changes_nothing(module, x, close):
     assert model.stats().instances == 1
 
 
-def test_what_a_layer_casts_in_its_own_way_runs_in_the_framework():
+def test_recurrent_layers_run_in_the_framework_on_a_cpu():
     module, x = nn.GRU(4, 3, batch_first=True).eval(), torch.randn(2, 5, 4)
     model = optimize(module, x, fallback="silent")
     with torch.no_grad(), autocast():
@@ -181,6 +181,40 @@ POLICIES = {
 @pytest.mark.parametrize(("overload", "args", "wanted"), POLICIES.values(), ids=POLICIES)
 def test_torch_says_what_it_casts(overload, args, wanted):
     assert casts(overload, args, {}, ("cpu", LOW)) == wanted
+
+
+def test_recurrent_layers_take_all_numbers_in_autocasts_dtype_on_a_gpu():
+    x, state, weights = meta(5, 2, 4), meta(1, 2, 3), [meta(9, 4), meta(9, 3), meta(9), meta(9)]
+    flags = (True, 1, 0.0, False, False, False)
+    found = casts(A.gru.input, (x, state, weights, *flags), {}, ("cuda", torch.float16))
+    assert found == (torch.float16,) * 6
+    lengths = meta(5, dtype=torch.int64)
+    data = (x, lengths, state, weights, *flags[:-1])
+    assert casts(A.gru.data, data, {}, ("cuda", LOW)) == (LOW, torch.int64, *(LOW,) * 5)
+    double = tuple(leaf.double() for leaf in (x, state)), [leaf.double() for leaf in weights]
+    assert set(casts(A.gru.input, (*double[0], double[1], *flags), {}, ("cuda", LOW))) == {
+        torch.float64
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_on_a_gpu(kind, mode):
+    torch.manual_seed(0)
+    layer, x = kind(16, 24, num_layers=2).cuda(), torch.randn(5, 3, 16, device="cuda")
+    model, found = optimize(layer, x, mode=mode), []
+    for m in (model, copy.deepcopy(layer)):
+        with torch.autocast("cuda"), torch.set_grad_enabled(mode == "train"):
+            y = m(x)[0]
+        gradients = []
+        if mode == "train":
+            y.float().square().sum().backward()
+            gradients = [p.grad for p in m.parameters()]
+        found.append([y, *gradients])
+    assert model.last_call().how == "captured"
+    assert found[0][0].dtype == torch.float16
+    near(*found)
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from timing import Race, compile_kernels, ratios
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from turns import alone_on_gpu, prepare_elsewhere
+from turns import prepare_elsewhere
 
 from plantune import check, optimize
 from plantune.default_plans import default_plan
@@ -167,9 +167,8 @@ def time_without_plan(name: str, asked: Asked) -> Row:
         if asked.device == "cuda":
             arch = environment_of(torch.device("cuda", 0)).arch
             compile_kernels(module, x, asked.mode, arch)
-        with alone_on_gpu():
-            module, x = module.to(asked.device), x.to(asked.device)
-            return {**row, "verdict": "timed", **ratios(module, x, asked.mode, asked.race)}
+        module, x = module.to(asked.device), x.to(asked.device)
+        return {**row, "verdict": "timed", **ratios(module, x, asked.mode, asked.race)}
     except UnsupportedModule as error:
         return {**row, "verdict": "refused", "reason": str(error)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from turns import alone_on_gpu, beside_others
 
 from plantune import optimize
 from plantune.cuda.flags import flags
@@ -67,15 +69,23 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
     """Our time as a part of each rival's, with its interval, in the worse of two races."""
     arch = load_arch(environment_of(x.device).arch)
     device = device_for(arch)
+    # All get images and weights in channels_last, where they have four dimensions.
+    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
+    images = x.contiguous(memory_format=torch.channels_last)
     with torch.set_grad_enabled(mode == "train"), flags(benchmark=True), device.own_stream():
-        calls, failures, how = _calls(module, x, mode, race.rivals or RIVALS[arch.kind], device)
-        watch = call_watch(device)
-        races = [time_interleaved([*calls.values()], race.effort, watch) for _ in range(RACES)]
-    names = list(calls)
+        with beside_others():
+            ours, how = _ours(last, images, mode, device)
+            with flags(benchmark=False):  # what it loads at first is no matter of algorithms
+                _warmed_up(_call(last, last, images, mode), device)
+        with alone_on_gpu():
+            names = race.rivals or RIVALS[arch.kind]
+            rivals, failures = _rivals((module, x), (last, images), mode, names, device)
+            calls, watch = {"plantune": ours, **rivals}, call_watch(device)
+            races = [time_interleaved([*calls.values()], race.effort, watch) for _ in range(RACES)]
     return {
         "device": environment_of(x.device).device,
-        "ms": {name: races[-1][at].median_us / 1e3 for at, name in enumerate(names)},
-        "ratios": {name: _worse(races, at) for at, name in enumerate(names) if at},
+        "ms": {name: races[-1][at].median_us / 1e3 for at, name in enumerate(calls)},
+        "ratios": {name: _worse(races, at) for at, name in enumerate(calls) if at},
         "failures": failures,
         **how,
     }
@@ -88,32 +98,35 @@ def _worse(races: list[list[Timing]], rival: int) -> list[float]:
     return [worst.ratio, worst.low, worst.high]
 
 
-def _calls(
-    module: nn.Module, x: Tensor, mode: str, rivals: Sequence[str], device: Device
-) -> tuple[dict[str, Call], dict[str, str], dict[str, Any]]:
-    """Ours first, and how it ran. All get images and weights in channels_last, where they have four
-    dimensions.
-    """
-    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
-    images = x.contiguous(memory_format=torch.channels_last)
-    tuned = optimize(last, images, mode=mode, fallback="silent")
+def _ours(module: nn.Module, x: Tensor, mode: str, device: Device) -> tuple[Call, dict[str, Any]]:
+    """Calls of what `optimize` makes, and how they run."""
+    tuned = optimize(module, x, mode=mode, fallback="silent")
     began = time.monotonic()
-    calls = {"plantune": _warmed_up(_call(tuned, tuned, images, mode), device)}
-    how = {"how": tuned.last_call().how, "first_calls_s": round(time.monotonic() - began, 2)}
-    kernels: dict[str, int] = {}
-    for choice in tuned.stock().plan.choices:
-        kernels[choice.candidate.family] = kernels.get(choice.candidate.family, 0) + 1
-    failures = {}
-    for name in rivals:
+    call = _warmed_up(_call(tuned, tuned, x, mode), device)
+    families = Counter(choice.candidate.family for choice in tuned.stock().plan.choices)
+    seconds = round(time.monotonic() - began, 2)
+    return call, {"how": tuned.last_call().how, "first_calls_s": seconds, "families": families}
+
+
+def _rivals(
+    given: tuple[nn.Module, Tensor],
+    last: tuple[nn.Module, Tensor],
+    mode: str,
+    names: Sequence[str],
+    device: Device,
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """Calls of the framework's ways by their names, and why others are left out."""
+    calls, failures = {}, {}
+    for name in names:
         way = WAYS[device.place.type][name]
-        own, given = (last, images) if way.channels_last else (module, x)
-        own = copy.deepcopy(own)
+        module, x = last if way.channels_last else given
+        own = copy.deepcopy(module)
         try:
-            call = _warmed_up(_call(way.make(own, given), own, given, mode), device)
+            call = _warmed_up(_call(way.make(own, x), own, x, mode), device)
             calls[name] = device.captured(call) if way.captured else call
         except Exception as error:  # whatever a compiler says: that way is then left out
             failures[name] = first_line(error)[:200]
-    return calls, failures, {**how, "families": kernels}
+    return calls, failures
 
 
 def _warmed_up(call: Call, device: Device) -> Call:

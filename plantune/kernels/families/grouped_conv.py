@@ -1,4 +1,4 @@
-"""Convolutions in groups of few channels, on tensor cores: `csrc/cuda/grouped_conv.h`."""
+"""Convolutions of few channels, in groups or not, on tensor cores: `csrc/cuda/grouped_conv.h`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
+from plantune.kernels.patterns.other_step import as_convolution, filter_form
 from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
 from plantune.kernels.small_matrix import MMA_FROM
 from plantune.kernels.warp_mma import DTYPES, why_not_elements
@@ -31,6 +32,8 @@ SLAB = 64  # channels of a block, at least if there are so many: lines of 128 by
 SM_SHARED_BYTES, RESERVED_BYTES, SM_THREADS = 233472, 1024, 1024
 PIXELS_MIN, PIXELS_MAX = 16, 256
 WIDTH_MAX = 128
+# Of a convolution without groups: more channels are what warpgroups multiply.
+FEW = 32
 SOURCE = (
     """#include "cuda/grouped_conv.h"
 {functors}struct Conv {{
@@ -121,6 +124,7 @@ class GroupedConv(CudaFamily[GroupedParts]):
         return super().why_not_arch(arch)
 
     def read(self, step: Step) -> GroupedParts:
+        step = as_convolution(step) if step.ops[0] == "conv2d" else step
         epilogue = conv_epilogue(step)
         attrs, weight = epilogue.conv.attrs, step.types[epilogue.conv.inputs[1]]
         count = attrs["groups"]
@@ -128,7 +132,9 @@ class GroupedConv(CudaFamily[GroupedParts]):
         groups = Groups.of(count, inputs, outputs)
         refuse(
             {
-                "only convolutions in groups of some channels": count == 1 or inputs == 1,
+                "only convolutions in groups of some channels": inputs == 1,
+                f"without groups it is for up to {FEW} channels": count == 1
+                and max(inputs, outputs) > FEW,
                 f"groups of {inputs} channels in and {outputs} out, or some of them together, are "
                 f"not multiples of {UNIT}": groups.inputs % UNIT or groups.outputs % UNIT,
                 f"it is for groups of up to {WIDTH_MAX} channels": max(inputs, outputs) > WIDTH_MAX,
@@ -205,8 +211,10 @@ def _constants(parts: GroupedParts) -> Mapping[str, tuple[str | None, Form]]:
     steps = -(-rows * columns * groups.inputs // UNIT // 2)
     shape = (groups.count, groups.outputs // UNIT, steps, UNIT, 4, 2, 2)
 
+    filters = filter_form(parts.step, parts.weight)
+
     def packed(weight: Tensor) -> Tensor:
-        return _by_lanes(weight, groups, shape)
+        return _by_lanes(filters.order(weight).permute(0, 3, 1, 2), groups, shape)
 
     form = Form(shape, parts.step.types[parts.weight].torch_dtype, packed, packs=True)
     return {"w": (parts.weight, form), **channel_parts(parts.step, parts.epilogue)}

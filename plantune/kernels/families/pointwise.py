@@ -21,6 +21,7 @@ SOURCE = (
     """#include "cuda/pointwise.h"
 struct Chain {{
   using T = {element};
+  using From = {read};
   using Index = {index};
   static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
 {members}}};
@@ -52,12 +53,13 @@ class Pointwise(CudaFamily[Chain]):
 
     def read(self, step: Step) -> Chain:
         chain = Chain(step, pointwise_chain.expression_of(step))
-        dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
+        dtypes = {type_.dtype for _, type_ in step.outputs}
+        dtypes |= set() if _casts_bytes(step) else {type_.dtype for _, type_ in step.inputs}
         inputs, outputs = len(chain.expression.operands), len(chain.expression.results)
         many = inputs > INPUTS_MAX or outputs > OUTPUTS_MAX
         refuse(
             {
-                **vector_kernel.not_an_element(", ".join(dtypes)),
+                **vector_kernel.not_an_element(", ".join(sorted(dtypes))),
                 "there is nothing to compute": chain.type.numel == 0,
                 f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many,
             }
@@ -78,6 +80,7 @@ class Pointwise(CudaFamily[Chain]):
         geometry = parts.geometry(config)
         return SOURCE.format(
             element=vector_kernel.ELEMENTS[parts.type.dtype],
+            read="unsigned char" if _casts_bytes(parts.step) else "T",
             index=vector_kernel.index_of(parts.type.numel),
             width=geometry.width,
             vectors=config["vectors"],
@@ -100,6 +103,13 @@ class Pointwise(CudaFamily[Chain]):
             kernel.launch(stream, vector_kernel.members(*addresses, count), read)
 
         return Binding(launch, constants=constants.all)
+
+
+def _casts_bytes(step: Step) -> bool:
+    """Whether all that it reads are bytes, such as images, and it computes nothing in bytes."""
+    made = {type_.dtype for node in step.nodes for type_ in node.types}
+    read = {type_.dtype for _, type_ in step.inputs}
+    return read == {"uint8"} and made <= vector_kernel.ELEMENTS.keys()
 
 
 FAMILY = Pointwise()

@@ -30,6 +30,7 @@ SOURCE = (
     """#include "cuda/pointwise_sum.h"
 struct Chain {{
   using T = {element};
+  using From = T;
   using Index = {index};
   static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
   static constexpr int kChannels = {channels};

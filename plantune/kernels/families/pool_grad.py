@@ -30,6 +30,7 @@ SOURCE = (
     """#include "cuda/pool_grad.h"
 {window}struct Chain {{
   using T = Window::T;
+  using From = T;
   using Index = Window::Index;
   static constexpr int kTotals = {totals}, kGathered = {gathered};
   static constexpr int kWidth = Window::kVector, kVectors = 1, kThreads = Window::kThreads;

@@ -56,6 +56,11 @@ STEPS = {
     "1x1": grouped("add_channel", filter=(1, 1), padding=(0, 0)),
     "5x5": grouped(filter=(5, 5), padding=(2, 2)),
     "a rectangle": grouped(filter=(3, 1), padding=(1, 0), stride=(2, 1)),
+    "no groups": grouped("add_channel", "residual", x=(2, 16, 9, 11), groups=1),
+    "32 channels": grouped("relu", outputs=24, groups=1, stride=(2, 2)),
+    "neighbours as one pixel": grouped(
+        "relu", x=(2, 4, 20, 24), outputs=32, groups=1, filter=(8, 8), stride=(4, 4), padding=(0, 0)
+    ),
     "one pixel": grouped(x=(3, 32, 1, 1)),
     "no padding": grouped(padding=(0, 0)),
 }
@@ -77,7 +82,8 @@ def test_large_images_have_configs(step_of):
 
 
 REFUSED = {
-    "one group": (grouped(groups=1), "in groups of some channels"),
+    "many channels": (grouped(outputs=40, groups=1), "for up to 32 channels"),
+    "few unlike channels": (grouped(x=(1, 4, 9, 9), outputs=32, groups=1), "not multiples of 8"),
     "depthwise": (grouped(groups=32), "in groups of some channels"),
     "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "are not multiples of 8"),
     "wide groups": (grouped(x=(1, 512, 4, 4), groups=2), "up to 128"),
@@ -170,7 +176,7 @@ def test_shared_memory_is_that_of_both_tiles(step_of):
 
 
 @pytest.mark.parametrize(
-    ("arch_name", "name"), in_turns(["groups of 16", "groups of 24", "stride 2, odd"])
+    ("arch_name", "name"), in_turns(["groups of 16", "no groups", "stride 2, odd"])
 )
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")

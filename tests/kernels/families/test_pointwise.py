@@ -64,6 +64,8 @@ CHAINS = {
     "relu_grad": lambda b: b("relu_grad", b.x(*IMAGE), b.x(*IMAGE)),
     "sigmoid of rows": lambda b: b("sigmoid", b.x(5, 7)),
     "rsqrt": lambda b: b("rsqrt", b.w(19), eps=1e-5),
+    "bytes": lambda b: b("affine", b("cast", bytes_of(b), dtype=b.dtype), alpha=1 / 255, beta=-0.5),
+    "bytes in words": lambda b: b("cast", bytes_of(b, 2, 8, 4, 4), dtype=b.dtype),
     "broadcast_to": lambda b: b("broadcast_to", b.x(2, 3, 1, 1), shape=IMAGE),
     "broadcast_to, new axes": lambda b: b("broadcast_to", b.x(7), shape=(2, 5, 7)),
     "a value that is broadcast inside": lambda b: b(
@@ -167,12 +169,20 @@ REFUSED = {
         lambda b: b("affine", b.graph.input("n", COUNTER), alpha=1, beta=1),
         "got int64",
     ),
+    "sums of bytes": (
+        lambda b: b("cast", b("affine", bytes_of(b), alpha=2, beta=1), dtype=b.dtype),
+        "got float16, uint8",
+    ),
     "nothing": (lambda b: b("relu", b.x(0, 3, 5, 7)), "there is nothing to compute"),
     "many inputs": (
         lambda b: many(b, 9),
         "it takes 8 inputs and 4 outputs at most",
     ),
 }
+
+
+def bytes_of(b, *shape):
+    return b.graph.input("bytes", TensorType(shape or IMAGE, "uint8"))
 
 
 def many(b, count):

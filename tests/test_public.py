@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 TEXTS = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))]
 PUBLIC = sorted(set(plantune.__all__) - {"__version__"})
-# Modules that users may name: the errors are documented there, and the pieces of a compiled module.
-MODULES = {"backend", "errors"}
+# Modules that users may name: of errors, of the pieces of a compiled module, of layers that torch
+# has not, and of networks that are there to be tried.
+MODULES = {"backend", "errors", "layers", "models"}
 
 
 def named_in(text: str) -> set[str]:

@@ -73,7 +73,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(step: Step, layout: str, seed: int) -> dict[str, Tensor]:
-    """Random constants that lie in one of some ways, and memory for all else."""
+    """Random constants with one of some kinds of strides, and memory for all else."""
     random_ = torch.Generator().manual_seed(seed)
     values = {}
     for name, type_ in (*step.inputs, *step.outputs):
@@ -128,7 +128,7 @@ def test_no_layout_of_a_weight_is_demanded(family):
 
 
 def test_filters_in_channels_last_are_read_in_place():
-    """Those that lie in the order of a kernel's own are packed in either."""
+    """Those in the order of a kernel's own are packed in either."""
     read: set[str] = set()
     for family in FAMILIES:
         for step, binding, _ in constants_of(family, "channels_last"):

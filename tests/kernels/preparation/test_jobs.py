@@ -36,7 +36,7 @@ KINDS = list(LAYOUTS)
 
 
 def strided(kind: str, dtype: torch.dtype) -> Tensor:
-    """A filter of 6x10x3x3 that lies in one of many ways."""
+    """A filter of 6x10x3x3 with one of many kinds of strides."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         found = LAYOUTS[kind]()

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def resize(model: TunedModule) -> None:
-    """Its memory may be another's by now, or lie elsewhere."""
+    """Its memory may be another's by now, or be elsewhere."""
     weight, storage = model.conv.weight, model.conv.weight.untyped_storage()
     kept, size = weight.clone(), storage.nbytes()
     storage.resize_(0)

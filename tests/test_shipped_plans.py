@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from plantune import rivals
 from plantune.graph.graph import Graph
 from plantune.machine import cpu_environment
 from plantune.paths import data_folder
@@ -25,7 +26,7 @@ FILES = sorted(data_folder("plans").glob("*.db"))
 PREDICTED = ("sm70", "sm75", "sm80", "sm86", "sm89")
 MEASURED = "sm90"
 MOST_STEPS = 32
-CPU_BATCHES = (1, 4, 32)
+CPU_BATCHES = (1, 4, 8, 32)
 NETWORK, CHANNELS, BATCHES = "se_resnet9_fixup", (3, 11), (128, 512, 1024)
 SIZE_MAX_BYTES = 300_000
 
@@ -68,7 +69,7 @@ def test_plans_for_cpus_are_there_and_fit_todays_networks() -> None:
     assert {item.plan.problem.graph for item in stored} == set(graphs)
     for item in stored:
         assert (item.plan.origin, item.plan.runner) == ("measured", "program")
-        assert item.plan.evidence["ratio"] < 1
+        assert item.plan.evidence["ratio"] < 1 or rivals.LOST_TO in item.plan.evidence
         graph = graphs[item.plan.problem.graph]
         assert item.plan.problem.call == graph.inputs
         check_plan(item.plan, graph, load_search_space("cpu"))

@@ -5,10 +5,10 @@
 //   mean, invstd     float of the batch, =; null if not wanted
 //   new_mean, _var   the running ones, moved by kMomentum towards the batch's, =; null if not wanted
 //
-// A thread's sums are of distances from its first element, so that no digits are lost; then the
-// threads' means and squares are merged. `collect` leaves what each slice has, and comes before
-// `run` where the slices are not the blocks of a cluster. All arithmetic is float, in a fixed order:
-// deterministic.
+// A block's sums are of distances from a middle one of three of its elements, so that no digits are
+// lost, far from zero or beside one large element; then the means and squares of slices are merged.
+// `collect` leaves what each slice has, and comes before `run` where the slices are not the blocks of
+// a cluster. All arithmetic is float, in a fixed order: deterministic.
 
 #pragma once
 
@@ -43,22 +43,24 @@ struct BatchNorm : ChannelSlices<Norm> {
     Moments* parts;  // of each slice and channel
   };
 
-  /// What a block's channels are normalised with.
+  /// What a block's channels are normalised with; before the statistics are there, `scale` is the
+  /// weight.
   struct Affine {
-    float mean[kWide], scale[kWide];
+    float mean[kWide], scale[kWide], bias[kWide], variance[kWide], invstd[kWide];
   };
 
   template <bool kAligned>
   static __device__ __forceinline__ void collect(const Arguments& a) {
     __shared__ Room room;
+    __shared__ float shift[kWide];
     release_successor();
     wait_for_predecessor();
     const Place place;
     Word x[kBatch];
-    read<kAligned>(a, place, x, room);
-    Base::merge_block(room, [&](int channel, const Moments& all, int lane, int) {
+    read<kAligned>(a, place, x, room, shift);
+    Base::merge_block(room, [&](int channel, const Sums& sums, int lane, int) {
       const int at = place.slice * kChannels + place.group * kWide + channel;
-      if (lane == 0) a.parts[at] = all;
+      if (lane == 0) a.parts[at] = moments(place, sums, shift[channel]);
     });
   }
 
@@ -69,14 +71,23 @@ struct BatchNorm : ChannelSlices<Norm> {
     release_successor();
     wait_for_predecessor();
     const Place place;
+    for (int c = threadIdx.x; c < kWide; c += Base::kThreads) {
+      affine.scale[c] = to_float(a.weight[place.group * kWide + c]);
+      affine.bias[c] = to_float(a.bias[place.group * kWide + c]);
+    }
+    if constexpr (!kTogether) __syncthreads();
     Word x[kBatch];
     const auto use = [&](int channel, const Moments& all, int lane, int) {
-      if (lane == 0) settle(a, place, channel, all, affine);
+      if (lane == 0) settle(channel, all, affine);
     };
     if constexpr (kTogether) {
       __shared__ Room room;
-      read<kAligned>(a, place, x, room);
-      Base::merge_cluster(room, place, use);
+      __shared__ float shift[kWide];
+      read<kAligned>(a, place, x, room, shift);
+      const auto of_slice = [&](int channel, const Sums& sums) {
+        return moments(place, sums, shift[channel]);
+      };
+      Base::merge_cluster(room, place, of_slice, use);
     } else {
       Base::template merge<kSlices>(a.parts + place.group * kWide, kChannels, use);
     }
@@ -86,66 +97,89 @@ struct BatchNorm : ChannelSlices<Norm> {
     for (int k = 0; k < kVector; ++k) {
       mean[k] = affine.mean[place.column * kVector + k];
       scale[k] = affine.scale[place.column * kVector + k];
-      bias[k] = to_float(a.bias[place.channel + k]);
+      bias[k] = affine.bias[place.column * kVector + k];
     }
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       if constexpr (!kHolds) Base::template load<kAligned>(a.x, place, batch * kBatch, x);
       leave<kAligned>(a, place, batch * kBatch, x, mean, scale, bias);
     }
+    if (place.slice == 0) leave_statistics(a, place, affine);
   }
 
  private:
-  /// What each warp has of the slice is left in the room; what a thread holds is in `x` afterwards.
+  /// What each warp has of the slice is left in the room, as distances from `shift`; what a thread
+  /// holds is in `x` afterwards.
   template <bool kAligned>
   static __device__ __forceinline__ void read(const Arguments& a, const Place& place,
-                                              Word (&x)[kBatch], Room& room) {
-    float shift[kVector] = {}, sum[kVector] = {}, squares[kVector] = {};
-    int words = 0;
+                                              Word (&x)[kBatch], Room& room, float* shift) {
+    float middle[kVector] = {};
+    Sums sums[kVector] = {};
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       Base::template load<kAligned>(a.x, place, batch * kBatch, x);
-#pragma unroll
-      for (int k = 0; k < kVector; ++k) {
-        if (batch == 0 && place.has(0)) shift[k] = x[0][k];
-      }
+      if (batch == 0) take_middle<kAligned>(a.x, place, middle);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (!place.has(batch * kBatch + i)) continue;
-        ++words;
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
-          const float distance = x[i][k] - shift[k];
-          sum[k] += distance;
-          squares[k] += distance * distance;
+          const float distance = x[i][k] - middle[k];
+          sums[k].merge({distance, distance * distance});
         }
       }
     }
-    const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int k = 0; k < kVector; ++k) {
-      const float distance = words == 0 ? 0.f : sum[k] / words;
-      Moments all = {float(words), shift[k] + distance, squares[k] - distance * sum[k]};
+      if (place.lane == 0) shift[place.column * kVector + k] = middle[k];
+    }
+    Base::leave_sums(room, place, sums);
+  }
+
+  /// Of each channel the middle one of the slice's first, last and middle element.
+  template <bool kAligned>
+  static __device__ __forceinline__ void take_middle(const T* x, const Place& place,
+                                                     float (&middle)[kVector]) {
+    if (place.rows <= 0) return;
+    const T* first = x + place.first * kChannels + place.channel;
+    Word of[3];
 #pragma unroll
-      for (int i = 16; i >= kColumns; i /= 2) all.merge(all.of_lane(i));
-      if (threadIdx.x % 32 < kColumns) {
-        room.warps[warp * kWide + place.column * kVector + k] = all;
-      }
+    for (int i = 0; i < 3; ++i) {
+      of[i].template load<kAligned>(first + (place.rows - 1) * i / 2 * kChannels);
+    }
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+      const float low = fminf(of[0][k], of[1][k]), high = fmaxf(of[0][k], of[1][k]);
+      middle[k] = fmaxf(low, fminf(high, of[2][k]));
     }
   }
 
-  /// The statistics of a channel; those that leave, from the block of the first slice.
-  static __device__ __forceinline__ void settle(const Arguments& a, const Place& place, int channel,
-                                                const Moments& all, Affine& affine) {
-    const int at = place.group * kWide + channel;
-    const float invstd = rsqrtf(all.squares * (1.f / kRows) + Norm::kEps);
-    affine.mean[channel] = all.mean, affine.scale[channel] = invstd * to_float(a.weight[at]);
-    if (place.slice != 0) return;
-    if (a.mean != nullptr) a.mean[at] = all.mean;
-    if (a.invstd != nullptr) a.invstd[at] = invstd;
-    if (a.new_mean != nullptr) a.new_mean[at] = moved(a.old_mean[at], all.mean);
-    if (a.new_var != nullptr) {
-      a.new_var[at] = moved(a.old_var[at], all.squares * (1.f / (kRows - 1)));
+  static __device__ __forceinline__ Moments moments(const Place& place, const Sums& sums,
+                                                    float shift) {
+    if (place.rows <= 0) return {};
+    const float count = float(place.rows), distance = sums.first / count;
+    const float squares = sums.second - distance * sums.first;
+    return {count, shift + distance, squares < 0.f ? 0.f : squares};
+  }
+
+  static __device__ __forceinline__ void settle(int channel, const Moments& all, Affine& affine) {
+    const float variance = all.squares * (1.f / kRows), invstd = rsqrtf(variance + Norm::kEps);
+    affine.mean[channel] = all.mean, affine.variance[channel] = variance;
+    affine.invstd[channel] = invstd;
+    affine.scale[channel] *= invstd;
+  }
+
+  /// After all else: nothing of this pass waits for them.
+  static __device__ __forceinline__ void leave_statistics(const Arguments& a, const Place& place,
+                                                          const Affine& affine) {
+    constexpr float kUnbiased = float(double(kRows) / double(kRows - 1));
+    for (int c = threadIdx.x; c < kWide; c += Base::kThreads) {
+      const int at = place.group * kWide + c;
+      const float mean = affine.mean[c], variance = affine.variance[c];
+      if (a.mean != nullptr) a.mean[at] = mean;
+      if (a.invstd != nullptr) a.invstd[at] = affine.invstd[c];
+      if (a.new_mean != nullptr) a.new_mean[at] = moved(a.old_mean[at], mean);
+      if (a.new_var != nullptr) a.new_var[at] = moved(a.old_var[at], variance * kUnbiased);
     }
   }
 

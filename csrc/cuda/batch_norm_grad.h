@@ -44,9 +44,10 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     T* out[kStored + 1];  // the last of them is not there
   };
 
-  /// dx = scale * (dy - constant - (x - mean) * slope) of a block's channels.
+  /// dx = scale * (dy - constant - (x - mean) * slope) of a block's channels; before the sums are
+  /// there, `scale` is the weight.
   struct Line {
-    float scale[kWide], constant[kWide], slope[kWide];
+    float scale[kWide], constant[kWide], slope[kWide], invstd[kWide];
   };
 
   template <bool kAligned>
@@ -73,13 +74,19 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     const Place place;
     Word dy[kBatch], x[kBatch];
     float mean[kVector];
+    for (int c = threadIdx.x; c < kWide; c += Base::kThreads) {
+      line.scale[c] = to_float(a.weight[place.group * kWide + c]);
+      line.invstd[c] = a.invstd[place.group * kWide + c];
+    }
+    if constexpr (!kTogether) __syncthreads();
     const auto use = [&](int channel, const Sums& all, int lane, int) {
       if (lane == 0) settle(a, place, channel, all, line);
     };
     if constexpr (kTogether) {
       __shared__ Room room;
       read<kAligned>(a, place, dy, x, mean, room);
-      Base::merge_cluster(room, place, use);
+      const auto same = [](int, const Sums& sums) { return sums; };
+      Base::merge_cluster(room, place, same, use);
     } else {
       take_mean(a, place, mean);
       Base::template merge<kSlices>(a.parts + place.group * kWide, kChannels, use);
@@ -154,23 +161,15 @@ struct BatchNormGrad : ChannelSlices<Norm> {
         }
       }
     }
-    const int warp = threadIdx.x / 32;
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) {
-#pragma unroll
-      for (int i = 16; i >= kColumns; i /= 2) sums[k].merge(sums[k].of_lane(i));
-      if (threadIdx.x % 32 < kColumns) {
-        room.warps[warp * kWide + place.column * kVector + k] = sums[k];
-      }
-    }
+    Base::leave_sums(room, place, sums);
   }
 
   /// What a channel's gradient follows from; the sums leave from the block of the first slice.
   static __device__ __forceinline__ void settle(const Arguments& a, const Place& place, int channel,
                                                 const Sums& all, Line& line) {
     const int at = place.group * kWide + channel;
-    const float invstd = a.invstd[at];
-    line.scale[channel] = to_float(a.weight[at]) * invstd;
+    const float invstd = line.invstd[channel];
+    line.scale[channel] *= invstd;
     line.constant[channel] = all.first * (1.f / kRows);
     line.slope[channel] = all.second * (1.f / kRows) * invstd * invstd;
     if (place.slice != 0) return;

@@ -65,12 +65,27 @@ struct ChannelSlices {
     }
   }
 
-  /// Room in which a block's warps, then a cluster's blocks, leave what they have of each channel.
+  /// Room in which a block's warps leave sums of each channel, and a cluster's blocks what they have
+  /// of a slice.
   template <typename Entry>
   struct Room {
-    Entry warps[kWarps * kWide];
+    Sums warps[kWarps * kWide];
     Entry slices[kTogether ? kSlices * kWide : 1];
   };
+
+  /// Leaves a thread's sums of its channels, added up over the lanes of its warp.
+  template <typename Entry>
+  static __device__ __forceinline__ void leave_sums(Room<Entry>& room, const Place& place,
+                                                    Sums (&sums)[kVector]) {
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) {
+#pragma unroll
+      for (int i = 16; i >= kColumns; i /= 2) sums[k].merge(sums[k].of_lane(i));
+      if (threadIdx.x % 32 < kColumns) {
+        room.warps[threadIdx.x / 32 * kWide + place.column * kVector + k] = sums[k];
+      }
+    }
+  }
 
   /// Merges kCount entries of each channel, `stride` apart; `use` gets the channel's number in the
   /// block, the whole, and which of so many lanes that have it this thread is.
@@ -90,22 +105,25 @@ struct ChannelSlices {
     }
   }
 
-  /// What the block's warps have left, merged; every thread comes here.
+  /// What the block's warps have left, added up; every thread comes here.
   template <typename Entry, typename Use>
   static __device__ __forceinline__ void merge_block(Room<Entry>& room, Use use) {
     __syncthreads();
     merge<kWarps>(room.warps, kWide, use);
   }
 
-  /// The same of all blocks of the cluster.
-  template <typename Entry, typename Use>
+  /// The same of all blocks of the cluster, of which each has `of_slice` of a channel's sums.
+  template <typename Entry, typename OfSlice, typename Use>
   static __device__ __forceinline__ void merge_cluster(Room<Entry>& room, const Place& place,
-                                                       Use use) {
+                                                       OfSlice of_slice, Use use) {
     if constexpr (kSlices == 1) {
-      merge_block(room, use);
+      merge_block(room, [&](int channel, const Sums& sums, int lane, int of) {
+        use(channel, of_slice(channel, sums), lane, of);
+      });
     } else {
       wait_for_cluster();  // they all run
-      merge_block(room, [&](int channel, const Entry& all, int lane, int of) {
+      merge_block(room, [&](int channel, const Sums& sums, int lane, int of) {
+        const Entry all = of_slice(channel, sums);
         const unsigned own =
             unsigned(__cvta_generic_to_shared(&room.slices[place.slice * kWide + channel]));
         for (int rank = lane; rank < kSlices; rank += of) {

@@ -121,23 +121,26 @@ class Slices:
         return 0 if self.together else self.number("slices") * self.channels * entry_bytes
 
     def estimate_us(self, arch: Arch, cost: Any, written: int) -> float:
-        """Of each block, of which a multiprocessor runs two at a time, and of all memory; `written`
-        images leave, or are added on the way.
+        """Of the blocks, in waves where not all run at once, and of all memory; `written` images
+        leave, or are added on the way.
         """
-        sms = (arch.chip or measured_chip()).multiprocessors
+        sms, slices = (arch.chip or measured_chip()).multiprocessors, self.number("slices")
         row_bytes = self.vector * self.number("columns") * self.type.torch_dtype.itemsize
-        passes = self.images * (1 if self.holds else 2) + written
+        again = 0.0 if self.holds else cost["again"]
+        passes = self.images * (1 + again) + written
         # Sectors of 32 bytes are read as a whole.
         block_bytes = self.rows_of_slice * max(row_bytes, cost["sector_bytes"]) * passes
-        waves = max(self.blocks / sms, 1.0)
+        meeting, waves = 0.0, max(self.blocks / sms, 1.0)
+        if self.together and slices > 1:
+            meeting = cost["cluster_us"] + slices * cost["rank_us"]
+            # Larger clusters do not fill the chip.
+            waves = math.ceil(self.blocks / (sms if slices == 2 else sms * cost["filled"]))
         moved = max(
             waves * block_bytes / cost["sm_bytes_per_us"],
             self.type.size_bytes * passes / cost["bytes_per_us"],
         )
-        rounds = waves * self.words * passes * cost["round_us"]
-        meeting = cost["cluster_us"] if self.together and self.number("slices") > 1 else 0.0
-        launches = self.number("launches") * cost["launch_us"]
-        return float(launches + meeting + max(moved, rounds))
+        started = self.number("launches") * cost["launch_us"] + self.blocks * cost["block_us"]
+        return float(started + meeting + moved)
 
 
 class SlicesKernel:

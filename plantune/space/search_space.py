@@ -57,10 +57,11 @@ AXES: Mapping[str, Rule] = {
     "hold": one_of("registers", "shared"),
     # How many share the work, about.
     "blocks": whole_number(1, 4096),
-    # Of one block: its threads, and how many images, rows, or vectors for each thread, it takes;
-    # of one thread, or one block: rows and columns of pixels.
+    # Of one block: its threads, and how many images, samples, rows, or vectors for each thread, it
+    # takes; of one thread, or one block: rows and columns of pixels.
     "threads": whole_number(32, 1024, multiple_of=32),
     "images": whole_number(1, 64),
+    "samples": whole_number(1, 32),
     "rows": whole_number(1, 64),
     "columns": whole_number(1, 64),
     "vectors": whole_number(1, 16),

@@ -1,7 +1,9 @@
 // Values that blocks of one launch tell each other, each with a tag in the same 8-byte word.
 //
 // A word is stored and read at once, so whoever sees the tag sees the value. The tag names the
-// launch; each step has words of its own.
+// launch; each step has words of its own. All blocks wait for the same words: copies of them, each
+// for some blocks, cost more than they spare (14 words 73 instead of 63 us with eight copies; H100,
+// 2026-11-23).
 
 #pragma once
 
@@ -24,6 +26,7 @@ __device__ __forceinline__ void load_words(const Word* from, Word& first, Word& 
                : "memory");
 }
 
+/// `kSamples` values of each are exchanged in a step.
 template <int kHidden, int kBlocks, int kSamples>
 struct Exchange {
   // A best word: 32 bits of the key, the row, and what is left for the tag.
@@ -37,44 +40,56 @@ struct Exchange {
       : hidden(hidden), bests(bests), tag(launch % 0xffffffffu + 1),
         best_tag(launch % (kTags - 1) + 1) {}
 
+  __device__ __forceinline__ Word* hidden_of(int step) const {
+    return hidden + size_t(step) * kSamples * kHidden;
+  }
+
+  __device__ __forceinline__ Word* bests_of(int step, int n) const {
+    return bests + (size_t(step) * kSamples + n) * kBlocks;
+  }
+
   __device__ __forceinline__ void publish_hidden(int step, int n, int unit, float value) const {
     const Word word = Word(tag) << 32 | __float_as_uint(value);
-    store_word(hidden + (size_t(step) * kSamples + n) * kHidden + unit, word);
+    store_word(hidden_of(step) + n * kHidden + unit, word);
   }
 
   /// `kReaders` threads read all units of all samples.
   template <int kReaders>
   __device__ __forceinline__ void read_hidden(int step, int reader, float* to) const {
-    constexpr int kPairs = kSamples * kHidden / 2, kEach = ceil_div(kPairs, kReaders);
-    const Word* from = hidden + size_t(step) * kSamples * kHidden;
-    Word first[kEach], second[kEach];
+    constexpr int kPairs = kSamples * kHidden / 2;
+    constexpr int kAtOnce = smaller(2, ceil_div(kPairs, kReaders));  // a thread waits for them
+    const Word* from = hidden_of(step);
+#pragma unroll 1
+    for (int at = reader; at < kPairs; at += kAtOnce * kReaders) {
+      Word first[kAtOnce], second[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int pair = reader + i * kReaders;
-      if (pair < kPairs) load_words(from + 2 * pair, first[i], second[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int pair = reader + i * kReaders;
-      if (pair >= kPairs) continue;
-      while (first[i] >> 32 != tag || second[i] >> 32 != tag) {
-        load_words(from + 2 * pair, first[i], second[i]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pair = at + i * kReaders;
+        if (pair < kPairs) load_words(from + 2 * pair, first[i], second[i]);
       }
-      reinterpret_cast<float2*>(to)[pair] =
-          make_float2(__uint_as_float(unsigned(first[i])), __uint_as_float(unsigned(second[i])));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pair = at + i * kReaders;
+        if (pair >= kPairs) continue;
+        while (first[i] >> 32 != tag || second[i] >> 32 != tag) {
+          load_words(from + 2 * pair, first[i], second[i]);
+        }
+        reinterpret_cast<float2*>(to)[pair] =
+            make_float2(__uint_as_float(unsigned(first[i])), __uint_as_float(unsigned(second[i])));
+      }
     }
   }
 
   __device__ __forceinline__ void publish_best(
       int step, int n, unsigned int key, unsigned int row) const {
     const Word word = Word(key) << 32 | Word(row) << (32 - kRowBits) | best_tag;
-    store_word(bests + (size_t(step) * kSamples + n) * kBlocks + blockIdx.x, word);
+    store_word(bests_of(step, n) + blockIdx.x, word);
   }
 
   /// The best word of the vocabulary, which all lanes of a warp get: block b has `rows` of it.
   __device__ __forceinline__ int best(int step, int n, int lane, int rows) const {
     constexpr int kEach = kBlocks / 64;
-    const Word* from = bests + (size_t(step) * kSamples + n) * kBlocks;
+    const Word* from = bests_of(step, n);
     Word first[kEach], second[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) load_words(from + 2 * (i * 32 + lane), first[i], second[i]);

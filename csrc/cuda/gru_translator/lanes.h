@@ -1,4 +1,4 @@
-// Rows that a warp holds together: lane l has the vectors of 4 floats that begin at 4 l, 4 l + 128, ...
+// Rows that a warp holds together: lane l has the vectors of 4 floats from 4 l, 4 l + 128, ... on.
 
 #pragma once
 
@@ -16,13 +16,16 @@ __device__ __forceinline__ void load_lanes(float4 (&to)[kVectors], const float* 
   }
 }
 
+/// The lane's vector `j` of a row in shared memory.
+__device__ __forceinline__ float4 read_lane(const float* from, int j, int lane) {
+  return reinterpret_cast<const float4*>(from + j * kLaneSpan)[lane];
+}
+
 /// As load_lanes, from shared memory.
 template <int kVectors>
 __device__ __forceinline__ void read_lanes(float4 (&to)[kVectors], const float* from, int lane) {
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    to[j] = reinterpret_cast<const float4*>(from + j * kLaneSpan)[lane];
-  }
+  for (int j = 0; j < kVectors; ++j) to[j] = read_lane(from, j, lane);
 }
 
 template <int kVectors>
@@ -42,17 +45,16 @@ __device__ __forceinline__ void prefetch_lanes(const float* from, int lane) {
   }
 }
 
+__device__ __forceinline__ float dot(const float4& a, const float4& b, float sum) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
 /// `sum` and the lane's part of the product of two rows.
 template <int kVectors>
 __device__ __forceinline__ float dot(
     const float4 (&a)[kVectors], const float4 (&b)[kVectors], float sum) {
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j) {
-    sum = fmaf(a[j].x, b[j].x, sum);
-    sum = fmaf(a[j].y, b[j].y, sum);
-    sum = fmaf(a[j].z, b[j].z, sum);
-    sum = fmaf(a[j].w, b[j].w, sum);
-  }
+  for (int j = 0; j < kVectors; ++j) sum = dot(a[j], b[j], sum);
   return sum;
 }
 
@@ -75,6 +77,11 @@ __device__ __forceinline__ void sum_lanes(float (&values)[kValues]) {
   }
 }
 
+template <int kRows, int kValues>
+__device__ __forceinline__ void sum_lanes(float (&values)[kRows][kValues]) {
+  sum_lanes(reinterpret_cast<float(&)[kRows * kValues]>(values));
+}
+
 /// The largest key of the warp, and the smallest place that has it.
 __device__ __forceinline__ void first_of_largest(unsigned int& key, unsigned int& at) {
   const unsigned int largest = __reduce_max_sync(~0u, key);
@@ -89,14 +96,23 @@ __device__ __forceinline__ unsigned int ordered(float value) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + expf(-x)); }
 
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
+/// Its error is absolute, about 1e-7.
+__device__ __forceinline__ float tanh_of(float x) {
+  return 1.f - __fdividef(2.f, 1.f + expf(2.f * x));
+}
 
 /// Waits at barrier `kName` until so many threads of the block have come.
 template <int kName, int kThreads>
 __device__ __forceinline__ void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
+/// Tells barrier `kName` that this warp has come, and goes on.
+template <int kName, int kThreads>
+__device__ __forceinline__ void come() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 
 }  // namespace plantune

@@ -26,8 +26,6 @@ from plantune.space.arch import Arch
 THREADS, UNITS, LANE_SPAN = 512, 4, 128
 OUTPUT_WARPS = THREADS // 32 - UNITS
 ROWS_PER_WARP_MAX = 4
-# More sentences at once need more registers than a thread has.
-SAMPLES_MAX = 8
 SOURCE = """#include "cuda/gru_translator/translate.h"
 struct Sizes {{
   static constexpr int kEmbedding = {embedding}, kHidden = {hidden};
@@ -94,13 +92,17 @@ class Arguments(ctypes.Structure):
         ("steps", ctypes.c_void_p),
         ("source_length", ctypes.c_int),
         ("max_steps", ctypes.c_int),
+        ("samples", ctypes.c_int),
+        ("unused", ctypes.c_int),
         ("begin", ctypes.c_longlong),
         ("end", ctypes.c_longlong),
     )
 
 
 class GruTranslate(CudaFamily[Sentences]):
-    """Config: `threads` of a block; a block for every four hidden units."""
+    """Config: a launch takes so many `samples`, which are sentences. It has a block for every four
+    hidden units.
+    """
 
     name: ClassVar = "gru_translate"
 
@@ -119,46 +121,53 @@ class GruTranslate(CudaFamily[Sentences]):
 
     def why_not_config(self, parts: Sentences, config: Attrs, arch: Arch) -> str | None:
         room = arch.chip.multiprocessors if arch.chip else parts.blocks
+        too_many = f"{parts.blocks} blocks must run at once on {room} multiprocessors"
+        together = config["samples"]
         return super().why_not_config(parts, config, arch) or first_reason(
             {
-                f"{parts.blocks} blocks must run at once on {room} multiprocessors": parts.blocks
-                > room
+                too_many: parts.blocks > room,
+                f"{together} at a time do not make {parts.samples}": parts.samples % together,
             }
         )
 
+    def threads(self, parts: Sentences, config: Attrs) -> int:
+        return THREADS
+
     def shared_bytes(self, parts: Sentences, config: Attrs, arch: Arch) -> int:
-        return _shared_bytes(parts)
+        return _shared_bytes(parts, config["samples"])
 
     def estimate_us(self, parts: Sentences, config: Attrs, arch: Arch) -> float:
         """If no sentence ends before the last step."""
         cost, steps = arch.cost(self.name), int(parts.attrs["max_steps"])
-        more = (parts.samples - 1) * cost["sample_us"]
+        more = (int(config["samples"]) - 1) * cost["sample_us"]
         work = parts.length * (cost["read_us"] + more) + steps * (cost["step_us"] + more)
-        return cost["launch_us"] + work * self.slowdown(parts, arch)
+        one = cost["launch_us"] + work * self.slowdown(parts, arch)
+        return one * parts.samples / int(config["samples"])
 
     def source(self, parts: Sentences, config: Attrs, arch: Arch) -> str:
         return SOURCE.format(
             embedding=parts.embedding,
             hidden=parts.hidden,
             targets=parts.targets,
-            samples=parts.samples,
+            samples=config["samples"],
             argument_bytes=ctypes.sizeof(Arguments),
-            shared_bytes=_shared_bytes(parts),
+            shared_bytes=_shared_bytes(parts, config["samples"]),
             threads=THREADS,
         )
 
     def bind(self, parts: Sentences, config: Attrs, frame: Frame) -> Binding:
         constants = rows_of(parts.step, frame)
         kernel = Kernel(frame.built, cooperative=True)
-        shared_bytes = _shared_bytes(parts)
+        together = int(config["samples"])
+        shared_bytes = _shared_bytes(parts, together)
         if kernel.blocks_at_once(THREADS, shared_bytes) < parts.blocks:
             return Binding(_by_torch(parts, frame))
-        exchange = Exchange(parts, frame.device)
+        exchange, grid = Exchange(parts, together, frame.device), (parts.blocks, 1, 1)
 
         def launch(stream: int) -> None:
-            arguments = exchange.arguments(parts, constants, frame)
-            grid = (parts.blocks, 1, 1)
-            kernel.launch(stream, grid, THREADS, [arguments], shared_bytes=shared_bytes)
+            for first in range(0, parts.samples, together):
+                arguments = exchange.arguments(parts, constants, frame, first)
+                kernel.launch(stream, grid, THREADS, [arguments], shared_bytes=shared_bytes)
 
         return Binding(launch, constants=constants.all)
 
@@ -168,25 +177,28 @@ class Exchange:
     and begin with zeros.
     """
 
-    def __init__(self, parts: Sentences, device: torch.device) -> None:
+    def __init__(self, parts: Sentences, together: int, device: torch.device) -> None:
         steps = int(parts.attrs["max_steps"])
 
         def words(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self.hidden_words = words(parts.length + steps, parts.samples, parts.hidden)
-        self.best_words = words(steps, parts.samples, parts.blocks)
+        self.hidden_words = words(parts.length + steps, together, parts.hidden)
+        self.best_words = words(steps, together, parts.blocks)
         self.launches = words(1)
-        self.context = torch.zeros(parts.samples, parts.hidden, device=device)
+        self.context = torch.zeros(together, parts.hidden, device=device)
 
-    def arguments(self, parts: Sentences, constants: Constants, frame: Frame) -> Arguments:
+    def arguments(
+        self, parts: Sentences, constants: Constants, frame: Frame, first: int
+    ) -> Arguments:
+        """Those of a launch for the sentences from `first` on."""
         found = [constants.tensor(name).data_ptr() for name in parts.weights]
         at = dict(zip(WEIGHTS, found, strict=True))
-        outputs = [frame.values[name].data_ptr() for name in parts.step.nodes[0].outputs]
-        read = [frame.values[name].data_ptr() for name in parts.words]
+        made, steps = (frame.values[name] for name in parts.step.nodes[0].outputs)
+        source, *lengths = (frame.values[name] for name in parts.words)
         return Arguments(
-            source=read[0],
-            lengths=read[1] if len(read) > 1 else None,
+            source=source[0, first:].data_ptr(),
+            lengths=lengths[0][first:].data_ptr() if lengths else None,
             source_embedding=at["source_embedding"],
             encoder=Gru(*found[1:5]),
             embedding=at["embedding"],
@@ -194,9 +206,10 @@ class Exchange:
             output=at["output_weight"],
             output_bias=at["output_bias"],
             **{name: tensor.data_ptr() for name, tensor in vars(self).items()},
-            words=outputs[0],
-            steps=outputs[1],
+            words=made[first].data_ptr(),
+            steps=steps[first:].data_ptr(),
             source_length=parts.length,
+            samples=parts.samples,
             **{name: parts.attrs[name] for name in ("max_steps", "begin", "end")},
         )
 
@@ -205,8 +218,6 @@ def _reasons(parts: Sentences, dtype: str) -> dict[str, object]:
     targets = {parts.attrs["begin"], parts.attrs["end"]}
     return {
         f"the kernel computes in float32, got {dtype}": dtype != "float32",
-        f"at most {SAMPLES_MAX} sentences at once, got {parts.samples}": parts.samples
-        > SAMPLES_MAX,
         f"an embedding has whole vectors of {LANE_SPAN}": parts.embedding % LANE_SPAN,
         f"hidden units fill blocks by {64 * UNITS}": parts.hidden % (64 * UNITS),
         f"{parts.targets} words need more registers": parts.rows_per_warp > ROWS_PER_WARP_MAX,
@@ -217,11 +228,11 @@ def _reasons(parts: Sentences, dtype: str) -> dict[str, object]:
     }
 
 
-def _shared_bytes(parts: Sentences) -> int:
+def _shared_bytes(parts: Sentences, together: int) -> int:
     """plantune::Translate::Shared."""
     rows = OUTPUT_WARPS * parts.rows_per_warp * parts.embedding
-    of_sample = 2 * parts.hidden + 2 * OUTPUT_WARPS + 1
-    words = parts.samples * of_sample + rows + 1
+    of_sample = 2 * parts.hidden + parts.embedding + 2 * OUTPUT_WARPS + 1
+    words = together * of_sample + rows
     return math.ceil(4 * words / 8) * 8 + 8
 
 

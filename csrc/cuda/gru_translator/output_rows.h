@@ -1,0 +1,177 @@
+// A warp's part of the output layer, and of reading the hidden state.
+//
+// T is Translate of some sizes, in translate.h.
+
+#pragma once
+
+#include "cuda/gru_translator/arguments.h"
+#include "cuda/gru_translator/lanes.h"
+
+namespace plantune {
+
+/// A warp that computes some rows of the output layer of all samples, and reads the hidden state
+/// for the block.
+template <typename T>
+struct OutputRows {
+  using Shared = typename T::Shared;
+  using Words = typename T::Words;
+  static constexpr int kEmbedding = T::kEmbedding, kHidden = T::kHidden, kTargets = T::kTargets;
+  static constexpr int kSamples = T::kSamples, kChunk = T::kChunk, kRows = T::kRows;
+  static constexpr int kRowsPerWarp = T::kRowsPerWarp, kOutputWarps = T::kOutputWarps;
+  static constexpr int kOutputWidth = T::kOutputWidth, kX = T::kX, kH = T::kH;
+  static constexpr unsigned int kAll = T::kAll;
+
+  Shared& shared;
+  const Words& exchange;
+  const int warp, lane;
+  float4 wh[kRowsPerWarp][kH];
+  float constant[kRowsPerWarp], logits[kRowsPerWarp];  // of the lane's sample
+
+  __device__ __forceinline__ OutputRows(Shared& shared, const Words& exchange, int warp, int lane)
+      : shared(shared), exchange(exchange), warp(warp), lane(lane) {}
+
+  __device__ __forceinline__ int row_of_block(int i) const { return warp * kRowsPerWarp + i; }
+
+  __device__ __forceinline__ bool has(int i) const {
+    return row_of_block(i) < kRows && blockIdx.x * kRows + row_of_block(i) < kTargets;
+  }
+
+  /// The weights of a row; of one that there is not, those of the last.
+  __device__ __forceinline__ const float* row(const TranslateArguments& a, int i) const {
+    const int at = min(int(blockIdx.x) * kRows + row_of_block(i), kTargets - 1);
+    return a.output + size_t(at) * kOutputWidth;
+  }
+
+  /// What of the weights meets an embedding; the others are on their way.
+  __device__ __forceinline__ void load(const TranslateArguments& a) {
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      const float* from = row(a, i);
+      float4 x[kX];
+      load_lanes(x, from, lane);
+      store_lanes(shared.rows[row_of_block(i)], x, lane);
+      prefetch_lanes<2 * kHidden>(from + kEmbedding, lane);
+    }
+  }
+
+  __device__ __forceinline__ void encode(const TranslateArguments& a) {
+    load(a);
+    for (int step = 0; step < a.source_length; ++step) {
+      read_hidden(step);
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void decode(const TranslateArguments& a) {
+    add_context(a);
+    unsigned int ended = 0;
+    for (int step = 0; step < a.max_steps; ++step) {
+      if (kSamples > 1) {
+        T::find_words(a, shared, exchange, step, ended);
+      } else {
+        T::words_are_there();
+        if (step > 0) ended = T::ended_by(a, shared, lane, ended);
+      }
+      if (ended == kAll) return;
+      if (kSamples > 1) T::load_words(a, shared);
+#pragma unroll 1
+      for (int n = 0; n < kSamples; n += kChunk) add_input(a, n);
+      const int now = a.source_length + step;
+      read_hidden(now);
+      __syncthreads();
+#pragma unroll 1
+      for (int n = 0; n < kSamples; n += kChunk) add_hidden(n, now, logits);
+      publish(step);
+    }
+    if (kSamples > 1) T::find_last_words(a, shared, exchange, ended);
+  }
+
+  /// What the context and the bias add to each row, for good; then the weights that stay.
+  __device__ __forceinline__ void add_context(const TranslateArguments& a) {
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      load_lanes(wh[i], row(a, i) + kEmbedding + kHidden, lane);
+      constant[i] = 0.f;
+    }
+#pragma unroll 1
+    for (int n = 0; n < kSamples; n += kChunk) add_hidden(n, a.source_length - 1, constant);
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      const int at = min(int(blockIdx.x) * kRows + row_of_block(i), kTargets - 1);
+      constant[i] += __ldg(a.output_bias + at);
+      load_lanes(wh[i], row(a, i) + kEmbedding, lane);
+    }
+  }
+
+  /// What the words of kChunk samples from n on add to each row, beside the constants.
+  __device__ __forceinline__ void add_input(const TranslateArguments& a, int n) {
+    float sums[kChunk][kRowsPerWarp];
+#pragma unroll
+    for (int s = 0; s < kChunk; ++s) {
+      float4 x[kX];
+      if (kSamples > 1) {
+        read_lanes(x, shared.x[n + s], lane);
+      } else {
+        load_lanes(x, a.embedding + size_t(shared.word[0]) * kEmbedding, lane);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsPerWarp; ++i) {
+        sums[s][i] = dot_lanes(x, shared.rows[row_of_block(i)], lane, 0.f);
+      }
+    }
+    sum_lanes(sums);
+#pragma unroll
+    for (int s = 0; s < kChunk; ++s) {
+#pragma unroll
+      for (int i = 0; i < kRowsPerWarp; ++i) {
+        if (lane == n + s) logits[i] = sums[s][i] + constant[i];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_hidden(int n, int now, float (&to)[kRowsPerWarp]) {
+    float sums[kChunk][kRowsPerWarp] = {};
+#pragma unroll
+    for (int j = 0; j < kH; ++j) {
+#pragma unroll
+      for (int s = 0; s < kChunk; ++s) {
+        const float4 of_lane = read_lane(shared.hidden[T::buffer(now)][n + s], j, lane);
+#pragma unroll
+        for (int i = 0; i < kRowsPerWarp; ++i) sums[s][i] = dot(wh[i][j], of_lane, sums[s][i]);
+      }
+    }
+    sum_lanes(sums);
+#pragma unroll
+    for (int s = 0; s < kChunk; ++s) {
+#pragma unroll
+      for (int i = 0; i < kRowsPerWarp; ++i) {
+        if (lane == n + s) to[i] += sums[s][i];
+      }
+    }
+  }
+
+  /// The block's best row, to all blocks.
+  __device__ __forceinline__ void publish(int step) {
+    unsigned int best = 0, at = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      const unsigned int key = ordered(logits[i]);
+      if (has(i) && key > best) best = key, at = row_of_block(i);
+    }
+    if (lane < kSamples) shared.best[lane][warp] = best, shared.row[lane][warp] = at;
+    T::output_warps_are_here();
+    for (int n = warp; n < kSamples; n += kOutputWarps) {
+      best = lane < kOutputWarps ? shared.best[n][lane] : 0;
+      at = lane < kOutputWarps ? shared.row[n][lane] : 0;
+      first_of_largest(best, at);
+      if (lane == 0) exchange.publish_best(step, n, best, at);
+    }
+  }
+
+  __device__ __forceinline__ void read_hidden(int step) {
+    exchange.template read_hidden<kOutputWarps * 32>(
+        step, warp * 32 + lane, &shared.hidden[T::buffer(step)][0][0]);
+  }
+};
+
+}  // namespace plantune

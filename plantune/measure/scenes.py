@@ -57,7 +57,8 @@ class Scene:
 class Masks:
     """Where one output must show a poison (torch also multiplies it by padding, which need not).
 
-    In the place of an infinity NaN will do. Images that are `clean` have none of it.
+    Where that is an infinity, it and NaN are as good: PyTorch's mean of a row with one is NaN, by
+    the algorithm that it takes. Images that are `clean` have none of the poison.
     """
 
     as_nan: Tensor
@@ -159,7 +160,7 @@ class Scenes:
             depends = self._kept(("depends", place), probe)
             found = zip(self.step.outputs, depends, evaluated(value), strict=True)
             masks = [
-                _masks(mask, exact, type_.torch_dtype) if type_.is_float else None
+                _masks(mask, exact, type_.torch_dtype, value) if type_.is_float else None
                 for (_, type_), mask, exact in found
             ]
             return Poison(tuple(changed(value).values()), tuple(masks))
@@ -212,9 +213,9 @@ def _largest(exact: Exact, rivals: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple(max(error[kind] for error in errors) for kind in range(len(KINDS)))
 
 
-def _masks(depends: Tensor, exact: Tensor, dtype: torch.dtype) -> Masks:
+def _masks(depends: Tensor, exact: Tensor, dtype: torch.dtype, poison: float) -> Masks:
     """An image with a number that may become infinite in the output's dtype is not clean."""
-    is_nan = exact.isnan()
+    is_nan = exact.isnan() if math.isnan(poison) else torch.zeros_like(depends)
     images = (len(exact), -1) if exact.dim() > 1 else (-1, 1)
     fits = exact.abs() <= torch.finfo(dtype).max / 2  # false of NaN, too
     clean = fits.reshape(images).all(1)

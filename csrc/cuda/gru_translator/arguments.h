@@ -28,7 +28,7 @@ struct TranslateArguments {
   unsigned long long* launches;
   long long* words;  // samples x max_steps
   long long* steps;  // samples
-  int source_length, max_steps, samples, unused;
+  int source_length, max_steps, samples;  // samples of the whole source
   long long begin, end;
 };
 

@@ -93,7 +93,6 @@ class Arguments(ctypes.Structure):
         ("source_length", ctypes.c_int),
         ("max_steps", ctypes.c_int),
         ("samples", ctypes.c_int),
-        ("unused", ctypes.c_int),
         ("begin", ctypes.c_longlong),
         ("end", ctypes.c_longlong),
     )

@@ -29,19 +29,19 @@ from plantune.runtime.module import TunedModule
 REFUSED = (UnsupportedModule, UnsupportedDevice, InputMismatch)
 # Parameters that so many calls came without may be those of a module that is gone.
 IDLE_CALLS = 64
-Values = tuple[Any, ...]
+Given = tuple[Any, ...]
 
 
 @dataclass
-class Bound:
+class Owner:
     """The graph with one set of parameters and buffers, tuned for each size that it came with."""
 
-    state: Values
+    state: Given
     module: Captured
-    tuned: dict[Values, TunedModule] = field(default_factory=dict)
+    tuned: dict[Given, TunedModule] = field(default_factory=dict)
     last_call: int = 0
 
-    def has(self, state: Values) -> bool:
+    def has(self, state: Given) -> bool:
         return all(map(is_, self.state, state))
 
 
@@ -63,8 +63,8 @@ class Piece:
         # Dynamo captures another graph where either differs.
         trains = torch.is_grad_enabled() and any(map(_requires_grad, examples))
         self._mode = "train" if trains else "infer"
-        self._bound: list[Bound] = []
-        self._last: Bound | None = None
+        self._owners: list[Owner] = []
+        self._last: Owner | None = None
         self._calls = 0
         self._lock, self._budget = threading.Lock(), budget
         self.why_not = why_not(graph)
@@ -76,61 +76,61 @@ class Piece:
         self._calls += 1
         if self.why_not is not None:
             return self._by_torch(values)
-        bound, given = self._bound_to(self._held(values)), self._given(values)
+        owner, given = self._owner_of(self._held(values)), self._given(values)
         try:
-            return self._tuned_for(bound, self._sizes(values), given)(*given)
+            return self._tuned_for(owner, self._sizes(values), given)(*given)
         except REFUSED as error:
             # It has come by that door.
             reason = str(error).replace(f"{DOOR}, or write", "Write")
             self.why_not = reason.replace(f". {DOOR}", "")
-            self._bound, self._last = [], None
+            self._owners, self._last = [], None
         return self._by_torch(values)
 
     def stats(self) -> tuple[int, int]:
         """How many calls ran from plans, and how many through the framework."""
-        tuned = [each for bound in self._bound for each in bound.tuned.values()]
+        tuned = [each for owner in self._owners for each in owner.tuned.values()]
         planned = sum(each.stats().planned for each in tuned)
         return planned, self._calls - planned
 
-    def _bound_to(self, state: Values) -> Bound:
-        bound = self._last
-        if bound is None or not bound.has(state):
+    def _owner_of(self, state: Given) -> Owner:
+        owner = self._last
+        if owner is None or not owner.has(state):
             with self._lock:
-                known = (other for other in self._bound if other.has(state))
-                bound = self._last = next(known, None) or self._new(state)
-        bound.last_call = self._calls
-        return bound
+                known = (other for other in self._owners if other.has(state))
+                owner = self._last = next(known, None) or self._new(state)
+        owner.last_call = self._calls
+        return owner
 
-    def _new(self, state: Values) -> Bound:
-        longest = max(IDLE_CALLS, 4 * len(self._bound))
-        self._bound = [b for b in self._bound if self._calls - b.last_call < longest]
+    def _new(self, state: Given) -> Owner:
+        longest = max(IDLE_CALLS, 4 * len(self._owners))
+        self._owners = [b for b in self._owners if self._calls - b.last_call < longest]
         kind = type(self.name, (Captured,), {})  # whose name errors and plans have
         module = kind(self._code, self._inputs, state).train(self._mode == "train")
-        self._bound.append(Bound(state, module))
-        return self._bound[-1]
+        self._owners.append(Owner(state, module))
+        return self._owners[-1]
 
-    def _tuned_for(self, bound: Bound, sizes: Values, given: Values) -> TunedModule:
-        known = bound.tuned.get(sizes)
+    def _tuned_for(self, owner: Owner, sizes: Given, given: Given) -> TunedModule:
+        known = owner.tuned.get(sizes)
         if known is not None and self._budget.waits and not _is_capturing():
             self._budget.spend()
-            known = bound.tuned.get(sizes)
-        return known or self._new_tuned(bound, sizes, given)
+            known = owner.tuned.get(sizes)
+        return known or self._new_tuned(owner, sizes, given)
 
-    def _new_tuned(self, bound: Bound, sizes: Values, given: Values) -> TunedModule:
+    def _new_tuned(self, owner: Owner, sizes: Given, given: Given) -> TunedModule:
         first = next((value for value in given if isinstance(value, Tensor)), None)
         if first is None:
             raise UnsupportedModule("it has no input that is a tensor")
         with self._lock:
-            if sizes in bound.tuned:  # by another thread
-                return bound.tuned[sizes]
-            arguments, place = Arguments.of(bound.module, given, {}), first.device
-            tuned = bound.tuned[sizes] = TunedModule(
-                bound.module, arguments, name=self.name, mode=self._mode, device=place
+            if sizes in owner.tuned:  # by another thread
+                return owner.tuned[sizes]
+            arguments, place = Arguments.of(owner.module, given, {}), first.device
+            tuned = owner.tuned[sizes] = TunedModule(
+                owner.module, arguments, name=self.name, mode=self._mode, device=place
             )
-            self._budget.join(tuned, partial(bound.tuned.pop, sizes, None))
+            self._budget.join(tuned, partial(owner.tuned.pop, sizes, None))
             return tuned
 
-    def _by_torch(self, values: Values) -> Any:
+    def _by_torch(self, values: Given) -> Any:
         """Runs the graph as it was captured, which is said once."""
         if not self._is_said:
             self._is_said = True
@@ -156,7 +156,7 @@ def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def _getter(places: Iterable[int]) -> Callable[[Values], Values]:
+def _getter(places: Iterable[int]) -> Callable[[Given], Given]:
     """Takes the values at these places."""
     wanted = tuple(places)
     if len(wanted) > 1:

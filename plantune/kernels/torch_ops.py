@@ -22,9 +22,9 @@ from plantune.graph.ops.matmul import operands
 from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.dropout_states import keeping
+from plantune.kernels.family import Values
 
 aten = torch.ops.aten
-Values = dict[str, Tensor]
 # What these make in torch is a view, or may be.
 VIEWS = ("broadcast_to", "permute", "reshape")
 Call = Callable[[], object]

@@ -65,7 +65,7 @@ def test_its_problem_is_that_of_optimize(mode):
         tuned(x)
         compiled(module)(x)
     (piece,) = pieces()
-    (other,) = piece._bound[0].tuned.values()
+    (other,) = piece._owners[0].tuned.values()
     problems = [[stock.plan.problem for stock in each.stocks()] for each in (tuned, other)]
     assert [p.graph for p in problems[0]] == [p.graph for p in problems[1]]
     assert problems[1][0].network == "Net"
@@ -312,7 +312,7 @@ class TestParameters:
             for _ in range(70):
                 body(layer, x)
         (piece,) = pieces()
-        assert len(piece._bound) == 2
+        assert len(piece._owners) == 2
 
 
 @dataclass

@@ -64,7 +64,7 @@ def call(budget: float, times: int, mode: str = "infer", batch: int = 64) -> Non
 
 def matches() -> set[str | None]:
     """How the stored plans that the last two pieces run from match this machine."""
-    tuned = [t for piece in pieces()[-2:] for bound in piece._bound for t in bound.tuned.values()]
+    tuned = [t for piece in pieces()[-2:] for owner in piece._owners for t in owner.tuned.values()]
     return {stock.match for each in tuned for stock in each.stocks()}
 
 

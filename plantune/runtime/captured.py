@@ -75,8 +75,9 @@ class CapturedProgram:
         self._passes: dict[str, Pass] = {}
         inputs = [self._place(*named) for named in graph.inputs]
         self._gradients = Gradients(self._program, space.arch, device)
-        self._seeds = [self._place(*named) for named in graph.output_gradients]
+        seeds = [self._place(*named) for named in graph.output_gradients]
         self._ends = Ends(self._program, inputs)
+        self._seeds = Ends(self._program, seeds, "backward")
 
     @property
     def held_bytes(self) -> int:
@@ -149,9 +150,14 @@ class CapturedProgram:
     def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
         """The gradients by the name of their input or parameter, in memory that is the caller's."""
         self._enter()
-        for own, tensor in zip(self._seeds, output_gradients, strict=True):
-            own.copy_(tensor)
-        return self._gradients.handed_over(self._replay("backward", self._backward_pass))
+        if is_capturing() or is_rehearsing():
+            with self._autotuned():
+                self._seeds.inside_a_capture(output_gradients, self._backward_pass)
+            return self._gradients.handed_over(self._program.values)
+        made = self._passes.get("backward") or self._capture_backward()
+        launch, _ = self._seeds.meet(output_gradients)
+        launch(self._stream_handle)
+        return self._gradients.handed_over(made.results)
 
     def forget(self) -> None:
         """Nothing: the graphs keep their memory from pass to pass."""
@@ -202,11 +208,17 @@ class CapturedProgram:
             made = self._captured("forward", self._forward_pass, self._both_passes)
             self._ends.serve(made.graph)
             self._passes["forward"] = made
-            self._passes["backward"] = self._captured("backward", self._backward_pass)
+            self._capture_backward()
             return made
         except BaseException:
             self._passes.clear()
             raise
+
+    def _capture_backward(self) -> Pass:
+        made = self._captured("backward", self._backward_pass)
+        self._seeds.serve(made.graph)
+        self._passes["backward"] = made
+        return made
 
     def _moving(self) -> dict[str, Tensor]:
         """Copies of what passes update."""
@@ -215,17 +227,6 @@ class CapturedProgram:
     def _restore(self, moved: Mapping[str, Tensor]) -> None:
         for buffer, before in moved.items():
             self._program.values[buffer].copy_(before)
-
-    def _replay(self, name: str, run: Callable[[], None]) -> Results:
-        """The results of one pass, which becomes a part of a capture that the caller has begun."""
-        if is_capturing() or is_rehearsing():
-            with self._autotuned():
-                run()
-            return self._program.values
-        if name not in self._passes:
-            self._passes[name] = self._captured(name, run)
-        self._passes[name].graph.launch(self._stream_handle)
-        return self._passes[name].results
 
     @torch.no_grad()
     def _captured(

@@ -78,14 +78,16 @@ class Variant:
 
 
 class Ends:
-    """All inputs and outputs of a program's forward pass."""
+    """What a caller brings to a pass, and the outputs of the forward pass."""
 
-    def __init__(self, program: Program, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, program: Program, inputs: Sequence[Tensor], phase: str = "forward") -> None:
         graph, values = program.graph, program.values
-        self._program = program
-        names = [name for name, _ in graph.inputs]
+        self._program, self._phase = program, phase
+        forward = phase == "forward"
+        names = [name for name, _ in (graph.inputs if forward else graph.output_gradients)]
+        self._names = graph.outputs if forward else ()
         self._inputs = [End(name, own) for name, own in zip(names, inputs, strict=True)]
-        once = [name for name in graph.outputs if graph.outputs.count(name) == 1]
+        once = [name for name in self._names if self._names.count(name) == 1]
         # What a backward pass reads stays in the program's memory, and what is copied after the
         # steps must be where that copy reads it.
         copied = {value for _, value in graph.updates} | {*names} & {*graph.outputs}
@@ -93,7 +95,7 @@ class Ends:
         self._direct = [
             name
             for name in dict.fromkeys((*names, *once))
-            if name not in held and program.touching(name) and name in values
+            if name not in held and program.touching(name, phase) and name in values
         ]
         self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
         self._new: list[Callable[[], Tensor]] = []
@@ -107,7 +109,7 @@ class Ends:
         """
         images = [*state, *(end.own for end in self._inputs)]
         layout = "nhwc" if any(map(_is_channels_last, images)) else "nchw"
-        types = [self._program.graph.types[name] for name in self._program.graph.outputs]
+        types = [self._program.graph.types[name] for name in self._names]
         self._new = [self._maker(type_, layout) for type_ in types]
         self._settle()
 
@@ -135,7 +137,8 @@ class Ends:
 
     def _patches(self, end: End, executables: Sequence[Executable]) -> list[list[Patch]]:
         """What moves an end, for each executable; empty if it cannot be moved."""
-        labels = self._program.touching(end.name) if end.name in self._direct else ()
+        direct = end.name in self._direct
+        labels = self._program.touching(end.name, self._phase) if direct else ()
         if not executables or not labels:
             return []
         values, other = self._program.values, torch.empty_like(end.own)
@@ -152,7 +155,6 @@ class Ends:
 
     def _settle(self) -> None:
         """Which outputs the next passes write in the caller's memory, and which are copied."""
-        self._names = self._program.graph.outputs
         ends = [(self._outputs.get(name), place) for place, name in enumerate(self._names)]
         self._written = [
             place
@@ -195,7 +197,7 @@ class Ends:
         self, inputs: Sequence[Tensor], run: Callable[[], None]
     ) -> tuple[Tensor, ...]:
         """Runs a pass as a part of the caller's capture, in the caller's memory where possible."""
-        values, names = self._program.values, self._program.graph.outputs
+        values, names = self._program.values, self._names
         before = {name: values[name] for name in self._direct}
         for end, tensor in zip(self._inputs, inputs, strict=True):
             if end.name in self._direct and end.fits(tensor):

@@ -32,6 +32,7 @@ class Program:
     ) -> None:
         self.graph = SimpleNamespace(
             inputs=(("x", TYPE),),
+            output_gradients=(("x", TYPE),),
             outputs=tuple(outputs),
             types=dict.fromkeys("xyz", TYPE),
             updates=updates,
@@ -42,7 +43,8 @@ class Program:
         self.fails = False
         self._touched = touched
 
-    def touching(self, value: str) -> tuple[str, ...]:
+    def touching(self, value: str, phase: str = "forward") -> tuple[str, ...]:
+        self.phase = phase
         return (f"of {value}",) if value in self._touched else ()
 
     def run_step(self, name: str) -> None:
@@ -328,3 +330,18 @@ class TestInsideOfACapture:
         with pytest.raises(RuntimeError, match="the pass failed"):
             ends.inside_a_capture([torch.randn(SHAPE)], run)
         assert all(graph.program.values[name] is value for name, value in before.items())
+
+
+def test_a_backward_pass_reads_gradients_of_outputs_where_they_are() -> None:
+    program = Program("", "xyz")
+    seeds = Ends(program, [program.values["x"]], "backward")  # type: ignore[arg-type]
+    graph = Graph(program)
+    seeds.serve(graph)  # type: ignore[arg-type]
+    assert program.phase == "backward"
+    dy, other = torch.randn(SHAPE), misaligned()
+    for tensor in (dy, other):
+        launch, outputs = seeds.meet([tensor])
+        launch([dy, other])  # type: ignore[arg-type]
+        assert outputs == ()
+        assert torch.equal(program.values["y"], tensor + 1)
+    assert graph.told["x"] == [dy.data_ptr(), program.values["x"].data_ptr()]

@@ -56,6 +56,24 @@ class TestMixedPrecision:
         assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
+def test_gradients_of_outputs_are_read_wherever_they_are(randomise, off):
+    """Of each a backward pass gets what is there now, and leaves it as it is."""
+    module = randomise(SEResNet9Fixup(3, base_planes=16)).cuda().half()
+    x = torch.randn(4, 3, 64, 64, device="cuda", dtype=torch.float16)
+    model = optimize(module, x, mode="train", fallback="error")
+    y, wanted = model(x), module(x)
+    memory = torch.randn(y.numel() + 1, device="cuda", dtype=torch.float16)
+    seeds = [torch.randn_like(y) for _ in range(3)]
+    seeds += [seeds[0].clone(memory_format=torch.channels_last), memory[1:].view_as(y)]
+    for dy in (*seeds, *reversed(seeds)):
+        before = dy.clone()
+        ours = torch.autograd.grad(y, list(model.parameters()), dy, retain_graph=True)
+        theirs = torch.autograd.grad(wanted, list(module.parameters()), dy, retain_graph=True)
+        both = torch.cat([g.flatten().float() for g in ours])
+        assert off(both, torch.cat([g.flatten().float() for g in theirs])) < 2e-2
+        assert torch.equal(dy, before)
+
+
 class TestThreads:
     """F49."""
 

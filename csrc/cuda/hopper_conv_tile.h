@@ -9,6 +9,7 @@
 #include "cuda/hopper_sums.h"
 #include "cuda/launch.h"
 #include "cuda/parameter.h"
+#include "cuda/phases.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -30,16 +31,6 @@ struct ConvMaps {
   TensorMap x, w;
   OutMaps out[kPhases];
 };
-
-/// The taps of a phase along one axis: so many, from the first on, of pixels after a padding.
-struct PhaseTaps {
-  int first, count, pad;
-};
-
-__device__ __forceinline__ PhaseTaps phase_taps(int taps, int padding, int phases, int phase) {
-  const int before = padding - phase, first = (before + phases) % phases;
-  return {first, (taps - first + phases - 1) / phases, (before - first) / phases};
-}
 
 /// The constants of C are a problem, a configuration, and the epilogue.
 template <class C>

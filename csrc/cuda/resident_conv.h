@@ -1,4 +1,4 @@
-// Convolution of stride 1 whose weights for 64 output channels stay in shared memory:
+// Convolution whose weights for 64 output channels stay in shared memory:
 //
 //   y = Expression(conv(x, w) * scale + bias, residual, offset, saved)
 //
@@ -24,6 +24,7 @@
 #include "cuda/hopper_sums.h"
 #include "cuda/launch.h"
 #include "cuda/parameter.h"
+#include "cuda/phases.h"
 #include "cuda/vector.h"
 
 namespace plantune {
@@ -35,6 +36,7 @@ struct ResidentMaps {
 /// The constants of C are a problem, a configuration, and which parts the epilogue has.
 template <class C>
 class ResidentConv {
+ protected:
   using T = typename C::T;
   using Two = typename Pair<T>::Type;
   using Expression = typename C::Expression;
@@ -43,9 +45,14 @@ class ResidentConv {
   static constexpr int kTileO = 64, kBoxW = 8, kEights = C::kBoxH, kColumns = 8 * C::kBoxH;
   static constexpr int kChunk = 64, kChunks = ceil_div(C::kC, kChunk);
   static constexpr int kTaps = C::kR * C::kS;
-  static constexpr int kCopyW = kBoxW + C::kS - 1, kCopyH = C::kBoxH + C::kR - 1;
+  static constexpr int kPhases = C::kPhasesH * C::kPhasesW;
+  // With a stride the pixels of a slot come in boxes: taps that are so far apart read the same.
+  static constexpr int kCopyW = kBoxW + ceil_div(C::kS, C::kPhasesW * C::kStrideW) - 1;
+  static constexpr int kCopyH = C::kBoxH + ceil_div(C::kR, C::kPhasesH * C::kStrideH) - 1;
   static constexpr int kCopyBytes = kCopyW * kCopyH * kRowBytes;
-  static constexpr int kSlotBytes = ceil_div(kCopyBytes, kGroupBytes) * kGroupBytes;
+  static constexpr int kBoxBytes = ceil_div(kCopyBytes, kGroupBytes) * kGroupBytes;
+  static constexpr int kBoxes = C::kStrideH * C::kStrideW;
+  static constexpr int kSlotBytes = kBoxes * kBoxBytes;
   static constexpr int kTapBytes = kTileO * kRowBytes;
   static constexpr int kWeightBytes = kChunks * kTaps * kTapBytes;
   static constexpr int kSlotStart = kWeightBytes;
@@ -53,7 +60,8 @@ class ResidentConv {
   static constexpr int kBarrierStart = kSlotStart + kSlots * kSlotBytes;
   static constexpr int kEnd = kBarrierStart + 8 * (2 * kSlots + 1);
 
-  static constexpr int kTilesW = ceil_div(C::kQ, kBoxW), kTilesH = ceil_div(C::kP, C::kBoxH);
+  static constexpr int kTilesW = ceil_div(ceil_div(C::kQ, C::kPhasesW), kBoxW);
+  static constexpr int kTilesH = ceil_div(ceil_div(C::kP, C::kPhasesH), C::kBoxH);
   static constexpr int kTiles = C::kN * kTilesH * kTilesW;
   static constexpr int kTilesO = ceil_div(C::kO, kTileO);
 
@@ -77,10 +85,17 @@ class ResidentConv {
   };
 
   static __device__ __forceinline__ void run(const ResidentMaps& maps, const Arguments& a) {
+    run_as<ResidentConv>(maps, a);
+  }
+
+ protected:
+  /// Runs a kernel that consumes in its own way.
+  template <class Kernel>
+  static __device__ __forceinline__ void run_as(const ResidentMaps& maps, const Arguments& a) {
     extern __shared__ uint8_t memory[];
     release_successor();
     const uint32_t start = shared_address(memory);
-    const ResidentConv conv(maps, a, (start + kGroupBytes - 1) / kGroupBytes * kGroupBytes);
+    const Kernel conv(maps, a, (start + kGroupBytes - 1) / kGroupBytes * kGroupBytes);
     conv.init_barriers();
     const int warp = threadIdx.x / 32;
     if (warp < kConsumers / 32) {
@@ -90,7 +105,6 @@ class ResidentConv {
     }
   }
 
- private:
   const ResidentMaps& maps_;
   const Arguments& a_;
   const uint32_t base_;
@@ -166,11 +180,23 @@ class ResidentConv {
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         const Use use = use_of(i, chunk);
         wait(empty(use.slot), use.parity ^ 1);
-        arrive_expecting(full(use.slot), kCopyBytes);
-        load_box(maps_.x, box(use.slot), full(use.slot), chunk * kChunk, place.w - C::kPadW,
-                 place.h - C::kPadH, place.n);
+        arrive_expecting(full(use.slot), kBoxes * kCopyBytes);
+        for (int i = 0; i < kBoxes; ++i) {
+          const int h = place.h * C::kStrideH - before(C::kR, C::kPadH, C::kPhasesH);
+          const int w = place.w * C::kStrideW - before(C::kS, C::kPadW, C::kPhasesW);
+          load_box(maps_.x, box(use.slot) + i * kBoxBytes, full(use.slot), chunk * kChunk,
+                   w + i % C::kStrideW, h + i / C::kStrideW, place.n);
+        }
       }
     }
+  }
+
+  /// The pixels before a box that its taps read, along one axis: the most of a phase.
+  static constexpr int before(int taps, int padding, int phases, int phase = 0) {
+    const int own = phase_taps(taps, padding, phases, phase).pad;
+    if (phase + 1 == phases) return own;
+    const int others = before(taps, padding, phases, phase + 1);
+    return own > others ? own : others;
   }
 
   // Phase 2: products of one tile.
@@ -185,7 +211,10 @@ class ResidentConv {
     fence_products();
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) {
-      const int offset = (tap / C::kS * kCopyW + tap % C::kS) * kRowBytes;
+      const int r = tap / C::kS, s = tap % C::kS;
+      const int of_box = r % C::kStrideH * C::kStrideW + s % C::kStrideW;
+      const int pixel = r / C::kStrideH * kCopyW + s / C::kStrideW;
+      const int offset = of_box * kBoxBytes + pixel * kRowBytes;
       const uint64_t pixels = matrix_descriptor(box(slot) + offset, kCopyW * kRowBytes);
       const uint64_t weights = matrix_descriptor(first + tap * kTapBytes, kGroupBytes);
 #pragma unroll
@@ -211,27 +240,33 @@ class ResidentConv {
     int rows, columns;  // of the tile that are in the image, from the thread's first column on
   };
 
-  __device__ __forceinline__ Target target_of(Place place) const {
+  /// Of the tile's pixels of one phase.
+  __device__ __forceinline__ Target target_of(Place place, int phase = 0) const {
     const int channel = o_ + pair_of(threadIdx.x), column = place.w + threadIdx.x % 4 * 2;
-    const long long pixel = ((long long)(place.n) * C::kP + place.h) * C::kQ + column;
-    const bool there = channel < C::kO;
-    return {pixel * C::kO + channel, there ? C::kP - place.h : 0, C::kQ - column};
+    const int h = phase / C::kPhasesW, w = phase % C::kPhasesW;
+    const long long row = (long long)(place.n) * C::kP + place.h * C::kPhasesH + h;
+    const long long pixel = row * C::kQ + column * C::kPhasesW + w;
+    const int rows = (C::kP - h + C::kPhasesH - 1) / C::kPhasesH - place.h;
+    const int columns = (C::kQ - w + C::kPhasesW - 1) / C::kPhasesW - column;
+    return {pixel * C::kO + channel, channel < C::kO ? rows : 0, columns};
   }
 
   static __device__ __forceinline__ int offset_of(int row, int which) {
-    return (row * C::kQ + which) * C::kO;
+    return (row * C::kPhasesH * C::kQ + which * C::kPhasesW) * C::kO;
   }
 
   /// What the epilogue reads and adds up.
   struct Epilogue {
-    Two residual[Expression::kResidual ? kEights : 1][2];
+    Two residual[Expression::kResidual && !C::kGathers ? kEights : 1][2];
     Two saved[Expression::kSaved ? kEights : 1][2];
     float scale[2] = {}, bias[2] = {}, offset = 0.f;
     ThreadSums<typename C::Sums> sums;
   };
 
   __device__ __forceinline__ void load_images(const Target& target, Epilogue& epilogue) const {
-    if constexpr (Expression::kResidual) load(a_.residual, target, epilogue.residual);
+    if constexpr (Expression::kResidual && !C::kGathers) {
+      load(a_.residual, target, epilogue.residual);
+    }
     if constexpr (Expression::kSaved) load(a_.saved, target, epilogue.saved);
   }
 
@@ -249,16 +284,18 @@ class ResidentConv {
     }
   }
 
+  /// `residual` gives what is added to a pixel.
+  template <class More>
   __device__ __forceinline__ void finish_tile(const Target& target,
-                                              const float (&sums)[kColumns / 2],
-                                              Epilogue& e) const {
+                                              const float (&sums)[kColumns / 2], Epilogue& e,
+                                              More residual) const {
 #pragma unroll
     for (int row = 0; row < kEights; ++row) {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
         const float2 v = pair_at<C::kScale>(sums, row, which, e.scale, e.bias);
         float2 more = {}, saved = {};
-        if constexpr (Expression::kResidual) more = Pair<T>::floats(e.residual[row][which]);
+        if constexpr (Expression::kResidual) more = residual(row, which);
         if constexpr (Expression::kSaved) saved = Pair<T>::floats(e.saved[row][which]);
         if (row < target.rows && which < target.columns) {
           const long long at = target.first + offset_of(row, which);
@@ -298,9 +335,9 @@ class ResidentConv {
     }
   }
 
-  __device__ __forceinline__ void consume(int group) const {
+  /// Takes what the epilogue has of channels, and waits until it may read what others have written.
+  __device__ __forceinline__ void begin(Epilogue& e) const {
     const int channel = o_ + pair_of(threadIdx.x);
-    Epilogue e;
     if constexpr (C::kScale)
       e.scale[0] = __ldg(a_.scale + channel), e.scale[1] = __ldg(a_.scale + channel + 1);
     if constexpr (C::kBias)
@@ -308,6 +345,11 @@ class ResidentConv {
     if constexpr (Expression::kOffset) e.offset = load_parameter<T>(a_.offset, 0);
     wait(weights_full(), 0);
     wait_for_predecessor();
+  }
+
+  __device__ __forceinline__ void consume(int group) const {
+    Epilogue e;
+    begin(e);
 #pragma unroll 1
     for (int i = group; i < count_; i += C::kGroups) {
       const Target target = target_of(place_of(i));
@@ -321,7 +363,9 @@ class ResidentConv {
         finish_chunk(sums);
         if (threadIdx.x % 32 == 0) arrive(empty(use.slot));
       }
-      finish_tile(target, sums, e);
+      finish_tile(target, sums, e, [&](int row, int which) {
+        return Pair<T>::floats(e.residual[row][which]);
+      });
     }
     leave_sums<0>(group, e);
   }

@@ -72,12 +72,28 @@ class Binding:
 
     On a CPU `refresh`, if there is one, must run before the first launch and whenever a constant
     input changed. On a GPU `constants` are the weights that the kernel reads in an order or dtype
-    of its own: each pass fills them.
+    of its own: each pass fills them. `halves` are the same launch in two: what the second one does
+    can wait, and run beside other launches (see KernelFamily.rest).
     """
 
     launch: Callable[[int], None]
     refresh: Callable[[], None] | None = None
     constants: tuple[Constant, ...] = ()
+    halves: tuple[Callable[[int], None], Callable[[int], None]] | None = None
+
+    @staticmethod
+    def in_halves(
+        first: Callable[[int], None],
+        rest: Callable[[int], None],
+        constants: tuple[Constant, ...] = (),
+    ) -> Binding:
+        """A kernel that does the rest after its first half."""
+
+        def launch(stream: int) -> None:
+            first(stream)
+            rest(stream)
+
+        return Binding(launch, constants=constants, halves=(first, rest))
 
 
 @dataclass(frozen=True)
@@ -179,6 +195,12 @@ class KernelFamily(ABC, Generic[P]):
     def workspace_bytes(self, parts: P, config: Attrs) -> int:
         """Scratch memory of one launch."""
         return 0
+
+    def rest(self, parts: P, config: Attrs) -> frozenset[str]:
+        """Inputs and outputs that the second half of a launch touches beside the workspace; none if
+        the launch is one. The first half neither reads nor writes these outputs.
+        """
+        return frozenset()
 
     def source(self, parts: P, config: Attrs, arch: Arch) -> str | None:
         """The source to compile, None if the family compiles nothing."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,20 +23,22 @@ class Branch:
 
     All three are places among the launches of forward and backward. A branch that waits for nothing
     of its pass forks before the first launch, one that nothing of it reads joins after the last.
+    With `rest` it is the second half of a launch that itself stays in line, and forks after it.
     """
 
     launch: int
     fork: int
     join: int
+    rest: bool = False
 
     @property
     def beside(self) -> range:
         """The places of the launches while which it may run, its own among them."""
-        return range(self.fork + 1, self.join)
+        return range(self.fork + (not self.rest), self.join)
 
 
 def branches_of(schedule: Schedule) -> tuple[Branch, ...]:
-    """The launches that can run beside the others of their pass, in order.
+    """The launches and halves of launches that can run beside the others of their pass, in order.
 
     A branch has other work beside it on the main line, and neither reads nor feeds another branch.
     """
@@ -63,10 +65,24 @@ def _branches(launches: Sequence[Launch], start: int) -> list[Branch]:
     for place in sorted(free, key=lambda p: (-others(p), launches[p].step.flops)):
         if others(place) and not any(_touch(edges, place, branch) for branch in taken):
             taken.add(place)
+    found = [spans[place] for place in taken]
+    for place in line - taken:
+        touched = launches[place].rest
+        made = touched & edges[place][1]
+        if touched and not any(made & edges[branch][0] for branch in taken):
+            found.append(_rest(edges, place, made))
     return [
-        Branch(start + place, start + spans[place].fork, start + spans[place].join)
-        for place in sorted(taken)
+        replace(b, launch=start + b.launch, fork=start + b.fork, join=start + b.join)
+        for b in sorted(found, key=lambda branch: branch.launch)
+        if not b.rest or b.join > b.launch + 1
     ]
+
+
+def _rest(edges: Sequence[Edges], place: int, made: frozenset[str]) -> Branch:
+    """The second half of a launch, up to the first one that reads what it has made."""
+    join = min(len(edges), place + 1 + REACH)
+    readers = (p for p in range(place + 1, join) if made & edges[p][0])
+    return Branch(place, place, next(readers, join), rest=True)
 
 
 def _span(edges: Sequence[Edges], place: int) -> Branch:
@@ -99,19 +115,33 @@ class Lanes:
     def __init__(self, branches: Iterable[Branch], device: torch.device) -> None:
         self._lanes = [_Lane(b, device) for b in branches] if device.type == "cuda" else []
 
-    def ordered(self, calls: Sequence[list[Call]], places: range) -> list[Call]:
-        """The calls of the launches of one pass, which is over when all of it is."""
+    @property
+    def halved(self) -> frozenset[int]:
+        """The places of the launches whose second half is a branch."""
+        return frozenset(lane.branch.launch for lane in self._lanes if lane.branch.rest)
+
+    def ordered(
+        self, calls: Sequence[list[Call]], places: range, rests: Mapping[int, Call] | None = None
+    ) -> list[Call]:
+        """The calls of the launches of one pass, which is over when all of it is. `rests` are the
+        second halves of those that are `halved`.
+        """
         mine = [lane for lane in self._lanes if lane.branch.launch in places]
-        beside = {lane.branch.launch: lane for lane in mine}
+        beside = {lane.branch.launch: lane for lane in mine if not lane.branch.rest}
+        after = {lane.branch.launch: lane for lane in mine if lane.branch.rest}
         order: list[Call] = []
         for place in (*places, places.stop):
             # A branch after this place may take the memory of one that is joined here.
             order += [lane.join for lane in mine if lane.branch.join == place]
-            order += [lane.fork for lane in mine if lane.branch.fork + 1 == place]
+            order += [lane.fork for lane in beside.values() if lane.branch.fork + 1 == place]
             if place in beside:
                 order.append(beside[place].around(calls[place]))
             elif place in places:
                 order += calls[place]
+            if place in after:
+                order.append(after[place].fork)
+            if place - 1 in after:  # else the next launch would wait until this one has room
+                order.append(after[place - 1].around([(rests or {})[place - 1]]))
         return order
 
 

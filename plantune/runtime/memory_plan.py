@@ -99,9 +99,12 @@ def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
     """
     uses = _Uses()
     launches = passes(schedule)
-    beside = {branch.launch: branch.beside for branch in branches}
+    beside = {branch.launch: branch.beside for branch in branches if not branch.rest}
+    rests = {branch.launch: branch.beside for branch in branches if branch.rest}
     for when, launch in enumerate(launches):
         uses.launch(beside.get(when, range(when, when + 1)), launch, schedule)
+        if when in rests:
+            uses.rest(rests[when], launch)
     graph = schedule.graph
     turn, end = len(schedule.phase("forward")) - 1, len(launches)
     for name in (*graph.outputs, *(value for _, value in graph.updates)):
@@ -161,6 +164,11 @@ class _Uses:
                 self.make(name, type_.size_bytes, when)
         if launch.workspace_bytes:
             self.make(launch.workspace, launch.workspace_bytes, when)
+
+    def rest(self, when: range, launch: Launch) -> None:
+        """`when` are the launches while which its second half may run."""
+        for name in (*launch.rest, *([launch.workspace] if launch.workspace_bytes else ())):
+            self.use(name, when[-1])
 
     def keep_for_backward(self, turn: int, end: int) -> None:
         """Whatever crosses from forward to backward stays to the end of the backward pass."""

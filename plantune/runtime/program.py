@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -62,9 +62,11 @@ class Program:
             first = self._weights.others(schedule)
         self._prepare: list[Call] = []
         self._constants: dict[str, tuple[Constant, ...]] = {}
+        lanes = Lanes(branches, device)
+        launches, turn = passes(schedule), len(schedule.phase("forward"))
+        self._rests: dict[str, Call] = {launches[i].step.name: _nothing for i in lanes.halved}
         for launch in first:
             self._prepare += self._calls(launch, space)
-        launches, turn = passes(schedule), len(schedule.phase("forward"))
         calls = [
             self._calls(launch, space, drops)
             for launch, drops in zip(launches, live.drops, strict=True)
@@ -73,9 +75,9 @@ class Program:
             self._weights.bind((*first, *launches), self._constants)
             if turn:
                 self._prepare_beside(launches[:turn], calls)
-        lanes = Lanes(branches, device)
-        self._forward = lanes.ordered(calls, range(turn))
-        self._backward = lanes.ordered(calls, range(turn, len(calls)))
+        rests = {i: self._rests[launches[i].step.name] for i in lanes.halved}
+        self._forward = lanes.ordered(calls, range(turn), rests)
+        self._backward = lanes.ordered(calls, range(turn, len(calls)), rests)
         self._owned = _owned_results(schedule)
         self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
 
@@ -100,11 +102,16 @@ class Program:
         device = self.device  # not `self`: a program in a cycle would keep its memory
         name = launch.step.name
 
-        def run() -> None:
-            recording.label(name)
-            binding.launch(current_stream(device))
+        def labelled(launch: Callable[[int], None]) -> Call:
+            def call() -> None:
+                recording.label(name)
+                launch(current_stream(device))
 
-        self._steps[name] = run
+            return call
+
+        self._steps[name] = run = labelled(binding.launch)
+        if name in self._rests and binding.halves is not None:
+            run, self._rests[name] = map(labelled, binding.halves)
         calls.append(run)
         if drops:
             calls.append(_drop(drops, self.values))
@@ -224,6 +231,10 @@ class Program:
 def current_stream(device: torch.device) -> int:
     """The handle of the stream to which kernels go; 0 on the CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _nothing() -> None:
+    """The second half of a launch that turned out to be one."""
 
 
 def _copy(conversion: Conversion, values: Values) -> Call:

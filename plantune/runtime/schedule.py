@@ -85,6 +85,11 @@ class Launch:
         ]
 
     @property
+    def rest(self) -> frozenset[str]:
+        """What the second half of the launch touches, if it has one."""
+        return self.family.rest(self.parts, self.candidate.config)
+
+    @property
     def workspace(self) -> str:
         """The name of its workspace among the buffers."""
         return f"workspace of {self.step.name}"

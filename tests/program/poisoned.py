@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,6 +22,8 @@ from plantune.space.search_space import SearchSpace
 class EarlyLanes:
     """Branches run as soon as they may, before the launches beside them. Only in a `Poisoned`."""
 
+    halved: frozenset[int] = frozenset()  # no family for CPUs has second halves
+
     def __init__(self, branches: Iterable[Branch], device: torch.device) -> None:
         self._when = {branch.launch: self.when(branch) for branch in branches}
 
@@ -29,7 +31,9 @@ class EarlyLanes:
     def when(branch: Branch) -> int:
         return branch.beside[0]
 
-    def ordered(self, calls: Sequence[list[Call]], places: range) -> list[Call]:
+    def ordered(
+        self, calls: Sequence[list[Call]], places: range, rests: Mapping[int, Call]
+    ) -> list[Call]:
         order = []
         for place in places:
             spoil, *own, drop = calls[place]

@@ -9,9 +9,10 @@ from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
+from plantune.runtime import branches as module
 from plantune.runtime.branches import REACH, Branch, branches_of
 from plantune.runtime.memory_plan import Lifetime, liveness, passes
-from plantune.runtime.schedule import make_schedule
+from plantune.runtime.schedule import Launch, make_schedule
 
 IMAGE = TensorType((2, 3, 4, 4))
 BYTES = IMAGE.size_bytes
@@ -180,3 +181,57 @@ def test_a_branch_holds_what_it_touches_as_long_as_it_may_run(scheduled):
     assert liveness(schedule, branches).buffers[3] == Lifetime("sigmoid_2", BYTES, 1, 4)
     early = (Branch(1, 0, 4),)
     assert liveness(schedule, early).buffers[1] == Lifetime("sigmoid", BYTES, 1, 3)
+
+
+class TestRest:
+    """The second half of a launch that stays in line."""
+
+    @pytest.fixture(autouse=True)
+    def halves(self, monkeypatch):
+        """As if a sigmoid were made in a second half, with a workspace."""
+        made = property(lambda self: frozenset(self.writes if self.step.name == "sigmoid" else ()))
+        monkeypatch.setattr(Launch, "rest", made)
+        size = property(lambda self: BYTES if self.rest else 0)
+        monkeypatch.setattr(Launch, "workspace_bytes", size)
+
+    @pytest.fixture
+    def in_line(self, monkeypatch):
+        """No launch leaves the line as a whole."""
+        stays = lambda edges, place: Branch(place, place - 1, place + 1)  # noqa: E731
+        monkeypatch.setattr(module, "_span", stays)
+
+    @pytest.fixture
+    def chained(self, scheduled):
+        def emit(b, x):
+            return (*b.emit("sigmoid", x), chain(b, x, *["relu"] * (REACH + 2)))
+
+        return scheduled(emit)
+
+    def test_it_reaches_no_further_than_a_branch(self, chained, in_line):
+        assert branches_of(chained) == (Branch(0, 0, 1 + REACH, rest=True),)
+
+    def test_it_joins_where_what_it_makes_is_read(self, scheduled, in_line):
+        def emit(b, x):
+            return b.emit("add", chain(b, x, "sigmoid"), chain(b, x, "relu", "relu"))
+
+        assert branches_of(scheduled(emit)) == (Branch(0, 0, 3, rest=True),)
+
+    def test_what_is_read_at_once_is_no_branch(self, scheduled, in_line):
+        assert branches_of(scheduled(lambda b, x: (chain(b, x, "sigmoid", "relu"),))) == ()
+
+    def test_no_branch_reads_of_it(self, scheduled):
+        def emit(b, x):
+            start = chain(b, x, "sigmoid")
+            (other,) = b.emit("reshape", chain(b, start, "relu"), shape=IMAGE.shape)
+            return b.emit("add", chain(b, x, "relu", "relu", "relu"), other)
+
+        for branch in branches_of(scheduled(emit)):
+            assert not branch.rest
+
+    def test_its_workspace_and_what_it_touches_stay_as_long(self, chained):
+        rest = Branch(0, 0, 3, rest=True)
+        found = {b.name: (b.first, b.last) for b in liveness(chained, [rest]).buffers}
+        alone = {b.name: (b.first, b.last) for b in liveness(chained).buffers}
+        workspace = "workspace of sigmoid"
+        assert (found[workspace], alone[workspace]) == ((0, 2), (0, 0))
+        assert found | {workspace: (0, 0)} == alone

@@ -56,8 +56,10 @@ def told(monkeypatch):
 
     def run(*branches, places=range(6), device=GPU):
         calls = [[lambda i=i: Told.said.append(str(i))] for i in range(12)]
+        lanes = Lanes(branches, device)
+        rests = {i: lambda i=i: Told.said.append(f"rest of {i}") for i in lanes.halved}
         Told.said.clear()
-        for call in Lanes(branches, device).ordered(calls, places):
+        for call in lanes.ordered(calls, places, rests):
             call()
         return " ".join(Told.said)
 
@@ -89,7 +91,15 @@ def test_each_pass_has_its_own(told):
     assert told(*branches, places=range(6, 12)) == "fork 7 6 lane 7 7 8 join 7 9 10 11"
 
 
+def test_the_second_half_of_a_launch_forks_after_the_first(told):
+    assert told(Branch(1, 1, 4, rest=True), Branch(3, 1, 5)) == (
+        "0 1 fork 1 fork 3 2 lane 1 rest of 1 lane 3 3 join 1 4 join 3 5"
+    )
+    assert told(Branch(4, 4, 6, rest=True)).endswith("4 fork 4 5 lane 4 rest of 4 join 4")
+
+
 def test_on_the_cpu_branches_run_in_their_turn(told):
+    assert told(Branch(1, 1, 4, rest=True), device=CPU) == "0 1 2 3 4 5"
     assert told(Branch(3, 0, 5), device=CPU) == "0 1 2 3 4 5"
 
 

@@ -117,6 +117,10 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
         rooms = room_for(parts.step, parts.node.inputs)
         return rooms + self.design(parts, config).sums_bytes
 
+    def rest(self, parts: WgradParts, config: Attrs) -> frozenset[str]:
+        added = self.design(parts, config).split_k > 1
+        return frozenset((parts.node.name,) if added else ())
+
     def source(self, parts: WgradParts, config: Attrs, arch: Arch) -> str:
         return self.design(parts, config).source(parts.dtype, str(config["layout"]))
 
@@ -135,10 +139,12 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
             maps = Maps(_result_map(dy, design.cut), _image_map(x, design.cut))
             dw = ctypes.c_void_p(frame.values[parts.node.name].data_ptr())
             multiply.launch(stream, maps, ctypes.c_void_p(sums), dw, programmatic=not copied)
-            if design.split_k > 1:
-                add.launch(stream, ctypes.c_void_p(sums), dw)
 
-        return Binding(launch)
+        def rest(stream: int) -> None:
+            dw = ctypes.c_void_p(frame.values[parts.node.name].data_ptr())
+            add.launch(stream, ctypes.c_void_p(sums), dw)
+
+        return Binding(launch) if design.split_k == 1 else Binding.in_halves(launch, rest)
 
     def estimate_us(self, parts: WgradParts, config: Attrs, arch: Arch) -> float:
         return _estimate_us(self.design(parts, config), parts.step.traffic_bytes, arch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,10 +22,11 @@ from plantune.kernels.constants import (
 )
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
+from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
-from plantune.kernels.hopper.tiles import ROW_BYTES, SWIZZLE_BYTES, Box, ConvShape
+from plantune.kernels.hopper.tiles import ROW_BYTES, SWIZZLE_BYTES, Box, ConvShape, copied_pixels
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
@@ -35,21 +37,27 @@ from plantune.space.arch import Arch
 WARPGROUP, TILE_O = 128, 64
 # Sums of more pixels, and what is added to them, leave no registers.
 ROWS_MAX = 16
+MANY_GROUPS = 3  # so many share registers: a thread has 128
+STRIDE_MAX = 2  # boxes of pixels for each 64 channels: as many as its square
+# Without and with phases.
+KERNELS = (("resident_conv", "ResidentConv"), ("resident_phases", "ResidentPhases"))
 TAKEN = ("stages", "groups", "blocks", "threads", "shared_bytes")
-SOURCE = """#include "cuda/resident_conv.h"
+SOURCE = """#include "cuda/{header}.h"
 {product}{functors}struct Conv {{
   using T = {element};
-  static constexpr int kN = {n}, kC = {c}, kO = {o}, kP = {p}, kQ = {q}, kR = {r}, kS = {s};
+  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
+  static constexpr int kR = {r}, kS = {s}, kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
+  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
   static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
   static constexpr int kBoxH = {box_h}, kSlots = {stages}, kGroups = {groups};
   static constexpr int kBlocks = {blocks};
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
   static constexpr bool kFlips = {flips};
-  using Expression = {expression};
+{pool}  using Expression = {expression};
   using Unshifted = {inner};
   using Sums = {sums};
 }};
-using Kernel = plantune::ResidentConv<Conv>;
+using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
@@ -82,8 +90,14 @@ class Design:
     @property
     def box(self) -> Box:
         """The tile of the fewest rows that divides the image's as evenly as few tiles can."""
-        tiles = -(-self.shape.p // ROWS_MAX)
-        return Box(8, -(-self.shape.p // tiles), 1)
+        most = ROWS_MAX if self.groups < MANY_GROUPS else ROWS_MAX // 2
+        tiles = -(-self.shape.phase_p // most)
+        return Box(8, -(-self.shape.phase_p // tiles), 1)
+
+    @property
+    def tiles(self) -> int:
+        """Of pixels, with those of all phases."""
+        return self.shape.tiles(self.box) // math.prod(self.shape.phases)
 
     @property
     def tiles_o(self) -> int:
@@ -98,25 +112,30 @@ class Design:
     def blocks(self) -> int:
         """One for each multiprocessor; those of one tile of channels share its tiles of pixels."""
         return (
-            max(min(measured_chip().multiprocessors // self.tiles_o, self.shape.tiles(self.box)), 1)
-            * self.tiles_o
+            max(min(measured_chip().multiprocessors // self.tiles_o, self.tiles), 1) * self.tiles_o
         )
 
     @property
     def shared_bytes(self) -> int:
         shape, box = self.shape, self.box
         weights = shape.chunks * shape.r * shape.s * TILE_O * ROW_BYTES
-        pixels = (box.w + shape.s - 1) * (box.h + shape.r - 1)
+        pixels = copied_pixels(shape, box, reuse=True)
         slot = -(-pixels * ROW_BYTES // SWIZZLE_BYTES) * SWIZZLE_BYTES
         slots = self.groups * self.stages
+        slot *= math.prod(shape.stride)
         return weights + slots * slot + 8 * (2 * slots + 1) + SWIZZLE_BYTES
 
     def source(self, dtype: str) -> str:
         columns, element = 8 * self.box.h, ELEMENTS[dtype]
         epilogue = self.epilogue
+        pool = None if epilogue.pool is None else PoolGather.of(epilogue.pool)
+        header, kernel = KERNELS[self.shape.phases != (1, 1)]
         named = {part: getattr(epilogue, part) for part in ("scale", "bias", "unshifted")}
         flags = {**named, "flips": self.flips}
         return SOURCE.format(
+            header=header,
+            kernel=kernel,
+            pool=NO_POOL if pool is None else pool.source,
             product=product(dtype, columns),
             element=element,
             box_h=self.box.h,
@@ -143,12 +162,15 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
 
     def require(self, parts: hopper.WarpgroupParts) -> None:
         """Raises IllegalCandidate if a convolution of that shape has no config."""
-        shape = parts.shape
-        alone = shape.stride != (1, 1) or shape.r * shape.s == 1
+        shape, kernel = parts.shape, (parts.shape.r, parts.shape.s)
+        apart = any(size <= stride for size, stride in zip(kernel, shape.stride, strict=True))
         refuse(
             {
                 **hopper.not_a_warpgroups(parts.step, parts.epilogue, shape),
-                "only the taps of a larger kernel with stride 1 read the same pixels": alone,
+                "only the taps of a larger kernel read the same pixels": kernel == (1, 1)
+                or (apart and shape.stride != (1, 1)),
+                f"only strides up to {STRIDE_MAX}, got {shape.stride}": max(shape.stride)
+                > STRIDE_MAX,
                 "tiles are counted in 31 bits": shape.n * shape.p * shape.q >= 1 << 31,
                 "elements of a tile's rows are counted in 31 bits": ROWS_MAX * shape.q * shape.o
                 >= 1 << 31,
@@ -167,6 +189,9 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
     def workspace_bytes(self, parts: hopper.WarpgroupParts, config: Attrs) -> int:
         return placing_bytes(parts) + self.sums(parts, config).part_bytes
 
+    def rest(self, parts: hopper.WarpgroupParts, config: Attrs) -> frozenset[str]:
+        return frozenset(added.name for added in parts.epilogue.sums)
+
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         return self.design(parts, config).source(parts.dtype) + self.sums(parts, config).source
 
@@ -176,7 +201,6 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         place, words = placing(parts, frame), tuple(parts.epilogue.images)
         assert frame.workspace is not None
         room = frame.workspace.data_ptr() + placing_bytes(parts)
-        add = self.sums(parts, config).adder(frame, room)
         names = {"y": parts.y, "unshifted": parts.epilogue.unshifted}
         kernel = Launcher(
             frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
@@ -188,9 +212,8 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
             arguments = constants.into(_Arguments, names, parts=room, **read)
             maps = Maps(x=image_map(x, design), w=_weight_map(constants.tensor("w")))
             kernel.launch(stream, maps, arguments, programmatic=not copied)
-            add(stream)
 
-        return Binding(launch, constants=constants.all)
+        return self.sums(parts, config).added(launch, frame, room, constants.all)
 
     def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
         """Products of an SM's tiles and its last tile alone, or what the cache does not hold, and
@@ -200,9 +223,12 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         """
         design, cost = self.design(parts, config), arch.cost(hopper.COSTS)
         shape, box = design.shape, design.box
-        tiles = -(-shape.tiles(box) * design.tiles_o // design.blocks)
+        tiles = -(-design.tiles * design.tiles_o // design.blocks)
         products = shape.chunks * shape.r * shape.s * 4 * (4 * box.h)
-        busy = (tiles * products * 1.25 + 4000) / cost["sm_cycles_per_us"] + 0.5 / design.stages
+        busy = (tiles * products * 1.25 + 4000) / cost["sm_cycles_per_us"]
+        busy += tiles * cost["box_us"] / (design.stages * design.groups)
+        if design.groups >= MANY_GROUPS:
+            busy *= cost["many_groups"]
         moving = max(parts.step.traffic_bytes - cost["resident_cached_bytes"], 0)
         read = sum(parts.step.types[name].size_bytes for name in parts.epilogue.images.values())
         beside = min(read, moving) / cost["bytes_per_us"]

@@ -6,19 +6,25 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Form
 from plantune.kernels.families.hopper_dgrad import GradientParts
 from plantune.kernels.families.resident_conv import TILE_O, Design, ResidentConv
 from plantune.kernels.family import Frame
+from plantune.kernels.hopper.family import WarpgroupParts
+from plantune.kernels.hopper.tiles import CHUNK
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.image_gradient import image_gradient
+from plantune.space.arch import Arch
+
+STRIDES = ((1, 1), (2, 2))
 
 
 class ResidentDgrad(ResidentConv):
     """Config: that of `resident_conv`. Each pass puts the channels of the result next to each other
-    in the weights.
+    in the weights. Where the convolution has a stride, a tile makes the pixels of all its phases.
     """
 
     name: ClassVar = "resident_dgrad"
@@ -27,21 +33,29 @@ class ResidentDgrad(ResidentConv):
 
     def read(self, step: Step) -> GradientParts:
         parts = GradientParts(step, image_gradient(step))
-        attrs = parts.conv.attrs
-        kernel = step.types[parts.weight].shape[2:]
+        attrs, pool = parts.conv.attrs, parts.epilogue.pool
+        strides, kernel = attrs["stride"], step.types[parts.weight].shape[2:]
         wide = any(pad >= size for pad, size in zip(attrs["padding"], kernel, strict=True))
+        dy = step.types[parts.conv.inputs[0]]
+        other = pool is not None and step.types[pool.inputs[0]].shape[2:] != dy.shape[2:]
         refuse(
             {
-                f"only gradients of convolutions with stride 1, got {attrs['stride']}": attrs[
-                    "stride"
-                ]
-                != (1, 1),
-                "the gradient of a pool is added": parts.epilogue.pool is not None,
+                f"only gradients of convolutions with stride 1 or 2, got {strides}": strides
+                not in STRIDES,
+                f"a phase of a {kernel} kernel has more than 2x2 taps, or none": strides != (1, 1)
+                and not all(size in (2, 3) for size in kernel),
+                "the gradient of the pool has another size than that of the result": other,
                 f"the padding {attrs['padding']} is not smaller than the kernel {kernel}": wide,
             }
         )
         self.require(parts)
         return parts
+
+    def why_not_config(self, parts: WarpgroupParts, config: Attrs, arch: Arch) -> str | None:
+        shape, stages = parts.shape, int(config["stages"])
+        if shape.phases != (1, 1) and stages < shape.chunks:
+            return f"phases read all {shape.chunks * CHUNK} channels, {stages} stages hold less"
+        return super().why_not_config(parts, config, arch)
 
     def constants(self, parts: ConvParts, design: Design, frame: Frame) -> Constants:
         type_ = parts.step.types[parts.weight]

@@ -4,6 +4,7 @@ one pass over each image.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.element_passes import Pass, axes_of
-from plantune.kernels.patterns.excite_gradient import excite_gradient_of
+from plantune.kernels.patterns.excite_gradient import LayerGradient, excite_gradient_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.se_gradient import SeGradParts, Workspace
 from plantune.kernels.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
@@ -123,6 +124,15 @@ class SeGrad(CudaFamily[SeGradParts]):
     def workspace_bytes(self, parts: SeGradParts, config: Attrs) -> int:
         return Workspace(parts, config).bytes
 
+    def rest(self, parts: SeGradParts, config: Attrs) -> frozenset[str]:
+        if not parts.adds:
+            return frozenset()
+        sums = {node.name for node in parts.gradient.sums}
+        layers = {name for layer in parts.gradient.layers for name in _added(layer)}
+        return frozenset(
+            n for n, _ in (*parts.step.inputs, *parts.step.outputs) if n in layers | sums
+        )
+
     def source(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str:
         gradient = parts.gradient
         held = parts.hold(config) is not None
@@ -184,14 +194,19 @@ class SeGrad(CudaFamily[SeGradParts]):
                 return 0
             return workspace[name] if name in workspace else constants.tensor(name).data_ptr()
 
-        def launch(stream: int) -> None:
+        def arguments() -> ctypes.Array[ctypes.c_longlong]:
             addresses = [address(name) for name in names]
-            arguments = vector_kernel.members(*addresses, count, parts.splits)
-            kernel.launch(stream, arguments, [constants.tensor(n) for n in read])
-            if adding:
-                add.launch(stream, arguments)
+            return vector_kernel.members(*addresses, count, parts.splits)
 
-        return Binding(launch, constants=constants.all)
+        def launch(stream: int) -> None:
+            kernel.launch(stream, arguments(), [constants.tensor(n) for n in read])
+
+        def rest(stream: int) -> None:
+            add.launch(stream, arguments())
+
+        if not adding:
+            return Binding(launch, constants=constants.all)
+        return Binding.in_halves(launch, rest, constants.all)
 
     def estimate_us(self, parts: SeGradParts, config: Attrs, arch: Arch) -> float:
         """All blocks move what they must; one alone on its multiprocessor, or a few turns of them,
@@ -205,6 +220,11 @@ class SeGrad(CudaFamily[SeGradParts]):
         waits = max(turns, 1) * cost["block_us"] / (resident * int(config["threads"]))
         adding = cost["adding_us"] if parts.adds else 0.0
         return cost["launch_us"] + adding + waits + work * self.slowdown(parts, arch)
+
+
+def _added(layer: LayerGradient) -> tuple[str | None, ...]:
+    """What the gradients of a layer are added of, and they themselves."""
+    return (layer.excited, layer.argument, layer.weight, layer.bias)
 
 
 def _resident(parts: SeGradParts, config: Attrs, arch: Arch) -> int:

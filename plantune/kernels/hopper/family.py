@@ -92,6 +92,9 @@ class HopperFamily(WarpgroupFamily[H]):
         sums = self.design(parts, config).sums(parts.epilogue.sums)
         return placing_bytes(parts) + sums.part_bytes
 
+    def rest(self, parts: H, config: Attrs) -> frozenset[str]:
+        return frozenset(added.name for added in parts.epilogue.sums)
+
 
 def not_a_warpgroups(
     step: Step, epilogue: ConvEpilogue, shape: ConvShape | None = None

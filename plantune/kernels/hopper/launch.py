@@ -91,7 +91,7 @@ class Launch:
         kind = BlockMaps if "w2" in self.constants else maps_of(len(phases))
         assert self.frame.workspace is not None
         parts = self.frame.workspace.data_ptr() + placing_bytes(self.parts)
-        add = design.sums(self.parts.epilogue.sums).adder(self.frame, parts)
+        sums = design.sums(self.parts.epilogue.sums)
 
         def launch(stream: int) -> None:
             x, *others, copied = place(stream)
@@ -104,9 +104,8 @@ class Launch:
                     setattr(maps.out[i], word, map_)
             scalars = self.constants.into(self.scalars, {}, parts=parts)
             kernel.launch(stream, maps, scalars, programmatic=not copied)
-            add(stream)
 
-        return Binding(launch, constants=self.constants.all)
+        return sums.added(launch, self.frame, parts, self.constants.all)
 
     def _weights(self) -> dict[str, TensorMap]:
         weights = [word for word in ("w", "w2") if word in self.constants]
@@ -170,7 +169,8 @@ def image_map(x: Tensor, design: Boxes) -> TensorMap:
     shape, box = design.shape, design.box
     row = shape.c * x.element_size()
     if design.reuse:
-        sides = (box.w + shape.margin[0], box.h + shape.margin[1])
+        columns, rows = box.w + shape.margin[0], box.h + shape.margin[1]
+        sides = (columns * shape.stride[1], rows * shape.stride[0])
     else:
         sides = (box.w * shape.stride[1], box.h * shape.stride[0])
     return tensor_map(

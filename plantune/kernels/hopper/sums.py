@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from plantune.kernels.family import Frame
+from plantune.kernels.constants import Constant
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import Sum
 from plantune.kernels.patterns.expression import expression
@@ -46,10 +47,19 @@ class EpilogueSums:
             * sum(self.channels if added.of_channels else self.tile_parts for added in self.sums)
         )
 
-    def adder(self, frame: Frame, parts: int) -> Callable[[int], None]:
-        """Launches what adds the parts at that address."""
+    def added(
+        self,
+        first: Callable[[int], None],
+        frame: Frame,
+        parts: int,
+        constants: tuple[Constant, ...],
+    ) -> Binding:
+        """A kernel, and what then adds the parts at that address."""
         if not self.sums:
-            return lambda stream: None
+            return Binding(first, constants=constants)
+        return Binding.in_halves(first, self._adder(frame, parts), constants)
+
+    def _adder(self, frame: Frame, parts: int) -> Callable[[int], None]:
         most = max(self.channels if added.of_channels else 1 for added in self.sums)
         blocks = (math.ceil(most / AT_ONCE), len(self.sums))
         add = Launcher(frame.built, blocks, THREADS, name="add")

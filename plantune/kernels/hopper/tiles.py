@@ -48,8 +48,9 @@ class ConvShape:
 
     @property
     def margin(self) -> tuple[int, int]:
-        """Columns and rows that the taps of a box read beyond it."""
-        return -(-self.s // self.phases[1]) - 1, -(-self.r // self.phases[0]) - 1
+        """Columns and rows that taps read beyond a box; with a stride, those that share a box."""
+        rows, columns = (p * s for p, s in zip(self.phases, self.stride, strict=True))
+        return -(-self.s // columns) - 1, -(-self.r // rows) - 1
 
     @property
     def chunks(self) -> int:

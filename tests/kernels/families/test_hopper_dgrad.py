@@ -316,6 +316,15 @@ RESIDENT = {
     "4x4": (Gradient(2, 24, (9, 7), 64, kernel=4, padding=1, parts=("channels",)), 1),
     "no padding": (Gradient(2, 64, (10, 17), 48, padding=0), 4),
     "one pixel": (Gradient(1, 8, (1, 1), 8, parts=("all",)), 1),
+    "strided": (Gradient(129, 64, (16, 16), 128, stride=2, parts=POOLED), 3),
+    "strided, odd": (Gradient(5, 64, (15, 17), 72, stride=2, parts=FIRST), 2),
+    "strided, other channels": (Gradient(3, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
+    "strided, no padding": (Gradient(2, 64, (10, 17), 64, stride=2, padding=0), 2),
+    "strided, much padding": (
+        Gradient(2, 64, (14, 14), 64, stride=2, padding=2, parts=("relu_grad", "channels")),
+        1,
+    ),
+    "strided, 2x2": (Gradient(2, 24, (9, 8), 64, kernel=2, stride=2, padding=0, parts=MASKED), 1),
 }
 
 
@@ -326,6 +335,9 @@ def cases():
     for name, (emit, stages) in RESIDENT.items():
         chosen = Candidate("resident_dgrad", Attrs(stages=stages, threads=256))
         yield pytest.param(emit, chosen, id=f"resident, {name}")
+    for name in ("earliest", "both", "second"):
+        chosen = Candidate("resident_dgrad", Attrs(stages=1, threads=384))
+        yield pytest.param(RESIDENT[name][0], chosen, id=f"resident, {name}, three groups")
 
 
 @pytest.mark.parametrize(("emit", "candidate"), list(cases()))
@@ -343,7 +355,9 @@ def test_it_is_right(step_of, assert_right, emit, candidate, dtype):
 @pytest.mark.parametrize(
     ("emit", "reason"),
     [
-        (Gradient(stride=2), "with stride 1, got (2, 2)"),
+        (Gradient(stride=3), "with stride 1 or 2, got (3, 3)"),
+        (Gradient(kernel=5, stride=2, padding=2), "has more than 2x2 taps"),
+        (Gradient(o=128, stride=2), "phases read all 128 channels, 1 stages hold less"),
         (Gradient(kernel=1), "of a larger kernel"),
         (Gradient(o=256), "bytes of shared memory, a block has"),
     ],
@@ -353,7 +367,9 @@ def test_weights_stay_where_they_serve_many_pixels(step_of, emit, reason):
     assert reason in why_not(step_of(emit, "float16"), chosen, SPACE)
 
 
-@pytest.mark.parametrize("parts", [SECOND, EARLIEST, ("add", "relu_grad", "channels")])
+@pytest.mark.parametrize("parts", [SECOND, EARLIEST, ("add", "relu_grad", "channels"), POOLED])
 def test_resident_weights_build_without_spilling(step_of, build_within_limits, parts):
-    step = step_of(Gradient(128, 64, (16, 16), 64, parts=parts), "float16")
+    stride = 2 if parts == POOLED else 1
+    emit = Gradient(128, 64, (16, 16), 64 * stride, stride=stride, parts=parts)
+    step = step_of(emit, "float16")
     build_within_limits(RESIDENT_FAMILY, step, Attrs(stages=2, threads=256), ARCH)

@@ -72,7 +72,8 @@ def refusal(step, chosen):
     [
         (Conv(), "float32", "float16 or bfloat16, got float32"),
         (Conv(c=12), "float16", "do not start at 16 bytes"),
-        (Conv(stride=2), "float16", "with stride 1 read the same pixels"),
+        (Conv(stride=3, kernel=(5, 5)), "float16", "only strides up to 2, got (3, 3)"),
+        (Conv(stride=2, kernel=(2, 2)), "float16", "of a larger kernel"),
         (Conv(kernel=(1, 1)), "float16", "of a larger kernel"),
         (Conv(c=192), "float16", "bytes of shared memory, a block has"),
         (Conv(o=0), "float16", "there is nothing to compute"),
@@ -193,11 +194,18 @@ def test_a_plan_picked_by_hand_takes_it_where_it_looks_faster():
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "emit",
-    [Conv(), Conv(c=128, size=(28, 28), o=128), Conv(parts=SCALED), Conv(parts=FIXUP)],
+    [
+        Conv(),
+        Conv(c=128, size=(28, 28), o=128),
+        Conv(parts=SCALED),
+        Conv(parts=FIXUP),
+        Conv(size=(16, 16), o=128, stride=2, parts=("bias", "relu", "offset")),
+    ],
     ids=str,
 )
 def test_it_builds_without_spilling(step_of, build_within_limits, emit, dtype):
-    build_within_limits(FAMILY, step_of(emit, dtype), config(2), ARCH)
+    chosen = config(2 if emit.stride == 1 else 1)
+    build_within_limits(FAMILY, step_of(emit, dtype), chosen, ARCH)
 
 
 RUN = {
@@ -219,6 +227,10 @@ RUN = {
     "scaled, two tiles of channels": (Conv(c=128, size=(14, 14), o=104, parts=SCALED), config(2)),
     "offset": (Conv(n=3, size=(19, 13), o=40, parts=("bias", "relu", "offset")), config(2)),
     "with and without the offset": (Conv(n=5, size=(16, 16), parts=FIXUP), config(2)),
+    "strided": (Conv(n=129, size=(16, 16), o=128, stride=2, parts=FIXUP), config(1)),
+    "strided, uneven": (Conv(n=3, c=40, size=(19, 13), o=72, stride=2), config(1)),
+    "strided, three groups": (Conv(n=7, size=(16, 16), stride=2), config(1, 384)),
+    "strided, 5x3": (Conv(size=(17, 17), kernel=(5, 3), c=24, stride=2), config(1)),
     "sixteens but no whole tile": (Conv(n=3, c=24, size=(9, 9), o=80), config(2)),
 }
 

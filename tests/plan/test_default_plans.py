@@ -18,6 +18,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions, fusions_named
 from plantune.graph.types import TensorType
+from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan import check_plan
 from plantune.problem import Problem
 from plantune.runtime.schedule import make_schedule
@@ -256,3 +257,23 @@ def test_where_nothing_runs_a_step_it_is_named(graph, space, monkeypatch):
     monkeypatch.setattr("plantune.default_plans.candidates", lambda step, space, names: ())
     with pytest.raises(IllegalCandidate, match="no candidate runs step 'conv1/conv2d' on cpu"):
         default_plan(graph, space, network="block")
+
+
+def test_a_pools_gradient_is_gathered_where_images_are_wide():
+    """In the last block that halves the image it is a kernel of its own."""
+    graph = extract(SEResNet9Fixup(3).half(), TensorType((64, 3, 64, 64), "float16"))
+    plan = hand_plan(differentiate(graph), load_search_space("sm90"), network="x")
+    pools = [node.name for node in differentiate(graph).nodes if node.op == "avg_pool2d_grad"]
+    families = [candidate_of(plan, name).family for name in pools]
+    assert [family == "pool_grad" for family in families] == [True, False, False]
+
+
+def test_a_preference_may_ask_for_wide_images(by_hand):
+    wide, any_ = Preference("framework", {"layout": "nhwc"}, wide=7), Preference("framework")
+    narrow = Preference("framework", {"layout": "nhwc"}, wide=6)
+    layouts = [
+        {str(c.candidate.config["layout"]) for c in by_hand(first, any_, fusions=()).choices}
+        for first in (wide, narrow)
+    ]
+    assert "nhwc" not in layouts[0]
+    assert "nhwc" in layouts[1]

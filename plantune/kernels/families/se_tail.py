@@ -11,6 +11,7 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
+from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
@@ -103,6 +104,20 @@ class SeTail(CudaFamily[SeTailParts]):
             threads=config["threads"],
             matrix=kind_of(config),
         )
+
+    def estimate_us(self, parts: SeTailParts, config: Attrs, arch: Arch) -> float:
+        """Blocks move images, read both weights and multiply; few of them leave chips idle."""
+        cost, image = arch.cost(self.name), parts.image
+        images, threads, n = int(config["images"]), int(config["threads"]), image.shape[0]
+        blocks, products = -(-n // images), image.shape[1] * parts.tail.squeeze.width
+        held = image.numel // n * images // threads  # elements of a thread, of each image it reads
+        again = 1 + cost["held_again"] * (held > cost["held_elements"])
+        work = parts.step.traffic_bytes / cost["bytes_per_us"] * again
+        work += 2 * products * image.torch_dtype.itemsize * blocks / cost["cached_bytes_per_us"]
+        work += 2 * products * n / cost[f"{config['math']}_products_per_us"]
+        wide_us = cost["wide_us"] * (threads / 256 - 1) + cost["mma_us"] * (config["math"] == "mma")
+        idle = max(measured_chip().multiprocessors / blocks, 1)
+        return float(cost["launch_us"] + wide_us + work * idle * self.slowdown(parts, arch))
 
     def bind(self, parts: SeTailParts, config: Attrs, frame: Frame) -> Binding:
         tail, values, count = parts.tail, frame.values, parts.image.shape[0]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pickle
-
 import pytest
 import torch
 
@@ -388,11 +386,6 @@ def test_indices_are_exact(step_of, fake, check_fake):
         frame.values["max_pool2d:1"].view(-1)[3] += 1
 
     assert "'max_pool2d:1'[0, 0, 1, 0] is" in caught(check_fake, step, fake(twist))
-
-
-def test_the_error_travels_between_processes():
-    error = pickle.loads(pickle.dumps(WrongResult("what, where, got", 0.5, 0.1)))
-    assert (str(error), error.error, error.bound) == ("what, where, got", 0.5, 0.1)
 
 
 def test_what_overflows_in_pytorch_may_overflow(step_of, fake, check_fake):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+
 from plantune.build_log import build_error
-from plantune.errors import BuildError
+from plantune.errors import BuildError, WrongResult
 from plantune.measure.limits import rejection
 
 LOG = "kernel.cu(3): error: expected a ';'\n  y[0] = 1\n" + "note: template ignored\n" * 10_000
@@ -18,3 +20,8 @@ def test_the_first_error_of_a_long_log_is_kept():
 
 def test_of_a_family_that_hands_a_whole_log_over_the_first_line_is_kept():
     assert rejection(BuildError("my compiler refused\n" + LOG)).reason == "my compiler refused"
+
+
+def test_the_error_travels_between_processes():
+    error = pickle.loads(pickle.dumps(WrongResult("what, where, got", 0.5, 0.1)))
+    assert (str(error), error.error, error.bound) == ("what, where, got", 0.5, 0.1)

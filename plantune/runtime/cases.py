@@ -22,6 +22,7 @@ from plantune.graph.memory import in_rows
 from plantune.graph.nested import tensors_in
 from plantune.products import float32_products
 from plantune.runtime.distances import (
+    BUFFER,
     GRADIENT,
     Results,
     distances,
@@ -144,7 +145,13 @@ def _of_graph(
     named = zip(names_of(graph), graph.outputs, strict=True)
     results = {name: known[value] for name, value in named}
     gradients = {f"{GRADIENT}{name}": known[value] for name, value in graph.gradients}
-    return near(results | gradients)
+    moved = {f"{BUFFER}{name}": known[value] for name, value in moving(graph)}
+    return near(results | gradients | moved)
+
+
+def moving(graph: Graph) -> list[tuple[str, str]]:
+    """Buffers that a pass moves, with what they become; counters of batches are not judged."""
+    return [(name, value) for name, value in graph.updates if graph.types[value].is_float]
 
 
 def _of_module(
@@ -178,7 +185,8 @@ def _of_module(
             result = torch.func.functional_call(module, held, args, kwargs, tie_weights=False)
         outputs = dict(zip(names_of(graph), tensors_in(result), strict=True))
         gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
-    return near({**{name: value.detach() for name, value in outputs.items()}, **gradients})
+    moved = {f"{BUFFER}{name}": state[name] for name, _ in moving(graph)}
+    return near({**{name: value.detach() for name, value in outputs.items()}, **gradients, **moved})
 
 
 def _at_each_place(module: nn.Module, state: Results) -> Results:

@@ -14,6 +14,7 @@ from plantune.tolerances import tolerance
 
 Results = dict[str, Tensor]
 GRADIENT = "the gradient of "
+BUFFER = "the new value of "
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ Distances = dict[str, Distance]
 def distances(
     graph: Graph, ours: Results, theirs: Results, exact: Results
 ) -> Iterator[tuple[str, Distance]]:
-    """Of each output by norm and by its worst element, of each gradient by norm: gradients jump
-    where the input of a ReLU is within a rounding of zero. Each is judged for itself.
+    """Of each output by norm and by its worst element, of each buffer by norm. So of each gradient:
+    they jump where the input of a ReLU is within a rounding of zero. Each is judged for itself.
     """
     known = {name: Exact(value) for name, value in exact.items()}
     for name in names_of(graph):
@@ -45,6 +46,9 @@ def distances(
         for what, (own, other) in zip((name, f"an element of {name}"), errors, strict=True):
             yield what, Distance(own, other, _tolerance("network", ours[name]))
     for name in exact:
+        if name.startswith(BUFFER):
+            own, other = (known[name].errors(values[name])[0] for values in (ours, theirs))
+            yield name, Distance(own, other, _tolerance("network", ours[name]))
         if name.startswith(GRADIENT):
             off = (known[name].off(ours[name])[0], known[name].off(theirs[name])[0])
             own, other, size = (norm**2 for norm in (*off, _size(name, known)))

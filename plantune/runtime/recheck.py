@@ -20,9 +20,10 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
-from plantune.runtime.cases import Called, Case, judgeable, near
+from plantune.runtime.cases import Called, Case, judgeable, moving, near
 from plantune.runtime.copies import copied
 from plantune.runtime.distances import (
+    BUFFER,
     GRADIENT,
     Distances,
     Results,
@@ -55,9 +56,10 @@ def recheck(
     otherwise: torch.device = HOST_MEMORY,
     arguments: Arguments | None = None,
 ) -> None:
-    """Raises WrongResult if the plan's outputs or gradients are not the network's, CannotJudge
-    where the framework's own cannot be used; `otherwise` is where a module without a tensor runs,
-    `arguments` what it is called with if not with the graph's inputs by their place.
+    """Raises WrongResult if the plan's outputs, gradients or new values of buffers are not the
+    network's, CannotJudge where the framework's own cannot be used; `otherwise` is where a module
+    without a tensor runs, `arguments` what it is called with if not with the graph's inputs by
+    their place.
 
     A copy of the module runs, with the same training flags. Nothing of the user's changes. Where
     random numbers are drawn, the graph's ops run in its place, one by one and from the same state
@@ -128,4 +130,5 @@ def _of_program(program: Program, network: nn.Module, case: Case) -> Results:
         found = program.backward(*case.seeds)
         results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}
         program.forget()
+    results |= {f"{BUFFER}{name}": state[name] for name, _ in moving(graph)}
     return near(results)

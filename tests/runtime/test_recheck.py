@@ -21,6 +21,7 @@ from plantune.runtime import cases as cases_module
 from plantune.runtime import recheck as recheck_module
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.distances import Distance, Pooled
+from plantune.runtime.program import Program
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
 
@@ -221,6 +222,22 @@ def test_several_outputs_and_statistics(images):
             return y, torch.relu(y)
 
     checked(Two(), images, "train")
+
+
+def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.1))
+    stock = optimize(net.train(), images, mode="train").stock()
+    write = Program.run_forward
+
+    def off(program):
+        write(program)
+        name = next(name for name, _ in program.graph.updates if "running_var" in name)
+        program.values[name].mul_(1.01)
+
+    recheck(stock.graph, stock.plan, SPACE, net)
+    monkeypatch.setattr(Program, "run_forward", off)
+    with pytest.raises(WrongResult, match=r"the new value of 1\.running_var is off by"):
+        recheck(stock.graph, stock.plan, SPACE, net)
 
 
 def test_the_module_and_the_users_random_numbers_stay(fixup, images):

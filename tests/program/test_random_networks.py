@@ -9,8 +9,9 @@ from plantune.graph.ops import OPS
 from plantune.kernels.family import KernelFamily
 from plantune.kernels.registry import all_families
 
-# No module here permutes.
-UNUSED = {"permute"}
+# No module here permutes, and none runs over time.
+SCANS = {f"{cell}_scan{grad}" for cell in ("gru", "lstm") for grad in ("", "_grad")}
+UNUSED = {"permute", "gru_translate", *SCANS}
 MODES = ("infer", "eval", "train")
 
 

@@ -47,8 +47,9 @@ def distances(
             yield what, Distance(own, other, _tolerance("network", ours[name]))
     for name in exact:
         if name.startswith(BUFFER):
-            own, other = (known[name].errors(values[name])[0] for values in (ours, theirs))
-            yield name, Distance(own, other, _tolerance("network", ours[name]))
+            off = (known[name].off(ours[name])[0], known[name].off(theirs[name])[0])
+            own, other, size = (norm**2 for norm in (*off, known[name].sizes[0]))
+            yield name, Pooled.of((own, other, size), _tolerance("network", ours[name]))
         if name.startswith(GRADIENT):
             off = (known[name].off(ours[name])[0], known[name].off(theirs[name])[0])
             own, other, size = (norm**2 for norm in (*off, _size(name, known)))
@@ -56,7 +57,7 @@ def distances(
 
 
 def joined(before: Mapping[str, Distance], now: Mapping[str, Distance]) -> Distances:
-    """The distances of all draws so far: the worst of each, those of gradients pooled."""
+    """The distances of all draws so far: the worst of each, of buffers and gradients pooled."""
     return {what: _joined(before[what], d) if what in before else d for what, d in now.items()}
 
 

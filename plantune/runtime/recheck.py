@@ -26,6 +26,7 @@ from plantune.runtime.distances import (
     BUFFER,
     GRADIENT,
     Distances,
+    Pooled,
     Results,
     distances,
     joined,
@@ -103,8 +104,9 @@ def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:
 
 def _is_surely_wrong(named: tuple[str, Distance]) -> bool:
     """Whether more draws would change nothing."""
-    what, distance = named
-    return not what.startswith(GRADIENT) or not distance.ours <= HOPELESS * distance.bound
+    _, distance = named
+    pooled = isinstance(distance, Pooled)
+    return not pooled or not distance.ours <= HOPELESS * distance.bound
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Every bold figure of README's results is in a recorded file of benchmarks."""
+"""README's figures are those of the recorded file of their own row or paragraph."""
 
 from __future__ import annotations
 
@@ -12,35 +12,126 @@ import pytest
 from .conftest import ROOT
 
 FIGURE = re.compile(r"\*\*(\d+\.\d+)(?: ms)?\*\*")
+LINK = re.compile(r"\((benchmarks/[^)]+\.json)\)")
+NETWORK = re.compile(r"(\w+), (?:(\d+) channels|\d+x\d+)")
+SEARCHES = {"AMD EPYC": "2026-11-23-cpu-three", "Intel Xeon": "2026-11-23-cpu-xeon-three"}
+COMPARED = ("NVIDIA H200", *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms")
+ENDS = ("low", "high")
+README = (ROOT / "README.md").read_text()
+RESULTS = README.partition("## Results")[2].partition("\n## ")[0]
 
 
-def recorded(document: Any) -> Iterator[float]:
+def read(name: str) -> Any:
+    return json.loads((ROOT / name).read_text())
+
+
+def tables() -> Iterator[tuple[str, list[list[str]]]]:
+    """What stands before each table, and the cells of its rows; nothing is bold in them."""
+    before = ""
+    for part in RESULTS.split("\n\n"):
+        if not part.startswith("|"):
+            before = part
+            continue
+        rows = part.replace("**", "").splitlines()[2:]
+        yield before, [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+
+def rows_of(word: str) -> list[list[str]]:
+    """Those of the one table before which the word stands."""
+    (rows,) = [rows for before, rows in tables() if word in before]
+    return rows
+
+
+def ms(value: float) -> str:
+    """Three digits that count; of less than a tenth of a millisecond the microseconds."""
+    return f"{value:.3f}" if value < 1 else f"{value:#.3g}"
+
+
+def span(values: list[float], digits: str) -> str:
+    return f"{min(values):{digits}} to {max(values):{digits}}"
+
+
+def on_a_gpu(cells: list[str]) -> list[str]:
+    """The row as the bench of its network, channels and batch says."""
+    name, channels = NETWORK.fullmatch(cells[0]).groups()  # type: ignore[union-attr]
+    end = f"{name}-batch{cells[1]}-c{channels or 3}.json"
+    (file,) = (ROOT / "benchmarks" / "h200").glob(f"*-{end}")
+    bench = json.loads(file.read_text())
+    rows = {row["name"]: row for row in bench["rows"]}
+    own, best = rows["plantune"], rows[bench["best_baseline"]]
+    rival = best["name"].replace("compile-reduce", "reduce")
+    own_call, best_call = (row["latency_ms"]["fresh"]["p50"] for row in (own, best))
+    return [
+        *cells[:2],
+        f"{ms(own['median_ms'])} ms",
+        f"{rival} {ms(best['median_ms'])} ms",
+        f"{bench['ratio']:.2f} ({span([bench['interval'][end] for end in ENDS], '.2f')})",
+        f"{own_call:.3f} of {ms(best_call)} ms",
+        f"{ms(rows['cuda-graph']['median_ms'])} ms",
+    ]
+
+
+def on_two_cores(prefix: str, cells: list[str]) -> list[str]:
+    """The row as the race of three searches' plans at its batch says."""
+    race = read(f"benchmarks/{prefix}-searches-batch{cells[0]}.json")
+    times = {row["name"]: row["median_ms"] for row in race["rows"]}
+    plans = sorted(f"plan {name}" for name in race["plans"])
+    frozen = [f"{plan}, frozen" for plan in plans]
+    rivals = (name for name in times if name not in (*plans, *frozen, "compile-frozen"))
+    best = min(rivals, key=times.__getitem__)
+
+    def against(names: list[str], rival: str) -> str:
+        return span([race["ratios"][name][rival]["ratio"] for name in names], ".2f")
+
+    return [
+        cells[0],
+        f"{span([times[plan] for plan in plans], '#.3g')} ms",
+        f"{race['spread']['ratio']:.2f}",
+        f"{best}, {against(plans, best)}",
+        against(plans, "compile-frozen"),
+        against(frozen, "compile-frozen"),
+        f"{ms(times['eager'])} ms",
+    ]
+
+
+@pytest.mark.parametrize("row", rows_of("NVIDIA H200"), ids=" ".join)
+def test_a_row_of_the_gpu_is_that_of_its_bench(row: list[str]) -> None:
+    assert on_a_gpu(row) == row
+
+
+@pytest.mark.parametrize("machine", SEARCHES)
+def test_rows_of_two_cores_are_those_of_their_race(machine: str) -> None:
+    rows = rows_of(machine)
+    assert [on_two_cores(SEARCHES[machine], row) for row in rows] == rows
+
+
+def values(document: Any) -> Iterator[float]:
     """The medians and ratios of a file."""
     if isinstance(document, list):
         for part in document:
-            yield from recorded(part)
+            yield from values(part)
     elif isinstance(document, dict):
         yield from (document[k] for k in KEYS if isinstance(document.get(k), float))
         for part in document.values():
-            yield from recorded(part)
+            yield from values(part)
 
 
-def bold_figures() -> list[str]:
-    return FIGURE.findall((ROOT / "README.md").read_text())
+def paragraphs() -> list[str]:
+    """Those outside of tables with bold figures."""
+    parts = README.split("\n\n")
+    return [part for part in parts if not part.startswith("|") and FIGURE.search(part)]
 
 
-@pytest.fixture(scope="module")
-def known() -> list[float]:
-    files = sorted((ROOT / "benchmarks").rglob("*.json"))
-    return [value for file in files for value in recorded(json.loads(file.read_text()))]
+@pytest.mark.parametrize("paragraph", paragraphs(), ids=lambda text: text[:30])
+def test_a_paragraph_names_the_file_of_its_bold_figures(paragraph: str) -> None:
+    known = [value for name in LINK.findall(paragraph) for value in values(read(name))]
+    for figure in FIGURE.findall(paragraph):
+        digits = len(figure.partition(".")[2])
+        assert any(f"{value:.{digits}f}" == figure for value in known), figure
 
 
-@pytest.mark.parametrize("figure", bold_figures())
-def test_it_was_measured(figure: str, known: list[float]) -> None:
-    digits = len(figure.partition(".")[2])
-    assert any(f"{value:.{digits}f}" == figure for value in known), figure
-
-
-def test_there_are_some() -> None:
-    assert len(bold_figures()) > 10
+def test_every_table_is_compared() -> None:
+    assert all(sum(word in before for word in COMPARED) == 1 for before, _ in tables())
+    assert len(list(tables())) == len(COMPARED)
+    assert paragraphs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from plantune.space.arch import Arch, Chip, load_arch
+from plantune.space.arch import Arch, Chip, CudaFacts, load_arch
 
 # The arch of the GPU on which the constants of CUDA families were measured.
 MEASURED_ON = "sm90"
@@ -21,6 +21,13 @@ def measured_chip() -> Chip:
     chip = measured_arch("cuda").chip
     assert chip is not None
     return chip
+
+
+def measured_facts() -> CudaFacts:
+    """The limits of that GPU."""
+    cuda = measured_arch("cuda").cuda
+    assert cuda is not None
+    return cuda
 
 
 def slowdown(flops: float, moved_bytes: float, dtypes: Iterable[str], arch: Arch) -> float:

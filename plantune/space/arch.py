@@ -73,6 +73,18 @@ class CudaFacts:
     features: Annotated[tuple[str, ...], one_of(*FEATURES)]
     nvrtc_below: Annotated[Version | None, _VERSION] = None
 
+    def resident(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Blocks of so many threads, registers of each and bytes that a multiprocessor has room
+        for; at least one.
+        """
+        room = (
+            self.threads_per_sm // threads,
+            self.registers_per_sm // (threads * registers),
+            self.shared_memory_per_sm_bytes
+            // (shared_bytes + self.shared_memory_reserved_per_block_bytes),
+        )
+        return max(min(room), 1)
+
     def why_not_nvrtc(self, version: Version) -> str | None:
         """Why an NVRTC of this version cannot compile for the arch, or None if it can."""
         got = "got {}.{}".format(*version)

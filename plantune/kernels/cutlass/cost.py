@@ -17,10 +17,8 @@ from plantune.kernels.cutlass.main_loop import MainLoop
 from plantune.kernels.launcher import PROGRAMMATIC_FROM
 from plantune.space.arch import Arch, Chip
 
-REGISTERS_PER_SM = 1 << 16
 # Beside its sums, a thread keeps fragments of both operands and addresses.
 OTHER_REGISTERS = 140
-RESERVED_BYTES = 1024
 
 
 def estimate_us(step: Step, gemm: Gemm, config: Attrs, arch: Arch, family: str) -> float:
@@ -31,7 +29,8 @@ def estimate_us(step: Step, gemm: Gemm, config: Attrs, arch: Arch, family: str) 
     slices: int = config["split_k"]
     blocks_per_sm = math.prod(gemm.tiles(config)) * slices / chip.multiprocessors
     iterations = gemm.taps * math.ceil(gemm.channels / (slices * loop.tile[2]))
-    resident = _resident(loop, arch.cuda.shared_memory_per_sm_bytes)
+    registers = math.ceil(math.prod(loop.tile[:2]) / loop.threads) + OTHER_REGISTERS
+    resident = arch.cuda.resident(loop.threads, registers, loop.main_loop_bytes)
     waves = math.ceil(math.ceil(blocks_per_sm) / resident)
     # Blocks of one wave take what the fullest multiprocessor takes; more waves even that out.
     most = math.ceil(blocks_per_sm) if waves == 1 else blocks_per_sm
@@ -65,10 +64,3 @@ def _flops_per_us(loop: MainLoop, cost: Mapping[str, float], chip: Chip) -> floa
         return cost["simt_flops_per_us"] * share
     share = min(chip.fp16_tflops / chip.multiprocessors / cost["mma_tflops"], 1)
     return cost["mma_flops_per_us"] * share / (2 if loop.math == "tf32" else 1)
-
-
-def _resident(loop: MainLoop, shared_bytes: int) -> int:
-    """Blocks that a multiprocessor has room for."""
-    registers = math.prod(loop.tile[:2]) + OTHER_REGISTERS * loop.threads
-    room = shared_bytes // (loop.main_loop_bytes + RESERVED_BYTES)
-    return max(1, min(REGISTERS_PER_SM // registers, room))

@@ -15,6 +15,7 @@ from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.family import Binding, Frame, images
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
+from plantune.kernels.hopper.tiles import SHAPE
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
@@ -31,14 +32,12 @@ ROWS_MIN = 4
 # Of a multiprocessor, in units of 64 rows by 16 products.
 COLUMNS_PER_CYCLE = 2.0
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
-SOURCE = """#include "cuda/first_conv.h"
+SOURCE = (
+    """#include "cuda/first_conv.h"
 {product}{functors}struct Conv {{
-  using T = {element};
-  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
-  static constexpr int kR = {r}, kS = {s};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-  static constexpr int kOutH = {out[0]}, kOutW = {out[1]};
+"""
+    + SHAPE
+    + """  static constexpr int kOutH = {out[0]}, kOutW = {out[1]};
   static constexpr int kColumns = {columns}, kTilesW = {tiles_w};
   static constexpr int kRows = {rows}, kGroups = {groups};
   static constexpr bool kPool = {pool}, kScale = {scale};
@@ -54,6 +53,7 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {resident})
   Kernel::run(arguments);
 }}
 """
+)
 
 
 @dataclass(frozen=True)

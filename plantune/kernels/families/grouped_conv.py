@@ -28,8 +28,7 @@ from plantune.space.arch import Arch
 
 UNIT = 8  # channels that one product reads of a pixel, and that it makes
 SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes
-# Of a multiprocessor: registers leave room for so many threads.
-SM_SHARED_BYTES, RESERVED_BYTES, SM_THREADS = 233472, 1024, 1024
+REGISTERS = 64  # of a thread
 PIXELS_MIN, PIXELS_MAX = 16, 256
 WIDTH_MAX = 128
 # Of a convolution without groups: more channels are what warpgroups multiply.
@@ -189,9 +188,9 @@ class GroupedConv(CudaFamily[GroupedParts]):
         that share a multiprocessor share what it copies.
         """
         assert arch.chip is not None
-        cost, sms = arch.cost(self.name), arch.chip.multiprocessors
-        by_memory = SM_SHARED_BYTES // (parts.shared_bytes(config) + RESERVED_BYTES)
-        resident = max(1, min(by_memory, SM_THREADS // int(config["threads"])))
+        assert arch.cuda is not None
+        cost, sms, threads = arch.cost(self.name), arch.chip.multiprocessors, int(config["threads"])
+        resident = arch.cuda.resident(threads, REGISTERS, parts.shared_bytes(config))
         blocks = math.prod(parts.blocks(config)) / sms
         waves = max(1.0, blocks / resident, (blocks / resident + math.ceil(blocks / resident)) / 2)
         copied = min(resident, max(1.0, blocks)) * parts.copied_bytes(config)

@@ -26,7 +26,14 @@ from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
-from plantune.kernels.hopper.tiles import ROW_BYTES, SWIZZLE_BYTES, Box, ConvShape, copied_pixels
+from plantune.kernels.hopper.tiles import (
+    ROW_BYTES,
+    SHAPE,
+    SWIZZLE_BYTES,
+    Box,
+    ConvShape,
+    copied_pixels,
+)
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
@@ -42,13 +49,12 @@ STRIDE_MAX = 2  # boxes of pixels for each 64 channels: as many as its square
 # Without and with phases.
 KERNELS = (("resident_conv", "ResidentConv"), ("resident_phases", "ResidentPhases"))
 TAKEN = ("stages", "groups", "blocks", "threads", "shared_bytes")
-SOURCE = """#include "cuda/{header}.h"
+SOURCE = (
+    """#include "cuda/{header}.h"
 {product}{functors}struct Conv {{
-  using T = {element};
-  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
-  static constexpr int kR = {r}, kS = {s}, kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+"""
+    + SHAPE
+    + """  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
   static constexpr int kBoxH = {box_h}, kSlots = {stages}, kGroups = {groups};
   static constexpr int kBlocks = {blocks};
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
@@ -66,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
   Kernel::run(maps, arguments);
 }}
 """
+)
 
 
 class Maps(ctypes.Structure):

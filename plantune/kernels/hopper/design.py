@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from plantune.kernels.chips import measured_facts
 from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
 from plantune.kernels.hopper.tiles import (
     CHUNK,
     ROW_BYTES,
+    SHAPE,
     SWIZZLE_BYTES,
     Box,
     ConvShape,
@@ -19,17 +21,12 @@ from plantune.kernels.hopper.tiles import (
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain, expression, functors
 
-SM_SHARED_BYTES, RESERVED_BYTES = 233472, 1024
-SM_REGISTERS, SM_THREADS = 65536, 2048
 # What the assembler gives to a thread, by the channels of a tile.
 REGISTERS = {64: 64, 128: 104, 256: 168}
-CONSTANTS = """struct Conv {{
-  using T = {element};
-  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
-  static constexpr int kR = {r}, kS = {s};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
+CONSTANTS = (
+    "struct Conv {{\n"
+    + SHAPE
+    + """  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
   static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kSplitK = {split_k};
   static constexpr int kImageStages = {image_stages}, kWeightStages = {stages};
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
@@ -41,6 +38,7 @@ CONSTANTS = """struct Conv {{
   using Sums = {sums};
 {more}}};
 """
+)
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
@@ -134,8 +132,9 @@ class Design:
     @property
     def shared_floor(self) -> int:
         """So much that one block more than `blocks_per_sm` would not fit."""
-        share = SM_SHARED_BYTES // (self.blocks_per_sm + 1)
-        return share // 128 * 128 - RESERVED_BYTES + 128
+        chip = measured_facts()
+        share = chip.shared_memory_per_sm_bytes // (self.blocks_per_sm + 1)
+        return share // 128 * 128 - chip.shared_memory_reserved_per_block_bytes + 128
 
     @property
     def shared_bytes(self) -> int:
@@ -144,13 +143,11 @@ class Design:
     @property
     def resident(self) -> int:
         """Blocks that an SM runs at once."""
-        return max(self._room(self.shared_bytes), 1)
+        return self._room(self.shared_bytes)
 
     def _room(self, shared_bytes: int) -> int:
         """Blocks of so much shared memory that an SM has room for."""
-        by_memory = SM_SHARED_BYTES // (shared_bytes + RESERVED_BYTES)
-        by_registers = SM_REGISTERS // (self.threads * REGISTERS[self.tile_n])
-        return min(by_memory, by_registers, SM_THREADS // self.threads)
+        return measured_facts().resident(self.threads, REGISTERS[self.tile_n], shared_bytes)
 
     @property
     def tiles(self) -> int:
@@ -171,7 +168,7 @@ class Design:
 
     def why_not(self) -> str | None:
         """Why no block of this design can do its work, or None if it can."""
-        crowded = self.blocks_per_sm > max(self._room(self.used_bytes), 1)
+        crowded = self.blocks_per_sm > self._room(self.used_bytes)
         large = self.tile_m * self.tile_n > 128 * 256
         outside = self.tile_n >= 2 * max(self.shape.o, CHUNK)
         steps = self.steps_of_block

@@ -16,6 +16,14 @@ ROW_BYTES = 128
 SWIZZLE_BYTES = 1024  # rows after which the swizzle's pattern repeats
 BOX_SIDE_MAX = 256  # of a tensor copy, in elements of the tensor
 
+# What headers ask of the struct Conv first.
+SHAPE = """  using T = {element};
+  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
+  static constexpr int kR = {r}, kS = {s};
+  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
+  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
+"""
+
 
 @dataclass(frozen=True)
 class ConvShape:

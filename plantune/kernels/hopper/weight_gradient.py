@@ -12,6 +12,7 @@ from plantune.kernels.hopper.tiles import (
     BOX_SIDE_MAX,
     CHUNK,
     ROW_BYTES,
+    SHAPE,
     SWIZZLE_BYTES,
     Box,
     ConvShape,
@@ -22,13 +23,10 @@ from plantune.kernels.rendering import cxx_bool
 INCLUDE = '#include "cuda/hopper_wgrad.h"\n#include "cuda/wgrad_sum.h"\n'
 # Of a thread, where one warpgroup copies and so many multiply; what else a thread keeps.
 REGISTERS, OTHER_REGISTERS = {1: 232, 2: 232, 3: 160}, 56
-SOURCE = """struct Gradient {{
-  using T = {element};
-  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
-  static constexpr int kR = {r}, kS = {s};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kStages = {stages};
+SOURCE = (
+    "struct Gradient {{\n"
+    + SHAPE
+    + """  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kStages = {stages};
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
   static constexpr int kPhaseW = {phase[0]}, kPhaseH = {phase[1]};
   static constexpr bool kImagesInside = {inside}, kChannelsLast = {channels_last};
@@ -47,6 +45,7 @@ extern "C" __global__ void __launch_bounds__(Sum::kThreads)
   Sum::run(sums, dw);
 }}
 """
+)
 
 
 @dataclass(frozen=True)

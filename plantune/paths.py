@@ -50,6 +50,15 @@ def database_path() -> Path:
     return cache_folder() / "plans.db"
 
 
+def team_plans() -> tuple[Path, ...]:
+    """The plan files that PLANTUNE_PLANS names; of a folder, the *.db in it."""
+    named = os.environ.get("PLANTUNE_PLANS", "").split(os.pathsep)
+    found: dict[Path, None] = {}
+    for path in map(Path, filter(None, named)):
+        found.update(dict.fromkeys(sorted(path.glob("*.db")) if path.is_dir() else [path]))
+    return tuple(found)
+
+
 @cache
 def _folder_of_process() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="plantune-")

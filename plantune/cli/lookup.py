@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A stored plan with what it solves; `id` is None of one that plantune ships."""
+    """A stored plan with what it solves; `id` is None of one that is not the user's own."""
 
     plan: Plan
     environment: Environment
     match: str
     id: int | None
     workload: Workload
+    whose: str = "own"
 
     @property
     def label(self) -> str:
-        return f"plan {self.id}" if self.id is not None else "the shipped plan"
+        return f"plan {self.id}" if self.id is not None else f"the {self.whose} plan"
 
 
 def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
@@ -107,7 +108,8 @@ def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
         text = f"the only plan for these layers is {expected}"
         raise ForeignPlan(f"{text}; run plantune search {workload.arguments()}", workload.arch, got)
     plan = named_as(found.plan, workload.graph)
-    return Chosen(plan, found.environment, found.match, found.id if own else None, workload)
+    id, whose = (found.id, "own") if own else (None, found.whose)
+    return Chosen(plan, found.environment, found.match, id, workload, whose)
 
 
 def _workload_for(plan: Plan, asked: Workload) -> Workload:

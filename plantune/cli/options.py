@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Those of plantune.graph.types that a network can have; that file imports torch.
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 ALL_DTYPES = (*DTYPES, "int64", "int32", "int16", "int8", "uint8", "bool")
+PLANS = "PLANTUNE_PLANS"
 BATCH_MAX = 1 << 24
 WEEK_S = 7 * 24 * 3600
 SEED_MAX = (1 << 31) - 2
@@ -146,6 +148,33 @@ def seed_option(help: str) -> Decorator:
     return click.option("--seed", type=click.IntRange(0, SEED_MAX), default=0, help=help)
 
 
+def _share(ctx: click.Context, param: click.Parameter, files: tuple[Path, ...]) -> None:
+    """For this command, also in the processes that it starts, the files count as named by
+    PLANTUNE_PLANS before those that it names.
+    """
+    if not files:
+        return
+    before = os.environ.get(PLANS)
+    os.environ[PLANS] = os.pathsep.join([*map(str, files), *filter(None, [before])])
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(PLANS, None)
+        else:
+            os.environ[PLANS] = before
+
+    ctx.call_on_close(restore)
+
+
+def from_option(command: Command) -> Command:
+    """--from, which names plan files of others."""
+    return click.option(
+        "--from", type=click.Path(exists=True, path_type=Path), multiple=True, metavar="FILE",
+        callback=_share, expose_value=False,
+        help="Plans of others, used where there is none of your own; as PLANTUNE_PLANS.",
+    )(command)  # fmt: skip
+
+
 def plan_options(command: Command) -> Command:
     """The options of a workload, or an ID in their place."""
     return workload_options(click.argument("id", type=ID, required=False)(command))
@@ -153,7 +182,7 @@ def plan_options(command: Command) -> Command:
 
 def workload_options(command: Command) -> Command:
     """--model and all else that decides which plan is meant; the command gets it as `workload`."""
-    options = [
+    options: list[Decorator] = [
         click.option("--model", "network", type=ModelName(), default=Workload.network,
                      help=f"Reference network: {', '.join(network_names())}. Or your own, as "
                      "package.module:factory or file.py:factory."),
@@ -174,6 +203,7 @@ def workload_options(command: Command) -> Command:
                      help="Train is forward and backward."),
         click.option("--dtype", type=click.Choice(DTYPES), show_default=DTYPE_DEFAULT,
                      help="Of weights and images."),
+        from_option,
     ]  # fmt: skip
     return _applied(options, bundled(Workload, "workload", Workload.on)(command))
 

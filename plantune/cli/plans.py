@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,8 @@ import click
 from plantune.cli.console import Console, bold
 from plantune.cli.exchange import summary_of
 from plantune.cli.lookup import database, environment_here, stored_plan
-from plantune.cli.options import FILE, ID, ModelName, common_options, example
+from plantune.cli.merge import merge_command
+from plantune.cli.options import FILE, ID, ModelName, common_options, example, from_option
 from plantune.errors import InvalidPlan
 from plantune.files import require_replaceable, write_whole
 from plantune.report.tables import config_text
@@ -20,7 +23,9 @@ if TYPE_CHECKING:
     from plantune.plan_db.rows import StoredPlan
 
 TITLES = ["id", "model", "batch", "mode", "dtype", "arch", "ms", "ratio", "of", "here", "status"]
+FROM = "from"
 OF = TITLES.index("of")
+OWN = "own"
 # Beside the rival of a ratio that is none to torch.compile, by whether that is known.
 MARKS = {True: "", False: "*", None: "?"}
 FOOTNOTES = {"*": NO_COMPILED, "?": UNKNOWN}
@@ -35,22 +40,60 @@ def plans_command() -> None:
 @common_options()
 @click.option("--model", type=ModelName(), help="Only plans of this network.")
 @click.option("--all", "every", is_flag=True, help="Partial plans and earlier ones too.")
+@from_option
 def list_command(console: Console, place: Path | None, model: str | None, every: bool) -> None:
-    """Lists the newest complete plan of each problem and environment."""
+    """Lists the newest complete plan of each problem and environment, your own first, then the
+    team's, which PLANTUNE_PLANS or --from name.
+    """
     with database(place) as opened:
-        stored = [item for item in opened.plans() if model in (None, item.plan.problem.network)]
+        listed = [Listed(item, OWN) for item in _chosen(opened.plans(), model, every)]
         path = opened.path
-    stored = stored if every else _newest(stored)
-    matches = [environment_here(item.plan.problem.arch).match(item.environment) for item in stored]
-    rows = [_cells(item, match) for item, match in zip(stored, matches, strict=True)]
+    listed += _of_team(model, every)
+    rows = [_cells(item) for item in listed]
     if rows:
-        console.table(TITLES, rows, "rlrlllrrlll")
+        shared = any(item.place != OWN for item in listed)
+        titles = [*TITLES, FROM] if shared else TITLES
+        console.table(titles, [row[: len(titles)] for row in rows], "rlrlllrrllll"[: len(titles)])
         for line in _footnotes(rows):
             console.say(line)
     else:
         console.say(f"{path}: no plans; run plantune search, or plantune plans list --all")
-    summaries = [_summary(item, match) for item, match in zip(stored, matches, strict=True)]
-    console.emit({"database": str(path), "plans": summaries})
+    console.emit({"database": str(path), "plans": [item.summary() for item in listed]})
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A stored plan, and where it is: your own database, or the file that has it."""
+
+    stored: StoredPlan
+    place: str
+
+    @property
+    def match(self) -> str:
+        return environment_here(self.stored.plan.problem.arch).match(self.stored.environment)
+
+    def summary(self) -> dict[str, Any]:
+        summary = _summary(self.stored, self.match)
+        id = self.stored.id if self.place == OWN else None
+        return {**summary, "id": id, "from": self.place}
+
+
+def _of_team(model: str | None, every: bool) -> list[Listed]:
+    from plantune.plan_db.stored import plans_of_team
+
+    by_file: dict[Path, list[StoredPlan]] = {}
+    for path, item in plans_of_team():
+        by_file.setdefault(path, []).append(item)
+    return [
+        Listed(item, str(path))
+        for path, stored in by_file.items()
+        for item in _chosen(stored, model, every)
+    ]
+
+
+def _chosen(stored: Iterable[StoredPlan], model: str | None, every: bool) -> list[StoredPlan]:
+    wanted = [item for item in stored if model in (None, item.plan.problem.network)]
+    return wanted if every else _newest(wanted)
 
 
 def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
@@ -63,13 +106,13 @@ def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
     return list(newest.values())
 
 
-def _cells(item: StoredPlan, match: str) -> list[str]:
-    plan = item.plan
+def _cells(listed: Listed) -> list[str]:
+    item, plan = listed.stored, listed.stored.plan
     ms, ratio = plan.evidence.get("median_ms"), plan.evidence.get("ratio")
     raced = isinstance(ratio, (int, float))
     mark = MARKS[Rivals.of(plan.evidence).compiled]
     return [
-        str(item.id),
+        str(item.id) if listed.place == OWN else "-",
         plan.problem.network,
         str(plan.problem.batch),
         plan.problem.mode,
@@ -78,8 +121,9 @@ def _cells(item: StoredPlan, match: str) -> list[str]:
         f"{ms:.3f}" if isinstance(ms, (int, float)) else "-",
         f"{ratio:.3f}" if raced else "-",
         f"{plan.evidence.get('baseline')}{mark}" if raced else "-",
-        match,
+        listed.match,
         _state(item),
+        listed.place,
     ]
 
 
@@ -192,3 +236,6 @@ def rm_command(console: Console, place: Path | None, ids: tuple[int, ...]) -> No
             opened.remove_plan(id)
     console.say(f"removed: {', '.join(map(str, wanted))}")
     console.emit({"removed": list(wanted)})
+
+
+plans_command.add_command(merge_command)

@@ -7,7 +7,7 @@ reaches a database before the schema is the expected one, letter by letter, and 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -58,9 +58,14 @@ def export_plans(
     if not stored:
         wanted = f"{network} on {arch}" if network else arch
         raise NoPlan(f"no complete plan for {wanted} is stored; run plantune search")
-    _require_replaceable(path, database.path)
-    _write(path, _packed(stored))
+    write_export(path, stored, database.path)
     return tuple(item.plan for item in stored)
+
+
+def write_export(path: Path, stored: Sequence[StoredPlan], own: Path | None = None) -> None:
+    """Writes complete plans, all valid, in the order that they are given; `own` stays as it is."""
+    _require_replaceable(path, own)
+    _write(path, _packed(stored))
 
 
 def import_plans(
@@ -94,7 +99,7 @@ def _newest(database: PlanDatabase, arch: str, network: str | None) -> list[Stor
     return [newest[key] for key in sorted(newest, key=repr)]
 
 
-def _packed(plans: list[StoredPlan]) -> bytes:
+def _packed(plans: Sequence[StoredPlan]) -> bytes:
     environments = {item.environment.key: item for item in plans}
     with closing(_empty()) as connection:
         db = Database(connection, execute_plugins=False)

@@ -13,14 +13,13 @@ from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.plan_db.rows import (
     COMPLETE,
-    SCHEMA_VERSION,
     Found,
     StoredPlan,
     best_of,
     connect_read_only,
     read_plans,
-    schema_version,
 )
+from plantune.plan_db.team import why_no_plans
 from plantune.problem import Problem
 
 SIZE_LIMIT_BYTES = 16 << 20
@@ -101,20 +100,11 @@ def _plans_of(path: Path) -> tuple[StoredPlan, ...]:
     try:
         with closing(connect_read_only(path, WAIT_S)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
-            _require_tables(connection, path)
+            if (fault := why_no_plans(connection)) is not None:
+                raise InvalidPlan(f"{path}: {fault}; give {EXPECTED}")
             stored = tuple(read_plans(connection, {"status": COMPLETE}))
     except (sqlite3.Error, OSError, LookupError, ValueError) as error:
         raise InvalidPlan(f"{path}: cannot be read: {error}; give {EXPECTED}") from error
     if not stored:
         raise NoPlan(f"{path}: has no complete plan; run plantune search")
     return stored
-
-
-def _require_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuses what a plan database never has, such as views, which would run when they are read."""
-    query = "SELECT count(*) FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
-    odd = connection.execute(query + " OR sql LIKE 'CREATE VIRTUAL%'").fetchone()[0]
-    version = schema_version(connection)
-    if odd or version != SCHEMA_VERSION:
-        got = "that of another program" if odd or not version else version
-        raise InvalidPlan(f"{path}: schema {SCHEMA_VERSION} expected, got {got}; give {EXPECTED}")

@@ -91,12 +91,16 @@ class StoredPlan:
 
 @dataclass(frozen=True)
 class Found:
-    """A stored plan for a problem, and how it may be used here: exact, compatible or foreign."""
+    """A stored plan for a problem, and how it may be used here: exact, compatible or foreign.
+
+    `whose` database has it: the user's own, the team's, or a shipped one.
+    """
 
     plan: Plan
     environment: Environment
     match: str
     id: int
+    whose: str = "own"
 
 
 def create_sql(table: str, columns: Mapping[str, str], key: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the runtime reads of stored plans: the user's own, then those that plantune ships.
+"""What the runtime reads of stored plans: the user's own, a team's, then those that plantune ships.
 
 Only Python's own sqlite3, only reading, and no error: without a plan the framework runs.
 """
@@ -10,11 +10,12 @@ import sqlite3
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from plantune.errors import DatabaseWarning, PlantuneError
 from plantune.machine import Environment
-from plantune.paths import data_folder, database_path
+from plantune.paths import data_folder, database_path, team_plans
 from plantune.plan_db.rows import (
     SCHEMA_VERSION,
     Found,
@@ -25,11 +26,13 @@ from plantune.plan_db.rows import (
     read_plans,
     schema_version,
 )
+from plantune.plan_db.team import FAULTS, from_file, plans_of
 from plantune.problem import Problem
 
 WAIT_S = 2.0
 # CPUs differ more than the GPUs of an arch do: a search begins from what is shipped for them.
 CONTENDERS_ONLY = ("cpu",)
+OWN, TEAM, SHIPPED = "own", "team", "shipped"
 
 
 def find_stored_plan(
@@ -37,13 +40,14 @@ def find_stored_plan(
 ) -> Found | None:
     """The newest complete plan for a problem; `database` is read instead of the user's.
 
-    An exact match comes before a compatible one, the user's plans before the shipped ones. The
-    match is `foreign` if all plans there are were made for another chip: they must not be used.
-    What is wrong with a database is warned of and never raised.
+    An exact match comes before a compatible one; of equal ones the user's plans come before a
+    team's (PLANTUNE_PLANS), and these before the shipped ones. The match is `foreign` if all plans
+    there are were made for another chip: they must not be used. What is wrong with a database is
+    warned of and never raised.
     """
     found: list[Found | None] = []
-    for path in _places(problem.arch, database):
-        found.append(_find_in(path, problem, environment))
+    for path, whose in _places(problem.arch, database):
+        found.append(_find_in(path, whose, problem, environment))
         if found[-1] is not None and found[-1].match == "exact":
             break
     return best(found)
@@ -59,28 +63,50 @@ def stored_plans_in(path: Path) -> list[StoredPlan]:
     return []
 
 
-def _places(arch: str, database: Path | None) -> Iterator[Path]:
-    yield database or database_path()
+def plans_of_team() -> list[tuple[Path, StoredPlan]]:
+    """All plans of the team with the file that has them; what cannot be read is warned of."""
+    found: list[tuple[Path, StoredPlan]] = []
+    for path in team_plans():
+        try:
+            found += [(path, item) for item in plans_of(path)]
+        except FAULTS as error:
+            _warn_of(path, str(error))
+    return found
+
+
+def _places(arch: str, database: Path | None) -> Iterator[tuple[Path, str]]:
+    yield database or database_path(), OWN
+    yield from ((path, TEAM) for path in team_plans())
     if arch in CONTENDERS_ONLY:
         return
     with suppress(PlantuneError):  # an incomplete installation is reported where it hurts
-        yield data_folder("plans") / f"{arch}.db"
+        yield data_folder("plans") / f"{arch}.db", SHIPPED
 
 
-def _find_in(path: Path, problem: Problem, environment: Environment) -> Found | None:
-    if not os.path.exists(path):
-        return None
+def _find_in(path: Path, whose: str, problem: Problem, environment: Environment) -> Found | None:
+    def find(connection: sqlite3.Connection) -> Found | None:
+        found = find_plan(connection, problem, environment)
+        return None if found is None else replace(found, whose=whose)
+
     try:
+        if whose == TEAM:
+            return from_file(path, find)
+        if not os.path.exists(path):
+            return None
         if not path.is_file():  # SQLite would wait for a pipe's other end
             raise OSError("it is not a regular file")
         with closing(connect_read_only(path, WAIT_S)) as connection:
             version = schema_version(connection)
             if version == SCHEMA_VERSION:
-                return find_plan(connection, problem, environment)
+                return find(connection)
         if version == 0:
             return None
         fault = f"schema {SCHEMA_VERSION} expected, got {version or 'that of another program'}"
-    except (sqlite3.Error, OSError, LookupError, ValueError) as error:
+    except FAULTS as error:
         fault = str(error)
-    warnings.warn(f"{path}: its plans cannot be read: {fault}", DatabaseWarning, stacklevel=3)
+    _warn_of(path, fault)
     return None
+
+
+def _warn_of(path: Path, fault: str) -> None:
+    warnings.warn(f"{path}: its plans cannot be read: {fault}", DatabaseWarning, stacklevel=4)

@@ -20,7 +20,7 @@ from plantune.paths import data_folder
 from plantune.plan import EAGER, Choice, Plan, check_plan, is_for, named_as
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
-from plantune.plan_db.stored import find_stored_plan, stored_plans_in
+from plantune.plan_db.stored import find_stored_plan, plans_of_team, stored_plans_in
 from plantune.problem import Problem
 from plantune.search.ranking import distinct, fallback
 from plantune.space.search_space import SearchSpace
@@ -102,6 +102,7 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
 def _rows(space: SearchSpace, database: PlanDatabase, *, shipped: bool) -> Iterable[StoredPlan]:
     with suppress(DatabaseUnavailable):
         yield from database.plans()
+    yield from (row for _, row in plans_of_team())
     if shipped:
         with suppress(PlantuneError):
             yield from stored_plans_in(data_folder("plans") / f"{space.arch.name}.db")

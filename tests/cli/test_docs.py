@@ -15,7 +15,7 @@ from .test_help import ALL, LEAVES
 
 TEXT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 SHARED = ("--json", "--db", "--model", "--arch", "--batch", "--in-channels", "--mode", "--dtype")
-SHARED += ("--image-size", "--input", "--set")
+SHARED += ("--image-size", "--input", "--set", "--from")
 
 
 def options_of(command: click.Command) -> set[str]:

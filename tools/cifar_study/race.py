@@ -25,7 +25,7 @@ def raced(trained: Sequence[Trained], batch: Batch, seconds: float) -> dict[str,
     Steps train on: they are the real ones.
     """
     device = device_for(load_arch(arch_of(batch[0].device)))
-    calls = [_call(each, batch) for each in trained]
+    calls = [call_of(each, batch) for each in trained]
     effort = Effort(budget_s=seconds, warm_up_s=seconds / 20, retries=0)
     on_own = device.own_stream() if batch[0].is_cuda else nullcontext()
     with on_own, flags(benchmark=True):
@@ -47,7 +47,7 @@ def raced(trained: Sequence[Trained], batch: Batch, seconds: float) -> dict[str,
     return {"rows": found, "best_rival": None if best is None else names[best], "ratios": ratios}
 
 
-def _call(trained: Trained, batch: Batch) -> Callable[[], None]:
+def call_of(trained: Trained, batch: Batch) -> Callable[[], None]:
     images, labels = batch
     if trained.variant.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from batches import Batch
-from race import _call
+from race import call_of
 from training import Trained
 
 from plantune.report.tables import table
@@ -22,7 +22,7 @@ STEPS, MOST = 5, 25
 
 def profiled(trained: Trained, batch: Batch, out: Path) -> str:
     """Writes a Chrome trace of some steps, and their operators as JSON; these are also a table."""
-    name, call = trained.variant.name, _call(trained, batch)
+    name, call = trained.variant.name, call_of(trained, batch)
     activities = [torch.profiler.ProfilerActivity.CPU]
     if batch[0].is_cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -52,7 +52,7 @@ def _row(event: Any) -> dict[str, Any]:
 
 def python_profiled(trained: Trained, batch: Batch, out: Path) -> str:
     """Writes what Python's functions take in some steps, for `pstats`; the largest as text."""
-    call = _call(trained, batch)
+    call = call_of(trained, batch)
     call()
     profile = cProfile.Profile()
     with profile:

@@ -1,0 +1,186 @@
+"""What a step of training on small images takes, and where its time goes, in several ways.
+
+    python tools/cifar_study                                # ResNet-50, 100 classes, one epoch
+    python tools/cifar_study --data cifar-100-python        # CIFAR-100 instead of made images
+    python tools/cifar_study --network airbench94           # another network and step, 2,000 images
+    python tools/cifar_study --small                        # on 2 cores of a CPU in two minutes
+
+Every row begins with the same weights and meets the same images, and ends with its loss and its
+accuracy. The rows up to `all-three` take the step as one writes it at first, with images from
+torch's loader; the others, torch's best and plantune's, make their images on the GPU. Then the
+steps of the latter run in turns. Prints tables; writes cifar_study.json and cifar_study.png (if
+matplotlib is there) under --out. Exit code 1 if a row failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from images import DataSet, made, read_folder
+from race import raced
+from shown import plotted, row_of, shown, shown_race
+from traces import profiled, python_profiled
+from training import Feed, Study, Trained, train
+from variants import DEVICE, VARIANTS, Variant, chosen
+from ways import Precision
+from workloads import SMALL, WORKLOADS, save_weights
+
+from plantune import UnplannedCall
+from plantune.device import first_line
+
+SMALL_IMAGES, SMALL_TESTED = 232, 200
+
+
+def main(argv: list[str] | None = None) -> int:
+    given = arguments(argv)
+    warnings.simplefilter("ignore", UnplannedCall)  # rows tell what ran
+    study = study_of(given)
+    on_gpu = study.device.type == "cuda"
+    variants = chosen(given.variants, study.workload.name, on_gpu=on_gpu)
+    feed, done, failures = Feed(study), list[Trained](), dict[str, str]()
+    for variant in variants:
+        found = _row(study, variant, feed, failures)
+        if found is not None:
+            done.append(found)
+    rows = [row_of(each, _baseline(done)) for each in done]
+    print(f"\n{shown(rows)}\n")
+    for name, said in failures.items():
+        print(f"{name} failed: {said}")
+    if not given.dry_run:
+        _finish(
+            given,
+            study,
+            feed,
+            done,
+            {**_document(given, study), "rows": rows} | {"failures": failures},
+        )
+    return 1 if failures else 0
+
+
+def _row(study: Study, variant: Variant, feed: Feed, failures: dict[str, str]) -> Trained | None:
+    try:
+        found = train(study, variant, feed)
+    except Exception as error:  # whatever a compiler says: the other rows are worth having
+        failures[variant.name] = f"{type(error).__name__}: {first_line(error)}"
+        return None
+    print(json.dumps({**row_of(found, None), "losses": len(found.losses)}), flush=True)
+    return found
+
+
+def _baseline(done: list[Trained]) -> Trained | None:
+    return next((each for each in done if each.variant.name == "baseline"), None)
+
+
+def _finish(
+    given: argparse.Namespace,
+    study: Study,
+    feed: Feed,
+    done: list[Trained],
+    document: dict[str, Any],
+) -> None:
+    """The race, the profiles, and all that is written."""
+    given.out.mkdir(parents=True, exist_ok=True)
+    batch = next(feed.batches(VARIANTS["plantune"]))
+    racers = [each for each in done if each.variant.data == DEVICE]
+    if given.race_seconds and len(racers) > 1:
+        document["race"] = raced(racers, batch, given.race_seconds)
+        print(f"{shown_race(document['race'])}\n")
+    for each in done:
+        if each.variant.name in given.profile:
+            print(profiled(each, batch, given.out), "\n")
+        if each.variant.name in given.cprofile:
+            print(python_profiled(each, batch, given.out))
+        if each.variant.name == given.save_of and given.save is not None:
+            save_weights(each.model, given.save)
+    text = json.dumps(document, indent=1)
+    (given.out / "cifar_study.json").write_text(text + "\n", encoding="utf-8")
+    try:
+        plotted(document, given.out / "cifar_study.png")
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+
+
+def study_of(given: argparse.Namespace) -> Study:
+    """What is to be trained, on what."""
+    on_gpu = torch.cuda.is_available() and not given.small
+    workload = (SMALL if given.small else WORKLOADS)[given.network]
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    batch = given.batch or workload.batch
+    narrow = torch.float16 if on_gpu else torch.bfloat16
+    study = Study(
+        *(workload, _data(given, workload.classes, batch), device, Precision()),
+        batch=batch,
+        epochs=given.epochs or workload.epochs,
+        most_steps=2 if given.dry_run else given.steps,
+        seed=given.seed,
+        workers=given.workers if on_gpu else 0,
+        weights=given.weights,
+    )
+    if workload.narrow is not None:  # it names its precision itself
+        return replace(study, narrow=narrow) if on_gpu else study
+    if given.precision == "float32" or (given.precision is None and not on_gpu):
+        return study
+    return replace(study, precision=Precision(narrow, scaled=on_gpu))
+
+
+def _data(given: argparse.Namespace, classes: int, batch: int) -> DataSet:
+    if given.data is not None:
+        data = read_folder(given.data, classes)
+        return replace(data, train=data.train.first(given.images or len(data.train.labels)))
+    if given.dry_run:  # a whole batch and a smaller one
+        return made(classes, batch + batch * 5 // 8, batch)
+    if given.small:
+        return made(classes, given.images or SMALL_IMAGES, SMALL_TESTED)
+    count = given.images
+    return made(classes, count, max(count // 5, 1)) if count else made(classes)
+
+
+def _document(given: argparse.Namespace, study: Study) -> dict[str, Any]:
+    on_gpu = study.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "network": study.workload.name,
+        "data": study.data.name,
+        "images": len(study.data.train.labels),
+        "batch": study.batch,
+        "epochs": study.epochs,
+        "steps": study.steps,
+        "seed": study.seed,
+        "precision": str(study.narrow or study.precision.autocast or torch.float32).removeprefix(
+            "torch."
+        ),
+        "parameters": "as precision" if study.narrow else "float32",
+        "arguments": {name: str(value) for name, value in vars(given).items()},
+    }
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    say = parser.add_argument
+    say("--network", choices=WORKLOADS, default="resnet50")
+    say("--data", type=Path, metavar="FOLDER", help="CIFAR as pickles or binary, else made images")
+    say("--small", action="store_true", help="a small network on the CPU, in two minutes")
+    say("--variants", nargs="+", choices=VARIANTS, metavar="NAME", help=", ".join(VARIANTS))
+    say("--precision", choices=("amp", "float32"), help="on a GPU amp, unless it is given")
+    say("--batch", type=int)
+    say("--epochs", type=int)
+    say("--steps", type=int, help="at most so many in all")
+    say("--images", type=int, metavar="N", help="the first N of the training set")
+    say("--seed", type=int, default=0)
+    say("--workers", type=int, default=2, help="processes of torch's loader, on a GPU")
+    say("--weights", type=Path, metavar="FILE", help="a checkpoint to begin with")
+    say("--save", type=Path, metavar="FILE", help="the trained weights, for torchvision's network")
+    say("--save-of", default="plantune-step", choices=VARIANTS, metavar="NAME", help="whose")
+    say("--profile", nargs="+", default=(), choices=VARIANTS, metavar="NAME", help="with traces")
+    say("--cprofile", nargs="+", default=(), choices=VARIANTS, metavar="NAME", help="Python's")
+    say("--race-seconds", type=float, default=5.0, metavar="SECONDS", help="0 for no race")
+    say("--dry-run", action="store_true", help="two steps of each row; nothing is written")
+    say("--out", type=Path, default=Path())
+    return parser.parse_args(argv)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
+from plantune import default_plans, optimize
 from plantune.default_plans import default_plan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
+from plantune.machine import environment_of
 from plantune.plan import EAGER
+from plantune.plan_db.proofs import is_known_slower
 from plantune.runtime import choose, guess_race
 from plantune.space.search_space import load_search_space
 
@@ -87,3 +89,25 @@ def test_both_run_in_a_race() -> None:
     tuned = optimize(module(), torch.randn(2, 3, 6, 6), fallback="silent")
     stock = tuned.stock()
     assert guess_race.is_slower(stock, stock, tuned._calls.arguments) is False
+
+
+@pytest.mark.gpu
+def test_the_first_call_on_a_gpu_races_and_stays_right() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Softmax(1)
+    own = nn.Sequential(*layers).eval().half().cuda().to(memory_format=torch.channels_last)
+    images = torch.randn(8, 16, 12, 12, device="cuda", dtype=torch.float16)
+    tuned = optimize(own, images, fallback="silent")
+    graph = tuned.stock().graph
+    with torch.no_grad():
+        made, exact = tuned(images), own.double()(images.double())
+    guess = default_plans.guessed_plan(
+        graph,
+        load_search_space(tuned.stock().plan.problem.arch),
+        network=tuned.stock().plan.problem.network,
+    )
+    assert guess is not None and guess_race.is_unsure(graph, guess)
+    known = is_known_slower(guess, environment_of(images.device))
+    assert known is not None, "the race was not run"
+    assert (tuned.stock().plan.choices == guess.choices) == (not known)
+    torch.testing.assert_close(made.double(), exact, rtol=2e-3, atol=1e-4)

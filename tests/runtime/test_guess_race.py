@@ -106,7 +106,8 @@ def test_the_first_call_on_a_gpu_races_and_stays_right() -> None:
         load_search_space(tuned.stock().plan.problem.arch),
         network=tuned.stock().plan.problem.network,
     )
-    assert guess is not None and guess_race.is_unsure(graph, guess)
+    assert guess is not None
+    assert guess_race.is_unsure(graph, guess)
     known = is_known_slower(guess, environment_of(images.device))
     assert known is not None, "the race was not run"
     assert (tuned.stock().plan.choices == guess.choices) == (not known)

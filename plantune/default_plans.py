@@ -16,6 +16,7 @@ from plantune.graph.step import Step
 from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us, family_named, why_not
+from plantune.kernels.torch_ops import viewed
 from plantune.plan import Choice, Plan
 from plantune.problem import Problem
 from plantune.space.search_space import SearchSpace
@@ -90,6 +91,7 @@ CUDA_PREFERENCES = (
     Preference("pool_grad", {"layout": "nhwc"}),
     Preference("pointwise_sum"),
     Preference("pointwise", {"layout": "nhwc"}),
+    Preference("pointwise", {"layout": "nchw"}),  # of what has not four dimensions
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
@@ -125,7 +127,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
 }
 MOST_GUESSES = 32
 # Families that need no layout of their own: to convert what they read would cost more than they do.
-ANY_LAYOUT = ("pointwise", "framework")
+ANY_LAYOUT = ("first_conv", "pointwise", "framework")
 
 
 def compose(
@@ -156,12 +158,16 @@ def compose(
 
     steps = fused(graph, fusions, pays)
     layouts = {name: type_.layout for name, type_ in graph.sources}
+    strided: set[str] = set()
     choices = []
     for step in steps:
         candidate = preferred(step) or _first(step, space, FALLBACK)
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
+        candidate = _reading(step, candidate, strided, space)
         candidate = _following(step, candidate, layouts, space)
+        if candidate.family == "framework" and viewed(step.nodes[0]) is not None:
+            strided.update(name for name, _ in step.outputs)
         family = family_named(candidate.family)
         demanded = family.layouts(family.parts(step), candidate.config)
         layouts |= {name: demanded.get(name, "nchw") for name, _ in step.outputs}
@@ -237,15 +243,35 @@ def _guessed(graph: Graph, space: SearchSpace, network: str) -> Plan | None:
 _guesses: dict[tuple[Any, ...], Plan | None] = {}
 
 
+def _reading(
+    step: Step, candidate: Candidate, strided: Collection[str], space: SearchSpace
+) -> Candidate:
+    """The framework's kernel for a single op on a view, which ours would read a copy of."""
+    views = any(name in strided for name, _ in step.inputs)
+    if candidate.family != "pointwise" or not views or len(step.nodes) > 1:
+        return candidate
+    return _first(step, space, CHANNELS_LAST) or candidate
+
+
 def _following(
     step: Step, candidate: Candidate, layouts: Mapping[str, str], space: SearchSpace
 ) -> Candidate:
-    """The candidate in the layout that all images have which it reads, where it takes any."""
-    images = {layouts[name] for name, type_ in step.inputs if len(type_.shape) == 4}
+    """The candidate in the layout that all images have which it reads, where it takes any. What
+    has four dimensions and is made of none that has is no image: attention's rows stay rows.
+    """
+    images = {
+        layouts[name]
+        for name, type_ in step.inputs
+        if len(type_.shape) == 4 and name not in step.constants
+    }
+    makes = any(len(type_.shape) == 4 for _, type_ in step.outputs)
+    if not images and makes:
+        images = {"nchw"}
     if candidate.family not in ANY_LAYOUT or len(images) != 1 or step.phase == "refresh":
         return candidate
     other = Candidate(candidate.family, Attrs(candidate.config, layout=images.pop()))
-    bound = not BY_LAYOUT_OF_IMAGE.isdisjoint(step.ops)
+    torchs = candidate.family == "framework"
+    bound = torchs and not BY_LAYOUT_OF_IMAGE.isdisjoint(step.ops)
     return candidate if bound or why_not(step, other, space) else other
 
 

@@ -140,8 +140,8 @@ class _Extraction(Reader):
         self.known[id(tensor)] = self.newest[memory] = value
         self.memories[id(tensor)] = memory
 
-    def torch_op(self, overload: Overload, *args: Any) -> Value:
-        (value,) = self._overload(overload, args, {})
+    def torch_op(self, overload: Overload, *args: Any, **kwargs: Any) -> Value:
+        (value,) = self._overload(overload, args, kwargs)
         return value
 
     def _call(self, record: Record, overload: Overload, args: Any, kwargs: Any) -> Any:
@@ -172,12 +172,20 @@ class _Extraction(Reader):
             if draws(overload, args, kwargs):
                 floats = (type_.dtype for type_ in map(self.type_of, inputs) if type_.is_float)
                 attrs = Attrs(attrs, **{DRAWS: next(floats, "float32")})
-            if not inputs:  # what it makes is to be where the network's input is
-                inputs.append(Value(self.builder.inputs[0][0]))
+            if not inputs:
+                inputs.append(self._anchor())
             self._check_dtypes(overload, inputs)
             return self.emit_all(str(overload), *inputs, **attrs)
         except InvalidGraph as error:
             raise self._unsupported(f"{overload} in this form ({error})") from error
+
+    def _anchor(self) -> Value:
+        """Where what is made of no tensor is to be: beside a weight, so that it follows from
+        weights alone, or beside the network's input if there is none.
+        """
+        weights = (name for name, held in self.tensors.items() if isinstance(held, nn.Parameter))
+        name = next(weights, None)
+        return Value(self.builder.inputs[0][0]) if name is None else self._state(name)
 
     def _check_dtypes(self, overload: Overload, inputs: list[Value]) -> None:
         dtypes = {self.type_of(value).dtype for value in inputs if self.type_of(value).is_float}

@@ -211,6 +211,16 @@ class Graph:
         return frozenset(known)
 
     @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Values that follow from no tensor at all, such as masks of a shape: they never change."""
+        known: set[str] = set()
+        for node in self.nodes:
+            read = node.inputs if op_named(node.op).reads(node.attrs) else ()
+            if self.constants.issuperset(node.outputs) and known.issuperset(read):
+                known.update(node.outputs)
+        return frozenset(known)
+
+    @cached_property
     def weights_of_backward(self) -> tuple[str, ...]:
         """Parameters and buffers that the backward pass reads, or what follows from them alone."""
         read = {v for n in self.nodes if n.name in self.backward_nodes for v in n.inputs}

@@ -71,9 +71,9 @@ class _Shapes(Reader):
         types = op_named(op).infer([self.type_of(value) for value in inputs], Attrs(attrs))
         return tuple(map(self._new, types))
 
-    def torch_op(self, overload: Overload, *args: Any) -> Value:
-        """The spellings ask for such that return what is like their first argument."""
-        return self._new(self.type_of(args[0]))
+    def torch_op(self, overload: Overload, *args: Any, **kwargs: Any) -> Value:
+        """The spellings ask for tensors of one number, by their size and dtype."""
+        return self._new(TensorType(tuple(args[0]), dtype_name(kwargs["dtype"])))
 
     def update(self, buffer: Value, value: Value) -> None:
         """Nothing moves."""

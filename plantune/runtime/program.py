@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -24,6 +24,9 @@ from plantune.runtime.memory_plan import liveness, passes, plan_memory, taker
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
 from plantune.runtime.weights import Weights
 from plantune.space.search_space import SearchSpace
+
+# They need nothing that a pass prepares.
+BY_TORCH = ("framework", "view")
 
 
 class Program:
@@ -61,12 +64,15 @@ class Program:
             self._weights = Weights(graph, self.values, space.arch, device)
             first = self._weights.others(schedule)
         self._prepare: list[Call] = []
+        self._once: list[Call] = []
         self._constants: dict[str, tuple[Constant, ...]] = {}
         lanes = Lanes(branches, device)
         launches, turn = passes(schedule), len(schedule.phase("forward"))
         self._rests: dict[str, Call] = {launches[i].step.name: _nothing for i in lanes.halved}
+        fixed = _fixed_values(graph, first)
         for launch in first:
-            self._prepare += self._calls(launch, space)
+            once = all(name in fixed for name, _ in launch.step.outputs)
+            (self._once if once else self._prepare).extend(self._calls(launch, space))
         calls = [
             self._calls(launch, space, drops)
             for launch, drops in zip(launches, live.drops, strict=True)
@@ -121,12 +127,29 @@ class Program:
         """Takes parameters and buffers by name, wherever they are in memory now."""
         if self._weights is not None:
             self._weights.place(state)
-            return
+        else:
+            self._place_in_rows(state)
+        self._make_fixed()
+
+    def _place_in_rows(self, state: Mapping[str, Tensor]) -> None:
         moving = {buffer for buffer, _ in self.graph.updates}
         for name, _ in (*self.graph.parameters, *self.graph.buffers):
             tensor = state[name].detach()
             # Steps rely on the layout; a moving buffer is written, so it must be the module's own.
             self.values[name] = tensor if name in moving else in_layout(tensor, "nchw")
+
+    @torch.no_grad()
+    def _make_fixed(self) -> None:
+        """What never changes is made once, before the first pass: masks of windows were some 240
+        launches of each of swin_t's passes.
+        """
+        for call in self._once:
+            call()
+        if self._once and self.device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return  # nothing is made before a replay
+            torch.cuda.synchronize(self.device)  # passes may run on any stream
+        self._once.clear()
 
     @torch.no_grad()
     def refresh(self, state: Mapping[str, Tensor]) -> None:
@@ -136,6 +159,7 @@ class Program:
 
     def run_refresh(self, *, orders: bool = False) -> None:
         """Computes what follows from weights alone; for `orders` see Preparation.launch."""
+        self._make_fixed()
         if self._weights is not None:
             self._weights.compute(current_stream(self.device), self._prepare, orders=orders)
             return
@@ -235,6 +259,17 @@ def current_stream(device: torch.device) -> int:
 
 def _nothing() -> None:
     """The second half of a launch that turned out to be one."""
+
+
+def _fixed_values(graph: Graph, launches: Iterable[Launch]) -> frozenset[str]:
+    """Those of the graph's fixed values that torch makes of nothing but others of them."""
+    made: set[str] = set()
+    for launch in launches:
+        outputs = {name for name, _ in launch.step.outputs}
+        reads = launch.reads & graph.fixed
+        if outputs <= graph.fixed and reads <= made and launch.family.name in BY_TORCH:
+            made |= outputs
+    return frozenset(made)
 
 
 def _copy(conversion: Conversion, values: Values) -> Call:

@@ -202,6 +202,55 @@ class ConvNeXtBlock(nn.Module):
         return self.scale * y.permute(0, 3, 1, 2) + x
 
 
+class Attention(nn.Module):
+    """As many write it, with a mask of the shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+
+    def forward(self, x):
+        rows, count, _ = x.shape
+        q, k, v = self.qkv(x).view(rows, count, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        mask = x.new_zeros(count, count)
+        mask[1:, :1] = 1.0
+        weights = (q * 0.25) @ k.transpose(-2, -1) + mask.masked_fill(mask != 0, -100.0)
+        return (weights.softmax(-1) @ v).transpose(1, 2).reshape(rows, count, 64)
+
+
+def guess_for(module, *shape, layout="nchw"):
+    graph = extract(module.half().eval(), TensorType(shape, "float16", layout))
+    return graph, guessed_plan(graph, load_search_space("sm90"), network="guess")
+
+
+def test_rows_of_attention_are_no_images():
+    graph, plan = guess_for(Attention(), 8, 49, 64)
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, load_search_space("sm90")))
+    assert not [copy for launch in schedule.launches for copy in launch.conversions]
+    for node in graph.nodes:
+        if len(node.types[0].shape) == 4:
+            assert schedule.layouts[node.name] == "nchw"
+    # What reads a part of the first product is torch's, which takes any strides.
+    scaled = next(node.name for node in graph.nodes if node.op == "affine")
+    assert candidate_of(plan, scaled).family == "framework"
+    assert candidate_of(plan, "add").family == "pointwise"
+
+
+def test_pointwise_ops_of_rows_have_a_kernel():
+    module = nn.Sequential(nn.Linear(49, 51), nn.GELU())
+    graph, plan = guess_for(module, 32, 64, 49)
+    gelu = next(node.name for node in graph.nodes if node.op == "gelu")
+    assert candidate_of(plan, gelu).family == "pointwise"
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_the_first_convolution_reads_images_as_they_come(layout):
+    _, plan = guess_for(nn.Conv2d(3, 64, 7, 2, 3), 4, 3, 64, 64, layout=layout)
+    (choice,) = plan.choices
+    assert choice.candidate.family == "first_conv"
+    assert choice.candidate.config["layout"] == layout
+
+
 def test_the_permutes_around_a_layer_norm_move_nothing():
     type_ = TensorType((2, 32, 14, 14), "float16", "nhwc")
     graph = extract(ConvNeXtBlock().half().eval(), type_)

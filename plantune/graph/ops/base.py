@@ -76,6 +76,10 @@ class Op(ABC):
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         """The op's meaning in torch, in the dtype of its inputs: the reference in float64."""
 
+    def reads(self, attrs: Attrs) -> bool:
+        """Whether the inputs' numbers matter; else one of them only says where to make a result."""
+        return True
+
     def differentiates(self, wanted: Sequence[int], inputs: Types, attrs: Attrs) -> bool:
         """Whether there is a gradient of one of the inputs in `wanted`."""
         return True

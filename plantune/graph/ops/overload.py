@@ -116,6 +116,9 @@ class OverloadOp(Op):
         )
         return tuple(args), named
 
+    def reads(self, attrs: Attrs) -> bool:
+        return WANTED in attrs or f'{{"{TENSOR}":' in attrs[ARGUMENTS]
+
     def differentiates(self, wanted: Sequence[int], inputs: Types, attrs: Attrs) -> bool:
         floats = tuple(at for at in wanted if inputs[at].is_float)
         return bool(floats) and has_gradient(self, tuple(inputs), attrs, floats)

@@ -7,12 +7,13 @@ It raises NotRead for arguments that the op does not have; the overload itself i
 from collections.abc import Callable
 from typing import Any
 
-from plantune.graph.spelling import arithmetic, casts, layers, recurrent, shapes
+from plantune.graph.spelling import arithmetic, casts, fills, layers, recurrent, shapes
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 
 OVERLOADS: dict[str, Callable[..., Any]] = {
     **arithmetic.OVERLOADS,
     **casts.OVERLOADS,
+    **fills.OVERLOADS,
     **layers.OVERLOADS,
     **recurrent.OVERLOADS,
     **shapes.OVERLOADS,

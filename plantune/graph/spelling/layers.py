@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
+from plantune.graph.spelling.fills import filled
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 from plantune.graph.spelling.shapes import reshape
 
@@ -105,8 +104,8 @@ def _batch_norm(
         raise NotRead("a batch norm without running statistics")
     if not training:
         return _normalised(g, x, weight, bias, mean, var, eps)
-    weight = weight or g.torch_op(torch.ops.aten.ones_like.default, mean)
-    bias = bias or g.torch_op(torch.ops.aten.zeros_like.default, mean)
+    weight = weight or filled(g, g.shape(mean), 1, g.type_of(mean).torch_dtype)
+    bias = bias or filled(g, g.shape(mean), 0, g.type_of(mean).torch_dtype)
     y, _, _, new_mean, new_var = g.emit_all(
         "batch_norm", x, weight, bias, mean, var, eps=eps, momentum=momentum
     )

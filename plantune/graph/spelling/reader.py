@@ -32,7 +32,7 @@ class Reader(ABC):
         """Adds a node; its outputs."""
 
     @abstractmethod
-    def torch_op(self, overload: Any, *args: Any) -> Value:
+    def torch_op(self, overload: Any, *args: Any, **kwargs: Any) -> Value:
         """Adds one of torch's own overloads, which makes one tensor."""
 
     @abstractmethod

@@ -89,6 +89,19 @@ def _copy(g: Reader, x: Value, source: Value, non_blocking: bool = False) -> Val
     return same if g.shape(same) == g.shape(x) else _expand(g, same, g.shape(x))
 
 
+def _pad(
+    g: Reader, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Value:
+    """Windows that fit are often padded by nothing, which torch copies for."""
+    if any(pad):
+        raise NotRead("padding")
+    return x
+
+
+def _constant_pad(g: Reader, x: Value, pad: Sequence[int], value: float = 0) -> Value:
+    return _pad(g, x, pad)
+
+
 OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.view.default": reshape,
     "aten.reshape.default": reshape,
@@ -104,6 +117,8 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.squeeze.dims": _squeeze,
     "aten.expand.default": _expand,
     "aten.expand_as.default": _expand_as,
+    "aten.pad.default": _pad,
+    "aten.constant_pad_nd.default": _constant_pad,
     "aten.contiguous.default": _identity,
     "aten.copy.default": _copy,
     "aten.clone.default": _identity,

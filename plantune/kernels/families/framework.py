@@ -34,8 +34,15 @@ BY_LAYOUT_OF_IMAGE = frozenset(
         "max_pool2d_grad",
     )
 )
-# They make rows, whatever layout images have.
-IN_ROWS = ("reshape", "layer_norm", "layer_norm_grad")
+# They make rows, whatever layout images have. A product of attention in channels_last is a copy of
+# what was made in rows.
+IN_ROWS = (
+    "reshape",
+    "layer_norm",
+    "layer_norm_grad",
+    "aten.matmul.default",
+    "aten.einsum.default",
+)
 # They take memory to be in rows, as the trace of the network saw it.
 READS_ROWS = frozenset(
     (

@@ -266,7 +266,18 @@ OVERLOAD_CASES: list[Forward] = [
     lambda m, x: torch.feature_dropout(x, 0.5, False),
     lambda m, x: F.conv2d(x.view(1, 6, 2, 2), m.grouped, padding="same", dilation=2, groups=2),
     lambda m, x: F.conv2d(x.view(1, 6, 2, 2), m.grouped, padding="valid", groups=2),
+    lambda m, x: F.pad(x, (0, 0, 0, 0)).mul_(m.row) + x,
+    lambda m, x: aten.constant_pad_nd(x, (0, 0), 3.0) * 2.0,
 ]  # fmt: skip
+# Whatever tensor they are asked for like, the graph has torch's own op of a size and a number.
+FILLS: list[Forward] = [
+    lambda m, x: x + torch.zeros_like(x),
+    lambda m, x: x * torch.ones_like(m.row, dtype=torch.float32),
+    lambda m, x: x + torch.full_like(m.column, 0.5),
+    lambda m, x: x + x.new_zeros(4),
+    lambda m, x: x + x.new_ones((3, 1), dtype=torch.float32),
+    lambda m, x: x.new_full((4,), 2.5) * x,
+]
 
 
 def state() -> dict[str, nn.Parameter]:
@@ -303,6 +314,18 @@ def test_module(module: nn.Module, randomise: Any, extracts: Callable[..., Graph
     check_own_ops(extracts(randomise(nn.Sequential(module)), x))
 
 
+@pytest.mark.parametrize("forward", FILLS)
+def test_a_fill_follows_from_no_value(
+    forward: Forward, calls: Any, randomise: Any, extracts: Callable[..., Graph]
+) -> None:
+    x = torch.randn(ROWS, dtype=torch.float64)
+    graph = extracts(randomise(calls(forward, **state())), x)
+    (fill,) = (node for node in graph.nodes if "." in node.op)
+    assert fill.op == "aten.full.default"
+    assert fill.name in graph.fixed
+    assert fill.name in graph.constants
+
+
 @pytest.mark.parametrize("forward", CALLS)
 def test_call(forward: Forward, calls: Any, randomise: Any, extracts: Callable[..., Graph]) -> None:
     x = torch.randn(ROWS, dtype=torch.float64)
@@ -324,7 +347,7 @@ def test_every_overload_of_the_table_is_read(calls: Any, monkeypatch: pytest.Mon
         monkeypatch.setitem(OVERLOADS, name, spy(name, reader))
     for module in LAYERS:
         extract(module.double(), TensorType(IMAGE, "float64"))
-    for forward in CALLS:
+    for forward in (*CALLS, *FILLS):
         extract(calls(forward, **state()), TensorType(ROWS))
     ours = {name for name in OVERLOADS if name.startswith("plantune.")}  # see tests/models
     assert set(OVERLOADS) - read == ours

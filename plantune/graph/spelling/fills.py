@@ -1,0 +1,56 @@
+"""How torch spells tensors of one number, which follow from no other tensor's values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from plantune.graph.spelling.reader import NotRead, Reader, Value
+
+Sizes = Sequence[int]
+Dtype = torch.dtype | None
+
+
+def filled(g: Reader, sizes: Sizes, number: float, dtype: torch.dtype) -> Value:
+    """A tensor of that number, as if it was asked for without another tensor."""
+    return g.torch_op(torch.ops.aten.full.default, list(sizes), number, dtype=dtype)
+
+
+def _like(number: float) -> Callable[..., Value]:
+    def read(g: Reader, x: Value, *, dtype: Dtype = None, **_: Any) -> Value:
+        return filled(g, g.shape(x), number, dtype or g.type_of(x).torch_dtype)
+
+    return read
+
+
+def _new(number: float) -> Callable[..., Value]:
+    def read(g: Reader, x: Value, size: Sizes, *, dtype: Dtype = None, **_: Any) -> Value:
+        return filled(g, size, number, dtype or g.type_of(x).torch_dtype)
+
+    return read
+
+
+def _full_like(g: Reader, x: Value, number: Any, *, dtype: Dtype = None, **_: Any) -> Value:
+    return _like(_number(number))(g, x, dtype=dtype)
+
+
+def _new_full(g: Reader, x: Value, size: Sizes, number: Any, **kwargs: Any) -> Value:
+    return _new(_number(number))(g, x, size, **kwargs)
+
+
+def _number(number: Any) -> float:
+    if not isinstance(number, (bool, int, float)):
+        raise NotRead("a tensor of another tensor's number")
+    return number
+
+
+OVERLOADS: dict[str, Callable[..., Any]] = {
+    "aten.zeros_like.default": _like(0),
+    "aten.ones_like.default": _like(1),
+    "aten.full_like.default": _full_like,
+    "aten.new_zeros.default": _new(0),
+    "aten.new_ones.default": _new(1),
+    "aten.new_full.default": _new_full,
+}

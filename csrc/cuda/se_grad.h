@@ -87,7 +87,7 @@ struct SeGrad {
   static_assert(sizeof(Shared) <= 48 << 10, "static shared memory ends at 48 KiB");
 
   using Small = Word[kSmall + 1];
-  using Sums = float[kSums + 1];
+  using Sums = LongSum<sizeof(T) == sizeof(float)>[kSums + 1];
 
   template <bool kAligned>
   static __device__ __forceinline__ void run(const Arguments& a) {
@@ -260,7 +260,7 @@ struct SeGrad {
   static __device__ __forceinline__ void first_of(const Word (&in)[kRead], const Small& small,
                                                   Word (&made)[kValues + 1],
                                                   typename Tile::Floats& dgate, Sums& sums) {
-    float values[kValues + 1][kSize];
+    float values[kValues + 1][kSize], added[kSumsFirst + 1] = {};
 #pragma unroll
     for (int e = 0; e < kSize; ++e) {
       float x[kRead], s[kSmall + 1], out[kFirst];
@@ -272,8 +272,10 @@ struct SeGrad {
 #pragma unroll
       for (int j = 0; j < kValues; ++j) values[j][e] = out[1 + j];
 #pragma unroll
-      for (int j = 0; j < kSumsFirst; ++j) sums[j] += out[1 + kValues + j];
+      for (int j = 0; j < kSumsFirst; ++j) added[j] += out[1 + kValues + j];
     }
+#pragma unroll
+    for (int j = 0; j < kSumsFirst; ++j) sums[j].add(added[j]);
 #pragma unroll
     for (int j = 0; j < kValues; ++j) made[j].round(values[j]);
   }
@@ -293,7 +295,7 @@ struct SeGrad {
       for (int k = 0; k < kHeld; ++k) {
         in[k] = held.template get<kAligned>(k, round, again(a, k) + tile.at(round));
       }
-      float values[kStoredSecond][kSize];
+      float values[kStoredSecond][kSize], added[kSumsSecond + 1] = {};
 #pragma unroll
       for (int e = 0; e < kSize; ++e) {
         float x[kHeld], s[kSmall + 1], out[kSecond];
@@ -304,8 +306,10 @@ struct SeGrad {
 #pragma unroll
         for (int j = 0; j < kStoredSecond; ++j) values[j][e] = out[j];
 #pragma unroll
-        for (int j = 0; j < kSumsSecond; ++j) sums[kSumsFirst + j] += out[kStoredSecond + j];
+        for (int j = 0; j < kSumsSecond; ++j) added[j] += out[kStoredSecond + j];
       }
+#pragma unroll
+      for (int j = 0; j < kSumsSecond; ++j) sums[kSumsFirst + j].add(added[j]);
 #pragma unroll
       for (int j = 0; j < kStoredSecond; ++j) {
         Word word;
@@ -325,7 +329,7 @@ struct SeGrad {
                                                const Sums& sums) {
 #pragma unroll
     for (int j = 0; j < kSums; ++j) {
-      const float sum = sum_of_warp(sums[j]);
+      const float sum = sum_of_warp(sums[j].value);
       if (threadIdx.x % 32 == 0) shared.parts[j][threadIdx.x / 32] = sum;
     }
     __syncthreads();

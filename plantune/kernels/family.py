@@ -54,8 +54,9 @@ class Frame:
     `values` holds a tensor per value name. Inputs and, on a GPU, outputs may be other tensors in
     each call, so a kernel reads them when it is launched. Outputs that it does not adopt are there
     when it is bound; on a CPU they stay. Outputs in `loose` may be as torch makes them: views, with
-    any strides. `workspace` has the bytes that the family asked for. What a kernel prepares from
-    weights is its own and is on `device`.
+    any strides. Inputs in `aligned` are where any copy may begin. `workspace` has the bytes that
+    the family asked for, less the room for copies of these. What a kernel prepares from weights is
+    its own and is on `device`.
     """
 
     values: Values
@@ -63,6 +64,7 @@ class Frame:
     built: Any = None
     device: torch.device = HOST_MEMORY
     loose: frozenset[str] = frozenset()
+    aligned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,12 @@ class KernelFamily(ABC, Generic[P]):
     def workspace_bytes(self, parts: P, config: Attrs) -> int:
         """Scratch memory of one launch."""
         return 0
+
+    def copied(self, parts: P) -> frozenset[str]:
+        """Inputs for which the workspace has room, as for a value of a program's, because they may
+        have to be copied to where they are aligned.
+        """
+        return frozenset()
 
     def rest(self, parts: P, config: Attrs) -> frozenset[str]:
         """Inputs and outputs that the second half of a launch touches beside the workspace; none if

@@ -82,7 +82,7 @@ def one_pass(program: Program | CapturedProgram, values: Values) -> Call:
     def both() -> None:
         program.refresh(values)  # as after an optimizer's step
         program.forward(*inputs)
-        program.backward(*gradients)
+        program.backward(*gradients, again=False)
         program.forget()
 
     return both

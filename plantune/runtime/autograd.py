@@ -67,13 +67,14 @@ class TunedPass(torch.autograd.Function):
         for name, dy in zip(program.graph.outputs, output_gradients, strict=True):
             if gradient_name(name) in wanted:
                 seeds[name] = seeds[name] + dy if name in seeds else dy
+        keeps = _keeps_graph()
         try:
             with without_autocast(lease.stock.device.type):
-                gradients = program.backward(*seeds.values())
+                gradients = program.backward(*seeds.values(), again=keeps)
         except BaseException:
             lease.discard()
             raise
-        if not _keeps_graph():
+        if not keeps:
             program.forget()
             lease.release()
         names = (*(name for name, _ in program.graph.inputs), *ctx.names)

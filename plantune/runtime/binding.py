@@ -35,5 +35,6 @@ def made_for(launch: Launch, take: Take) -> Values:
 
 def bind(launch: Launch, values: Values, built: Any, device: torch.device) -> Binding:
     """The kernel of a launch, tied to the memory in `values`."""
-    frame = Frame(values, values.get(launch.workspace), built, device, launch.loose)
+    workspace = values.get(launch.workspace)
+    frame = Frame(values, workspace, built, device, launch.loose, launch.aligned)
     return launch.family.bind(launch.parts, launch.candidate.config, frame)

@@ -147,17 +147,20 @@ class CapturedProgram:
 
     @on_its_gpu
     @torch.no_grad()
-    def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
-        """The gradients by the name of their input or parameter, in memory that is the caller's."""
+    def backward(self, *output_gradients: Tensor, again: bool = True) -> dict[str, Tensor]:
+        """The gradients by the name of their input or parameter, in memory that is the caller's.
+        `again` says that another backward may follow.
+        """
         self._enter()
         if is_capturing() or is_rehearsing():
-            with self._autotuned():
+            with self._autotuned(), self._program.spared(again=again):
                 self._seeds.inside_a_capture(output_gradients, self._backward_pass)
-            return self._gradients.handed_over(self._program.values)
+                return self._gradients.handed_over(self._program.values)
         made = self._passes.get("backward") or self._capture_backward()
         launch, _ = self._seeds.meet(output_gradients)
-        launch(self._stream_handle)
-        return self._gradients.handed_over(made.results)
+        with self._program.spared(again=again):
+            launch(self._stream_handle)
+            return self._gradients.handed_over(made.results)
 
     def forget(self) -> None:
         """Nothing: the graphs keep their memory from pass to pass."""

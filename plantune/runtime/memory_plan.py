@@ -77,12 +77,14 @@ def taker(plan: MemoryPlan, apart: Container[str], device: torch.device) -> Take
 @dataclass(frozen=True)
 class Liveness:
     """`buffers` are to be placed in the arena. `held` are adopted values and views; `drops` names,
-    per launch of forward and backward, those of them that nothing reads afterwards.
+    per launch of forward and backward, those of them that nothing reads afterwards. `spent` are the
+    buffers of the forward pass that others may overwrite in the backward pass.
     """
 
     buffers: tuple[Lifetime, ...]
     drops: tuple[tuple[str, ...], ...]
     held: tuple[str, ...]
+    spent: tuple[str, ...] = ()
 
 
 def passes(schedule: Schedule) -> tuple[Launch, ...]:
@@ -93,9 +95,9 @@ def passes(schedule: Schedule) -> tuple[Launch, ...]:
 def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
     """Follows every value from its making to its last use. A view is a use of what it views.
 
-    What the backward pass reads stays until its end, so that it can run twice. Results stay until
-    the end of their pass, when the caller takes them. A branch holds what it touches as long as it
-    may run.
+    Of what the backward pass reads, values outside of the arena stay until its end, so that it can
+    run twice. Results stay until the end of their pass, when the caller takes them. A branch holds
+    what it touches as long as it may run.
     """
     uses = _Uses()
     launches = passes(schedule)
@@ -111,17 +113,17 @@ def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
         uses.use(name, turn)
     for _, name in graph.gradients:
         uses.use(name, end)
-    uses.keep_for_backward(turn, end)
+    spent = uses.cross(turn, end)
     results = graph.results
     drops: list[list[str]] = [[] for _ in launches]
     for name in uses.held:
         when = uses.last[uses.root(name)]
-        if when < len(launches) and name not in results:
+        if when < len(launches) and name not in results and name not in uses.crossing:
             drops[when].append(name)
     buffers = [
         Lifetime(name, size, uses.first[name], uses.last[name]) for name, size in uses.sizes.items()
     ]
-    return Liveness(tuple(buffers), tuple(map(tuple, drops)), tuple(uses.held))
+    return Liveness(tuple(buffers), tuple(map(tuple, drops)), tuple(uses.held), spent)
 
 
 class _Uses:
@@ -133,6 +135,7 @@ class _Uses:
         self.sizes: dict[str, int] = {}
         self.roots: dict[str, str] = {}
         self.held: list[str] = []
+        self.crossing: set[str] = set()
 
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
@@ -170,9 +173,8 @@ class _Uses:
         for name in (*launch.rest, *([launch.workspace] if launch.workspace_bytes else ())):
             self.use(name, when[-1])
 
-    def keep_for_backward(self, turn: int, end: int) -> None:
-        """Whatever crosses from forward to backward stays to the end of the backward pass."""
-        for name, made in self.first.items():
-            root = self.root(name)
-            if made <= turn < self.last[root]:
-                self.last[root] = end
+    def cross(self, turn: int, end: int) -> tuple[str, ...]:
+        """The buffers that cross from forward to backward, and are free after their last reader."""
+        last = {name: self.last[self.root(name)] for name in self.first}
+        self.crossing = {name for name, made in self.first.items() if made <= turn < last[name]}
+        return tuple(name for name in self.sizes if name in self.crossing and last[name] < end)

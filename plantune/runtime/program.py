@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -33,7 +34,8 @@ class Program:
     """One instance of a plan with memory of its own, used by one thread at a time.
 
     `refresh` comes before the first pass and whenever a weight changed. A `forward` may be followed
-    by one or more `backward`; the next `forward` overwrites what they read.
+    by one or more `backward`, all but the last of which are told so; the next `forward` overwrites
+    what they read.
     """
 
     # Of what follows from weights: it must hear of each change.
@@ -85,6 +87,7 @@ class Program:
         self._forward = lanes.ordered(calls, range(turn), rests)
         self._backward = lanes.ordered(calls, range(turn, len(calls)), rests)
         self._owned = _owned_results(schedule)
+        self._spent = live.spent
         self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
 
     def _prepare_beside(self, launches: Sequence[Launch], calls: Sequence[list[Call]]) -> None:
@@ -227,14 +230,29 @@ class Program:
         for call in self._backward:
             call()
 
+    @contextmanager
+    def spared(self, *, again: bool) -> Iterator[None]:
+        """A backward pass inside, and taking its results, where what it overwrites of the forward
+        pass is restored if it may come `again`. Who asks for that waits for copies; all others
+        need less memory: se_resnet9_fixup 905 MiB instead of 1,161 with 2,048 images.
+        """
+        spent = [self.values[name] for name in self._spent] if again else []
+        kept = [value.clone() for value in spent]
+        yield
+        for value, before in zip(spent, kept, strict=True):
+            value.copy_(before)
+
     @torch.no_grad()
-    def backward(self, *output_gradients: Tensor) -> dict[str, Tensor]:
-        """The gradients by the name of their input or parameter, in memory that is the caller's."""
+    def backward(self, *output_gradients: Tensor, again: bool = True) -> dict[str, Tensor]:
+        """The gradients by the name of their input or parameter, in memory that is the caller's.
+        `again` says that another backward may follow.
+        """
         values = self.values
         for (name, _), tensor in zip(self.graph.output_gradients, output_gradients, strict=True):
             values[name] = in_layout(tensor, self.layout_of(name))
-        self.run_backward()
-        return {target: self._handed_over(value) for target, value in self.graph.gradients}
+        with self.spared(again=again):
+            self.run_backward()
+            return {target: self._handed_over(value) for target, value in self.graph.gradients}
 
     def forget(self) -> None:
         """Frees what the last forward left for a backward that will not come (again).

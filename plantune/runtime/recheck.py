@@ -129,7 +129,7 @@ def _of_program(program: Program, network: nn.Module, case: Case) -> Results:
     with numbers_of(case.inputs[0].device, SEED):
         results = dict(zip(names_of(graph), program.forward(*case.inputs), strict=True))
     if graph.gradients:
-        found = program.backward(*case.seeds)
+        found = program.backward(*case.seeds, again=False)
         results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}
         program.forget()
     results |= {f"{BUFFER}{name}": state[name] for name, _ in moving(graph)}

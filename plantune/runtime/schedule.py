@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition
@@ -11,6 +11,7 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import AnyFamily, Candidate, Parts
 from plantune.kernels.registry import family_named
+from plantune.layouts import aligned
 from plantune.plan import Plan, candidates_by_step
 from plantune.runtime.loose import loose_values
 
@@ -33,6 +34,8 @@ class Launch:
     conversions: tuple[Conversion, ...] = ()
     # Outputs that are left as torch makes them, views among them, as nothing needs them dense.
     loose: frozenset[str] = frozenset()
+    # Inputs that other launches write into memory of the program's.
+    aligned: frozenset[str] = frozenset()
 
     @property
     def family(self) -> AnyFamily:
@@ -96,7 +99,10 @@ class Launch:
 
     @property
     def workspace_bytes(self) -> int:
-        return self.family.workspace_bytes(self.parts, self.candidate.config)
+        """Aligned inputs need no room for copies."""
+        spared = self.aligned & self.family.copied(self.parts)
+        rooms = sum(aligned(self.step.types[name].size_bytes) for name in spared)
+        return self.family.workspace_bytes(self.parts, self.candidate.config) - rooms
 
 
 @dataclass(frozen=True)
@@ -120,9 +126,13 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
     for name, _ in graph.output_gradients:
         layouts[name] = next(_demands(name, steps, by_name), layouts[name])
     loose = loose_values(graph, [(step, by_name[step.name]) for step in steps], layouts)
-    launches = []
+    launches: list[Launch] = []
+    own: set[str] = set()
     for step in steps:
         launch = _converted(step, by_name[step.name], layouts, loose)
+        own.update(name for name, _, _ in launch.written)
+        read = own.intersection(name for name, _ in launch.step.inputs)
+        launch = replace(launch, aligned=frozenset(read))
         demanded = launch.layouts
         for name, _ in launch.step.outputs:
             layouts[name] = demanded.get(name, "nchw")

@@ -17,7 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.layouts import aligned
 from plantune.plan import Choice, check_plan
 from plantune.runtime import memory_plan as module
-from plantune.runtime.memory_plan import Lifetime, _Uses, liveness
+from plantune.runtime.memory_plan import Lifetime, _Uses, liveness, plan_memory
 from plantune.runtime.schedule import make_schedule
 
 IMAGE = TensorType((2, 3, 4, 4))
@@ -141,8 +141,8 @@ def test_a_workspace_lives_during_its_launch(space):
     assert Lifetime("workspace of affine", aligned(BYTES), 1, 1) in live.buffers
 
 
-def test_what_backward_reads_lives_to_its_end(lives):
-    """So that it can run twice. What only forward reads does not."""
+def test_what_backward_reads_lives_to_its_last_reader(lives):
+    """What outlasts the forward pass and not the backward pass is spent by it."""
 
     def emit(b, x):
         w = b.parameter("w", TensorType((1,)))
@@ -152,12 +152,31 @@ def test_what_backward_reads_lives_to_its_end(lives):
 
     graph = differentiate(made_by(emit))
     live = lives(graph)
-    end = len(graph.nodes)
+    readers = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
     found = {b.name: (b.first, b.last) for b in live.buffers}
     assert found["mul"] == (0, 1)
-    assert found["sigmoid"] == (1, end)
-    assert found["relu"] == (2, end)
+    assert found["sigmoid"] == (1, readers["sigmoid"])
+    assert found["relu"] == (2, readers["relu"])
+    assert live.spent == ("sigmoid", "relu")
+    end = len(graph.nodes)
     assert all(found[name][1] == end for _, name in graph.gradients if name in found)
+
+
+def test_a_backward_pass_takes_the_memory_that_it_leaves(space):
+    """So that a deep network needs no more for gradients than it has kept."""
+
+    def emit(b, x):
+        (x,) = b.emit("mul", x, b.parameter("w", TensorType((1,))))
+        for _ in range(8):
+            (x,) = b.emit("sigmoid", x)
+        return (x,)
+
+    graph = differentiate(made_by(emit))
+    plan = default_plan(graph, space, network="test")
+    live = liveness(make_schedule(graph, plan, check_plan(plan, graph, space)))
+    kept = sum(aligned(b.size_bytes) for b in live.buffers if b.name in live.spent)
+    assert len(live.spent) == 8
+    assert plan_memory(live.buffers).size_bytes == kept + aligned(BYTES)
 
 
 # Every way in which a decision can be wrong, as a change of the code that takes it.
@@ -222,7 +241,7 @@ def to_their_own_place(schedule, branches=()):
 MUTATIONS = {
     "last use off by one": (_Uses, "use", use_too_short),
     "views are not counted": (_Uses, "root", lambda self, name: name),
-    "saved values are not kept": (_Uses, "keep_for_backward", lambda self, turn, end: None),
+    "saved values are not spared": (_Uses, "cross", lambda self, turn, end: ()),
     "outputs are freed early": (module, "liveness", without("outputs")),
     "updates are freed early": (module, "liveness", without("updates")),
     "gradients are freed early": (module, "liveness", without("gradients")),

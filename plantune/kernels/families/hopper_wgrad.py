@@ -17,7 +17,7 @@ from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.kernels.family import Binding, Frame, Parts, images
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
-from plantune.kernels.hopper.launch import placing_images, room_for, word
+from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for, word
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ConvShape
 from plantune.kernels.hopper.weight_gradient import Cut, WgradDesign, best_cut
@@ -117,6 +117,9 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
         rooms = room_for(parts.step, parts.node.inputs)
         return rooms + self.design(parts, config).sums_bytes
 
+    def copied(self, parts: WgradParts) -> frozenset[str]:
+        return frozenset(parts.node.inputs)
+
     def rest(self, parts: WgradParts, config: Attrs) -> frozenset[str]:
         added = self.design(parts, config).split_k > 1
         return frozenset((parts.node.name,) if added else ())
@@ -127,8 +130,7 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
     def bind(self, parts: WgradParts, config: Attrs, frame: Frame) -> Binding:
         design, names = self.design(parts, config), parts.node.inputs
         place = placing_images(parts.step, names, frame)
-        assert frame.workspace is not None
-        sums = frame.workspace.data_ptr() + room_for(parts.step, names)
+        sums = beyond_copies(parts.step, names, frame)
         multiply = Launcher(
             frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
         )

@@ -23,7 +23,14 @@ from plantune.kernels.constants import (
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.gather import NO_POOL, PoolGather
-from plantune.kernels.hopper.launch import image_map, placing, placing_bytes, word
+from plantune.kernels.hopper.launch import (
+    beyond_copies,
+    image_map,
+    images_read,
+    placing,
+    placing_bytes,
+    word,
+)
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
 from plantune.kernels.hopper.tiles import (
@@ -196,6 +203,9 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
     def workspace_bytes(self, parts: hopper.WarpgroupParts, config: Attrs) -> int:
         return placing_bytes(parts) + self.sums(parts, config).part_bytes
 
+    def copied(self, parts: hopper.WarpgroupParts) -> frozenset[str]:
+        return frozenset(images_read(parts))
+
     def rest(self, parts: hopper.WarpgroupParts, config: Attrs) -> frozenset[str]:
         return frozenset(added.name for added in parts.epilogue.sums)
 
@@ -206,8 +216,7 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         design = self.design(parts, config)
         constants = self.constants(parts, design, frame)
         place, words = placing(parts, frame), tuple(parts.epilogue.images)
-        assert frame.workspace is not None
-        room = frame.workspace.data_ptr() + placing_bytes(parts)
+        room = beyond_copies(parts.step, images_read(parts), frame)
         names = {"y": parts.y, "unshifted": parts.epilogue.unshifted}
         kernel = Launcher(
             frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes

@@ -13,7 +13,7 @@ from plantune.kernels.constants import Form
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import P
 from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.launch import placing_bytes
+from plantune.kernels.hopper.launch import images_read, placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
@@ -91,6 +91,9 @@ class HopperFamily(WarpgroupFamily[H]):
     def workspace_bytes(self, parts: H, config: Attrs) -> int:
         sums = self.design(parts, config).sums(parts.epilogue.sums)
         return placing_bytes(parts) + sums.part_bytes
+
+    def copied(self, parts: H) -> frozenset[str]:
+        return frozenset(images_read(parts))
 
     def rest(self, parts: H, config: Attrs) -> frozenset[str]:
         return frozenset(added.name for added in parts.epilogue.sums)

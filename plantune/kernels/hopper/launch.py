@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Protocol
@@ -89,8 +89,7 @@ class Launch:
         rows, columns = map(range, design.shape.phases)
         phases = tuple(itertools.product(rows, columns))
         kind = BlockMaps if "w2" in self.constants else maps_of(len(phases))
-        assert self.frame.workspace is not None
-        parts = self.frame.workspace.data_ptr() + placing_bytes(self.parts)
+        parts = beyond_copies(self.parts.step, images_read(self.parts), self.frame)
         sums = design.sums(self.parts.epilogue.sums)
 
         def launch(stream: int) -> None:
@@ -127,9 +126,21 @@ def placing_bytes(parts: ConvParts) -> int:
     return room_for(parts.step, images_read(parts))
 
 
-def room_for(step: Step, names: Sequence[str]) -> int:
+def room_for(step: Step, names: Iterable[str]) -> int:
     """Room for copies of those images."""
     return sum(aligned(step.types[name].size_bytes) for name in names)
+
+
+def beyond_copies(step: Step, names: Sequence[str], frame: Frame) -> int:
+    """The address of the workspace after the copies of those images; 0 if there is none."""
+    if frame.workspace is None:
+        return 0
+    return frame.workspace.data_ptr() + room_for(step, _movable(names, frame))
+
+
+def _movable(names: Sequence[str], frame: Frame) -> list[str]:
+    """Those that may have to be copied."""
+    return [name for name in names if name not in frame.aligned]
 
 
 def placing(parts: ConvParts, frame: Frame) -> Callable[[int], tuple[Any, ...]]:
@@ -143,20 +154,20 @@ def placing_images(
     """A call that gives each image where a tensor map can begin: itself, or a copy of it; and last
     whether one was copied. The copies are at the beginning of the workspace.
     """
-    assert frame.workspace is not None
     rooms, start = {}, 0
-    for name in names:
+    for name in _movable(names, frame):
+        assert frame.workspace is not None
         type_ = step.types[name]
         rooms[name] = view_bytes(frame.workspace, start, type_, "nhwc")
         start += aligned(type_.size_bytes)
 
     def place(stream: int) -> tuple[Any, ...]:
-        found = {name: frame.values[name] for name in rooms}
+        found = {name: frame.values[name] for name in names}
         copied = False
-        for name, image in found.items():
+        for name, room in rooms.items():
+            image = found[name]
             if image.data_ptr() % ALIGNMENT:
                 with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
-                    room = rooms[name]
                     found[name] = room.copy_(image.as_strided(room.shape, room.stride()))
                 copied = True
         # A convolution may be added to its own input.

@@ -193,6 +193,10 @@ class Busy(PlantuneError):
         self.pid, self.host, self.heartbeat = pid, host, heartbeat
 
 
+class RanksDiffer(PlantuneError, RuntimeError):
+    """The processes of a group do not train the same, or one of them has failed."""
+
+
 class DatabaseWarning(UserWarning):
     """The plan database is not as it should be; plantune goes on."""
 

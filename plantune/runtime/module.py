@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from inspect import getattr_static, isfunction
 from types import MethodType
 from typing import Any
@@ -88,6 +89,14 @@ class TunedModule(nn.Module):
     def plan(self) -> Plan:
         """The plan of the call that this module was made for."""
         return self.stock().plan
+
+    def run_from(self, plan: Plan | None) -> TunedModule:
+        """Has the call that this module was made for run from that plan, if one is given."""
+        if plan is not None:
+            arguments, options, device = self._arguments
+            self._arguments = (arguments, replace(options, plan=plan), device)
+            self._calls = Calls(self.reference, *self._arguments)
+        return self
 
     def stock(self) -> Stock:
         """The instances for the call that this module was made for."""

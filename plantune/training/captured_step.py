@@ -80,6 +80,10 @@ class CapturedStep:
         self._recorded.graph.replay()
         return mapped(_copied, self._value)
 
+    def abandon(self) -> None:
+        """Drops the graph, though the GPU may be in it: for the end of the process."""
+        self._recorded.graph.reset()
+
     def let_go(self) -> None:
         """Gives its memory back; there is no replay afterwards."""
         torch.cuda.synchronize(self.device)

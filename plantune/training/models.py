@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import kind_of, tensors_in
+from plantune.plan import Plan
 from plantune.runtime.module import TunedModule
+from plantune.training.one_plan import agreed
+from plantune.training.ranks import Ranks
 
 # Such as whole batches and the last one of an epoch; other calls go to the module itself.
 MOST_KINDS = 4
@@ -18,42 +21,58 @@ MOST_KINDS = 4
 
 class Models:
     """The tuned modules of one model, made at the first call with inputs of their kind; all compute
-    with the model's own weights.
+    with the model's own weights. Of several ranks all run from the plan of rank 0.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
+        self._model, self._ranks = model, ranks
         self._made: dict[Hashable, Callable[..., Any]] = {}
+        self._agreed = ranks is None
 
     def __call__(self, *inputs: Any) -> Any:
         return self._for(inputs)(*inputs)
 
     def _for(self, inputs: tuple[Any, ...]) -> Callable[..., Any]:
         if isinstance(self._model, TunedModule):
+            if not self._agreed:
+                self._agree(self._model)
             return self._model
         kind = kind_of(inputs, _of_leaf)
         try:
             if kind not in self._made and len(self._made) < MOST_KINDS:
-                self._made[kind] = self._tuned(inputs)
+                self._made[kind] = self._new(inputs, kind)
         except TypeError:  # an argument that cannot be compared
             return self._model
         return self._made.get(kind, self._model)
 
-    def _tuned(self, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        """The model itself where there is no plan for such a call."""
+    def _new(self, inputs: tuple[Any, ...], kind: Hashable) -> Callable[..., Any]:
+        if self._ranks is None:
+            return self._tuned(inputs) or self._model
+        return (
+            agreed(self._ranks, repr(kind), lambda plan: self._tuned(inputs, plan)) or self._model
+        )
+
+    def _agree(self, model: TunedModule) -> None:
+        assert self._ranks is not None
+        self._agreed = True
+        agreed(self._ranks, repr(model), model.run_from)
+
+    def _tuned(self, inputs: tuple[Any, ...], plan: Plan | None = None) -> TunedModule | None:
+        """None where there is no plan for such a call."""
         tensors = tensors_in(inputs)
         if not tensors:
-            return self._model
+            return None
         try:
             return TunedModule(
                 self._model,
                 Arguments.of(self._model, inputs, {}),
                 name=type(self._model).__name__,
                 mode="train",
+                plan=plan,
                 device=tensors[0].device,
             )
         except (UnsupportedModule, InvalidGraph):
-            return self._model
+            return None
 
 
 def _of_leaf(leaf: Any) -> Hashable:

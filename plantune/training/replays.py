@@ -15,10 +15,13 @@ from plantune.graph.nested import kind_of, tensors_in
 from plantune.runtime.form import Form
 from plantune.runtime.live_state import HeldTensors
 from plantune.training.captured_step import Arguments, CapturedStep, UncapturedStep
+from plantune.training.ranks import Ranks
 from plantune.training.update import FlatGradients, Update
 
 # Such as whole batches and the last one of an epoch; of others the oldest goes.
 MOST_KINDS = 4
+# A rank captures only when all do, which those with batches of other sizes may never do.
+MOST_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class _Kind:
     """
 
     calls: int = 0
+    tries: int = 0
     captured: CapturedStep | None = None
     present: list[bool] = field(default_factory=list)
     whole: bool = False
@@ -60,8 +64,8 @@ class Replays:
     may wait for the GPU, follows each replay.
     """
 
-    def __init__(self, passes: Passes, device: torch.device) -> None:
-        self._passes, self._device = passes, device
+    def __init__(self, passes: Passes, device: torch.device, ranks: Ranks | None = None) -> None:
+        self._passes, self._device, self._ranks = passes, device, ranks
         self._kinds: dict[Hashable, _Kind] = {}
         self._forms = self._new_forms()
         self._why_not: str | None = None
@@ -81,7 +85,7 @@ class Replays:
             return self(given)
         kind.calls += 1
         if kind.calls > 1 and kind.captured is None and update.is_ready(kind.present):
-            self._capture(kind, given)
+            self._capture_together(kind, given)
         if kind.captured is not None:
             return self._replay(kind, given)
         value = self._passes(given)
@@ -99,6 +103,12 @@ class Replays:
             if kind.captured is not None:
                 kind.captured.let_go()
 
+    def abandon(self) -> None:
+        """Drops the graphs at the end of the process: the GPU may wait in them for ever."""
+        for kind in [*self._kinds.values()]:
+            if kind.captured is not None:
+                kind.captured.abandon()
+
     def _new_forms(self) -> list[Form]:
         return [Form(module, HeldTensors(module)) for module in self._passes.modules]
 
@@ -115,6 +125,23 @@ class Replays:
                 if oldest.captured is not None:
                     oldest.captured.let_go()
         return found
+
+    def _capture_together(self, kind: _Kind, given: Arguments) -> None:
+        """Of several ranks all capture in the same call, with no collective in flight, or none."""
+        ranks = self._ranks
+        if ranks is None:
+            self._capture(kind, given)
+            return
+        if kind.tries >= MOST_TRIES:
+            return
+        kind.tries += 1
+        torch.cuda.synchronize(self._device)
+        if not ranks.all_say(f"captures, try {kind.tries}"):
+            return
+        self._capture(kind, given)
+        if not ranks.all_say("" if kind.captured is None else "captured") and kind.captured:
+            kind.captured.let_go()
+            kind.captured, kind.tries = None, MOST_TRIES
 
     def _capture(self, kind: _Kind, given: Arguments) -> None:
         passes, update = self._passes, self._passes.update
@@ -147,6 +174,8 @@ class Replays:
         passes = self._passes
         passes.gradients.present = kind.present
         passes.update.follow()
+        if self._ranks is not None:
+            self._ranks.past()
         value = kind.captured.replay(tensors_in(given))
         if not kind.whole:
             passes.update.run()

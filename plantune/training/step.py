@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from operator import is_
 from typing import Any
 
@@ -17,7 +17,9 @@ from plantune.runtime.module import TunedModule
 from plantune.space.arch import Arch, load_arch
 from plantune.training.capturable_update import CapturableUpdate, can_be_captured
 from plantune.training.captured_step import Arguments
+from plantune.training.data_parallel import DataParallel, settings_of
 from plantune.training.device_update import DeviceUpdate, can_update
+from plantune.training.groups import Group
 from plantune.training.loss_pass import LossPass
 from plantune.training.loss_scale import LossScale
 from plantune.training.models import Models
@@ -38,6 +40,11 @@ class TrainStep:
     `micro_batches` splits each batch into so many equal parts and takes their mean. `max_norm`
     clips gradients as torch.nn.utils.clip_grad_norm_ does. With a `scale` steps whose gradients are
     not finite are left out. `autocast` is the dtype under which model and loss run.
+
+    With a `process_group` each of its processes makes the same calls, with its own part of a batch:
+    all begin with rank 0's weights and run from its plan, and the step is of the mean of their
+    gradients, which is sent as `reduce_dtype` if that is given. A process that waits longer than
+    `deadline_s` for another one ends.
     """
 
     def __init__(
@@ -50,6 +57,9 @@ class TrainStep:
         max_norm: float | None = None,
         scale: LossScale | None = None,
         autocast: torch.dtype | None = None,
+        process_group: Group | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        deadline_s: float = 600.0,
     ) -> None:
         if micro_batches < 1:
             raise ValueError(f"micro_batches counts from 1 on, got {micro_batches}")
@@ -61,13 +71,26 @@ class TrainStep:
         self.micro_batches = micro_batches
         self.autocast = autocast
         self._rules = Rules(max_norm, scale)
-        self._models = Models(model)
+        self._others = (
+            None if process_group is None else DataParallel(process_group, reduce_dtype, deadline_s)
+        )
+        self._models = Models(model, None if self._others is None else self._others.ranks)
         self._parameters: list[Tensor] = []
         self._pointers: list[int] = []
         self._groups = 0
         self._run: Passes | Replays | None = None
         self._update: Update
         self._follow_parameters()
+        if self._others is not None:
+            settings = settings_of(
+                *(optimizer, scale),
+                micro_batches=micro_batches,
+                max_norm=max_norm,
+                autocast=autocast,
+                reduce_dtype=reduce_dtype,
+            )
+            modules = self._modules()
+            self._others.start(self._device, modules, [*settings], self._abandon, self.close)
 
     @property
     def scale(self) -> LossScale | None:
@@ -84,20 +107,22 @@ class TrainStep:
         return self._update.found_inf.clone()
 
     def __call__(self, inputs: Any, *targets: Any) -> Any:
-        self._follow_parameters()
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        assert self._run is not None
-        return self._run((given, targets))
+        with self._turn():
+            self._follow_parameters()
+            assert self._run is not None
+            return self._run((given, targets))
 
     def marked(self, mark: Callable[[str], None], inputs: Any, *targets: Any) -> Any:
         """One step, op by op: `mark` is called with "forward", "backward" and "optimizer" once each
         of these is enqueued, so that they can be timed.
         """
-        self._follow_parameters()
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        assert self._run is not None
-        passes = self._run.passes if isinstance(self._run, Replays) else self._run
-        return passes((given, targets), mark)
+        with self._turn():
+            self._follow_parameters()
+            assert self._run is not None
+            passes = self._run.passes if isinstance(self._run, Replays) else self._run
+            return passes((given, targets), mark)
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs, beside the model's own state, to go on exactly: the optimizer's
@@ -127,6 +152,21 @@ class TrainStep:
         if isinstance(self._run, Replays):
             self._run.let_go()
 
+    def close(self) -> None:
+        """Gives up what was captured, and leaves the process group: no call follows. Called before
+        torch destroys the group, too, as that would wait for graphs that hold its collectives.
+        """
+        self.refresh()
+        if self._others is not None:
+            self._others.close()
+
+    def _abandon(self) -> None:
+        if isinstance(self._run, Replays):
+            self._run.abandon()
+
+    def _turn(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._others is None else self._others.turn()
+
     def _follow_parameters(self) -> None:
         """The parameters of the optimizer's groups that are trained now, wherever they are."""
         groups = self.optimizer.param_groups
@@ -150,13 +190,20 @@ class TrainStep:
         autocast = None if self.autocast is None else (device.type, self.autocast)
         backward = LossPass(self._models, self.loss, parameters, self.micro_batches, autocast)
         self._update = self._update_of(gradients, arch)
+        others = self._others
+        reducer = None if others is None else others.reducer(gradients, device)
 
         def run(given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
             scale = None if rules.scale is None else rules.scale.scale
-            return backward.run(*given, scale, gradients.take, mark)
+            value = backward.run(*given, scale, gradients.take, mark)
+            if reducer is not None:
+                reducer.reduce()
+            return value
 
         passes = Passes(run, gradients, self._update, self._modules())
-        return Replays(passes, device) if device.type == "cuda" else passes
+        if device.type != "cuda":
+            return passes
+        return Replays(passes, device, None if others is None else others.ranks)
 
     def _update_of(self, gradients: FlatGradients, arch: Arch | None) -> Update:
         optimizer, rules = self.optimizer, self._rules

@@ -1,0 +1,132 @@
+"""Several processes take training steps together, as torchrun starts them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+JOBS = Path(__file__).with_name("rank_jobs.py")
+RUN = "import runpy, sys; sys.argv = {arguments!r}; runpy.run_path({path!r}, run_name='__main__')"
+
+
+def launch(ranks, folder, *arguments):
+    """What each rank has found. torchrun does the same with a command, but these processes are
+    forked from one that has imported torch before.
+    """
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "plantune.training.step"])
+    config = LaunchConfig(
+        *(1, 1, ranks),
+        run_id=folder.name,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="forkserver",
+        monitor_interval=0.05,
+        max_restarts=0,
+    )
+    job, *more = arguments
+    code = RUN.format(arguments=[str(JOBS), job, str(folder), *more], path=str(JOBS))
+    elastic_launch(config, exec)(code)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def own():
+    return SimpleNamespace(**runpy.run_path(str(JOBS)))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return launch(2, tmp_path_factory.mktemp("two"), "together")
+
+
+@pytest.fixture(scope="module")
+def alone(own):
+    """One process with whole batches, of which all overflows if a part does."""
+    return own.trained(None, 0, 1)
+
+
+@pytest.mark.parametrize("way", ["trained", "half", "micro"])
+def test_two_ranks_are_one_to_the_bit_and_train_as_one_process_does(two, alone, way):
+    one, other = (found[way] for found in two)
+    assert_equal(one["weights"], other["weights"])
+    assert torch.equal(one["norms"].nan_to_num(), other["norms"].nan_to_num())
+    assert one["scale"] == other["scale"] == alone["scale"]
+    assert one["skipped"] == other["skipped"] == [0, 0, 1, 0, 0, 0]
+    bound = 2e-3 if way == "half" else 1e-5
+    start = two[0]["start"]
+    for name, wanted in alone["weights"].items():
+        moved = wanted - start[name]
+        assert (one["weights"][name] - wanted).norm() <= bound * moved.norm(), name
+    found = torch.stack([one["norms"], alone["norms"]])[:, [0, 1, 3, 4, 5]]
+    torch.testing.assert_close(*found, rtol=bound, atol=0)
+    means = torch.stack([one["values"], other["values"]]).mean(0)
+    taken = [0, 1, 3, 4, 5]
+    torch.testing.assert_close(means[taken], alone["values"][taken], rtol=bound, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["trained", "micro"])
+def test_all_run_from_the_plan_of_rank_0(two, way):
+    one, other = (found[way]["plans"] for found in two)
+    assert len(one) == 1
+    assert one == other
+    assert None not in one
+
+
+@pytest.mark.parametrize(
+    ("what", "mine", "theirs"),
+    [
+        ("settings", "rank 0 has max_norm=1.0, rank 1 has max_norm=2.0", None),
+        ("strides", r"strides \(27, 9, 3, 1\), rank 1 has .* strides \(27, 1, 9, 3\)", None),
+        ("plan", "failed on rank 1: BuildError: this chip has no", "BuildError: this chip has no"),
+        ("again", "takes part no longer: it raised RanksDiffer", "it raised BuildError"),
+    ],
+)
+def test_what_is_wrong_on_one_rank_is_an_error_on_all(two, what, mine, theirs):
+    for found, wanted in zip(two, (mine, theirs or mine), strict=True):
+        assert re.search(wanted, found["disagreements"][what])
+
+
+def test_the_mean_counts_parameters_that_another_rank_alone_depends_on(two, own):
+    one, other = (found["branches"] for found in two)
+    assert_equal(one["weights"], other["weights"])
+    assert one["stepped"] == other["stepped"] == 4
+    start = own.Branching(0).state_dict()
+    moved = [name for name in start if not torch.equal(start[name], one["weights"][name])]
+    assert [name.split(".")[1] for name in moved] == ["0", "0", "1", "1"]
+
+
+def test_ranks_may_have_batches_of_other_sizes(two):
+    assert_equal(*(found["ragged"]["weights"] for found in two))
+
+
+def test_a_group_that_is_destroyed_ends_the_step_before(two):
+    for found in two:
+        assert "it closed its training step" in found["left"]
+
+
+def test_four_ranks_are_one_as_two_pairs_and_together(tmp_path, alone):
+    found = launch(4, tmp_path, "in pairs")
+    for way in ("pair", "all"):
+        for other in found[1:]:
+            assert_equal(found[0][way]["weights"], other[way]["weights"])
+        for name, wanted in alone["weights"].items():
+            torch.testing.assert_close(found[0][way]["weights"][name], wanted)
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+def test_one_that_raises_ends_all_with_its_words(tmp_path, when):
+    with pytest.raises(ChildFailedError):
+        launch(2, tmp_path, "breaking", when)

@@ -1,7 +1,8 @@
 // The gradients of a batch norm in training, and what its result's gradient follows from place by
 // place.
 //
-//   dy      = the last element of Head::evaluate(in[0][...], in[1][...], ...)
+//   dy      = the last element of Head::evaluate(in[0][...], in[1][...], ...), of which in[kAgain], if
+//             that is not -1, is not read but made: the norm's result, with `bias`
 //   out[j]  = element j of it, if it leaves
 //   dbias   = sum of dy                                   =, of each channel; null if not wanted
 //   dweight = sum of dy * (x - mean) * invstd             =, of each channel; null if not wanted
@@ -29,6 +30,7 @@ struct BatchNormGrad : ChannelSlices<Norm> {
   using P = typename Norm::P;
   using Head = typename Norm::Head;
   static constexpr int kInputs = Head::kInputs, kStored = Head::kOutputs - 1;
+  static constexpr int kAgain = Norm::kAgain;
   using Room = typename Base::template Room<Sums>;
 
   struct Arguments {
@@ -36,6 +38,7 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     const P* weight;
     const float* mean;
     const float* invstd;
+    const P* bias;  // of kAgain alone
     T* dx;
     P* dweight;
     P* dbias;
@@ -50,6 +53,23 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     float scale[kWide], constant[kWide], slope[kWide], invstd[kWide];
   };
 
+  /// Of a thread's channels: the mean, and of kAgain how the norm's result follows from x.
+  struct Normal {
+    float mean[kVector], scale[kAgain < 0 ? 1 : kVector], bias[kAgain < 0 ? 1 : kVector];
+
+    __device__ __forceinline__ void take(const Arguments& a, const Place& place) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        const int at = place.channel + k;
+        mean[k] = a.mean[at];
+        if constexpr (kAgain >= 0) {
+          scale[k] = to_float(a.weight[at]) * a.invstd[at];
+          bias[k] = to_float(a.bias[at]);
+        }
+      }
+    }
+  };
+
   template <bool kAligned>
   static __device__ __forceinline__ void collect(const Arguments& a) {
     __shared__ Room room;
@@ -57,8 +77,8 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     wait_for_predecessor();
     const Place place;
     Word dy[kBatch], x[kBatch];
-    float mean[kVector];
-    read<kAligned>(a, place, dy, x, mean, room);
+    Normal normal;
+    read<kAligned>(a, place, dy, x, normal, room);
     Base::merge_block(room, [&](int channel, const Sums& all, int lane, int) {
       const int at = place.slice * kChannels + place.group * kWide + channel;
       if (lane == 0) a.parts[at] = all;
@@ -73,7 +93,7 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     wait_for_predecessor();
     const Place place;
     Word dy[kBatch], x[kBatch];
-    float mean[kVector];
+    Normal normal;
     for (int c = threadIdx.x; c < kWide; c += Base::kThreads) {
       line.scale[c] = to_float(a.weight[place.group * kWide + c]);
       line.invstd[c] = a.invstd[place.group * kWide + c];
@@ -84,11 +104,11 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     };
     if constexpr (kTogether) {
       __shared__ Room room;
-      read<kAligned>(a, place, dy, x, mean, room);
+      read<kAligned>(a, place, dy, x, normal, room);
       const auto same = [](int, const Sums& sums) { return sums; };
       Base::merge_cluster(room, place, same, use);
     } else {
-      take_mean(a, place, mean);
+      normal.take(a, place);
       Base::template merge<kSlices>(a.parts + place.group * kWide, kChannels, use);
     }
     __syncthreads();
@@ -96,9 +116,9 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     for (int batch = 0; batch < kBatches; ++batch) {
       if constexpr (!kHolds) {
         Base::template load<kAligned>(a.x, place, batch * kBatch, x);
-        take<kAligned, false>(a, place, batch * kBatch, dy);
+        take<kAligned, false>(a, place, batch * kBatch, x, normal, dy);
       }
-      leave(a, place, batch * kBatch, dy, x, mean, line);
+      leave(a, place, batch * kBatch, dy, x, normal.mean, line);
     }
   }
 
@@ -106,10 +126,12 @@ struct BatchNormGrad : ChannelSlices<Norm> {
   /// The words of dy, rounded as if they had left; what leaves beside them is written if `kStores`.
   template <bool kAligned, bool kStores>
   static __device__ __forceinline__ void take(const Arguments& a, const Place& place, int start,
+                                              const Word (&x)[kBatch], const Normal& normal,
                                               Word (&dy)[kBatch]) {
     Word in[kInputs][kBatch];
 #pragma unroll
     for (int j = 0; j < kInputs; ++j) {
+      if (j == kAgain) continue;
       Base::template load<kAligned>(a.in[j], place, start, in[j]);
     }
 #pragma unroll
@@ -120,7 +142,14 @@ struct BatchNormGrad : ChannelSlices<Norm> {
       for (int k = 0; k < kVector; ++k) {
         float read[kInputs], made[kStored + 1];
 #pragma unroll
-        for (int j = 0; j < kInputs; ++j) read[j] = in[j][i][k];
+        for (int j = 0; j < kInputs; ++j) {
+          if constexpr (kAgain >= 0) {
+            const float made_again = (x[i][k] - normal.mean[k]) * normal.scale[k] + normal.bias[k];
+            read[j] = j == kAgain ? made_again : in[j][i][k];
+          } else {
+            read[j] = in[j][i][k];
+          }
+        }
         Head::evaluate(read, made);
 #pragma unroll
         for (int j = 0; j <= kStored; ++j) out[j][k] = made[j];
@@ -135,29 +164,23 @@ struct BatchNormGrad : ChannelSlices<Norm> {
     }
   }
 
-  static __device__ __forceinline__ void take_mean(const Arguments& a, const Place& place,
-                                                   float (&mean)[kVector]) {
-#pragma unroll
-    for (int k = 0; k < kVector; ++k) mean[k] = a.mean[place.channel + k];
-  }
-
   /// What each warp has of the slice is left in the room; what a thread holds is in `dy` and `x`.
   template <bool kAligned>
   static __device__ __forceinline__ void read(const Arguments& a, const Place& place,
                                               Word (&dy)[kBatch], Word (&x)[kBatch],
-                                              float (&mean)[kVector], Room& room) {
+                                              Normal& normal, Room& room) {
     Sums sums[kVector] = {};
-    take_mean(a, place, mean);
+    normal.take(a, place);
 #pragma unroll 1
     for (int batch = 0; batch < kBatches; ++batch) {
       Base::template load<kAligned>(a.x, place, batch * kBatch, x);
-      take<kAligned, true>(a, place, batch * kBatch, dy);
+      take<kAligned, true>(a, place, batch * kBatch, x, normal, dy);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (!place.has(batch * kBatch + i)) continue;
 #pragma unroll
         for (int k = 0; k < kVector; ++k) {
-          sums[k].merge({dy[i][k], dy[i][k] * (x[i][k] - mean[k])});
+          sums[k].merge({dy[i][k], dy[i][k] * (x[i][k] - normal.mean[k])});
         }
       }
     }

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from plantune.graph.graph import Graph, Node, output_names
 from plantune.graph.ops import op_named
+from plantune.graph.ops.functions import FUNCTIONS
 
 # As quick as reading the result, and part of the kernels that read it.
 ARITHMETIC = frozenset(("add", "add_channel", "affine", "cast", "div", "mul", "mul_channel", "sub"))
 SUMS = frozenset(("mean", "sum", "sum_to"))
+DERIVATIVES = frozenset(f"{name}_grad" for name in FUNCTIONS)
 
 
 def recomputed(graph: Graph) -> Graph:
@@ -19,9 +21,13 @@ def recomputed(graph: Graph) -> Graph:
     read it in the backward pass are ops that share a kernel with it. So the forward pass writes
     less, and may compute the value within a larger kernel. An input is read only if the backward
     pass reads it anyway: its owner may overwrite it where eager has kept what followed from it.
+
+    Likewise the result of a batch norm of which the gradient of an activation is the only reader,
+    as of a GELU: the norm's own gradient, for which that is, reads all that it follows from.
     """
     chosen = frozenset(value for value in graph.saved if _costs_nothing(graph, value))
-    return _Again(graph, chosen).graph() if chosen else graph
+    found = _Again(graph, chosen).graph() if chosen else graph
+    return _with_norms_again(found)
 
 
 def _costs_nothing(graph: Graph, value: str) -> bool:
@@ -40,6 +46,53 @@ def _follows(graph: Graph, node: Node) -> bool:
     (value,) = read
     maker = graph.producers.get(value)
     return value in graph.saved or (maker is not None and _follows(graph, maker))
+
+
+def _with_norms_again(graph: Graph) -> Graph:
+    """The graph whose backward pass makes results of batch norms anew where that costs nothing."""
+    chosen = {v: n for v in graph.saved if (n := _gradient_of_norm(graph, v)) is not None}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        for at, value in enumerate(node.inputs):
+            if value in chosen and node.name in graph.backward_nodes:
+                again = _norm_again(graph, value, chosen[value])
+                nodes.append(again)
+                inputs = (*node.inputs[:at], again.name, *node.inputs[at + 1 :])
+                node = replace(node, inputs=inputs)  # noqa: PLW2901
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes)) if chosen else graph
+
+
+def _gradient_of_norm(graph: Graph, value: str) -> Node | None:
+    """The gradient of the batch norm that makes a value, if in the backward pass only a derivative
+    reads the value, which this gradient alone reads. Of 16 bits, as on a GPU: on a CPU torch would
+    need another pass for it.
+    """
+    norm, type_ = graph.producers.get(value), graph.types[value]
+    if norm is None or norm.op != "batch_norm" or value != norm.name or value in graph.results:
+        return None
+    if type_.torch_dtype.itemsize != 2 or len(type_.shape) not in (2, 4):
+        return None
+    readers = graph.consumers[value]
+    backward = [node for node in readers if node.name in graph.backward_nodes]
+    if len(readers) != 2 or len(backward) != 1 or backward[0].op not in DERIVATIVES:
+        return None
+    (gradient,) = graph.consumers[backward[0].name] or (None,)
+    if gradient is None or gradient.op != "batch_norm_grad" or backward[0].name in graph.results:
+        return None
+    x, weight, *_ = norm.inputs
+    same = gradient.inputs == (backward[0].name, x, weight, *norm.outputs[1:3])
+    return gradient if same else None
+
+
+def _norm_again(graph: Graph, value: str, gradient: Node) -> Node:
+    norm = graph.producers[value]
+    _, x, weight, mean, invstd = gradient.inputs
+    name = f"{norm.name}/again"
+    while name in graph.types:
+        name += "_"
+    inputs = (x, weight, norm.inputs[2], mean, invstd)
+    return Node(name, "batch_norm_again", inputs, norm.types[:1])
 
 
 class _Again:

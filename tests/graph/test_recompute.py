@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,10 @@ from torch import Tensor, nn
 from plantune import optimize
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
+from plantune.graph.fusions import fusions_named, groups_from
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import SEResNet9Fixup
+from plantune.runtime.evaluated import evaluated
 
 IMAGE = TensorType((2, 8, 6, 6))
 
@@ -96,3 +100,71 @@ def test_gradients_stay_what_they_are():
     got = torch.autograd.grad(tuned(x), list(tuned.parameters()), dy)
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class Normed(nn.Module):
+    """A convolution and its batch norm, which `end` reads."""
+
+    def __init__(self, end, dtype=torch.float16):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.end = end
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.norm(self.conv(x)))
+
+
+def test_a_norms_result_is_made_again_for_the_gradient_of_an_activation():
+    """Its own gradient reads the convolution anyway, so nothing else is kept."""
+    image = TensorType((2, 8, 6, 6), "float16")
+    graph = differentiate(extract(Normed(nn.GELU()), image))
+    assert anew(graph) == ["batch_norm_again"]
+    assert kept_ops(graph) == ["batch_norm", "batch_norm", "conv2d"]  # its statistics
+    (node,) = (node for node in graph.nodes if node.op == "gelu_grad")
+    group = max(groups_from(graph, node, *fusions_named("batch_norm_grad")), key=len)
+    by_name = {node.name: node.op for node in graph.nodes}
+    assert [by_name[n] for n in group] == ["batch_norm_again", "gelu_grad", "batch_norm_grad"]
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Normed(nn.ReLU()), "the derivative follows from the activation's result"),
+        (Normed(lambda u: u.sigmoid() * u), "others read it"),
+        (Normed(lambda u: nn.functional.gelu(u) + u), "it is there for the sum"),
+        (Normed(nn.GELU(), torch.float32), "on a CPU it would be a pass of its own"),
+        (Normed(lambda u: (nn.functional.gelu(u), u)), "it leaves"),
+    ],
+)
+def test_other_results_of_norms_are_kept(module, why):
+    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    graph = differentiate(extract(module, TensorType((2, 8, 6, 6), dtype)))
+    assert "batch_norm_again" not in anew(graph), why
+
+
+def test_gradients_through_a_norm_made_again_are_right():
+    """In bfloat16 on the CPU, beside eager's own error."""
+    torch.manual_seed(0)
+    module = Normed(nn.GELU(), torch.bfloat16)
+    graph = differentiate(extract(module, TensorType((4, 8, 6, 6), "bfloat16")))
+    assert anew(graph) == ["batch_norm_again"]
+    x, dy = (torch.randn(4, 8, 6, 6, dtype=torch.bfloat16) for _ in range(2))
+
+    def eager(dtype):
+        own = copy.deepcopy(module).to(dtype)
+        own(x.to(dtype)).backward(dy.to(dtype))
+        return {name: p.grad.double() for name, p in own.named_parameters()}
+
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    named = [name for name, _ in (*graph.inputs, *graph.output_gradients)]
+    given = {**dict(zip(named, (x, dy), strict=True)), **state}
+    with torch.no_grad():
+        known = evaluated(graph, given)
+    exact, theirs = eager(torch.float64), eager(torch.bfloat16)
+    for name, value in graph.gradients:
+        error, own = (
+            float((found - exact[name]).norm() / exact[name].norm())
+            for found in (known[value].double(), theirs[name])
+        )
+        assert error <= 2 * own + 1e-3, name

@@ -87,4 +87,26 @@ class BatchNormGrad(Op):
         return Domain("positive") if position == 4 else Domain()
 
 
-OPS: tuple[Op, ...] = (BatchNorm(), BatchNormGrad())
+class BatchNormAgain(Op):
+    """Inputs x, weight, bias and the batch's mean and invstd: the result of that batch norm."""
+
+    name = "batch_norm_again"
+    arity = 5
+    flops_per_input = 4
+
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
+        x, *channels = inputs
+        self.require(len(x.shape) >= 2, f"needs rank 2 or more, got {x.shape}")
+        fits = all(t.shape == (x.shape[1],) for t in channels)
+        self.require(fits, f"per-channel inputs need shape {(x.shape[1],)}")
+        return (TensorType(x.shape, x.dtype),)
+
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
+        x, weight, bias, mean, invstd = inputs
+        wide = torch.promote_types(x.dtype, torch.float32)
+        column = (slice(None), *[None] * (x.dim() - 2))
+        weight, bias, mean, invstd = (t.to(wide)[column] for t in (weight, bias, mean, invstd))
+        return (((x.to(wide) - mean) * (invstd * weight) + bias).to(x.dtype),)
+
+
+OPS: tuple[Op, ...] = (BatchNorm(), BatchNormGrad(), BatchNormAgain())

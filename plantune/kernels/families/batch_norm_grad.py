@@ -23,6 +23,7 @@ from plantune.space.arch import Arch
 INPUTS_MAX, OUTPUTS_MAX = 3, 3
 HELD = {1: 8, 2: 4, 3: 4}  # words of a thread, by the images that dy follows from
 ENTRY_BYTES = 8  # plantune::Sums
+AGAIN = "batch_norm_again"
 SOURCE = """#include "cuda/batch_norm_grad.h"
 struct Result {{
   static constexpr int kInputs = {inputs}, kOutputs = {outputs};
@@ -33,21 +34,30 @@ struct Result {{
 }};
 struct Norm {{
   using Head = Result;
+  static constexpr int kAgain = {again};
 {shape}}};
 using Kernel = plantune::BatchNormGrad<Norm>;"""
 
 
 @dataclass(frozen=True)
 class BatchNormGradParts(Parts):
-    """`expression` makes what leaves before the norm's own results, and last their dy."""
+    """`expression` makes what leaves before the norm's own results, and last their dy; the norm's
+    result, which it may read, is made `again` in the kernel.
+    """
 
     norm: Node
     expression: Expression
+    again: Node | None
+
+    @property
+    def operands(self) -> list[str]:
+        """What dy follows from."""
+        return [operand.name for operand in self.expression.operands]
 
     @property
     def inputs(self) -> list[str]:
-        """What dy follows from."""
-        return [operand.name for operand in self.expression.operands]
+        """The images that dy follows from."""
+        return [name for name in self.operands if self.again is None or name != self.again.name]
 
     @property
     def stored(self) -> list[str]:
@@ -80,9 +90,10 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
                 "there is nothing to normalise": x.numel == 0,
             }
         )
-        parts = BatchNormGradParts(step, norm, _result(step))
+        again = next((node for node in step.nodes if node.op == AGAIN), None)
+        parts = BatchNormGradParts(step, norm, _result(step, again), again)
         images = {*parts.inputs, norm.inputs[1]}
-        many = len(parts.inputs) > INPUTS_MAX or len(parts.stored) >= OUTPUTS_MAX
+        many = len(parts.operands) > INPUTS_MAX or len(parts.stored) >= OUTPUTS_MAX
         refuse(
             {
                 "weights are in nchw": step.phase == "refresh"
@@ -93,6 +104,9 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
                     step.types[name] != x for name in images
                 ),
                 f"dy follows from {INPUTS_MAX} images at most": many,
+                "dy follows from no image": not parts.inputs,
+                "another norm's result is made again": again is not None
+                and not (_is_of(again, norm) and step.types[again.inputs[2]] == weight),
             }
         )
         return parts
@@ -116,6 +130,7 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
         text = SOURCE.format(
             inputs=len(expression.operands),
+            again=parts.operands.index(parts.again.name) if parts.again is not None else -1,
             outputs=len(expression.results),
             lines="\n    ".join((*expression.lines, *made)),
             shape=slices.shape(parts.step.types[parts.norm.inputs[2]].dtype),
@@ -130,19 +145,27 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
 
         def launch(stream: int) -> None:
             others = [constants.tensor(name) for name in parts.norm.inputs[1:]]
-            images = [constants.tensor(name) for name in parts.inputs]
+            images = {name: constants.tensor(name) for name in parts.inputs}
             made = (values[n].data_ptr() if n in leaving else 0 for n in parts.norm.outputs)
-            read = (tensor.data_ptr() for tensor in others)
-            ends = [tensor.data_ptr() for tensor in (*images, *(values[n] for n in parts.stored))]
+            read = [tensor.data_ptr() for tensor in others]
+            read += [constants.tensor(parts.again.inputs[2]).data_ptr() if parts.again else 0]
+            ends = [images[n].data_ptr() if n in images else 0 for n in parts.operands]
+            ends += [values[n].data_ptr() for n in parts.stored]
             arguments = vector_kernel.members(*read, *made, sums, *ends, 0)
-            kernel.launch(stream, arguments, [others[0], *images])
+            kernel.launch(stream, arguments, [others[0], *images.values()])
 
         return Binding(launch, constants=constants.all)
 
 
-def _result(step: Step) -> Expression:
+def _is_of(again: Node, norm: Node) -> bool:
+    """Whether that result is the one whose gradient the norm's is."""
+    x, weight, _, mean, invstd = again.inputs
+    return norm.inputs[1:] == (x, weight, mean, invstd)
+
+
+def _result(step: Step, again: Node | None) -> Expression:
     """How dy is computed, which may be an input as it is."""
-    *nodes, norm = step.nodes
+    *nodes, norm = (node for node in step.nodes if node is not again)
     dy = norm.inputs[0]
     if not nodes:
         return Expression((Operand(dy, whole(step.types[dy].shape)),), (), ("in[0]",))

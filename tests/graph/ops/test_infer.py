@@ -54,6 +54,8 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("batch_norm_grad", [(2, 4, 8, 7), IMAGE, C, C, C], {}, "dy has shape"),
     ("batch_norm_grad", [IMAGE, IMAGE, C, C, (5,)], {}, "per-channel inputs need shape"),
     ("batch_norm_grad", [(4,), (4,), C, C, C], {}, "needs rank 2"),
+    ("batch_norm_again", [IMAGE, C, C, C, (5,)], {}, "per-channel inputs need shape"),
+    ("batch_norm_again", [(4,), C, C, C, C], {}, "needs rank 2"),
     ("layer_norm", [(4,)] * 4, {"axes": 1}, "takes 1 to 3 inputs, got 4"),
     ("layer_norm", [(4,)], {"axes": 2}, r"\(4,\) has no 2 last axes"),
     ("layer_norm", [IMAGE, C], {"axes": 1}, "weight and bias need"),

@@ -44,6 +44,13 @@ def batch_norm_grad(
     return inside * (weight * invstd)[column], dweight, dbias
 
 
+def batch_norm_again(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, invstd: Tensor
+) -> Tensor:
+    column = (slice(None), *[None] * (x.dim() - 2))
+    return (x - mean[column]) * (invstd * weight)[column] + bias[column]
+
+
 def space_to_depth(x: Tensor, b: int) -> Tensor:
     return torch.cat([x[:, :, i::b, j::b] for i in range(b) for j in range(b)], 1)
 
@@ -128,6 +135,7 @@ def normalised(shape: Shape) -> Iterator[Case]:
         {},
         torch.rand,
     )
+    yield Case("batch_norm_again", (shape, c, c, c, c), batch_norm_again)
 
 
 def together(x: Tensor, a: dict[str, Any]) -> Tensor:

@@ -57,6 +57,22 @@ def masked_grad(shape, ops=("add", "relu_grad"), kept=()):
     return emit
 
 
+def again_grad(shape, ops=("gelu_grad",), other=False):
+    """The norm's result is made again for an activation's gradient, or the result of an `other`."""
+
+    def emit(b):
+        c = shape[1]
+        x, weight, bias = b.x(*shape), b.w(c), b.w(c)
+        mean, invstd = b.statistics(c), b.statistics(c)
+        dy = b.x(*shape)
+        result = b("batch_norm_again", x, weight, bias, mean, b.statistics(c) if other else invstd)
+        for op in ops:
+            dy = b(op, dy, b.x(*shape) if op == "add" else result)
+        return b.all("batch_norm_grad", dy, x, weight, mean, invstd)
+
+    return emit
+
+
 def mixed(b):
     """Images in 16 bits and weights in float32, as autocast has them."""
     x = b.x(4, 16, 5, 5, dtype="float16")
@@ -94,6 +110,10 @@ GRADS = {
     "of a ReLU": masked_grad((5, 32, 7, 9), ("relu_grad",)),
     "of a sum and a ReLU": masked_grad((4, 16, 17, 9), kept=(1,)),
     "of a sum": masked_grad((4, 6, 5, 5), ("add",), kept=(0,)),
+    "of a GELU": again_grad((5, 32, 7, 9)),
+    "of a sum and a SiLU": again_grad((4, 6, 17, 9), ("add", "silu_grad")),
+    "of a GELU, large": again_grad((3, 16, 70, 90)),
+    "of a GELU of rows": again_grad((130, 48)),
     "all of it leaves": masked_grad((4, 16, 5, 5), ("add", "silu_grad"), kept=(0, 1)),
 }
 STEPS = {
@@ -148,6 +168,7 @@ def test_steps_that_it_cannot_run_are_refused_with_the_reason(step_of):
         masked_grad((4, 8, 3, 3), ("add", "add", "add")): "3 images at most",
         grad((4, 8, 3)): "only images and matrices",
         lambda b: grad((4, 8, 3, 3))(b)[1]: "not asked for",
+        again_grad((4, 8, 3, 3), other=True): "another norm's result",
     }.items():
         assert reason in GRAD.why_not_step(step_of(emit, "float16"))
 
@@ -177,6 +198,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, la
         (NORM, norm(shape, ("add", "relu"))),
         (GRAD, grad(shape)),
         (GRAD, masked_grad(shape, kept=(0, 1))),
+        (GRAD, again_grad(shape, ("add", "gelu_grad"))),
     )
     for family, emit in steps:
         step = step_of(emit, "float16")

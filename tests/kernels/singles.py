@@ -132,6 +132,9 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "batch_norm_grad": lambda b: b.all(
         "batch_norm_grad", b.x(4, 3, 5, 7), b.x(4, 3, 5, 7), b.w(3), b.x(3), b.x(3)
     ),
+    "batch_norm_again": lambda b: b(
+        "batch_norm_again", b.x(4, 3, 5, 7), b.w(3), b.w(3), b.x(3), b.x(3)
+    ),
     "layer_norm": lambda b: b.all("layer_norm", b.x(5, 7), b.w(7), b.w(7), axes=1, eps=1e-5),
     "layer_norm of images": lambda b: b("layer_norm", b.x(2, 3, 4, 8), b.w(4, 8), axes=2, eps=1e-5),
     "layer_norm_grad": lambda b: b.all(

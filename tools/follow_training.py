@@ -18,10 +18,13 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import multiprocessing
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,15 +181,23 @@ def trained(run: Eager | Ours, seed: int, settings: Settings) -> dict[str, Any]:
     }
 
 
-def free(settings: Settings, runs: int) -> dict[str, Any]:
-    pairs = []
-    for seed in range(runs):
-        model = network(seed, settings)
-        with torch.backends.cudnn.flags(benchmark=bool(seed % 2)):
-            theirs = trained(Eager(copy.deepcopy(model), settings), seed, settings)
-        ours = trained(Ours(model, settings), seed, settings)
-        pairs.append((ours, theirs))
-        print(f"{seed}: {ours['last']:.5f} and {theirs['last']:.5f}", file=sys.stderr, flush=True)
+def pair(seed: int, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One run of each; cuDNN compares its algorithms for every other one of eager's."""
+    model = network(seed, settings)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=bool(seed % 2)):
+        theirs = trained(Eager(copy.deepcopy(model), settings), seed, settings)
+    ours = trained(Ours(model, settings), seed, settings)
+    print(f"{seed}: {ours['last']:.5f} and {theirs['last']:.5f}", file=sys.stderr, flush=True)
+    return ours, theirs
+
+
+def free(settings: Settings, runs: int, jobs: int = 1) -> dict[str, Any]:
+    one = partial(pair, settings=settings)
+    if jobs == 1:
+        pairs = [one(seed) for seed in range(runs)]
+    else:
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as processes:
+            pairs = [*processes.map(one, range(runs))]
     apart = torch.tensor([own["last"] - their["last"] for own, their in pairs]).double()
     error = float(apart.std() / len(apart) ** 0.5) if runs > 1 else float("nan")
     fall = sum(their["first"] - their["last"] for _, their in pairs) / runs
@@ -252,10 +263,12 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--runs", type=int, default=8, help="pairs of runs (free)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for these pairs")
     parser.add_argument("--sampled", type=int, default=50, help="steps to compare (steps)")
     given = parser.parse_args()
     settings = Settings(torch.device(given.device), given.dtype, given.steps)
-    found = free(settings, given.runs) if given.what == "free" else steps(settings, given.sampled)
+    compared = given.what == "free"
+    found = free(settings, given.runs, given.jobs) if compared else steps(settings, given.sampled)
     print(json.dumps({"what": given.what, "dtype": given.dtype, "steps": given.steps, **found}))
     return 0 if found["holds"] else 1
 

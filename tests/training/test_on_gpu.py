@@ -14,27 +14,19 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from plantune import LAMB, LossScale, TrainStep
+from plantune import LossScale, TrainStep
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.training.capturable_update import CapturableUpdate
 from plantune.training.captured_step import UncapturedStep
 from plantune.training.device_update import DeviceUpdate
 from plantune.training.update import TorchUpdate
 
+from .on_gpu import OPTIMIZERS, assert_moved_alike, captured, linear, random_batches
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU"),
 ]
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, 0.05),
-    "momentum": lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=1e-2, nesterov=True),
-    "dampening": lambda p: torch.optim.SGD(p, 0.05, 0.9, dampening=0.5, maximize=True),
-    "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=1e-2, amsgrad=True),
-    "adamw": lambda p: torch.optim.AdamW(p, 1e-2, betas=(0.8, 0.95), weight_decay=0.1),
-    "lamb": lambda p: LAMB(p, 1e-2, weight_decay=0.1),
-}
-
-
 CAPTURABLE = {
     "adadelta": lambda p: torch.optim.Adadelta(p, 0.5, capturable=True),
     "adamax": lambda p: torch.optim.Adamax(p, 1e-2, capturable=True),
@@ -46,18 +38,9 @@ CAPTURABLE = {
 }
 
 
-def linear():
-    """Layers whose sizes fit into no vector."""
-    layers = (nn.Linear(35, 129), nn.Tanh(), nn.Linear(129, 65), nn.Tanh(), nn.Linear(65, 5))
-    return nn.Sequential(nn.Flatten(), *layers).cuda()
-
-
 @pytest.fixture
 def batches():
-    return [
-        (torch.randn(8, 5, 7, device="cuda"), torch.randint(5, (8,), device="cuda"))
-        for _ in range(20)
-    ]
+    return random_batches()
 
 
 @contextmanager
@@ -67,22 +50,6 @@ def strict():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Attempting to run cuBLAS")
         yield
-
-
-def captured(step):
-    """How many kinds of calls are replays."""
-    return sum(kind.captured is not None for kind in step._run._kinds.values())
-
-
-def assert_moved_alike(start, ours, theirs, bound=1e-2):
-    """The difference is small beside the way: steps of adaptive optimizers have one length where a
-    gradient is nearly nothing, so rounding decides of the direction of a few elements.
-    """
-    states = [module.state_dict() for module in (start, ours, theirs)]
-    for name, before in states[0].items():
-        if before.is_floating_point():
-            a, b = (state[name].double() - before.double() for state in states[1:])
-            assert float((a - b).norm()) <= bound * float(b.norm()), name
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -189,9 +156,19 @@ def test_a_loaded_state_may_keep_more_than_the_one_before(batches):
     assert_moved_alike(start, model, other)
 
 
+def held_by(model, optimizer):
+    """Copies of all that a step changes."""
+    states = [state[key] for state in optimizer.state.values() for key in sorted(state)]
+    return [tensor.detach().clone() for tensor in (*model.parameters(), *states)]
+
+
 OVERFLOWING = {
     "by our kernels, clipped": (lambda p: torch.optim.AdamW(p, 0.01), 0.5),
-    "captured, taken back": (CAPTURABLE["rmsprop"], None),
+    # At ten times this rate eager itself is 0.026 of the way from float64 after these steps.
+    "captured, taken back": (
+        lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.9, capturable=True),
+        None,
+    ),
 }
 
 
@@ -211,8 +188,11 @@ def test_overflows_are_left_out_and_scales_move_as_torchs(name, batches):
     for index, (x, y) in enumerate(batches):
         infinite = index in (3, 9, 10)
         factor = torch.tensor(float("inf") if infinite else 1.0, device="cuda")
+        before = held_by(model, ours)
         step(x, y, factor)
         assert bool(step.found_inf) == infinite
+        if infinite:
+            assert all(map(torch.equal, before, held_by(model, ours)))
         theirs.zero_grad()
         scaler.scale(loss(other(x), y, factor)).backward()
         if max_norm is not None:
@@ -369,7 +349,7 @@ def test_cudnn_may_try_its_algorithms(benchmark):
     start, other = copy.deepcopy(model), copy.deepcopy(model)
     step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     theirs = torch.optim.SGD(other.parameters(), 0.1)
-    with torch.backends.cudnn.flags(benchmark=benchmark):
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
         for _ in range(4):
             x = torch.randn(8, 3, 16, 16, device="cuda")
             y = torch.randint(5, (8,), device="cuda")

@@ -88,6 +88,10 @@ class UnknownArch(UnsupportedDevice):
     """A GPU that works, but of an arch that plantune has no plans for; the framework runs there."""
 
 
+class UnlikeGpus(PlantuneError):
+    """GPUs whose measurements cannot be compared: they are not of one kind."""
+
+
 class WrongResult(PlantuneError):
     """A kernel's result is not the step's; `error` is relative, `bound` what was allowed."""
 

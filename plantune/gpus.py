@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from plantune.device import CPU, Device, Gpu
-from plantune.errors import UnsupportedDevice
+from plantune.errors import UnlikeGpus, UnsupportedDevice
 from plantune.space.arch import ARCH_NAMES, Arch
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,43 @@ class LocalGpu:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.arch})"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where one measuring worker works: its name for people, and torch's number of its GPU, None
+    for the one that serves an arch anyway.
+    """
+
+    name: str
+    gpu: int | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process sees beside this one's variables, so that it has this GPU alone."""
+        if self.gpu is None:
+            return {}
+        visible = [part.strip() for part in os.environ.get(VISIBLE, "").split(",") if part.strip()]
+        return {VISIBLE: visible[self.gpu] if visible else str(self.gpu)}
+
+
+def seats_of(arch: Arch, wanted: Sequence[int] | None) -> tuple[Seat, ...]:
+    """A seat on each of these GPUs, on all of the arch without numbers.
+
+    Raises UnlikeGpus for one of another arch, and UnsupportedDevice for one that is not here.
+    """
+    here = {gpu.index: gpu for gpu in gpus_here()}
+    if wanted is None:
+        wanted = sorted(gpu.index for gpu in here.values() if gpu.arch == arch.name)
+    if missing := [index for index in wanted if index not in here]:
+        named = ", ".join(f"{index} {here[index]}" for index in sorted(here)) or "none"
+        raise UnsupportedDevice(f"GPU {missing[0]} is not here; torch sees {named}")
+    if not wanted:
+        device_for(arch)  # says what is here instead
+    for index in wanted:
+        if here[index].arch != arch.name:
+            raise UnlikeGpus(f"GPU {index} is a {here[index]}, and the search is for {arch.name}")
+    return tuple(Seat(f"GPU {index}", index) for index in wanted)
 
 
 def gpus_here() -> tuple[LocalGpu, ...]:

@@ -41,6 +41,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.ForeignPlan, BAD_PLAN),
     (errors.NewerSchema, BAD_PLAN),
     (errors.ForeignFile, BAD_PLAN),
+    (errors.UnlikeGpus, BAD_PLAN),
     (errors.WrongResult, WRONG_NUMBERS),
     (errors.UnsupportedDevice, NO_DEVICE),
     (errors.NotEnoughMemory, NO_DEVICE),

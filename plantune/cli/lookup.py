@@ -144,15 +144,9 @@ def _reference(kept: Problem, in_channels: int) -> Workload:
 
 def environment_here(arch: str) -> Environment:
     """This machine's environment for an arch; for one that is not here that of its best."""
-    from plantune.gpus import best_arch, device_for
-    from plantune.machine import environment_of
-    from plantune.space.arch import load_arch
+    from plantune.search.seats import environment_on
 
-    try:
-        device = device_for(load_arch(arch))
-    except UnsupportedDevice:
-        device = device_for(load_arch(best_arch()))
-    return environment_of(device.place)
+    return environment_on((), arch)
 
 
 def require_device(arch: str, what: str) -> None:

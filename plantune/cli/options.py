@@ -111,6 +111,24 @@ class Setting(click.ParamType):  # type: ignore[type-arg]
             return name, text
 
 
+class Gpus(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of GPUs, each once; none of them stands for all."""
+
+    name = "all|0,1,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        if value == "all":
+            return ()
+        parts = str(value).split(",")
+        if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
+            self.fail(f"{value!r}: give all, or numbers of GPUs with commas between", param, ctx)
+        return tuple(map(int, parts))
+
+
 PATH = click.Path(path_type=Path)
 ID = click.IntRange(min=1)
 FILE = click.Path(dir_okay=False, path_type=Path)

@@ -15,8 +15,9 @@ from plantune.cli.checks import no_compiler_line
 from plantune.cli.console import Console, note
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import interrupts, undisturbed
-from plantune.cli.lookup import database, environment_here, require_device
+from plantune.cli.lookup import database, require_device
 from plantune.cli.options import (
+    Gpus,
     budget_option,
     bundled,
     common_options,
@@ -29,6 +30,7 @@ from plantune.report.tables import machine_text
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
+    from plantune.gpus import Seat
     from plantune.search.keeping import KeepingDatabase
     from plantune.search.results import Progress, Settings
 
@@ -45,6 +47,7 @@ class How:
     dry_run: bool
     predict: bool
     storage: str | None
+    gpus: tuple[int, ...] | None
     wait: bool
     shipped: bool
 
@@ -80,6 +83,11 @@ class How:
     "--storage",
     metavar="URL",
     help="Optuna storage of the trials, instead of a file beside the plan database.",
+)
+@click.option(
+    "--gpus",
+    type=Gpus(),
+    help="GPUs of one kind that measure beside each other: all, or numbers such as 0,1.",
 )
 @click.option(
     "--wait/--no-wait", default=True, help="Wait for another search of the same plan, or exit 75."
@@ -124,17 +132,20 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
     from plantune.cli.search_report import is_lost, show_result
     from plantune.measure.machine_state import Machine, gpu_watcher
     from plantune.search.keeping import KeepingDatabase
+    from plantune.search.seats import environment_on
     from plantune.search.session import Manner, Sought, search_plan
 
     start = time.monotonic()
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
-        environment = environment_here(workload.arch)
-        note(f"{workload}; {machine_text(environment.to_json())}; {how.budget:g} s")
+        seats = _seats(workload, how)
+        environment = environment_on(seats, workload.arch)
+        beside = f", {len(seats)} of them" if len(seats) > 1 else ""
+        note(f"{workload}; {machine_text(environment.to_json())}{beside}; {how.budget:g} s")
         if (hint := no_compiler_line(workload.arch)) is not None:
             note(hint)
         sought = Sought(workload.graph, workload.problem, workload.tape)
-        settings = _settings(keeping, how)
+        settings = _settings(keeping, how, seats)
         with ProgressLine(sys.stderr) as line:
 
             def report(progress: Progress) -> None:
@@ -146,7 +157,8 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
                 return undisturbed()
 
             def quiet() -> None:
-                wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(workload.arch)))
+                gpu = seats[0].gpu if seats else None
+                wait_for_quiet(how.budget, Machine(gpu=gpu_watcher(workload.arch, gpu)))
 
             manner = Manner(report, _say, how.wait_s, saving, quiet)
             try:
@@ -164,9 +176,21 @@ def _say(text: str) -> None:
     note(text if text.startswith("waiting") else f"warning: {text}")
 
 
-def _settings(keeping: KeepingDatabase, how: How) -> Settings:
+def _seats(workload: Workload, how: How) -> tuple[Seat, ...]:
+    """Where workers measure; none if that was not asked for."""
+    from plantune.gpus import seats_of
+    from plantune.space.arch import load_arch
+
+    if how.gpus is None:
+        return ()
+    if workload.arch == "cpu":
+        raise click.UsageError("--gpus is for the arch of a GPU; give --arch too")
+    return seats_of(load_arch(workload.arch), how.gpus or None)
+
+
+def _settings(keeping: KeepingDatabase, how: How, seats: tuple[Seat, ...]) -> Settings:
     from plantune.cli.storage import storage_for
     from plantune.search.results import Settings
 
     storage = storage_for(how.storage, keeping.path, how.seed)
-    return Settings(how.budget, how.seed, how.fresh, storage, shipped=how.shipped)
+    return Settings(how.budget, how.seed, how.fresh, storage, shipped=how.shipped, seats=seats)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from plantune import errors
@@ -136,6 +137,9 @@ class Child:
         except TimeoutError as error:
             if deadline == last:
                 raise OutOfTime(f"{stage} was cut off: the time for it was over") from error
+            if self._is_stopped():
+                text = f"the worker was stopped by somebody during {stage}, and killed"
+                raise WorkerDied(text, "SIGSTOP") from error
             text = f"{stage} took over {limits_s[stage]:g} s; the worker was killed"
             raise MeasureTimeout(text) from error
         except ProtocolError as error:
@@ -157,6 +161,13 @@ class Child:
         with self._lock:
             if not self._reaped and self._process is not None:
                 _signal_group(self._process, number)
+
+    def _is_stopped(self) -> bool:
+        """Whether a signal holds the process; False where /proc does not tell."""
+        with contextlib.suppress(OSError, IndexError):
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+            return text.rpartition(")")[2].split()[0] == "T"
+        return False
 
     def end(self) -> None:
         """Kills it, as it has nothing to save. Nobody may be asking it."""

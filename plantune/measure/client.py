@@ -40,6 +40,8 @@ T = TypeVar("T")
 SPOILING_STAGES = ("memory", "numerics", "crash")
 # What ends a worker may have ended the GPU: a bus that it fell off, memory that does not correct.
 DEADLY_STAGES = ("crash", "timeout")
+# Signals that a kernel does not send itself: a candidate whose worker got one is tried once more.
+SENT = ("SIGKILL", "SIGSTOP")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Worker:
         # Told of each stage that begins, and of "idle" after the last one.
         self.on_stage: Callable[[str], object] = lambda stage: None
         self._lock = threading.Lock()
+        self._closing = False
         self._child: Child | None = None
         self._at_once = at_once
         self._reserve = None if reserve is None else Reserve(self._new_child, reserve)
@@ -108,8 +111,12 @@ class Worker:
             self._ready(Effort(cut_at=cut_at))
 
     def close(self) -> None:
-        """Ends the process, if there is one."""
+        """Ends the process, if there is one, whatever another thread asks it."""
+        self._closing = True
+        if (child := self._child) is not None:
+            child.kill()
         with self._lock:
+            self._closing = False
             self._drop()
             if self._reserve is not None:
                 self._reserve.close()
@@ -152,14 +159,20 @@ class Worker:
         with self._lock:
             return self._outcome(asked, arch, Effort())
 
-    def _outcome(self, asked: Request[T], arch: str, effort: Effort) -> T | Rejected:
-        """The answer for one candidate, which is rejected if it ends the process."""
+    def _outcome(
+        self, asked: Request[T], arch: str, effort: Effort, *, again: bool = True
+    ) -> T | Rejected:
+        """The answer for one candidate, which is rejected if it ends the process, `again` if that
+        was killed from elsewhere.
+        """
         child = self._ready(effort)
         try:
             found: T | Rejected = self._ask(child, asked, arch, effort)
         except MeasureTimeout as error:
             return Rejected("timeout", str(error))
         except WorkerDied as error:
+            if again and error.how.startswith(SENT) and not self._closing:
+                return self._outcome(asked, arch, effort, again=False)
             return Rejected("crash", str(error))
         if isinstance(found, Rejected) and found.stage in SPOILING_STAGES:
             self._drop()
@@ -223,6 +236,8 @@ class Worker:
     def _ready(self, effort: Effort) -> Child:
         if self._child is not None and not self._child.alive:
             self._drop()
+        if self._closing:
+            raise WorkerDied("the measuring worker is being closed")
         if self._child is None:
             held = None if self._reserve is None else self._reserve.take()
             self._child = held or self._started(effort.cut_at)

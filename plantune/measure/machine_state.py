@@ -138,8 +138,9 @@ class Machine:
         return ticks, {pid: (row[1], row[2]) for pid, row in rows.items() if pid not in own}
 
 
-def gpu_watcher(arch: str) -> Callable[[], str]:
-    """Says what slows the GPU of an arch down, "" if nothing does or it is a CPU.
+def gpu_watcher(arch: str, gpu: int | None = None) -> Callable[[], str]:
+    """Says what slows the GPU of an arch down, or torch's of that number, "" if nothing does or it
+    is a CPU.
 
     Of other processes it tells only those that ran before this one's workers.
     """
@@ -149,7 +150,8 @@ def gpu_watcher(arch: str) -> Callable[[], str]:
         return str
     if not device.captures:
         return str
-    index, before = device.place.index, users(device.place.index)
+    index = device.place.index if gpu is None else gpu
+    before = users(index)
 
     def look() -> str:
         said = [f"{before} other processes used the GPU"] if before else []

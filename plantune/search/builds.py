@@ -117,28 +117,51 @@ class Builds:
         return None
 
 
+class Times:
+    """Tells `pause`, at each stage of each worker, whether any of them times now."""
+
+    def __init__(self, pause: Callable[[bool], None]) -> None:
+        self._pause = pause
+        self._timing: set[int] = set()
+        self._lock = threading.Lock()
+
+    def of(self, worker: Worker) -> Callable[[str], None]:
+        """What takes the stages of a worker."""
+
+        def on_stage(stage: str) -> None:
+            with self._lock:
+                (self._timing.add if stage == "time" else self._timing.discard)(id(worker))
+                self._pause(bool(self._timing))
+
+        return on_stage
+
+
 @contextmanager
-def builds_for(arch: Arch, worker: Worker) -> Iterator[Builds]:
-    """Builds while a worker measures: for a GPU on the other cores, for a CPU in a process that is
-    paused while the worker times.
+def builds_for(arch: Arch, worker: Worker, *others: Worker) -> Iterator[Builds]:
+    """Builds while workers measure: for GPUs on the other cores, for a CPU in a process that is
+    paused while a worker times.
     """
+    workers = (worker, *others)
     if arch.kind == "cpu":
         builder = Builder(worker)
         # Its start would disturb the first times; without a compiler nothing may ever be built.
         prepare = builder.start if cxx_compiler() is not None else list
-        worker.on_stage = lambda stage: builder.pause(stage == "time")
+        times = Times(builder.pause)
+        for each in workers:
+            each.on_stage = times.of(each)
         builds = Builds(partial(_build_in, builder, arch), partial(built_as, arch), 1, prepare)
     else:
         builder = None
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        threads = max((cores or 1) - CORES_LEFT_FREE, 1)
+        threads = max((cores or 1) - CORES_LEFT_FREE - len(others), 1)
         builds = Builds(partial(_build_here, arch), partial(_source, arch), threads)
     try:
         yield builds
     finally:
         builds.close()
         if builder is not None:
-            worker.on_stage = lambda stage: None
+            for each in workers:
+                each.on_stage = lambda stage: None
             builder.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,12 @@ from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.problem import Problem
 from plantune.search.budget import Budget
+from plantune.search.elsewhere import (
+    COMPILED_AHEAD_S,
+    COMPILING_S,
+    compiled_elsewhere,
+    prove_elsewhere,
+)
 from plantune.search.judgement import Duels, duels_of, repeated, undecided
 from plantune.search.ranking import affordable, branched, fastest, improved, kept, swaps
 from plantune.search.results import Report, Settings
@@ -45,7 +51,6 @@ MOST_RACES = 3
 MOST_REPEATS = 4
 LEAST_REPEAT_S = 1.0
 # The time that must be left for a baseline of torch.compile to join the race; others always join.
-COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
 NEVER_S = float("inf")
 Found = Timing | Rejected
 
@@ -63,6 +68,9 @@ class Run:
     steps: StepSearch
     report: Report
     tape: Tape | None = None
+    # Workers on other GPUs of the same kind, and the rivals that one of them compiled meanwhile.
+    others: Sequence[Worker] = ()
+    ahead: frozenset[str] = frozenset()
 
     def tell(self, phase: str) -> None:
         self.report(self.steps.progress(self.budget, None, phase))
@@ -151,10 +159,20 @@ def race_first(run: Run, plans: Sequence[Plan]) -> tuple[Plan, Race]:
     contenders = list(dict.fromkeys((*plans[:MOST_RACES], plans[-1])))
     for plan in contenders[:-1]:
         try:
-            return plan, _race(run, plan)
+            return plan, _proved(run, plan, _race(run, plan))
         except (MeasureTimeout, WorkerDied, WrongResult) as error:
             warnings.warn(f"a plan failed in its race and was dropped: {error}", stacklevel=2)
-    return contenders[-1], _race(run, contenders[-1])
+    return contenders[-1], _proved(run, contenders[-1], _race(run, contenders[-1]))
+
+
+def _proved(run: Run, plan: Plan, race: Race) -> Race:
+    """The race of a plan that every other worker proved too; raises what `_race` raises where one
+    finds it wrong.
+    """
+    if run.others:
+        run.tell("proving")
+        prove_elsewhere(run.others, Raced(run.problem, run.tape), plan, run.budget)
+    return race
 
 
 def race_again(run: Run, plan: Plan, race: Race) -> Duels:
@@ -170,21 +188,33 @@ def race_again(run: Run, plan: Plan, race: Race) -> Duels:
     return duels
 
 
+def rivals_ahead(run: Run) -> Callable[[], frozenset[str]]:
+    """Has the rivals compiled on another GPU while plans are ranked on the first one; gives which
+    of them are ready when it is asked.
+    """
+    known = run.settings.baselines or baselines_for(run.problem.arch, run.problem.mode)
+    wanted = [name for name in known if name in COMPILING_S]
+    raced = Raced(run.problem, run.tape)
+    return compiled_elsewhere(run.others, raced, wanted, run.budget, run.settings.seed)
+
+
 def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Race:
     """The plan against the baselines; one that compiles for long joins only if there is time."""
     left_s = run.budget.left_s
     baselines = baselines or run.settings.baselines
     if baselines is None:
         known = baselines_for(run.problem.arch, run.problem.mode)
-        baselines = tuple(name for name in known if _needed_s(name) <= left_s)
+        baselines = tuple(name for name in known if _needed_s(name, run.ahead) <= left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
     seed = run.settings.seed
     return run.worker.race(Raced(run.problem, run.tape), plan, baselines, effort, seed)
 
 
-def _needed_s(baseline: str) -> float:
+def _needed_s(baseline: str, ahead: Collection[str]) -> float:
     """What must be left for a baseline: those that compile for minutes are for `bench`."""
-    return COMPILING_S.get(baseline, NEVER_S) if baseline.startswith("compile") else 0.0
+    if not baseline.startswith("compile"):
+        return 0.0
+    return COMPILED_AHEAD_S if baseline in ahead else COMPILING_S.get(baseline, NEVER_S)
 
 
 def _why_none(problem: Problem, timings: Sequence[Found]) -> str:

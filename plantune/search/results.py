@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from plantune.gpus import Seat
 from plantune.measure.race import Race
 from plantune.plan import Plan
 from plantune.plan_db.rows import Found
@@ -15,7 +16,8 @@ class Settings:
     """How to search: seconds in all, the seed of every draw, and what the winner races against.
 
     Without `baselines` these are all of the arch for which there is time. Without `shipped` a
-    search begins from this machine's own plans only.
+    search begins from this machine's own plans only. `seats` are where workers measure beside each
+    other; the first one also ranks and races.
     """
 
     budget_s: float = 90.0
@@ -24,6 +26,7 @@ class Settings:
     storage: str | None = None
     baselines: tuple[str, ...] | None = None
     shipped: bool = True
+    seats: tuple[Seat, ...] = ()
 
 
 @dataclass(frozen=True)

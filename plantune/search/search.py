@@ -23,12 +23,14 @@ from plantune.problem import Problem
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
+from plantune.search.crew import Crew
+from plantune.search.elsewhere import start_all
 from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
 from plantune.search.kept_times import with_times
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
 from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
-from plantune.search.phases import Run, race_again, race_first, rank, time_plans
+from plantune.search.phases import Run, race_again, race_first, rank, rivals_ahead, time_plans
 from plantune.search.ranking import affordable, distinct, is_deterministic, plan_of
 from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.step_search import StepSearch
@@ -66,7 +68,9 @@ class Search:
         self._environment = environment
         self._report = report
         self._tape = tape
-        self._log = MachineLog(machine_for(self.space.arch.kind, gpu_watcher(problem.arch)))
+        gpu = settings.seats[0].gpu if settings.seats else None
+        watcher = gpu_watcher(problem.arch, gpu)
+        self._log = MachineLog(machine_for(self.space.arch.kind, watcher))
         self._budget = Budget(settings.budget_s)
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
@@ -74,23 +78,26 @@ class Search:
         self._incumbent: Plan | None = None
         self._guess: Plan | None = None
 
-    def run(self, worker: Worker) -> Result:
-        """Searches to the end and keeps the plan; raises NoViableCandidate if nothing ran."""
+    def run(self, worker: Worker, *others: Worker) -> Result:
+        """Searches to the end and keeps the plan; raises NoViableCandidate if nothing ran. The
+        first worker ranks and races, the others measure beside it and prove the plan too.
+        """
         try:
-            with builds_for(self.space.arch, worker) as builds:
-                run = self._started(worker, builds)
+            with builds_for(self.space.arch, worker, *others) as builds:
+                run = self._started(builds, worker, *others)
                 self._time_known_plans(run)
                 self._begin(run)
                 run.steps.run(run.budget, self._report)
             state = self._log.snapshot("measuring")
             if not run.budget.left_s:
                 raise OutOfTime("the time was over before anything was compared")
+            rivals = rivals_ahead(run)
             contenders = self._contenders(run.steps)
             plans = rank(run, contenders, self._incumbent, state, built=self._known)
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
-            plan, race = race_first(run, plans)
+            plan, race = race_first(replace(run, ahead=rivals()), plans)
             if self._is_less_than_the_guess(plan, plans):
                 raise OutOfTime("the guess that calls use without a plan was not compared")
         except OutOfTime:
@@ -114,18 +121,21 @@ class Search:
         self._database.put_plan(plan, self._environment, partial=True)
         return self._result(plan, complete=False)
 
-    def _started(self, worker: Worker, builds: Builds) -> Run:
+    def _started(self, builds: Builds, worker: Worker, *others: Worker) -> Run:
         settings, budget = self.settings, self._budget
         scope = f"{self._environment.key} {CACHES[self.space.arch.kind]}"
         studies = Studies(settings.storage, settings.seed, scope, fresh=settings.fresh)
-        measurer = WorkerMeasurer(worker, self.space, settings.seed, budget, self._log.machine)
+        machine, space, seed = self._log.machine, self.space, settings.seed
+        workers = (worker, *others)
+        measurers = [WorkerMeasurer(each, space, seed, budget, machine) for each in workers]
+        crew = Crew(measurers, [seat.name for seat in settings.seats])
         store = StoredTrials(self._database, self._environment, settings.fresh)
         graph = self.graph
         steps = self._steps = StepSearch(
-            graph, self.space, measurer, store, builds=builds, studies=studies
+            graph, self.space, crew, store, builds=builds, studies=studies
         )
         budget.race_s = self._race_s(steps.framework_us())
-        worker.start(budget.cut_at("racing"))
+        start_all(workers, budget.cut_at("racing"))
         return Run(
             self.graph,
             self.problem,
@@ -136,6 +146,7 @@ class Search:
             steps,
             self._report,
             self._tape,
+            others,
         )
 
     def _time_known_plans(self, run: Run) -> None:

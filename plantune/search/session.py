@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from plantune.errors import (
     WorkerDied,
     WorkerFailed,
 )
+from plantune.gpus import Seat
 from plantune.graph.graph import Graph
 from plantune.graph.tape import Tape
 from plantune.machine import Environment
@@ -89,9 +90,11 @@ def search_plan(
     return result
 
 
-def worker_for(graph: Graph, problem: Problem, build_s: float | None = None) -> client.Worker:
-    """A measuring worker, with so many seconds for each build. A GPU leaves cores for another
-    worker that waits in reserve.
+def worker_for(
+    graph: Graph, problem: Problem, build_s: float | None = None, seat: Seat | None = None
+) -> client.Worker:
+    """A measuring worker on a seat, with so many seconds for each build. A GPU leaves cores for
+    another worker that waits in reserve.
 
     Raises NotEnoughMemory if there is no room for the network.
     """
@@ -99,7 +102,8 @@ def worker_for(graph: Graph, problem: Problem, build_s: float | None = None) -> 
     memory_bytes = max(usual.memory_bytes, 2 * require_room(graph, problem))
     limits = replace(usual, memory_bytes=memory_bytes, build_s=build_s or usual.build_s)
     reserve = None if problem.arch == "cpu" else problem.arch
-    return client.Worker(limits=limits, reserve=reserve, at_once=False)
+    environment = {} if seat is None else seat.environment
+    return client.Worker(limits=limits, environment=environment, reserve=reserve, at_once=False)
 
 
 def _searched(
@@ -112,10 +116,11 @@ def _searched(
     graph, problem, tape = sought.graph, sought.problem, sought.tape
     search = Search(graph, problem, settings, database, environment, manner.report, tape=tape)
     manner.before()
-    worker = worker_for(graph, problem)
     try:
-        with worker:
-            return search.run(worker)
+        with ExitStack() as stack:
+            seats = settings.seats or (None,)
+            workers = [worker_for(graph, problem, seat=seat) for seat in seats]
+            return search.run(*map(stack.enter_context, workers))
     except KeyboardInterrupt:
         with manner.saving():
             result = search.partial()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol
@@ -20,6 +19,7 @@ from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandida
 from plantune.search.clusters import Clusters
 from plantune.search.costs import Costs
 from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_covers
+from plantune.search.crew import Crew, Measurer
 from plantune.search.results import Progress, Report
 from plantune.search.studies import Studies
 from plantune.space.search_space import SearchSpace
@@ -36,14 +36,9 @@ SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
+# Where nothing can be begun, how long to wait for an outcome before looking again.
+POLL_S = 0.1
 REASON_LENGTH = 4000
-
-
-class Measurer(Protocol):
-    """Checks and times one candidate, without risk for this process."""
-
-    def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
-        """The outcome; raises only what ends the search. Above the limit a rough time is enough."""
 
 
 class TrialStore(Protocol):
@@ -57,13 +52,13 @@ class TrialStore(Protocol):
 
 
 class StepSearch:
-    """The measuring part of a search."""
+    """The measuring part of a search, by one measurer or by a crew of them."""
 
     def __init__(
         self,
         graph: Graph,
         space: SearchSpace,
-        measurer: Measurer,
+        measurer: Measurer | Crew,
         store: TrialStore,
         *,
         builds: Builds | None = None,
@@ -74,7 +69,9 @@ class StepSearch:
         self.candidates = step_candidates(graph, space)
         self.costs = Costs()
         self._clusters = Clusters(self.candidates, self.costs, studies)
-        self._measurer = measurer
+        self._crew = measurer if isinstance(measurer, Crew) else Crew([measurer])
+        self._shared = self._crew.shared
+        self._by_key = {candidate.key: candidate for candidate in self.candidates}
         self._store = store
         self._builds = builds
         self._cover: list[StepCandidate] = []
@@ -99,6 +96,7 @@ class StepSearch:
         with suppress(OutOfTime):  # which says nothing of the candidate in flight
             self._calibrate(budget, report)
             self.complete = all(self._settle(discount, budget, report) for discount in DISCOUNTS)
+        self._land_all(budget, report)
 
     def _settle(self, discount: float, budget: Budget, report: Report) -> bool:
         """Measures until the best cover holds no estimate; False if there is no time for that."""
@@ -110,11 +108,39 @@ class StepSearch:
     ) -> bool:
         """Measures until nothing unknown is found; False if there is no time for that."""
         while missing := find():
-            fitting = [candidate for candidate in missing if self._fits(candidate, budget)]
-            if not fitting:
+            self._hear()
+            fitting = self._fitting(missing, budget)
+            elsewhere = not self._crew.is_idle or any(map(self._is_taken, missing))
+            if not fitting and not elsewhere:
                 return False
-            self._measure_all(self._built(fitting, budget), budget, report)
+            if not fitting and not self._crew.is_full:
+                # All that the best cover lacks is being measured: what will probably be next?
+                fitting = self._fitting(self._want(missing), budget)
+            batch = self._built(fitting, budget) if fitting else ()
+            self._measure_all(batch, budget, report)
+            if not batch and elsewhere:
+                if not budget.left_for("measuring") and self._crew.is_idle:
+                    return False
+                self._land(budget, report, POLL_S)
         return True
+
+    def _fitting(self, candidates: Iterable[StepCandidate], budget: Budget) -> list[StepCandidate]:
+        """Those that nobody measures yet and for which there seems to be time."""
+        return [c for c in candidates if not self._is_taken(c) and self._fits(c, budget)]
+
+    def _is_taken(self, candidate: StepCandidate) -> bool:
+        if self._crew.has(candidate):
+            return True
+        return self._shared is not None and self._shared.has(candidate)
+
+    def _hear(self) -> None:
+        """Takes into account what other searches found, and keeps it."""
+        for key, outcome in () if self._shared is None else self._shared.news():
+            candidate = self._by_key.get(key)
+            if candidate is not None and not self.costs.knows(candidate):
+                self._store.keep(candidate.step, candidate.candidate, outcome)
+                self.costs.learn(candidate, outcome)
+                self._clusters.learn(candidate, outcome)
 
     def _recall(self) -> None:
         """What earlier searches found, in the studies and in the plan database, is known."""
@@ -156,29 +182,68 @@ class StepSearch:
         self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
     ) -> None:
         for candidate in candidates:
-            if self._fits(candidate, budget):
+            while self._crew.is_full:
+                self._land(budget, report)
+            if self._fits(candidate, budget) and self._begin(candidate):
                 report(self.progress(budget, candidate))
-                start = time.monotonic()
-                self.measure(candidate)
-                self.durations.learn(candidate.candidate, time.monotonic() - start)
+            while self._crew.is_full:
+                self._land(budget, report)
 
-    def measure(self, candidate: StepCandidate) -> Outcome:
-        """The outcome of a candidate; one that is known not to build is not measured."""
+    def measure_all(
+        self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
+    ) -> None:
+        """Measures these, whatever is known of them."""
+        with suppress(OutOfTime):
+            self._measure_all(candidates, budget, report)
+        self._land_all(budget, report)
+
+    def _begin(self, candidate: StepCandidate) -> bool:
+        """Has a candidate measured, unless another search does that; one that is known not to build
+        is not measured.
+        """
+        if self._shared is not None and not self._shared.claim(candidate):
+            return False
         failure = None if self._builds is None else self._builds.failure(candidate)
-        step, config = candidate.step, candidate.candidate
         if failure is None:
-            limit_us = SLOWER * self.costs.fastest_us(step)
-            outcome = self._measurer.measure(step, config, limit_us)
-            self.ran.add(candidate.key)
+            self._crew.begin(candidate, SLOWER * self.costs.fastest_us(candidate.step))
         else:
-            outcome = Rejected("build", failure[:REASON_LENGTH])
+            self._learn(candidate, Rejected("build", failure[:REASON_LENGTH]))
+        return True
+
+    def _land(self, budget: Budget, report: Report, timeout_s: float | None = None) -> None:
+        """Learns the outcome of the next candidate that was measured."""
+        done = self._crew.finished(timeout_s)
+        if done is None:
+            return
+        if done.outcome is None:
+            self._tell(done.candidate, None)
+            return
+        self.durations.learn(done.candidate.candidate, done.seconds)
+        self.ran.add(done.candidate.key)
+        self._learn(done.candidate, done.outcome)
+        if (doing := self._crew.doing()) and not self._crew.is_idle:
+            report(self.progress(budget, None, detail=", ".join(doing)))
+
+    def _land_all(self, budget: Budget, report: Report) -> None:
+        """Waits for what is still measured when the time is over, or nothing is missing."""
+        while not self._crew.is_idle:
+            with suppress(OutOfTime):
+                self._land(budget, report)
+
+    def _learn(self, candidate: StepCandidate, outcome: Outcome) -> None:
+        step, config = candidate.step, candidate.candidate
         self._store.keep(step, config, outcome)
         if _is_noisy(outcome) and candidate.key not in self._disturbed:
             self._disturbed.add(candidate.key)  # it stays unknown, and is measured once more
-            return outcome
+            self._tell(candidate, None)
+            return
         self.costs.learn(candidate, outcome)
         self._clusters.record(candidate, outcome)
-        return outcome
+        self._tell(candidate, outcome)
+
+    def _tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
+        if self._shared is not None:
+            self._shared.tell(candidate, outcome)
 
     def _missing(self) -> list[StepCandidate]:
         """Unmeasured parts of the best cover, the most expensive first."""
@@ -195,22 +260,23 @@ class StepSearch:
 
     def _built(self, missing: Sequence[StepCandidate], budget: Budget) -> Sequence[StepCandidate]:
         """What to measure now: of the missing ones those that are built, else whatever is built."""
-        enough = max(LEAST_PER_COVER, len(missing) // PART_OF_COVER)
+        enough = max(LEAST_PER_COVER, len(missing) // PART_OF_COVER, 2 * self._crew.seats)
         if self._builds is None:
             return missing[:enough]
-        for choice in (missing, self._want(missing)):
+        for choice in (missing, self._fitting(self._want(missing), budget)):
             ready = [candidate for candidate in choice if self._builds.is_ready(candidate)]
             if ready:
                 return ready[:enough]
-        self._builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
+        if self._crew.is_idle:  # else an outcome may come first
+            self._builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
         return ()
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""
-        assert self._builds is not None
         wanted = self._unknown((*missing, *self._clusters.ahead(self._cover, DEPTH)))
-        # One short build serves many steps, and would wait for minutes of long ones.
-        self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
+        if self._builds is not None:
+            # One short build serves many steps, and would wait for minutes of long ones.
+            self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
     def covers(self, wanted: int, beam: int = BEAM) -> list[tuple[float, Cover]]:
@@ -236,9 +302,15 @@ class StepSearch:
         return sum(map(self.costs.of, self._framework))
 
     def progress(
-        self, budget: Budget, candidate: StepCandidate | None, phase: str = "measuring"
+        self,
+        budget: Budget,
+        candidate: StepCandidate | None,
+        phase: str = "measuring",
+        detail: str = "",
     ) -> Progress:
-        detail = f"{candidate.step.name}: {candidate.candidate.family}" if candidate else ""
+        if candidate is not None:
+            named = f"{candidate.step.name}: {candidate.candidate.family}"
+            detail = ", ".join(self._crew.doing()) or named
         return Progress(
             phase=phase,
             detail=detail,

@@ -332,3 +332,10 @@ def test_a_dry_run_counts_what_is_known(run: Run, problem: Any, plan: Plan) -> N
         database.put_trial("b" * 64, candidate, cpu_environment(), measured(1.0))
         database.put_trial(step.signature, candidate, other, measured(1.0))
     assert object_of(run("search", "--batch", 1, "--dry-run", "--json"))["known"] == 1
+
+
+@pytest.mark.parametrize("gpus", ["0", "all", "0,0", "-1", "one", ""])
+def test_gpus_are_numbers_and_for_the_arch_of_a_gpu(run: Run, gpus: str) -> None:
+    result = run("search", "--arch", "cpu", "--batch", 1, "--gpus", gpus)
+    assert result.exit_code == 2
+    assert "--gpus" in result.stderr

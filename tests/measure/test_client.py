@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -315,9 +316,58 @@ def test_the_wall_clock_may_jump(ask, monkeypatch):
 def test_a_program_that_takes_too_long_is_raised(relu):
     """There is no outcome for several plans at once."""
     graph = Graph(relu.inputs, (), (), relu.nodes, ("relu",))
-    with Worker(threads=1, limits=Limits(run_s=0.2)) as worker:
-        assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGSTOP)
-        with pytest.raises(MeasureTimeout, match=r"start took over 0\.2 s; the worker was killed"):
+    with Worker(threads=1, limits=Limits(run_s=-1.0)) as worker:
+        with pytest.raises(MeasureTimeout, match=r"start took over -1 s; the worker was killed"):
             worker.time_programs(graph, [], EFFORT)
         assert worker.pid is None
+
+
+def test_a_worker_that_somebody_stopped_is_told_from_a_slow_one(relu, is_gone):
+    graph = Graph(relu.inputs, (), (), relu.nodes, ("relu",))
+    with Worker(threads=1, limits=Limits(run_s=0.2)) as worker:
+        stopped = worker.pid
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match="was stopped by somebody during start"):
+            worker.time_programs(graph, [], EFFORT)
+        assert is_gone(stopped)
+
+
+def test_a_candidate_whose_worker_was_killed_from_elsewhere_is_tried_once_more(worker, relu):
+    killed = []
+
+    def kill(stage, times):
+        if stage == "check" and len(killed) < times:
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "on_stage", lambda stage: kill(stage, 1))
+        assert is_good(worker.check_and_time(relu, FRAMEWORK, "cpu", EFFORT))
+        patch.setattr(worker, "on_stage", lambda stage: kill(stage, 3))
+        outcome = worker.check_and_time(relu, FRAMEWORK, "cpu", EFFORT)
+    assert isinstance(outcome, Rejected)
+    assert "SIGKILL" in outcome.reason
+    assert len(set(killed)) == 3
+
+
+def test_closing_ends_what_another_thread_asks(relu):
+    """A search that is interrupted does not wait for what its GPUs measure."""
+    said = queue.SimpleQueue()
+    worker = Worker(threads=1, limits=LIMITS, environment=FAMILIES)
+    worker.start()
+    worker.on_stage = said.put
+
+    def ask():
+        try:
+            said.put(worker.check_and_time(relu, faulty("endless_with_lock"), "cpu", EFFORT))
+        except WorkerDied as error:
+            said.put(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while said.get(timeout=60) != "check":
+        pass
+    worker.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert worker.pid is None

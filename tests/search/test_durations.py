@@ -54,7 +54,7 @@ class Clock:
 def slow(measurer, monkeypatch):
     """A measurer for which the clock moves, by so many seconds for each family."""
     clock = Clock()
-    monkeypatch.setattr("plantune.search.step_search.time.monotonic", clock)
+    monkeypatch.setattr("plantune.search.crew.time.monotonic", clock)
     measure = measurer.measure
 
     def measured(step, candidate, limit_us):

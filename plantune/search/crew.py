@@ -1,0 +1,173 @@
+"""Measures candidates beside each other: one measuring worker a seat, such as a GPU each."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from plantune.errors import UnsupportedDevice, WorkerDied
+from plantune.graph.step import Step
+from plantune.kernels.family import Candidate
+from plantune.outcome import Outcome
+from plantune.search.candidates import Key, StepCandidate
+
+# After these a seat is of no use, and another one measures what it was given.
+LOST = (UnsupportedDevice, WorkerDied)
+
+
+class Measurer(Protocol):
+    """Checks and times one candidate, without risk for this process."""
+
+    def measure(self, step: Step, candidate: Candidate, limit_us: float) -> Outcome:
+        """The outcome; raises only what ends the search. Above the limit a rough time is enough."""
+
+
+class Shared(Protocol):
+    """What several searches know together, and who of them measures what."""
+
+    def news(self) -> Iterable[tuple[Key, Outcome]]:
+        """What others found since the last call."""
+
+    def has(self, candidate: StepCandidate) -> bool:
+        """Whether another search measures it now."""
+
+    def claim(self, candidate: StepCandidate) -> bool:
+        """Takes it; False if another search was first."""
+
+    def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
+        """Gives the outcome of what was claimed to the others; None gives it back unmeasured."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a candidate; without an outcome it was not measured."""
+
+    candidate: StepCandidate
+    outcome: Outcome | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Job:
+    candidate: StepCandidate
+    limit_us: float
+
+
+@dataclass(frozen=True)
+class _Ended:
+    job: _Job
+    seconds: float
+    outcome: Outcome | None = None
+    error: BaseException | None = None
+    lost: int | None = None
+
+
+class Crew:
+    """Measurers with a seat each. One alone works in the calling thread; several have threads, and
+    one more candidate than seats waits, so that no seat does while the next ones are chosen.
+
+    A seat that is lost is warned of, and the others go on; the last one's error is raised. With
+    `shared` other searches measure too.
+    """
+
+    def __init__(
+        self,
+        measurers: Sequence[Measurer],
+        names: Sequence[str] = (),
+        shared: Shared | None = None,
+    ) -> None:
+        self.shared = shared
+        self._measurers = list(measurers)
+        self._names = [*names, *map(str, range(len(names), len(measurers)))]
+        self._doing: dict[int, StepCandidate] = {}
+        self._flight: dict[Key, StepCandidate] = {}
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
+        self.seats = len(self._measurers)
+        self._room = 1 if self.seats == 1 else self.seats + 1
+        for seat in range(self.seats if self.seats > 1 else 0):
+            threading.Thread(target=self._work, args=(seat,), daemon=True).start()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._flight) >= self._room
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._flight
+
+    def has(self, candidate: StepCandidate) -> bool:
+        """Whether it is being measured, or waits for that."""
+        return candidate.key in self._flight
+
+    def doing(self) -> tuple[str, ...]:
+        """What each seat measures, for people; nothing if there is one alone."""
+        if len(self._measurers) == 1:
+            return ()
+        return tuple(
+            f"{self._names[seat]} {c.step.name}: {c.candidate.family}"
+            for seat, c in sorted(self._doing.copy().items())
+        )
+
+    def begin(self, candidate: StepCandidate, limit_us: float) -> None:
+        """Has a candidate measured, by the calling thread if there is one seat."""
+        self._flight[candidate.key] = candidate
+        job = _Job(candidate, limit_us)
+        if len(self._measurers) > 1:
+            self._jobs.put(job)
+            return
+        try:
+            self._ended.put(self._measured(0, job))
+        except BaseException:
+            del self._flight[candidate.key]
+            raise
+
+    def finished(self, timeout_s: float | None = None) -> Done | None:
+        """The next candidate that was measured; None after `timeout_s`. Raises what ended one."""
+        try:
+            ended = self._ended.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        candidate = ended.job.candidate
+        del self._flight[candidate.key]
+        if ended.lost is not None:
+            self._lose(ended)
+        elif ended.error is not None:
+            raise ended.error
+        return Done(candidate, ended.outcome, ended.seconds)
+
+    def _lose(self, ended: _Ended) -> None:
+        assert ended.error is not None
+        self.seats -= 1
+        self._room -= 1
+        if not self.seats:
+            raise ended.error
+        text = f"{self._names[ended.lost or 0]} was lost, the others go on: {ended.error}"
+        warnings.warn(text, stacklevel=4)
+
+    def _work(self, seat: int) -> None:
+        while True:
+            job = self._jobs.get()
+            start = time.monotonic()
+            self._doing[seat] = job.candidate
+            try:
+                self._ended.put(self._measured(seat, job))
+            except LOST as error:
+                seconds = time.monotonic() - start
+                self._ended.put(_Ended(job, seconds, error=error, lost=seat))
+                return
+            except Exception as error:  # The thread that asks for it raises it.
+                self._ended.put(_Ended(job, time.monotonic() - start, error=error))
+            finally:
+                del self._doing[seat]
+
+    def _measured(self, seat: int, job: _Job) -> _Ended:
+        start = time.monotonic()
+        step, config = job.candidate.step, job.candidate.candidate
+        outcome = self._measurers[seat].measure(step, config, job.limit_us)
+        return _Ended(job, time.monotonic() - start, outcome)

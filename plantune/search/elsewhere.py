@@ -1,0 +1,80 @@
+"""What workers on other GPUs do while the first one races: compile rivals, prove the plan."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from plantune.errors import OutOfTime, PlantuneError, UnsupportedDevice
+from plantune.measure.client import Worker
+from plantune.measure.subject import Raced
+from plantune.measure.timing import Effort
+from plantune.plan import Plan
+from plantune.search.budget import Budget
+
+# The time that must be left for a baseline of torch.compile to join the race; others always join.
+COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
+# Where the kernels are in inductor's cache already.
+COMPILED_AHEAD_S = 12.0
+# A few calls: what counts is that they run, and that the plan's outputs are right.
+CALLS_S = 0.2
+
+
+def start_all(workers: Sequence[Worker], cut_at: float) -> None:
+    """Starts all workers beside each other; raises what the first one raises, and OutOfTime. One of
+    the others that does not start says so when it is given something.
+    """
+    first, *others = workers
+
+    def start(worker: Worker) -> None:
+        with suppress(PlantuneError):
+            worker.start(cut_at)
+
+    threads = [threading.Thread(target=start, args=(worker,), daemon=True) for worker in others]
+    for thread in threads:
+        thread.start()
+    first.start(cut_at)
+    for thread in threads:
+        thread.join(max(cut_at - time.monotonic(), 0.0))
+
+
+def compiled_elsewhere(
+    workers: Sequence[Worker], raced: Raced, rivals: Sequence[str], budget: Budget, seed: int
+) -> Callable[[], frozenset[str]]:
+    """Compiles the rivals on the first of the workers, in the background, so that inductor finds
+    them in its cache; gives a function that says which of them are ready.
+    """
+    ready: set[str] = set()
+
+    def compile_all() -> None:
+        for name in rivals:
+            effort = budget.limited(Effort(budget_s=CALLS_S), "ranking")
+            with suppress(PlantuneError):  # then it compiles in the race, if there is time
+                race = workers[0].race(raced, None, (name,), effort, seed)
+                ready.update(race.timings)
+
+    if workers and rivals:
+        threading.Thread(target=compile_all, daemon=True).start()
+    return lambda: frozenset(ready)
+
+
+def prove_elsewhere(workers: Sequence[Worker], raced: Raced, plan: Plan, budget: Budget) -> None:
+    """Has each worker compare the plan's outputs with the framework's; raises WrongResult,
+    MeasureTimeout or WorkerDied of the first one on which it fails.
+
+    A GPU that is lost, or for which no time is left, proves nothing, which is warned of.
+    """
+    effort = budget.limited(Effort(budget_s=CALLS_S), "racing")
+
+    def prove(worker: Worker) -> None:
+        try:
+            worker.race(raced, plan, ("eager",), effort)
+        except (OutOfTime, UnsupportedDevice) as error:
+            warnings.warn(f"the plan was not proved on every GPU: {error}", stacklevel=2)
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(prove, workers))

@@ -1,0 +1,193 @@
+"""Several workers measure beside each other: all are busy, and nothing is measured twice."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from plantune.canonical import Attrs
+from plantune.errors import OutOfTime, UnlikeGpus, UnsupportedDevice, WorkerDied, WorkerFailed
+from plantune.gpus import LocalGpu, Seat, seats_of
+from plantune.machine import cpu_environment
+from plantune.outcome import Measured
+from plantune.report.progress import progress_text
+from plantune.search import seats as seats_module
+from plantune.search.budget import Budget
+from plantune.search.crew import Crew
+from plantune.search.results import silent
+from plantune.search.seats import environment_on
+from plantune.search.step_search import StepSearch
+from plantune.space.arch import load_arch
+
+pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
+PLENTY = 600.0
+NEVER_S = 20.0
+
+
+@dataclass
+class Meeting:
+    """Lets nobody go on before so many are there, once."""
+
+    barrier: threading.Barrier
+    met: bool = False
+
+    def wait(self) -> None:
+        if not self.met:
+            self.barrier.wait(NEVER_S)
+            self.met = True
+
+
+@dataclass
+class Seated:
+    """A measurer of a crew, whose times are the same on each seat."""
+
+    times: object
+    meeting: Meeting | None = None
+    errors: list[BaseException] = field(default_factory=list)
+    asked: list[object] = field(default_factory=list)
+
+    def measure(self, step, candidate, limit_us):
+        self.asked.append((step.signature, candidate))
+        if self.meeting is not None:
+            self.meeting.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        us = self.times.time_us(step, candidate)
+        return Measured(us, us, us, 9, 1e-7, 1e-6, True)
+
+
+def of_crew(graph, space, store, seated):
+    return StepSearch(graph, space, Crew(seated, ["GPU 0", "GPU 1"]), store)
+
+
+def test_all_seats_measure_at_once_and_nothing_twice(graph, space, store, measurer):
+    meeting = Meeting(threading.Barrier(3))
+    crew = [Seated(measurer, meeting) for _ in range(3)]
+    search = of_crew(graph, space, store, crew)
+    search.run(Budget(PLENTY), silent)
+    asked = [key for seated in crew for key in seated.asked]
+    assert len(asked) == len(set(asked)) == sum(map(len, store.rows.values()))
+    assert all(seated.asked for seated in crew)
+    assert search.complete
+    assert all(map(search.costs.knows, search.covers(1)[0][1]))
+
+
+def test_the_plan_is_as_good_as_that_of_one_seat(graph, space, store, measurer):
+    alone = StepSearch(graph, space, measurer, type(store)())
+    alone.run(Budget(PLENTY), silent)
+    search = of_crew(graph, space, store, [Seated(measurer) for _ in range(4)])
+    search.run(Budget(PLENTY), silent)
+    assert search.covers(1)[0][0] <= 1.1 * alone.covers(1)[0][0]
+
+
+def test_a_given_set_is_measured_whole(graph, space, store, measurer):
+    crew = [Seated(measurer), Seated(measurer)]
+    search = of_crew(graph, space, store, crew)
+    wanted = list({candidate.key: candidate for candidate in search.candidates}.values())[:40]
+    search.measure_all(wanted, Budget(PLENTY), silent)
+    assert {key for seated in crew for key in seated.asked} == {c.key for c in wanted}
+    assert all(map(search.costs.knows, wanted))
+
+
+@pytest.mark.parametrize("error", [WorkerDied("it does not start"), UnsupportedDevice("lost")])
+def test_the_others_measure_what_a_lost_seat_was_given(graph, space, store, measurer, error):
+    lost, other = Seated(measurer, errors=[error]), Seated(measurer)
+    search = of_crew(graph, space, store, [lost, other])
+    with pytest.warns(UserWarning, match="GPU 0 was lost, the others go on"):
+        search.run(Budget(PLENTY), silent)
+    assert len(lost.asked) == 1
+    assert lost.asked[0] in other.asked
+    assert search.complete
+
+
+def test_the_last_lost_seat_ends_the_search(graph, space, store, measurer):
+    crew = [Seated(measurer, errors=[UnsupportedDevice(str(seat))]) for seat in range(2)]
+    search = of_crew(graph, space, store, crew)
+    with pytest.warns(UserWarning, match="was lost"), pytest.raises(UnsupportedDevice):
+        search.run(Budget(PLENTY), silent)
+
+
+def test_a_fault_of_plantune_ends_the_search(graph, space, store, measurer):
+    crew = [Seated(measurer, errors=[WorkerFailed("a bug")]), Seated(measurer)]
+    with pytest.raises(WorkerFailed, match="a bug"):
+        of_crew(graph, space, store, crew).run(Budget(PLENTY), silent)
+
+
+def test_what_is_measured_when_the_time_is_over_still_counts(graph, space, store, measurer):
+    meeting = Meeting(threading.Barrier(2))
+    crew = [Seated(measurer, meeting, [OutOfTime("over")]), Seated(measurer, meeting)]
+    search = of_crew(graph, space, store, crew)
+    search.run(Budget(PLENTY), silent)
+    assert crew[1].asked[0] in {(s, c) for s, row in store.rows.items() for c in row}
+    assert not search.complete
+
+
+def test_progress_says_what_each_worker_does(graph, space, store, measurer, eventually):
+    go = threading.Event()
+    waiting = SimpleNamespace(measure=lambda *asked: go.wait(NEVER_S) and measurer.measure(*asked))
+    crew = Crew([waiting, waiting], ["GPU 0", "GPU 1"])
+    search = StepSearch(graph, space, crew, store)
+    first, second = search.candidates[:1] + search.candidates[-1:]
+    crew.begin(first, 1.0)
+    crew.begin(second, 1.0)
+    doing = eventually(lambda: len(crew.doing()) == 2 and crew.doing(), "both are busy")
+    assert {text.partition(" ")[0] for text in doing} == {"GPU"}
+    told = search.progress(Budget(PLENTY), first)
+    for candidate in (first, second):
+        assert f"{candidate.step.name}: {candidate.candidate.family}" in progress_text(told)
+    go.set()
+    assert crew.finished(NEVER_S) is not None
+    assert crew.finished(NEVER_S) is not None
+    assert crew.is_idle
+
+
+class TestSeats:
+    @pytest.fixture
+    def here(self, monkeypatch):
+        def put(*capabilities):
+            found = [LocalGpu(i, f"GPU {c}", c, 1 << 30) for i, c in enumerate(capabilities)]
+            monkeypatch.setattr("plantune.gpus.gpus_here", lambda: tuple(found))
+
+        return put
+
+    def test_all_are_those_of_the_arch(self, here):
+        here((9, 0), (8, 0), (9, 0))
+        assert [seat.gpu for seat in seats_of(load_arch("sm90"), None)] == [0, 2]
+
+    def test_one_of_another_arch_or_none_is_refused(self, here):
+        here((9, 0), (8, 0))
+        with pytest.raises(UnlikeGpus, match=r"GPU 1 is a .*sm80.* for sm90"):
+            seats_of(load_arch("sm90"), (0, 1))
+        with pytest.raises(UnsupportedDevice, match="GPU 7 is not here"):
+            seats_of(load_arch("sm90"), (7,))
+
+    def test_a_worker_sees_its_gpu_alone(self, monkeypatch):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        assert Seat("b", 1).environment == {"CUDA_VISIBLE_DEVICES": "1"}
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-8a")
+        assert Seat("b", 1).environment == {"CUDA_VISIBLE_DEVICES": "GPU-8a"}
+
+    def test_gpus_of_two_kinds_are_refused_with_both_named(self, monkeypatch):
+        first = cpu_environment()
+        fields = {**vars(first), "gpu": Attrs(sm_count=132)}
+        found = [type(first)(**fields), type(first)(**{**fields, "gpu": Attrs(sm_count=114)})]
+        monkeypatch.setattr(seats_module, "environment_of", lambda place: found[place.index])
+        seats = (Seat("GPU 0", 0), Seat("GPU 1", 1))
+        with pytest.raises(UnlikeGpus, match=r"GPU 0 .* and GPU 1 .* sm_count is 132 and 114"):
+            environment_on(seats, "sm90")
+        found[1] = found[0]
+        assert environment_on(seats, "sm90") == found[0]
+
+
+def test_the_building_process_stands_still_while_any_worker_times():
+    from plantune.search.builds import Times
+
+    told = []
+    times = Times(told.append)
+    first, second = times.of(SimpleNamespace()), times.of(SimpleNamespace())
+    for stage in (first, "time"), (second, "time"), (first, "idle"), (second, "idle"):
+        stage[0](stage[1])
+    assert told == [True, True, True, False]

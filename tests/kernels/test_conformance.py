@@ -56,7 +56,6 @@ def cases() -> list[object]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(("name", "candidate"), cases())
 def test_a_candidate_is_right(name: str, candidate: Candidate) -> None:
     """A check has data of its own for each of its runs."""

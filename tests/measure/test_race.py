@@ -293,7 +293,6 @@ def test_the_headline_is_the_worse_of_same_and_fresh_images(ours, images, best, 
 
 @pytest.mark.gpu
 # torch's compiler warns of its own scripted functions, and of the empty graph that it begins with.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 def test_a_detailed_race_on_a_gpu():
     """Graphs with images of their own, images at one address, host and GPU each for itself."""

@@ -61,7 +61,6 @@ def test_any_plan_of_many_more_networks_is_right(case_of, poisoned, space, why_w
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_plan_with_compiled_kernels_is_right(case_of, poisoned, space, why_wrong, seed, mode):

@@ -44,7 +44,6 @@ def x():
     return torch.randn(SHAPE)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 class TestFunctional:
     def test_a_gradient_of_the_input(self, pair, x, close):
         expected, got = (grad(lambda v, m=m: m(v).square().sum())(x) for m in pair)

@@ -88,7 +88,6 @@ class TestConversions:
         assert_trains(optimize(module, images, mode="train"), module, images)
 
     # torch's compiler imports a part of torch that says so of itself.
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
     def test_torch_compile_round_it(self, small, images, backend, assert_right, assert_trains):
         torch._dynamo.reset()

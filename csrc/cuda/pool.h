@@ -2,7 +2,8 @@
 //
 //   x       (N, kHeight, kWidth, kChannels) or (N, kChannels, kHeight, kWidth)
 //   y       (N, kOutHeight, kOutWidth, kChannels) in the same order of axes, =
-//   places  like y: the largest one's row * kWidth + column, =; null if not wanted
+//   places  like y: the largest one's row * kWidth + column in the image, of kTaps its row * kColumns +
+//           column in the window, =; null if not wanted
 //
 // Sums are float and in a fixed order: deterministic. The largest is PyTorch's: NaN wins, the last
 // one of several; else the first of equals.
@@ -19,8 +20,10 @@ namespace plantune {
 template <typename Window>
 struct Pool : PoolWindow<Window> {
   using Base = PoolWindow<Window>;
-  using typename Base::Index, typename Base::T, typename Base::Word;
+  using typename Base::Index, typename Base::Mark, typename Base::Marks, typename Base::T;
+  using typename Base::Word;
   using Base::kVector, Base::kHeight, Base::kWidth, Base::kRows, Base::kColumns, Base::kMax;
+  using Base::kTaps;
   // A row of the window, or all of it, is asked for before any of it is looked at.
   static constexpr int kRowsAtOnce = kRows * kColumns <= 16 ? kRows : 1;
   static constexpr int kAtOnce = kRowsAtOnce * kColumns;
@@ -29,7 +32,7 @@ struct Pool : PoolWindow<Window> {
   struct Arguments {
     const T* x;
     T* y;
-    long long* places;
+    Mark* places;
     long long count;  // vectors of y
   };
 
@@ -65,8 +68,10 @@ struct Pool : PoolWindow<Window> {
     y.round(best.value);
     y.store(a.y + vector * kVector);
     if (!kMax || a.places == nullptr) return;
+    Marks marks;
 #pragma unroll
-    for (int k = 0; k < kVector; ++k) a.places[vector * kVector + k] = best.place[k];
+    for (int k = 0; k < kVector; ++k) marks.of[k] = Mark(best.place[k]);
+    *reinterpret_cast<Marks*>(a.places + vector * kVector) = marks;
   }
 
  private:
@@ -91,7 +96,7 @@ struct Pool : PoolWindow<Window> {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int place = place_of(at, r + i / kColumns, i % kColumns);
-      if (place >= 0) take(x[i], place, best);
+      if (place >= 0) take(x[i], kTaps ? r * kColumns + i : place, best);
     }
   }
 
@@ -103,7 +108,7 @@ struct Pool : PoolWindow<Window> {
     if (place < 0) return;
     Word x;
     x.template load<kAligned>(from + Index(place) * Base::kPixelStride);
-    take(x, place, best);
+    take(x, kTaps ? r * kColumns + c : place, best);
   }
 
   static __device__ __forceinline__ void take(const Word& x, int place, Best& best) {

@@ -1,7 +1,8 @@
 // The gradient of average and max pooling, and a chain of pointwise ops that it goes through.
 //
 //   dy      (N, kOutHeight, kOutWidth, kChannels) or (N, kChannels, kOutHeight, kOutWidth)
-//   places  like dy: the row * kWidth + column that won each window; of a max pool alone
+//   places  like dy: the row * kWidth + column that won each window, of kTaps the row * kColumns +
+//           column within the window; of a max pool alone
 //   in      what else the chain reads, as `pointwise.h` says; out (N, kHeight, kWidth, kChannels) =
 //           in the same order of axes, what leaves of the chain
 //   totals  = the sums of what else the chain makes, one value each
@@ -25,8 +26,9 @@ template <typename Window, typename Chain>
 struct PoolGrad : PoolWindow<Window> {
   using Base = PoolWindow<Window>;
   using Pointwise = plantune::Pointwise<Chain>;
-  using typename Base::Index, typename Base::T, typename Base::Word;
-  using Base::kVector, Base::kMax, Base::kRows, Base::kColumns;
+  using typename Base::Index, typename Base::Mark, typename Base::Marks, typename Base::T;
+  using typename Base::Word;
+  using Base::kVector, Base::kMax, Base::kTaps, Base::kRows, Base::kColumns;
   using Base::kOutHeight, Base::kOutWidth;
   static constexpr int kInputs = Chain::kInputs, kTotals = Chain::kTotals;
   static constexpr int kStored = Chain::kOutputs - kTotals, kWarps = Window::kThreads / 32;
@@ -47,7 +49,7 @@ struct PoolGrad : PoolWindow<Window> {
 
   struct Arguments {
     const T* in[kInputs];
-    const long long* places;
+    const Mark* places;
     T* out[Chain::kOutputs];  // the totals at last
     float* parts;             // (totals, blocks)
     long long count;          // of vectors, of so many pixels each
@@ -143,10 +145,14 @@ struct PoolGrad : PoolWindow<Window> {
     }
   }
 
-  /// Whether a window covers a pixel of the thread: the `d`-th of those along a row.
+  /// Where a window begins, the `d`-th of those along a row, from the thread's first pixel on.
+  static __device__ __forceinline__ constexpr int left_of(int d) {
+    return (d - kBefore) * kAlong - Base::kColumnPadding;
+  }
+
+  /// Whether it covers a pixel of the thread.
   static __device__ __forceinline__ constexpr bool covers(int d, int k) {
-    const int left = (d - kBefore) * kAlong - Base::kColumnPadding;
-    return left <= k && k < left + kColumns;
+    return left_of(d) <= k && k < left_of(d) + kColumns;
   }
 
   /// Whether it covers any of them.
@@ -159,13 +165,14 @@ struct PoolGrad : PoolWindow<Window> {
 
   /// A window: its pixel of dy, and whether it is there and reaches the thread's row.
   struct Over {
-    int p, q;
+    int p, q, row;  // `row` is the thread's in the window
     bool there;
 
     __device__ __forceinline__ Over(const Unit& at, int r, int d) {
       p = (at.row + Base::kRowPadding) / Base::kRowStride - r;
       q = at.column + d - kBefore;
       const int top = p * Base::kRowStride - Base::kRowPadding;
+      row = at.row - top;
       there = p >= 0 && p < kOutHeight && q >= 0 && q < kOutWidth && top + kRows > at.row;
     }
 
@@ -180,29 +187,39 @@ struct PoolGrad : PoolWindow<Window> {
     constexpr int kWindows = kOverRows * kOverColumns;
     if constexpr (kAtOnce) {
       Word dy[kWindows];
+      Marks marks[kWindows];
 #pragma unroll
-      for (int w = 0; w < kWindows; ++w) load<kAligned>(a, at, w, dy[w]);
+      for (int w = 0; w < kWindows; ++w) load<kAligned>(a, at, w, dy[w], marks[w]);
 #pragma unroll
-      for (int w = 0; w < kWindows; ++w) add_window(a, at, w, dy[w], sums);
+      for (int w = 0; w < kWindows; ++w) add_window(a, at, w, dy[w], marks[w], sums);
     } else {
 #pragma unroll 1
       for (int w = 0; w < kWindows; ++w) {
         Word dy;
-        load<kAligned>(a, at, w, dy);
-        add_window(a, at, w, dy, sums);
+        Marks marks;
+        load<kAligned>(a, at, w, dy, marks);
+        add_window(a, at, w, dy, marks, sums);
       }
     }
   }
 
   template <bool kAligned>
-  static __device__ __forceinline__ void load(const Arguments& a, const Unit& at, int w, Word& dy) {
+  static __device__ __forceinline__ void load(const Arguments& a, const Unit& at, int w, Word& dy,
+                                              Marks& marks) {
     const Over over(at, w / kOverColumns, w % kOverColumns);
     if (!over.there || !reaches(w % kOverColumns)) return;
     dy.template load<kAligned>(a.in[Chain::kGathered] + over.in(at));
+    if constexpr (kMax && kTaps && kAligned) {
+      marks = *reinterpret_cast<const Marks*>(a.places + over.in(at));
+    } else if constexpr (kMax) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) marks.of[e] = a.places[over.in(at) + e];
+    }
   }
 
   static __device__ __forceinline__ void add_window(const Arguments& a, const Unit& at, int w,
-                                                    const Word& dy, Floats (&sums)[kAlong]) {
+                                                    const Word& dy, const Marks& marks,
+                                                    Floats (&sums)[kAlong]) {
     const Over over(at, w / kOverColumns, w % kOverColumns);
     if (!over.there || !reaches(w % kOverColumns)) return;
     // Equal divisors wait for the sum.
@@ -210,10 +227,13 @@ struct PoolGrad : PoolWindow<Window> {
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
       const float value = kMax ? dy[e] : dy[e] * part;
-      const int won = kMax ? int(a.places[over.in(at) + e]) - at.row * Base::kWidth : 0;
+      // From the row's first place, or the first pixel of the thread, on.
+      const int won = !kMax   ? 0
+                      : kTaps ? int(marks.of[e]) - over.row * kColumns + left_of(w % kOverColumns)
+                              : int(marks.of[e]) - at.row * Base::kWidth - at.column * kAlong;
 #pragma unroll
       for (int k = 0; k < kAlong; ++k) {
-        const bool own = !kMax || won == at.column * kAlong + k;
+        const bool own = !kMax || won == k;
         if (covers(w % kOverColumns, k) && own) sums[k][e] += value;
       }
     }

@@ -6,6 +6,15 @@
 
 namespace plantune {
 
+template <bool kFirst, typename First, typename Second>
+struct Either {
+  using Type = First;
+};
+template <typename First, typename Second>
+struct Either<false, First, Second> {
+  using Type = Second;
+};
+
 /// Window says the sizes, in which order the axes are, and how many channels a thread takes.
 template <typename Window>
 struct PoolWindow {
@@ -19,10 +28,17 @@ struct PoolWindow {
   static constexpr int kRowPadding = Window::kRowPadding;
   static constexpr int kColumnPadding = Window::kColumnPadding;
   static constexpr bool kNhwc = Window::kNhwc, kMax = Window::kMax;
-  static constexpr bool kCountPadding = Window::kCountPadding;
+  static constexpr bool kTaps = Window::kTaps, kCountPadding = Window::kCountPadding;
   // Elements between neighbouring pixels.
   static constexpr int kPixelStride = kNhwc ? kChannels : 1;
   using Word = Vector<T, kVector>;
+  // The winner of a window: its place in the image, or its number in the window.
+  using Mark = typename Either<kTaps, unsigned char, long long>::Type;
+
+  /// Those of a vector; bytes are read and written at once.
+  struct alignas(kTaps ? kVector : 8) Marks {
+    Mark of[kVector];
+  };
 
   static_assert(kNhwc ? kChannels % kVector == 0 : kVector == 1,
                 "a thread's vector stays within the channels of a pixel");

@@ -14,7 +14,8 @@ from plantune.kernels.vector_kernel import ELEMENTS, index_of, width
 SOURCE = """struct Window {{
   using T = {element};
   using Index = {index};
-  static constexpr bool kMax = {is_max}, kCountPadding = {count_padding}, kNhwc = {nhwc};
+  static constexpr bool kMax = {is_max}, kTaps = {taps};
+  static constexpr bool kCountPadding = {count_padding}, kNhwc = {nhwc};
   static constexpr int kVector = {vector}, kThreads = {threads}, kChannels = {x[1]};
   static constexpr int kHeight = {x[2]}, kWidth = {x[3]};
   static constexpr int kOutHeight = {y[2]}, kOutWidth = {y[3]};
@@ -46,6 +47,7 @@ class PoolWindow:
             element=ELEMENTS[self.x.dtype],
             index=index_of(max(self.x.numel, self.y.numel)),
             is_max=cxx_bool(self.node.op.startswith("max")),
+            taps=cxx_bool("taps" in self.node.op),
             count_padding=cxx_bool(attrs.get("count_padding")),
             nhwc=cxx_bool(config["layout"] == "nhwc"),
             vector=vector or self.taken(config),

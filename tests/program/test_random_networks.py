@@ -11,8 +11,9 @@ from plantune.kernels.registry import all_families
 
 # No module here permutes, and none runs over time.
 SCANS = {f"{cell}_scan{grad}" for cell in ("gru", "lstm") for grad in ("", "_grad")}
-# A norm's result is made again in 16 bits alone.
-UNUSED = {"permute", "gru_translate", *SCANS, "batch_norm_again"}
+# In 16 bits alone.
+SHORT = {"batch_norm_again", "max_pool2d_taps", "max_pool2d_taps_grad"}
+UNUSED = {"permute", "gru_translate", *SCANS, *SHORT}
 MODES = ("infer", "eval", "train")
 
 

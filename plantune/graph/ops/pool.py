@@ -163,4 +163,83 @@ def _places_in_windows(shape: Shape, attrs: Attrs, random: torch.Generator) -> T
     return found
 
 
-OPS: tuple[Op, ...] = (AvgPool2d(), AvgPool2dGrad(), MaxPool2d(), MaxPool2dGrad())
+MOST_TAPS = 256  # that a byte can number
+
+
+class MaxPool2dTaps(PoolOp):
+    """The largest of each window, and its tap: row * kernel width + column within the window."""
+
+    name = "max_pool2d_taps"
+
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
+        taps = math.prod(attrs["kernel"])
+        self.require(taps <= MOST_TAPS, f"a byte numbers {MOST_TAPS} taps, got {taps}")
+        shape = self.output_shape(inputs[0], attrs)
+        return (TensorType(shape, inputs[0].dtype), TensorType(shape, "uint8"))
+
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
+        y, places = torch.ops.aten.max_pool2d_with_indices(
+            inputs[0], attrs["kernel"], attrs["stride"], attrs["padding"]
+        )
+        return (y, taps_of(places, inputs[0].shape[3], attrs))
+
+
+class MaxPool2dTapsGrad(PoolOp):
+    """Each window's gradient goes to the tap that won."""
+
+    name = "max_pool2d_taps_grad"
+    arity = 2
+
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
+        dy, taps = inputs
+        fits = taps.dtype == "uint8" and taps.shape == dy.shape
+        self.require(fits, f"needs uint8 taps of shape {dy.shape}, got {taps}")
+        return (self.gradient_type(dy, attrs),)
+
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
+        dy, taps = inputs
+        n, c, h, w = attrs["shape"]
+        first, columns = _first_places(dy.shape, w, attrs, dy.device), attrs["kernel"][1]
+        wide = taps.long()
+        places = first + wide // columns * w + wide % columns
+        dx = dy.new_zeros(n, c, h * w)
+        dx.scatter_add_(2, places.reshape(n, c, -1), dy.reshape(n, c, -1))
+        return (dx.view(n, c, h, w),)
+
+    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
+        if position == 0:
+            return Domain()
+
+        def draw(random: torch.Generator) -> Tensor:
+            places = _places_in_windows(inputs[1].shape, attrs, random)
+            return taps_of(places, attrs["shape"][3], attrs)
+
+        return Domain("index", math.prod(attrs["kernel"]), draw)
+
+
+def taps_of(places: Tensor, width: int, attrs: Attrs) -> Tensor:
+    """Places in images of that width as taps of their windows."""
+    first = _first_places(places.shape, width, attrs, places.device)
+    # From the window's first place, which may be outside of the image, on.
+    apart, (_, padding) = places - first, attrs["padding"]
+    start = torch.arange(places.shape[3], device=places.device) * attrs["stride"][1] - padding
+    column = places % width - start
+    row = (apart - column) // width
+    taps: Tensor = row * attrs["kernel"][1] + column
+    return taps.to(torch.uint8)
+
+
+def _first_places(shape: Shape, width: int, attrs: Attrs, device: torch.device) -> Tensor:
+    """Where each window begins, as a place of images that go on to all sides."""
+    rows, columns = (
+        torch.arange(size, device=device) * stride - padding
+        for size, stride, padding in zip(shape[2:], attrs["stride"], attrs["padding"], strict=True)
+    )
+    first: Tensor = rows[:, None] * width + columns
+    return first
+
+
+OPS: tuple[Op, ...] = (
+    *(AvgPool2d(), AvgPool2dGrad(), MaxPool2d(), MaxPool2dGrad()),
+    *(MaxPool2dTaps(), MaxPool2dTapsGrad()),
+)

@@ -16,7 +16,8 @@ from plantune.kernels.legality import refuse
 from plantune.kernels.pool_window import PoolWindow
 from plantune.space.arch import Arch
 
-POOLS = ("avg_pool2d", "max_pool2d")
+MAX_POOLS = ("max_pool2d", "max_pool2d_taps")
+POOLS = ("avg_pool2d", *MAX_POOLS)
 # A row of so many channels of a pixel is worth a block of its own.
 SLICE_MIN = 64
 POOL = (
@@ -95,7 +96,7 @@ class Pool(CudaFamily[PoolParts]):
             rest, blocks = [], n * (channels // _slice(parts, config))
         else:
             count = parts.y.numel // parts.window.taken(config)
-            read = node.outputs[-1] if node.op == "max_pool2d" else ""
+            read = node.outputs[-1] if node.op in MAX_POOLS else ""
             places = values[read].data_ptr() if read in dict(parts.step.outputs) else 0
             rest, blocks = [places, count], -(-count // int(config["threads"]))
 

@@ -22,7 +22,7 @@ from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.pool_window import PoolWindow
 from plantune.space.arch import Arch
 
-GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad")
+GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad", "max_pool2d_taps_grad")
 INPUTS_MAX, OUTPUTS_MAX, ALONG_MAX = 4, 4, 8
 # Threads that add what the blocks leave of a sum.
 ADD_THREADS = 1024
@@ -159,6 +159,7 @@ class PoolGrad(CudaFamily[GradientParts]):
         def launch(stream: int) -> None:
             images = [constants.tensor(name) for name in read]
             addresses = [tensor.data_ptr() for tensor in images]
+            images += [values[name] for name in places]
             addresses += [values[places[0]].data_ptr() if places else 0]
             addresses += [values[name].data_ptr() for name in written]
             arguments = vector_kernel.members(*addresses, sums, count, blocks)

@@ -94,6 +94,8 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("max_pool2d", [(2, 4, 2, 8)], {**POOL, "padding": (0, 0)}, "is smaller than"),
     ("avg_pool2d_grad", [(2, 4, 4, 5)], {**AVG, "shape": IMAGE}, "dy has shape"),
     ("max_pool2d_grad", [(2, 4, 4, 4), (2, 4, 4, 4)], {**POOL, "shape": IMAGE}, "int64 places"),
+    ("max_pool2d_taps", [(1, 1, 17, 17)], {**POOL, "kernel": (17, 17)}, "256 taps, got 289"),
+    ("max_pool2d_taps_grad", [(2, 4, 4, 4), (2, 4, 4, 4)], {**POOL, "shape": IMAGE}, "uint8 taps"),
     ("sum", [(2, 3)], {"dims": (2,), "keepdim": False}, "do not fit"),
     ("sum", [(2, 3)], {"dims": (-1,), "keepdim": False}, "do not fit"),
     ("sum", [(2, 3)], {"dims": (1, 1), "keepdim": False}, "do not fit"),

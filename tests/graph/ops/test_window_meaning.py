@@ -118,6 +118,34 @@ def max_pool(x: Tensor, a: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return y, places
 
 
+def taps_in(places: Tensor, width: int, a: dict[str, Any]) -> Tensor:
+    """Window by window, what its place is within it."""
+    found = torch.empty(places.shape, dtype=torch.uint8)
+    for n, c, p, q in itertools.product(*map(range, places.shape)):
+        row, column = divmod(int(places[n, c, p, q]), width)
+        row -= p * a["stride"][0] - a["padding"][0]
+        column -= q * a["stride"][1] - a["padding"][1]
+        assert 0 <= row < a["kernel"][0]
+        assert 0 <= column < a["kernel"][1]
+        found[n, c, p, q] = row * a["kernel"][1] + column
+    return found
+
+
+def max_pool_taps(x: Tensor, a: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    y, places = max_pool(x, a)
+    return y, taps_in(places, x.shape[3], a)
+
+
+def max_pool_taps_grad(dy: Tensor, taps: Tensor, a: dict[str, Any]) -> Tensor:
+    dx = torch.zeros(a["shape"], dtype=dy.dtype)
+    for n, c, p, q in itertools.product(*map(range, dy.shape)):
+        row, column = divmod(int(taps[n, c, p, q]), a["kernel"][1])
+        row += p * a["stride"][0] - a["padding"][0]
+        column += q * a["stride"][1] - a["padding"][1]
+        dx[n, c, row, column] += dy[n, c, p, q]
+    return dx
+
+
 def max_pool_grad(dy: Tensor, places: Tensor, a: dict[str, Any]) -> Tensor:
     dx = torch.zeros(a["shape"], dtype=dy.dtype)
     for n, c, p, q in itertools.product(*map(range, dy.shape)):
@@ -160,10 +188,18 @@ def pools(shape: Shape, kernel: Shape, stride: Shape, padding: Shape) -> Iterato
     # A few whole numbers only: equals are in most windows.
     yield Case("max_pool2d", (shape,), lambda x: max_pool(x, window), window, few)
     yield Case("max_pool2d_grad", (dy, dy), lambda d, p: max_pool_grad(d, p, g), g, pixel(shape))
+    yield Case("max_pool2d_taps", (shape,), lambda x: max_pool_taps(x, window), window, few)
+    taps = winners(shape, window)
+    yield Case("max_pool2d_taps_grad", (dy, dy), lambda d, t: max_pool_taps_grad(d, t, g), g, taps)
 
 
 def few(shape: Shape, dtype: torch.dtype) -> Tensor:
     return torch.randint(-2, 3, shape).to(dtype)
+
+
+def winners(image: Shape, window: dict[str, Any]) -> Callable[..., Tensor]:
+    """Taps that are inside of the image."""
+    return lambda shape, dtype: max_pool_taps(torch.randn(image), window)[1]
 
 
 def pixel(image: Shape) -> Callable[..., Tensor]:

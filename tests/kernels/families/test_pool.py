@@ -43,6 +43,10 @@ STEPS = {
     "max and places": pool("max_pool2d", (2, 24, 5, 7)),
     "max, odd": first(pool("max_pool2d", (2, 3, 7, 5))),
     "max, of rectangles": pool("max_pool2d", (2, 8, 9, 7), (2, 5), (1, 3), (1, 2)),
+    "max and taps": pool("max_pool2d_taps", (2, 24, 5, 7)),
+    "max and taps, odd": pool("max_pool2d_taps", (2, 3, 7, 5)),
+    "taps of rectangles": pool("max_pool2d_taps", (2, 12, 9, 7), (2, 5), (1, 3), (1, 2)),
+    "taps of large windows": pool("max_pool2d_taps", (1, 8, 11, 9), (6, 5), (3, 2), (3, 1)),
     "mean": mean((3, 64, 5, 7)),
     "mean, axes stay": mean((2, 8, 3, 3), keepdim=True),
     "mean of many channels": mean((2, 512, 2, 2)),
@@ -85,7 +89,9 @@ def test_the_mean_has_one_layout(step_of):
     assert "nhwc" in FAMILY.why_not_config(FAMILY.parts(step), config, load_arch("sm90"))
 
 
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["average", "max and places", "mean"]))
+@pytest.mark.parametrize(
+    ("arch_name", "name"), in_turns(["average", "max and places", "mean", "max and taps"])
+)
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     step, arch = step_of(STEPS[name], "float16"), load_arch(arch_name)
     usage = build_within_limits(FAMILY, step, CONFIG, arch)
@@ -101,8 +107,9 @@ class TestOnTheGpu:
         assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
 
     @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-    def test_of_nan_and_equals_the_place_is_that_of_torch(self, step_of, gpu_space, layout):
-        step = step_of(pool("max_pool2d", (1, 8, 6, 6)), "float16")
+    @pytest.mark.parametrize("op", ["max_pool2d", "max_pool2d_taps"])
+    def test_of_nan_and_equals_the_place_is_that_of_torch(self, step_of, gpu_space, op, layout):
+        step = step_of(pool(op, (1, 8, 6, 6)), "float16")
         x = torch.randint(3, (1, 8, 6, 6), device="cuda").half()
         x[0, 1, 2, 2] = x[0, 2, 1, 1] = x[0, 2, 2, 2] = math.nan
         x[0, 3] = -math.inf

@@ -48,9 +48,27 @@ def places(shape, pooled, **window):
     return lambda b: b("max_pool2d_grad", b.x(*pooled), _places(b, pooled), shape=shape, **window)
 
 
+def taps(shape, pooled, **window):
+    window = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), **window}
+
+    def emit(b):
+        numbers = b.graph.input("taps", TensorType(pooled, "uint8"))
+        return b("max_pool2d_taps_grad", b.x(*pooled), numbers, shape=shape, **window)
+
+    return emit
+
+
+PLAIN = {"kernel": (2, 2), "padding": (0, 0)}
 STEPS |= {
     "max": places((2, 24, 5, 7), (2, 24, 3, 4)),
     "max, odd": places((2, 3, 7, 5), (2, 3, 4, 3)),
+    "taps": taps((2, 24, 5, 7), (2, 24, 3, 4)),
+    "taps, odd": taps((2, 3, 7, 5), (2, 3, 4, 3)),
+    "taps, apart": taps((3, 16, 9, 15), (3, 16, 4, 7), **PLAIN),
+    "taps, rectangles": taps(
+        (2, 12, 9, 7), (2, 12, 10, 3), kernel=(2, 5), stride=(1, 3), padding=(1, 2)
+    ),
+    "taps, large": taps((1, 8, 11, 9), (1, 8, 4, 4), kernel=(6, 5), stride=(3, 2), padding=(3, 1)),
 }
 
 
@@ -79,6 +97,7 @@ STEPS |= {
     "average, joined, odd": joined(STEPS["average without padding"], (2, 3, 5, 7)),
     "average, joined, many": joined(alone((70, 64, 16, 16), (70, 64, 8, 8)), (70, 64, 16, 16)),
     "max, joined": joined(STEPS["max"], (2, 24, 5, 7)),
+    "taps, joined": joined(STEPS["taps"], (2, 24, 5, 7)),
     "scaled": scaled,
     "of each image": lambda b: b("mul", STEPS["average"](b), b.x(2, 16, 1, 1)),
     "sum alone": lambda b: total(b, STEPS["average"](b)),
@@ -128,7 +147,9 @@ def test_a_shipped_fusion_offers_the_whole(graph_of):
     assert FAMILY.why_not_step(whole) is None
 
 
-@pytest.mark.parametrize(("arch_name", "name"), in_turns(["average", "max", "average, joined"]))
+@pytest.mark.parametrize(
+    ("arch_name", "name"), in_turns(["average", "max", "average, joined", "taps"])
+)
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     step, arch = step_of(STEPS[name], "float16"), load_arch(arch_name)
     usage = build_within_limits(FAMILY, step, CONFIG, arch)

@@ -16,6 +16,7 @@ from plantune.graph.step import Step
 from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us, family_named, why_not
+from plantune.kernels.slices import cuts_channels
 from plantune.kernels.torch_ops import viewed
 from plantune.plan import Choice, Plan
 from plantune.problem import Problem
@@ -73,7 +74,7 @@ CUDA_PREFERENCES = (
     # kernel took 60 us, two 51 (2,048 images, H200, 2026-11-22).
     Preference("hopper_dgrad", starts=("avg_pool2d_grad",), rivals=("resident_dgrad",), wide=4),
     Preference("hopper_wgrad", {"layout": "nhwc"}),
-    Preference("implicit_gemm_conv"),
+    Preference("implicit_gemm_conv", rivals=("linear",)),
     Preference("linear"),
     Preference("depthwise_conv"),
     Preference("grouped_conv"),
@@ -166,7 +167,7 @@ def compose(
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
         candidate = _reading(step, candidate, strided, space)
         candidate = _following(step, candidate, layouts, space)
-        if candidate.family == "framework" and viewed(step.nodes[0]) is not None:
+        if candidate.family == "framework" and _strides(step):
             strided.update(name for name, _ in step.outputs)
         family = family_named(candidate.family)
         demanded = family.layouts(family.parts(step), candidate.config)
@@ -241,6 +242,12 @@ def _guessed(graph: Graph, space: SearchSpace, network: str) -> Plan | None:
 
 # A guess takes seconds for a deep network, which a process may build several times.
 _guesses: dict[tuple[Any, ...], Plan | None] = {}
+
+
+def _strides(step: Step) -> bool:
+    """Whether torch's views here are in strides that no kernel of ours reads."""
+    source = viewed(step.nodes[0])
+    return source is not None and not cuts_channels(step.nodes[0], step.types[source])
 
 
 def _reading(

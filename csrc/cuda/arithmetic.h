@@ -30,23 +30,45 @@ __device__ __forceinline__ float silu_grad(float dy, float x) {
   return dy * s * (1.f + x * (1.f - s));
 }
 
-/// x times the normal distribution's part below x.
-__device__ __forceinline__ float gelu(float x) { return 0.5f * x * (1.f + erff(x * 0.70710678f)); }
-
-__device__ __forceinline__ float gelu_grad(float dy, float x) {
-  const float below = 0.5f * (1.f + erff(x * 0.70710678f));
-  return dy * (below + x * 0.39894228f * __expf(-0.5f * x * x));
+/// exp(-x * x / 2).
+__device__ __forceinline__ float bell(float x) {
+  float y = x * x * -0.72134752f;
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));
+  return y;
 }
 
-/// PyTorch's other gelu: tanh stands for erf.
+/// The normal distribution's part below x; its absolute error is below 2e-7, and 3e-5 of it where x
+/// is negative. `falls` is bell(x), times which a polynomial of 1 / (1 + 0.4 z) is the part beyond
+/// |x| = z * sqrt(2). With erff, which takes some 40 instructions, an epilogue of a network's
+/// products took as long as these: 33.6 us instead of 19.3 for 6272 x 384 x 1536 (H200, 2026-11-23).
+__device__ __forceinline__ float part_below(float x, float falls) {
+  const float t = __fdividef(1.f, fmaf(fabsf(x), 0.28284271f, 1.f));
+  float beyond = -0.100401126f;
+  beyond = fmaf(beyond, t, 0.356077135f);
+  beyond = fmaf(beyond, t, -0.188580215f);
+  beyond = fmaf(beyond, t, 0.237249881f);
+  beyond = fmaf(beyond, t, 0.0794114396f);
+  beyond = fmaf(beyond, t, 0.116242923f);
+  beyond *= t * falls;
+  return x < 0.f ? beyond : 1.f - beyond;
+}
+
+__device__ __forceinline__ float gelu(float x) { return x * part_below(x, bell(x)); }
+
+__device__ __forceinline__ float gelu_grad(float dy, float x) {
+  const float falls = bell(x);
+  return dy * fmaf(x * 0.39894228f, falls, part_below(x, falls));
+}
+
+/// PyTorch's other gelu: tanh stands for erf, and sigmoid(2 * x) is (1 + tanh(x)) / 2.
 __device__ __forceinline__ float gelu_tanh(float x) {
-  return 0.5f * x * (1.f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+  return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
 }
 
 __device__ __forceinline__ float gelu_tanh_grad(float dy, float x) {
-  const float t = tanhf(0.79788456f * (x + 0.044715f * x * x * x));
-  const float slope = 0.79788456f * (1.f + 0.134145f * x * x);
-  return dy * (0.5f * (1.f + t) + 0.5f * x * (1.f - t * t) * slope);
+  const float s = sigmoid(1.59576912f * (x + 0.044715f * x * x * x));
+  const float slope = 1.59576912f * (1.f + 0.134145f * x * x);
+  return dy * (s + x * s * (1.f - s) * slope);
 }
 
 /// Between 0 and 6; NaN stays.

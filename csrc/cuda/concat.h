@@ -1,6 +1,6 @@
 // Images one after the other along their channels, and what follows place by place.
 //
-//   x[s]  (N, pixels, channels of image s), nhwc
+//   x[s]  (N, pixels, channels of image s), nhwc; pixels may be further apart, by pitch[s] elements
 //   y     (N, pixels, kChannels) =  Expression(value * scale[channel] + bias[channel])
 //
 // A thread keeps its channels from pixel to pixel, so that it looks for their image once.
@@ -32,6 +32,7 @@ struct Concat {
 
   struct Arguments {
     const T* x[kSources];
+    int pitch[kSources];
     T* y;
     long long pixels;  // of all images
     Parameter scale, bias;
@@ -47,18 +48,18 @@ struct Concat {
     if (lane >= kLanes || column >= kColumns) return;
 
     const T* from = a.x[0];
-    int begin = 0, width = Join::kBegins[1];
+    int begin = 0, pitch = a.pitch[0];
 #pragma unroll
     for (int s = 1; s < kSources; ++s) {
       if (channel < Join::kBegins[s]) continue;
       from = a.x[s];
-      begin = Join::kBegins[s], width = Join::kBegins[s + 1] - Join::kBegins[s];
+      begin = Join::kBegins[s], pitch = a.pitch[s];
     }
     Word x[kVectors];
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const long long pixel = first + i * kLanes;
-      if (pixel < a.pixels) x[i].template load<kAligned>(from + pixel * width + channel - begin);
+      if (pixel < a.pixels) x[i].template load<kAligned>(from + pixel * pitch + channel - begin);
     }
     float scale[kVector], bias[kVector];
 #pragma unroll

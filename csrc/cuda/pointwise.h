@@ -3,7 +3,8 @@
 //   out[j][i] = element j of Chain::evaluate(in[0][...], in[1][...], ...)    for each i < count
 //
 // Chain says, for each input, how far apart its elements are along each axis of the outputs, 0
-// where it is broadcast; axes are merged where they can be, and the last one is the innermost.
+// where it is broadcast; axes are merged where they can be, and the last one is the innermost. An
+// image of the outputs' shape in nhwc may be a slice of the channels of another (kCut, pitch).
 // Outputs are dense and written by `=`; each is rounded once. A thread takes kVectors times kWidth
 // neighbours. Deterministic.
 
@@ -32,6 +33,7 @@ struct Pointwise {
     const From* in[kInputs];
     T* out[kOutputs];
     long long count;
+    long long pitch[kInputs];  // between pixels of an input that is a slice of channels; else 0
   };
 
   /// Where the input has the element that belongs to element `i` of the outputs.
@@ -43,6 +45,22 @@ struct Pointwise {
       i /= Chain::kSizes[axis];
     }
     return place + i * Chain::kStrides[input][0];
+  }
+
+  /// Neighbours of a slice of channels: pixels are further apart than it is wide.
+  template <bool kAligned>
+  static __device__ __forceinline__ void load_cut(const From* from, Index pitch, Index i, int there,
+                                                  Read& to) {
+    constexpr Index kChannels = Chain::kChannels;
+    if (kAligned && kChannels % kWidth == 0 && there == kWidth) {
+      to.template load<true>(from + i / kChannels * pitch + i % kChannels);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) {
+        const Index at = i + e;
+        if (e < there) to.values[e] = from[at / kChannels * pitch + at % kChannels];
+      }
+    }
   }
 
   /// Neighbours are side by side, one and the same element, or apart.
@@ -109,7 +127,12 @@ struct Pointwise {
       if (first[v] >= a.count) continue;
 #pragma unroll
       for (int k = 0; k < kInputs; ++k) {
-        load<kAligned>(a.in[k], k, Index(first[v]), elements_at(a, first[v]), in[v][k]);
+        const int there = elements_at(a, first[v]);
+        if (Chain::kCut[k] && a.pitch[k]) {
+          load_cut<kAligned>(a.in[k], Index(a.pitch[k]), Index(first[v]), there, in[v][k]);
+        } else {
+          load<kAligned>(a.in[k], k, Index(first[v]), there, in[v][k]);
+        }
       }
     }
 #pragma unroll

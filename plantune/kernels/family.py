@@ -187,6 +187,10 @@ class KernelFamily(ABC, Generic[P]):
         """Inputs that may have any strides."""
         return frozenset()
 
+    def reads_slices(self, parts: P, config: Attrs) -> frozenset[str]:
+        """Images in nhwc that may be slices of the channels of others: pixels further apart."""
+        return frozenset()
+
     def adopts(self, parts: P, config: Attrs) -> frozenset[str]:
         """Outputs that the kernel makes in memory of its own, instead of writing to the caller's.
 

@@ -49,9 +49,13 @@ class VectorKernel:
             for each in (name, f"{name}_unaligned")
         )
 
-    def launch(self, stream: int, arguments: Any, read: Iterable[Tensor]) -> None:
-        """Launches the kernel that may `read` these tensors."""
-        aligned = not any(tensor.data_ptr() % VECTOR_BYTES for tensor in read)
+    def launch(
+        self, stream: int, arguments: Any, read: Iterable[Tensor], *, whole: bool = True
+    ) -> None:
+        """Launches the kernel that may `read` these tensors, of which all pixels are `whole`
+        vectors apart or not.
+        """
+        aligned = whole and not any(tensor.data_ptr() % VECTOR_BYTES for tensor in read)
         (self._aligned if aligned else self._unaligned).launch(stream, arguments)
 
 

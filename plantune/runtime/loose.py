@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from plantune.graph.graph import Graph
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
+from plantune.kernels.slices import cuts_channels
 
 Chosen = Sequence[tuple[Step, Candidate]]
 
 
 def loose_values(graph: Graph, chosen: Chosen, layouts: Mapping[str, str]) -> frozenset[str]:
-    """They are not results, and whatever reads them takes any strides or has them converted.
-    `layouts` are those of what no step makes.
+    """They are not results, and whatever reads them takes any strides, or slices if they are some,
+    or has them converted. `layouts` are those of what no step makes.
 
     In training, views of the network's inputs are copied: a caller may overwrite the inputs before
     the backward pass.
     """
-    dense, moving = _read_as_they_are(chosen, layouts) | graph.results, set()
+    slices = _channel_slices(chosen, layouts)
+    dense, moving = _read_as_they_are(chosen, layouts, slices) | graph.results, set()
     if graph.backward_from is not None:
         moving = {name for name, _ in (*graph.inputs, *graph.output_gradients)}
     loose: set[str] = set()
@@ -35,14 +37,38 @@ def loose_values(graph: Graph, chosen: Chosen, layouts: Mapping[str, str]) -> fr
     return frozenset(loose)
 
 
-def _read_as_they_are(chosen: Chosen, layouts: Mapping[str, str]) -> set[str]:
-    """Values that some kernel reads without a conversion, and not in any strides."""
+def _channel_slices(chosen: Chosen, layouts: Mapping[str, str]) -> set[str]:
+    """Values that torch cuts out of images in nhwc, or out of such slices."""
+    layouts = dict(layouts)
+    found: set[str] = set()
+    others: set[str] = set()
+    for step, candidate in chosen:
+        family = family_named(candidate.family)
+        parts = family.parts(step)
+        made = family.layouts(parts, candidate.config)
+        layouts |= {name: made.get(name, "nchw") for name, _ in step.outputs}
+        left = family.leaves_loose(parts, candidate.config)
+        for name, source in left.items():
+            if source is None or source in others:
+                others.add(name)
+                continue
+            images = layouts[source] == layouts[name] == "nhwc"
+            cuts = images and cuts_channels(step.nodes[0], step.types[source])
+            (found if cuts else others).add(name)
+    return found
+
+
+def _read_as_they_are(
+    chosen: Chosen, layouts: Mapping[str, str], slices: Collection[str]
+) -> set[str]:
+    """Values that some kernel reads without a conversion, and not in the strides that they have."""
     layouts, found = dict(layouts), set()
     for step, candidate in chosen:
         family = family_named(candidate.family)
         parts = family.parts(step)
         demanded = family.layouts(parts, candidate.config)
         takes = family.reads_loose(parts, candidate.config)
+        takes |= family.reads_slices(parts, candidate.config).intersection(slices)
         found |= {
             name
             for name, _ in step.inputs

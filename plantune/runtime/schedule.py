@@ -140,6 +140,15 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
     return Schedule(graph, tuple(launches), layouts)
 
 
+def _moves(type_: TensorType, made: str, read: str) -> bool:
+    """Whether an element lies elsewhere in another layout: not in images of single pixels."""
+
+    def matters(layout: str) -> list[int]:
+        return [s for s, size in zip(type_.strides(layout), type_.shape, strict=True) if size > 1]
+
+    return made != read and matters(made) != matters(read)
+
+
 def _demands(name: str, steps: Partition, by_name: Mapping[str, Candidate]) -> Iterator[str]:
     """The layouts in which steps read a value, in order."""
     for step in steps:
@@ -157,9 +166,9 @@ def _converted(
     free = loose & plain.family.reads_loose(plain.parts, candidate.config)
     renamed: dict[str, str] = {}
     conversions = []
-    for name, _ in step.inputs:
+    for name, type_ in step.inputs:
         layout = demanded.get(name, layouts[name])
-        if layout != layouts[name] and name not in free:
+        if name not in free and _moves(type_, layouts[name], layout):
             renamed[name] = f"{name} in {layout}"
             if renamed[name] not in layouts:
                 layouts[renamed[name]] = layout

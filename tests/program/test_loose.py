@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from plantune.default_plans import default_plan, hand_plan
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
+from plantune.graph.ops.history import owned
 from plantune.graph.types import TensorType
+from plantune.kernels.slices import pitch_of
 from plantune.plan import check_plan
 from plantune.runtime.schedule import make_schedule
+from plantune.space.search_space import load_search_space
 
 
 class Attention(nn.Module):
@@ -155,3 +158,51 @@ def test_in_training_no_view_of_an_input_stays(space, mode, views):
     _, graph = graph_of("inputs", mode)
     plan = default_plan(graph, space, network="inputs")
     assert ("aten.slice.Tensor" in loose_of(graph, plan, space)) == views
+
+
+class Dual(nn.Module):
+    """As in a dual path network: of two convolutions a part is added, a part is joined."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(16, 24, 1), nn.Conv2d(16, 24, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y = self.first(x), self.second(x)
+        added = x[:, :16] + y[:, :16]
+        joined = torch.cat([x[:, 16:], y[:, 16:], added], 1)
+        return added, joined, torch.cat([y, x[:, ::3]], 1)
+
+
+def test_kernels_read_slices_of_channels_in_place():
+    graph = extract(Dual().half().eval(), TensorType((2, 16, 8, 8), "float16", "nhwc"))
+    space = load_search_space("sm90")
+    plan = hand_plan(graph, space, network="dual")
+    launches = make_schedule(graph, plan, check_plan(plan, graph, space)).launches
+    families = {launch.step.ops[0]: launch.candidate.family for launch in launches}
+    assert families["aten.cat.default"] == "concat"
+    assert families["add"] == "pointwise"
+    loose = {name for launch in launches for name in launch.loose}
+    dense = {n for launch in launches for n, _ in launch.step.outputs if "slice" in n} - loose
+    assert len(loose) == 4
+    # Every third channel is no slice of neighbours.
+    (strided,) = (node for node in graph.nodes if node.name in dense)
+    assert '"step":3' in strided.attrs["arguments"]
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 5, 3), (1, 24, 5, 3), (1, 24, 1, 3), (2, 24, 1, 1)])
+def test_a_slices_pitch_is_its_images_width(shape):
+    image = torch.empty(shape).contiguous(memory_format=torch.channels_last)
+    assert pitch_of(image) == 24
+    slice_ = image[:, 8:16]
+    pixels = shape[0] * shape[2] * shape[3]
+    assert pitch_of(slice_) == (24 if pixels > 1 else 8)
+
+
+def test_a_copy_of_a_slice_keeps_its_order():
+    image = torch.randn(2, 24, 5, 3).contiguous(memory_format=torch.channels_last)
+    (copied,) = owned([image[:, 8:16]], [image])
+    assert copied.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(copied, image[:, 8:16])
+    (rows,) = owned([image.contiguous()[:, :, 1:3]], [])
+    assert rows.is_contiguous()

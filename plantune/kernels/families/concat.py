@@ -24,9 +24,10 @@ from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.expression import Chain, rendered
 from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.slices import pitch_of
 from plantune.space.arch import Arch
 
-# A kernel takes 4096 bytes of arguments, eight for each image.
+# A kernel takes 4096 bytes of arguments, twelve for each image.
 SOURCES_MAX = 128
 CHANNEL_OPS = {"mul_channel": "scale", "add_channel": "bias"}
 SOURCE = (
@@ -108,6 +109,9 @@ class Concat(CudaFamily[ConcatParts]):
         named, chain = _following(step)
         return ConcatParts(step, x, named.get("scale"), named.get("bias"), chain)
 
+    def reads_slices(self, parts: ConcatParts, config: Attrs) -> frozenset[str]:
+        return frozenset(parts.x)
+
     def source(self, parts: ConcatParts, config: Attrs, arch: Arch) -> str:
         return SOURCE.format(
             element=vector_kernel.ELEMENTS[parts.type.dtype],
@@ -127,9 +131,14 @@ class Concat(CudaFamily[ConcatParts]):
 
         def launch(stream: int) -> None:
             read = [values[name] for name in parts.x]
+            pitches = [pitch_of(tensor) for tensor in read]
             places = (ctypes.c_void_p * len(read))(*(tensor.data_ptr() for tensor in read))
-            arguments = constants.into(kind, {"y": parts.y}, x=places, pixels=parts.pixels)
-            kernel.launch(stream, arguments, read)
+            pitch = (ctypes.c_int * len(read))(*pitches)
+            arguments = constants.into(
+                kind, {"y": parts.y}, x=places, pitch=pitch, pixels=parts.pixels
+            )
+            whole = not any(pitch % parts.vector for pitch in pitches)
+            kernel.launch(stream, arguments, read, whole=whole)
 
         return Binding(launch, constants=constants.all)
 
@@ -176,6 +185,7 @@ def _arguments(sources: int) -> type[ctypes.Structure]:
     class Arguments(ctypes.Structure):
         _fields_: ClassVar[Any] = [
             ("x", ctypes.c_void_p * sources),
+            ("pitch", ctypes.c_int * sources),
             ("y", ctypes.c_void_p),
             ("pixels", ctypes.c_longlong),
             ("scale", Parameter),

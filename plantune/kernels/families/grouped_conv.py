@@ -31,8 +31,9 @@ SLAB = 64  # channels of a block, at least if there are so many: lines of 128 by
 REGISTERS = 64  # of a thread
 PIXELS_MIN, PIXELS_MAX = 16, 256
 WIDTH_MAX = 128
-# Of a convolution without groups: more channels are what warpgroups multiply.
-FEW = 32
+# Channels without groups: in, with filters of several taps and of one, and out. More are what
+# warpgroups multiply.
+FEW, FEW_OF_ONE_TAP, WIDE = 32, 48, 256
 SOURCE = (
     """#include "cuda/grouped_conv.h"
 {functors}struct Conv {{
@@ -94,8 +95,9 @@ class GroupedParts(TiledConv):
     def copied_bytes(self, config: Attrs) -> int:
         """What a block reads and writes."""
         groups, pixels = self.groups, int(config["rows"]) * int(config["columns"])
-        read, written = math.prod(self.read(config)) * groups.inputs, pixels * groups.outputs
-        return (read + written) * groups.slab * 2
+        images = 1 if self.epilogue.residual is None else 2
+        read, moved = math.prod(self.read(config)) * groups.inputs, pixels * groups.outputs * images
+        return (read + moved) * groups.slab * 2
 
     def products(self, config: Attrs) -> int:
         """Rows of 16 pixels times steps of 16 values that a warp takes one after the other."""
@@ -129,14 +131,16 @@ class GroupedConv(CudaFamily[GroupedParts]):
         count = attrs["groups"]
         inputs, outputs = weight.shape[1], weight.shape[0] // count
         groups = Groups.of(count, inputs, outputs)
+        few = FEW if math.prod(weight.shape[2:]) > 1 else FEW_OF_ONE_TAP
         refuse(
             {
                 "only convolutions in groups of some channels": inputs == 1,
-                f"without groups it is for up to {FEW} channels": count == 1
-                and max(inputs, outputs) > FEW,
+                f"without groups it is for up to {few} channels in and {WIDE} out": count == 1
+                and (inputs > few or outputs > WIDE),
                 f"groups of {inputs} channels in and {outputs} out, or some of them together, are "
                 f"not multiples of {UNIT}": groups.inputs % UNIT or groups.outputs % UNIT,
-                f"it is for groups of up to {WIDTH_MAX} channels": max(inputs, outputs) > WIDTH_MAX,
+                f"it is for groups of up to {WIDTH_MAX} channels": count > 1
+                and max(inputs, outputs) > WIDTH_MAX,
                 "only without dilation": attrs["dilation"] != (1, 1),
                 f"tensor cores take {' and '.join(DTYPES)} here, not {weight.dtype}": weight.dtype
                 not in DTYPES,
@@ -176,10 +180,11 @@ class GroupedConv(CudaFamily[GroupedParts]):
         kernel = vector_kernel.VectorKernel(
             frame.built, blocks, threads, parts.shared_bytes(config)
         )
+        read = [name for name in (parts.x, parts.epilogue.residual) if name is not None]
 
         def launch(stream: int) -> None:
             arguments = constants.into(_Arguments, parts.images)
-            kernel.launch(stream, arguments, [frame.values[parts.x]])
+            kernel.launch(stream, arguments, [frame.values[name] for name in read])
 
         return Binding(launch, constants=constants.all)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from plantune.canonical import Attrs
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -14,6 +16,7 @@ from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.slices import pitch_of
 from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
@@ -24,6 +27,8 @@ struct Chain {{
   using From = {read};
   using Index = {index};
   static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
+  static constexpr int kChannels = {channels};
+  static constexpr bool kCut[] = {{{cut}}};
 {members}}};
 using Kernel = plantune::Pointwise<Chain>;"""
     + vector_kernel.ENTRIES
@@ -44,6 +49,17 @@ class Chain(Parts):
         """The addresses of the elements."""
         width = vector_kernel.width(self.type)
         return pointwise_chain.geometry_of(self.step, self.expression, config["layout"], width)
+
+    def images(self, config: Attrs) -> tuple[str, ...]:
+        """What it reads that has the shape of the result, in nhwc."""
+        if config["layout"] != "nhwc":
+            return ()
+        return tuple(
+            operand.name
+            for operand in self.expression.operands
+            if operand.name not in self.step.constants
+            and self.step.types[operand.name].shape == self.type.shape
+        )
 
 
 class Pointwise(CudaFamily[Chain]):
@@ -76,6 +92,9 @@ class Pointwise(CudaFamily[Chain]):
             }
         )
 
+    def reads_slices(self, parts: Chain, config: Attrs) -> frozenset[str]:
+        return frozenset(parts.images(config))
+
     def source(self, parts: Chain, config: Attrs, arch: Arch) -> str:
         geometry = parts.geometry(config)
         return SOURCE.format(
@@ -85,6 +104,12 @@ class Pointwise(CudaFamily[Chain]):
             width=geometry.width,
             vectors=config["vectors"],
             threads=config["threads"],
+            # Of images that may be slices of others.
+            channels=parts.type.shape[1] if parts.images(config) else 1,
+            cut=", ".join(
+                str(operand.name in parts.images(config)).lower()
+                for operand in parts.expression.operands
+            ),
             members=pointwise_chain.members(parts.expression, geometry),
         )
 
@@ -95,14 +120,27 @@ class Pointwise(CudaFamily[Chain]):
         constants = rows_of(parts.step, frame)
         block = parts.geometry(config).width * int(config["threads"]) * int(config["vectors"])
         kernel = vector_kernel.VectorKernel(frame.built, -(-count // block), int(config["threads"]))
+        images, width = parts.images(config), parts.geometry(config).width
 
         def launch(stream: int) -> None:
             read = [constants.tensor(name) for name in names]
             made = [values[name] for name, _ in parts.step.outputs]
             addresses = [tensor.data_ptr() for tensor in (*read, *made)]
-            kernel.launch(stream, vector_kernel.members(*addresses, count), read)
+            pitches = [
+                _cut(tensor) if name in images else 0
+                for name, tensor in zip(names, read, strict=True)
+            ]
+            whole = not any(pitch % width for pitch in pitches)
+            arguments = vector_kernel.members(*addresses, count, *pitches)
+            kernel.launch(stream, arguments, read, whole=whole)
 
         return Binding(launch, constants=constants.all)
+
+
+def _cut(image: Tensor) -> int:
+    """How far apart the pixels of a slice of channels are; 0 for a whole image."""
+    pitch = pitch_of(image)
+    return 0 if pitch == image.shape[1] else pitch
 
 
 def _casts_bytes(step: Step) -> bool:

@@ -58,6 +58,12 @@ STEPS = {
     "a rectangle": grouped(filter=(3, 1), padding=(1, 0), stride=(2, 1)),
     "no groups": grouped("add_channel", "residual", x=(2, 16, 9, 11), groups=1),
     "32 channels": grouped("relu", outputs=24, groups=1, stride=(2, 2)),
+    "one tap, far more out": grouped(
+        *NORM, "silu", x=(2, 24, 9, 11), outputs=144, groups=1, filter=(1, 1), padding=(0, 0)
+    ),
+    "one tap, added to": grouped(
+        "residual", "relu", x=(1, 48, 9, 5), outputs=256, groups=1, filter=(1, 1), padding=(0, 0)
+    ),
     "neighbours as one pixel": grouped(
         "relu", x=(2, 4, 20, 24), outputs=32, groups=1, filter=(8, 8), stride=(4, 4), padding=(0, 0)
     ),
@@ -82,7 +88,12 @@ def test_large_images_have_configs(step_of):
 
 
 REFUSED = {
-    "many channels": (grouped(outputs=40, groups=1), "for up to 32 channels"),
+    "many channels": (grouped(x=(2, 40, 9, 11), groups=1), "for up to 32 channels in"),
+    "many channels of a tap": (
+        grouped(x=(2, 64, 9, 11), groups=1, filter=(1, 1), padding=(0, 0)),
+        "for up to 48 channels in and 256 out",
+    ),
+    "very many out": (grouped(outputs=264, groups=1), "for up to 32 channels in and 256 out"),
     "few unlike channels": (grouped(x=(1, 4, 9, 9), outputs=32, groups=1), "not multiples of 8"),
     "depthwise": (grouped(groups=32), "in groups of some channels"),
     "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "are not multiples of 8"),

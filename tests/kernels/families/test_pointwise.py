@@ -224,7 +224,7 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
         def __init__(self, binary, blocks, threads):
             pass
 
-        def launch(self, stream, arguments, tensors):
+        def launch(self, stream, arguments, tensors, whole):
             read.extend(tensors)
 
     monkeypatch.setattr("plantune.kernels.vector_kernel.VectorKernel", Recorder)

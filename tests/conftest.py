@@ -25,6 +25,8 @@ from plantune.host import cxx_compiler
 from plantune.plan import PROGRAM
 from plantune.runtime import choose
 
+from . import copies
+
 ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
@@ -147,6 +149,21 @@ def _eventually(holds: Callable[[], T], otherwise: str) -> T:
 def eventually() -> Callable[[Callable[[], T], str], T]:
     """Waits for what will be the case, and returns it; a test that waits says what else is so."""
     return _eventually
+
+
+@pytest.fixture(scope="module")
+def copied_processes() -> Iterator[None]:
+    """Python processes of a module's tests are copies, which start at once; see copies.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(subprocess, "Popen", copies.Copy)
+        yield
+
+
+@pytest.fixture
+def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of this test are not."""
+    monkeypatch.setattr(subprocess, "Popen", copies.Popen)
 
 
 @pytest.fixture(scope="session")

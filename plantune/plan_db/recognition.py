@@ -74,15 +74,27 @@ def why_no_database(path: Path) -> str | None:
 def _require_tables(path: Path) -> None:
     """Raises InvalidDatabase for sound databases of others, and for damaged ones that are named."""
     try:
-        with looked_into(path) as connection:
-            _require_not_exported(path, connection)
-            known = is_known(connection)
+        known = _is_known(path)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         if is_own(path) or is_in_use(path):
             return  # somebody may be writing at this moment: locks decide
         raise refused(path, str(error)) from error
     if not known:
         raise InvalidDatabase(f"{path}: is a database of another program; give another path")
+
+
+def _is_known(path: Path, tries: int = 3) -> bool:
+    """Whether its tables are those of plans. A broken file is read again: it may have been half
+    written, and whoever makes the database may have removed the journal that would show it.
+    """
+    try:
+        with looked_into(path) as connection:
+            _require_not_exported(path, connection)
+            return is_known(connection)
+    except sqlite3.DatabaseError:
+        if tries == 1 or is_in_use(path):
+            raise
+    return _is_known(path, tries - 1)
 
 
 def _require_not_exported(path: Path, connection: sqlite3.Connection) -> None:

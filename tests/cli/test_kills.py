@@ -13,6 +13,8 @@ from sqlite_utils import Database
 
 from .conftest import start
 
+pytestmark = pytest.mark.usefixtures("copied_processes")
+
 # With so many trials the next kills come at any time, not after a new trial only.
 ENOUGH = 40
 

@@ -14,6 +14,8 @@ from plantune.plan_db.database import PlanDatabase
 
 from .conftest import Run, object_of, start
 
+pytestmark = pytest.mark.usefixtures("copied_processes")
+
 
 def started(eventually: Callable[..., object], path: Path, budget: int) -> Popen[bytes]:
     """A search that has measured something."""

@@ -21,6 +21,8 @@ from plantune.runtime.program import Program
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("copied_processes")
+
 TOY = """
 import torch
 

@@ -27,6 +27,7 @@ from plantune.measure.client import Limits, Worker
 from plantune.measure.timing import Effort
 from plantune.outcome import Measured, Outcome, Rejected
 
+pytestmark = pytest.mark.usefixtures("copied_processes")
 HERE = Path(__file__).parent
 # On a busy machine, what ends by itself may take any time; only what never ends is cut short.
 LIMITS = Limits(build_s=120, run_s=120, memory_bytes=256 << 20)
@@ -45,7 +46,7 @@ FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(HERE)}
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker(copied_processes: None) -> Iterator[Worker]:
     with Worker(threads=1, limits=LIMITS, environment=FAMILIES) as worker:
         yield worker
 
@@ -157,6 +158,7 @@ def test_a_request_that_is_cut_off_blames_nobody(worker, relu, ask):
     assert is_good(ask("none"))
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_worker_that_starts_too_late_is_cut_off(relu):
     late = replace(EFFORT, cut_at=time.monotonic() + 0.01)
     with pytest.raises(OutOfTime, match="before the measuring worker started"):
@@ -215,6 +217,7 @@ def test_the_parent_stays_as_it_was(worker, ask):
     assert torch.equal(torch.ones(64, 64) @ torch.ones(64, 64), product)
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_the_worker_is_spawned_and_nothing_is_left_on_closing(monkeypatch, is_gone):
     """F29: a process of its own, not a copy of this one."""
 
@@ -238,6 +241,7 @@ def test_the_worker_is_spawned_and_nothing_is_left_on_closing(monkeypatch, is_go
     worker.close()
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_worker_that_cannot_start_is_an_error(monkeypatch, relu):
     with pytest.raises(WorkerDied, match="took too long"):
         Worker(threads=1, limits=Limits(start_s=0.01)).check_and_time(relu, FRAMEWORK, "cpu")
@@ -269,6 +273,7 @@ with Worker(threads=1) as worker:
 
 
 @pytest.mark.parametrize("state", ["idle", "endless_with_lock"])
+@pytest.mark.usefixtures("fresh_processes")
 def test_a_worker_dies_with_its_parent(state, eventually, is_gone):
     """F16, P3: kill -9 of the parent while its worker waits, or while a kernel keeps it busy."""
     command = [sys.executable, "-W", "ignore", "-c", PARENT, state]

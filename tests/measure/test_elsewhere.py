@@ -20,6 +20,8 @@ from plantune.measure.numerics import check
 from plantune.outcome import Rejected
 from plantune.space.search_space import SearchSpace
 
+pytestmark = pytest.mark.usefixtures("copied_processes")
+
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 
 

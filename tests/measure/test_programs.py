@@ -14,7 +14,7 @@ PROBLEM = Workload("se_resnet9_fixup", 1)
 PLAN = default_plan(PROBLEM.graph, load_search_space("cpu"), network=PROBLEM.network)
 
 
-def test_a_worker_tells_it():
+def test_a_worker_tells_it(copied_processes):
     with Worker() as worker:
         cost = worker.pass_cost(PROBLEM.graph, PLAN, 4)
     assert isinstance(cost, PassCost)

@@ -91,7 +91,7 @@ def test_what_is_captured_is_made_after_all_others(racing):
     assert made == ["compile", "cuda-graph"]
 
 
-def test_compiling_without_a_compiler_says_why():
+def test_compiling_without_a_compiler_says_why(copied_processes):
     with Worker(threads=1, environment={"CXX": "/no/such/compiler"}) as worker:
         found = worker.race(
             Raced(WORKLOAD.problem), None, ("compile-default", "compile-frozen", "eager"), EFFORT

@@ -79,7 +79,7 @@ def test_closing_ends_it():
     assert not child.alive
 
 
-def test_a_lost_worker_is_replaced_at_once(step_of):
+def test_a_lost_worker_is_replaced_at_once(step_of, copied_processes):
     relu = step_of(lambda b: b.emit("relu", b.input("x", TensorType((2, 3, 5, 7)))))
 
     def ask(worker, fault):

@@ -48,13 +48,14 @@ from plantune.runtime.module import TunedModule
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("copied_processes")
 HERE = Path(__file__).parent
 EFFORT = Effort(budget_s=0.2, warm_up_s=0.01, retries=3)
 NAME = "se_resnet9_fixup"
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
+def worker(copied_processes: None) -> Iterator[Worker]:
     families = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(HERE)}
     with Worker(threads=1, limits=Limits(build_s=60, run_s=30), environment=families) as worker:
         yield worker

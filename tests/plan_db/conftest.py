@@ -97,7 +97,7 @@ def database(path: Path) -> Iterator[PlanDatabase]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
+def start(copied_processes: None) -> Iterator[Callable[..., Process]]:
     """Starts a script in another process; whatever still runs at the end of a test is killed."""
     started: list[Process] = []
 

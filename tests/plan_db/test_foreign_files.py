@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from plantune.errors import ForeignFile, InvalidDatabase
 from plantune.machine import Environment
 from plantune.plan import Plan
+from plantune.plan_db import recognition
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exchange import export_plans
 
@@ -129,6 +130,25 @@ def test_a_named_plan_database_is_used(tmp_path: Path, here: Environment, plan: 
     for place in (path, copy):
         with PlanDatabase.open(place) as database:
             assert [stored.plan for stored in database.plans()] == [plan]
+
+
+def test_one_that_was_half_written_at_the_first_look_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process was making it, and has removed its journal since."""
+    path, looks = tmp_path / "work.db", []
+    PlanDatabase.open(path).close()
+
+    def looked_into(path: Path) -> AbstractContextManager[sqlite3.Connection]:
+        looks.append(path)
+        if len(looks) == 1:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+        return real(path)
+
+    real = recognition.looked_into
+    monkeypatch.setattr(recognition, "looked_into", looked_into)
+    PlanDatabase.open(path).close()
+    assert len(looks) == 2
 
 
 def test_our_own_database_is_known_by_any_spelling(

@@ -85,6 +85,30 @@ def test_a_dry_run_writes_nothing(study, tmp_path: Path, capsys) -> None:
     assert [row["losses"] for row in rows] == [2, 2]
 
 
+def test_a_search_comes_before_the_rows(
+    study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """With the network and a whole batch that the rows have."""
+    asked = []
+
+    class Found:
+        def summary(self) -> str:
+            return "0.5 of eager"
+
+    def tune(model: nn.Module, images: torch.Tensor, **how: object) -> Found:
+        asked.append((type(model), images.shape, how))
+        return Found()
+
+    monkeypatch.setattr(study, "tune", tune)
+    options = "--small --images 12 --search 30 --variants baseline --dry-run"
+    assert study.main(options.split()) == 0
+    assert asked == [(nn.Sequential, (8, 3, 32, 32), {"budget": 30.0, "mode": "train"})]
+    assert capsys.readouterr().out.startswith("0.5 of eager")
+    with pytest.raises(SystemExit):
+        study.main(["--search", "30"])
+    assert "--precision float32" in capsys.readouterr().err
+
+
 def test_checkpoints_are_torchvisions(part, tmp_path: Path) -> None:
     """Of a network in channels_last, back and forth; tests of the models hold its names."""
     workloads, file = part("workloads"), tmp_path / "weights.pt"

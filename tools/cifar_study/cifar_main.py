@@ -26,12 +26,12 @@ from images import DataSet, made, read_folder
 from race import raced
 from shown import plotted, row_of, shown, shown_race
 from traces import profiled, python_profiled
-from training import Feed, Study, Trained, train
+from training import Feed, Study, Trained, built, train
 from variants import DEVICE, VARIANTS, Variant, chosen
 from ways import Precision
 from workloads import SMALL, WORKLOADS, save_weights
 
-from plantune import UnplannedCall
+from plantune import UnplannedCall, tune
 from plantune.device import first_line
 
 SMALL_IMAGES, SMALL_TESTED = 232, 200
@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     on_gpu = study.device.type == "cuda"
     variants = chosen(given.variants, study.workload.name, on_gpu=on_gpu)
     feed, done, failures = Feed(study), list[Trained](), dict[str, str]()
+    if given.search:
+        search(study, feed, given.search)
     for variant in variants:
         found = _row(study, variant, feed, failures)
         if found is not None:
@@ -129,6 +131,13 @@ def study_of(given: argparse.Namespace) -> Study:
     return replace(study, precision=Precision(narrow, scaled=on_gpu))
 
 
+def search(study: Study, feed: Feed, seconds: float) -> None:
+    """Finds and stores the plan that plantune's rows then run from."""
+    variant = VARIANTS["plantune"]
+    model, (images, _) = built(study, variant, feed), next(feed.batches(variant))
+    print(tune(model, images, budget=seconds, mode="train").summary(), flush=True)
+
+
 def _data(given: argparse.Namespace, classes: int, batch: int) -> DataSet:
     if given.data is not None:
         data = read_folder(given.data, classes)
@@ -180,7 +189,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     say("--save-of", default="plantune-step", choices=VARIANTS, metavar="NAME", help="whose")
     say("--profile", nargs="+", default=(), choices=VARIANTS, metavar="NAME", help="with traces")
     say("--cprofile", nargs="+", default=(), choices=VARIANTS, metavar="NAME", help="Python's")
+    say("--search", type=float, metavar="SECONDS", help="for a plan first, where none is autocast")
     say("--race-seconds", type=float, default=5.0, metavar="SECONDS", help="0 for no race")
     say("--dry-run", action="store_true", help="two steps of each row; nothing is written")
     say("--out", type=Path, default=Path())
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    autocast = given.precision == "amp" or (given.precision is None and not given.small)
+    if given.search and autocast and WORKLOADS[given.network].narrow is None:
+        parser.error("--search: a plan under autocast is not searched for; add --precision float32")
+    return given

@@ -7,8 +7,10 @@
 Every way translates the same sentences greedily, with the same weights: eager float32 with and
 without cuDNN, its steps in one CUDA graph, torch.compile of a step, and plantune.optimize of the
 whole. Weights are random, and such that sentences end after different numbers of words: words are
-compared with eager's. Prints a table and which operators eager's time goes to; writes both into
-translate_study.json, and bars into translate_study.png if matplotlib is there, under --out.
+compared with eager's. On a GPU, `replays` are calls of 14 words from 1 and from 14 words, captured
+in CUDA graphs and replayed in turns: what the GPU itself takes. Prints tables, and which operators
+eager's time goes to; writes all into translate_study.json, and bars into translate_study.png if
+matplotlib is there, under --out.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,6 +35,7 @@ from plantune.report.tables import table
 
 LONGEST = 20  # words of a source sentence
 UNKNOWN = 0
+REPLAYED_STEPS, ROUNDS, REPLAYS = 14, 15, 20
 SMALL = Sizes(source_words=800, target_words=600, embedding=64, hidden=128)
 # Added to the logit of the end, and what logits are multiplied by: from one word to all of them.
 ENDS, SPREAD = {True: 0.7, False: 1.2}, 2.0
@@ -47,6 +52,17 @@ class Row:
     sentences_per_s: float
     ms_per_call: float
     wrong: int
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Sentences of REPLAYED_STEPS words from so many, in one CUDA graph: medians of one replay."""
+
+    batch: int
+    source_words: int
+    eager_us: float
+    plantune_us: float
+    ratio: float
 
 
 def made_sentences(count: int, sizes: Sizes) -> list[list[int]]:
@@ -92,29 +108,36 @@ def translator(sizes: Sizes, device: torch.device) -> GRUTranslator:
     return model.to(device)
 
 
-def captured(model: GRUTranslator, example: Made) -> Way:
-    """Eager's steps, all of them, in one CUDA graph."""
-    source, lengths = (tensor.clone() for tensor in example)
+def steps_of_eager(model: GRUTranslator, source: Tensor, lengths: Tensor, steps: int) -> Made:
+    """Eager's kernels, all steps of them: nothing is read on the host."""
+    context = hidden = model.encoder(source, lengths)
+    words, made = torch.full_like(lengths, BEGIN), []
+    ended, counts = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
+    for _ in range(steps):
+        logits, hidden = model.decoder(words, hidden, context)
+        words = torch.where(ended, END, logits.argmax(1))
+        made.append(words)
+        counts += ~ended
+        ended = ended | (words == END)
+    return torch.stack(made, 1), counts
 
-    def run() -> Made:
-        context = hidden = model.encoder(source, lengths)
-        words, made = torch.full_like(lengths, BEGIN), []
-        ended, steps = torch.zeros_like(lengths, dtype=torch.bool), torch.zeros_like(lengths)
-        for _ in range(MAX_STEPS):
-            logits, hidden = model.decoder(words, hidden, context)
-            words = torch.where(ended, END, logits.argmax(1))
-            made.append(words)
-            steps += ~ended
-            ended = ended | (words == END)
-        return torch.stack(made, 1), steps
 
+def in_a_graph(run: Callable[[], Made]) -> tuple[torch.cuda.CUDAGraph, Made]:
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        run()
+        for _ in range(3):
+            run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = run()
+    return graph, results
+
+
+def captured(model: GRUTranslator, example: Made) -> Way:
+    """Eager's steps, all of them, in one CUDA graph."""
+    source, lengths = (tensor.clone() for tensor in example)
+    graph, results = in_a_graph(lambda: steps_of_eager(model, source, lengths, MAX_STEPS))
 
     def translate(words: Tensor, counts: Tensor) -> Made:
         source.copy_(words)
@@ -123,6 +146,39 @@ def captured(model: GRUTranslator, example: Made) -> Way:
         return results[0].clone(), results[1].clone()
 
     return translate
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(REPLAYS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / REPLAYS * 1e3
+
+
+def replayed(model: GRUTranslator, batch: int, source_words: int) -> Replay:
+    """Of sentences that do not end before the last step."""
+    model = deepcopy(model)
+    for layer in (model.encoder.gru, model.decoder.gru):
+        layer.flatten_parameters()
+    model.decoder.output.bias.data[END] = -1e4
+    device = model.decoder.output.bias.device
+    source = torch.randint(model.sizes.source_words, (source_words, batch), device=device)
+    lengths = torch.full((batch,), source_words, device=device)
+    tuned = optimize(model, source, lengths, max_steps=REPLAYED_STEPS, fallback="silent")
+    runs: list[Callable[[], Made]] = [
+        lambda: steps_of_eager(model, source, lengths, REPLAYED_STEPS),
+        lambda: tuned(source, lengths, max_steps=REPLAYED_STEPS),
+    ]
+    graphs = [in_a_graph(run) for run in runs]
+    times = [[replay_us(graph) for graph, _ in graphs] for _ in range(ROUNDS)]
+    wanted, made = (results[0] for _, results in graphs)
+    if not torch.equal(wanted, made):
+        raise SystemExit(f"batch {batch}: {int((wanted != made).any(1).sum())} sentences differ")
+    eager, ours = (median(of_way) for of_way in zip(*times, strict=True))
+    return Replay(batch, source_words, eager, ours, median(b / a for a, b in times))
 
 
 def compiled(model: GRUTranslator) -> Way:
@@ -253,12 +309,17 @@ def study(given: argparse.Namespace) -> list[Row]:
             for name, way in ways(model, calls[0], given.ways):
                 rows.append(measured(name, way, calls, wanted))
                 print(json.dumps(asdict(rows[-1])), flush=True)
+        sizes_of_replays = [(n, s) for n in (1, 8, 64) for s in (1, REPLAYED_STEPS)]
+        replays = [replayed(model, *each) for each in sizes_of_replays if device.type == "cuda"]
+        for replay in replays:
+            print(json.dumps(asdict(replay)), flush=True)
         found = survey(model, batches(sentences, 1, device)[:20])
     print(f"\n{shown(rows)}\n\n{shown_survey(found)}")
     given.out.mkdir(parents=True, exist_ok=True)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     document = {"device": where, "torch": torch.__version__, "sentences": len(sentences)}
-    text = json.dumps({**document, "rows": [asdict(r) for r in rows], "survey": found}, indent=1)
+    document |= {"rows": [asdict(row) for row in rows], "replays": [asdict(r) for r in replays]}
+    text = json.dumps({**document, "survey": found}, indent=1)
     (given.out / "translate_study.json").write_text(text + "\n", encoding="utf-8")
     try:
         plotted(rows, given.out / "translate_study.png")

@@ -7,6 +7,7 @@ step: a new episode begins. Their gradients are operators, too. Gates are in tor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -161,6 +162,23 @@ def _lstm_backward(ctx: Any, dy: Tensor, dcells: Tensor) -> tuple[Any, ...]:
     return (*torch.ops.plantune.lstm_scan_grad(dy, dcells, *kept), None)
 
 
+def _under_autocast(name: str, kind: str) -> Callable[..., Any]:
+    """Like products, scans run in autocast's dtype."""
+    without = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}"))
+
+    def run(*inputs: Tensor | None) -> Any:
+        dtype = torch.get_autocast_dtype(kind)
+        with torch._C._ExcludeDispatchKeyGuard(without):
+            cast = (x if x is None or not _is_cast(x) else x.to(dtype) for x in inputs)
+            return getattr(torch.ops.plantune, name)(*cast)
+
+    return run
+
+
+def _is_cast(x: Tensor) -> bool:
+    return x.is_floating_point() and x.dtype != torch.float64
+
+
 _library = torch.library.Library("plantune", "FRAGMENT")
 for _schema in SCHEMAS:
     _name = _schema.partition("(")[0]
@@ -170,5 +188,7 @@ for _name, _backward in (("gru_scan", _gru_backward), ("lstm_scan", _lstm_backwa
     torch.library.register_autograd(
         f"plantune::{_name}", _backward, setup_context=_keep, lib=_library
     )
+    for _kind in ("cpu", "cuda"):
+        _library.impl(_name, _under_autocast(_name, _kind), f"Autocast{_kind.upper()}")
 GRU_SCAN = torch.ops.plantune.gru_scan.default
 LSTM_SCAN = torch.ops.plantune.lstm_scan.default

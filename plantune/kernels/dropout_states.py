@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -42,8 +43,15 @@ def keeping(op: str, call: Callable[[], None]) -> Callable[[], None]:
 
     def keep() -> None:
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-            return call()
+            return _without_advice(call)
         with states:
-            return call()
+            return _without_advice(call)
 
     return keep
+
+
+def _without_advice(call: Callable[[], None]) -> None:
+    """Autocast's weights are apart in memory, which the user cannot change as torch advises."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part", UserWarning)
+        call()

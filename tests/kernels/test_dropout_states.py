@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 
 import pytest
@@ -52,3 +53,11 @@ def test_nothing_else_does(states, monkeypatch):
     call = keeping("aten.gru.input", layer(states))
     call()
     assert all(state() is None for state in states)
+
+
+def test_torchs_advice_on_weights_is_not_passed_on(states):
+    def call():
+        advice = "RNN module weights are not part of single contiguous chunk of memory."
+        warnings.warn(advice, UserWarning, stacklevel=1)
+
+    keeping("aten.gru.input", call)()

@@ -102,6 +102,26 @@ def test_episodes_that_end_inside_of_a_sequence(kind: type[nn.RNNBase], ends: bo
     assert_alike(kind(6, 5, 2), torch.randn(7, 3, 6), pair, *([done] if ends else []))
 
 
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("kind", [EpisodicGRU, EpisodicLSTM])
+def test_under_autocast_scans_run_in_its_dtype(kind: type[nn.RNNBase], mode: str) -> None:
+    state = torch.randn(1, 3, 5)
+    given = (torch.randn(7, 3, 6), (state, -state) if kind is EpisodicLSTM else state)
+    module = kind(6, 5).train(mode == "train")
+    tuned, found = optimize(module, *given, mode=mode, fallback="silent"), []
+    for each in (module, tuned):
+        with torch.autocast("cpu"), torch.set_grad_enabled(mode == "train"):
+            made = flat(each(*given))
+        assert made[0].dtype == torch.bfloat16
+        if mode == "train":
+            made[0].float().square().sum().backward()
+            made += [parameter.grad for parameter in each.parameters()]
+        found.append(made)
+    exact = flat(module(*given))
+    torch.testing.assert_close(found[0][:2], [t.bfloat16() for t in exact[:2]], rtol=0.1, atol=0.02)
+    torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0.02)
+
+
 def test_a_translator_from_a_plan_follows_its_weights() -> None:
     sizes = Sizes(source_words=60, target_words=45, embedding=8, hidden=16)
     source, lengths = torch.randint(60, (9, 8)), torch.randint(1, 10, (8,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 import plantune
 from plantune.canonical import Attrs
+from plantune.cuda.flags import flags, plain_float32
 from plantune.kernels.families import gru_translate
 from plantune.kernels.families.gru_translate import FAMILY
 from plantune.kernels.family import Candidate, Frame
@@ -147,7 +150,15 @@ def sentences(samples):
     return source, torch.randint(1, 21, (samples,), device="cuda")
 
 
+@pytest.fixture
+def without_tf32():
+    """Eager's layer computes in tf32 by default, and says other words then."""
+    with plain_float32(), flags(torch.backends.cudnn.rnn, fp32_precision="ieee"):
+        yield
+
+
 @pytest.mark.gpu
+@pytest.mark.usefixtures("without_tf32")
 @pytest.mark.parametrize("samples", [1, 8, 64])
 def test_a_tuned_translator_says_the_words_of_eager_float32(samples):
     model, ends = translator_on_a_gpu(), set()
@@ -164,11 +175,13 @@ def test_a_tuned_translator_says_the_words_of_eager_float32(samples):
 
 
 @pytest.mark.gpu
-def test_launches_of_two_threads_do_not_hear_each_other():
+@pytest.mark.usefixtures("without_tf32")
+@pytest.mark.parametrize("samples", [1, 8])
+def test_launches_of_two_threads_do_not_hear_each_other(samples):
     """All blocks of each must run at once; on one GPU there is room for one launch."""
     model = translator_on_a_gpu()
-    tuned = plantune.optimize(model, *sentences(1), fallback="silent")
-    given = [sentences(1) for _ in range(20)]
+    tuned = plantune.optimize(model, *sentences(samples), fallback="silent")
+    given = [sentences(samples) for _ in range(20)]
     wanted = [greedy(model, *each) for each in given]
 
     def wrong(_):
@@ -180,3 +193,45 @@ def test_launches_of_two_threads_do_not_hear_each_other():
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(wrong, range(2))) == [0, 0]
+
+
+# Says when it has begun, then counts the calls whose words are not those of the first time.
+PROCESS = """
+import torch, plantune
+from plantune.models.gru_translator import gru_translator
+torch.manual_seed(3)
+model = gru_translator().cuda().eval()
+given = [(torch.randint(7853, (20, 8), device="cuda"), torch.full((8,), 20, device="cuda"))
+         for _ in range(20)]
+tuned = plantune.optimize(model, *given[0], fallback="silent")
+wanted = [tuned(*each) for each in given]
+print("begun", flush=True)
+made = [(tuned(*each), first) for _ in range({rounds}) for each, first in zip(given, wanted)]
+print(sum(not all(map(torch.equal, *pair)) for pair in made))
+"""
+
+
+def translating(rounds):
+    """A process that has begun to translate."""
+    code = PROCESS.format(rounds=rounds)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.mark.gpu
+def test_launches_of_two_processes_do_not_hear_each_other():
+    with translating(rounds=100) as first, translating(rounds=100) as second:
+        assert [process.stdout.read() for process in (first, second)] == ["0\n", "0\n"]
+    assert [first.returncode, second.returncode] == [0, 0]
+
+
+@pytest.mark.gpu
+def test_launches_that_were_aborted_leave_nothing_behind():
+    """Those of a process that is killed in the midst of its launches."""
+    killed = translating(rounds=100_000)
+    killed.kill()
+    killed.wait()
+    with translating(rounds=5) as after:
+        assert after.stdout.read() == "0\n"
+    assert after.returncode == 0

@@ -17,23 +17,28 @@ JOBS = Path(__file__).with_name("rank_jobs.py")
 RUN = "import runpy, sys; sys.argv = {arguments!r}; runpy.run_path({path!r}, run_name='__main__')"
 
 
-def launch(ranks, folder, *arguments):
-    """What each rank has found. torchrun does the same with a command, but these processes are
-    forked from one that has imported torch before.
+def run(ranks, run_id, code):
+    """What torchrun does with a command, in processes that are forked from one which has imported
+    torch before.
     """
     multiprocessing.set_forkserver_preload(["torch._dynamo", "plantune.training.step"])
     config = LaunchConfig(
         *(1, 1, ranks),
-        run_id=folder.name,
+        run_id=run_id,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         start_method="forkserver",
         monitor_interval=0.05,
         max_restarts=0,
     )
+    elastic_launch(config, exec)(code)
+
+
+def launch(ranks, folder, *arguments):
+    """What each rank has found."""
     job, *more = arguments
     code = RUN.format(arguments=[str(JOBS), job, str(folder), *more], path=str(JOBS))
-    elastic_launch(config, exec)(code)
+    run(ranks, folder.name, code)
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
 
 
@@ -130,3 +135,18 @@ def test_four_ranks_are_one_as_two_pairs_and_together(tmp_path, alone):
 def test_one_that_raises_ends_all_with_its_words(tmp_path, when):
     with pytest.raises(ChildFailedError):
         launch(2, tmp_path, "breaking", when)
+
+
+def test_the_guides_actors_compute_with_the_learners_weights(tmp_path):
+    """On the frames that they saw last, what the learner's module does."""
+    guide = JOBS.parents[2] / "docs" / "guide.md"
+    (script,) = re.findall(r"^```python actors.py\n(.*?)^```", guide.read_text(), re.DOTALL | re.M)
+    path = tmp_path / "actors.py"
+    check = "x = torch.ones(16, 3, 16, 16)\nmodule = policy if rank == learner else actor\n"
+    keep = f"torch.save(module(x).detach(), f'{tmp_path}/{{rank}}.pt')\n"
+    path.write_text("import warnings\nwarnings.simplefilter('ignore')\n" + script + check + keep)
+    run(3, tmp_path.name, f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')")
+    learner, *actors = (torch.load(tmp_path / f"{rank}.pt") for rank in range(3))
+    assert learner.std() > 0
+    for found in actors:
+        torch.testing.assert_close(found, learner)

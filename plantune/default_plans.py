@@ -114,6 +114,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "linear",
         "se_grad",
         "linear_epilogue",
+        "flat_linear",
         "linear_then_residual",
         "pool_grad",
         "masked_dgrad",

@@ -109,7 +109,13 @@ class Launch:
     def _weights(self) -> dict[str, TensorMap]:
         weights = [word for word in ("w", "w2") if word in self.constants]
         rows = CHUNK if self.design.transposed else self.design.tile_n
-        return {word: weight_map(self.constants.tensor(word), rows) for word in weights}
+        return {word: weight_map(self._filter(word), rows) for word in weights}
+
+    def _filter(self, word: str) -> Tensor:
+        """As (O, R, S, C); pixels of images that were laid flat are one."""
+        packed, shape = self.constants.tensor(word), self.design.shape
+        single = (shape.r, shape.s) == (1, 1)
+        return packed.view(len(packed), 1, 1, -1) if single else packed
 
     def _outputs(self) -> dict[str, Tensor]:
         names = {"y": self.parts.y, "unshifted": self.parts.epilogue.unshifted}

@@ -1,12 +1,14 @@
 """Steps as other steps over the same memory, for kernels written for images of many channels.
 
-A product of matrices is a 1x1 convolution. A convolution that steps over whole pixels reads so many
+A product of matrices is a 1x1 convolution; of images laid flat too, if the weight's columns come in
+the order of their pixels. A convolution that steps over whole pixels reads so many
 neighbours as one wide pixel: nothing moves, neither in nhwc images nor in the filter.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -42,14 +44,46 @@ class OtherStep(Step):
 
 
 def as_convolution(step: Step) -> Step:
-    """A step that begins with a product of rows and a weight, or with a convolution of few channels
-    that steps over whole pixels, as a convolution of more. Any other step is given back; raises
-    IllegalCandidate for other products.
+    """A step that begins with a product of rows, or of images laid flat, and a weight, or with a
+    convolution of few channels that steps over whole pixels, as a convolution of more. Any other
+    step is given back; raises IllegalCandidate for other products.
     """
     first = step.nodes[0]
     if first.op == "matmul":
         return _of_rows(step, first)
+    if first.op == "reshape":
+        return _of_flat_images(step, first)
     return _of_wide_pixels(step, first) if _can_widen(step, first) else step
+
+
+def _of_flat_images(step: Step, flat: Node) -> Step:
+    """In nhwc an image laid flat is a row as it is."""
+    (x,), rest = flat.inputs, step.nodes[1:]
+    image, row = step.types[x].shape, flat.types[0].shape
+    lies = len(image) == 4 and row == (image[0], math.prod(image[1:]))
+    refuse(
+        {
+            "only images laid flat for a product": not lies or not rest or rest[0].op != "matmul",
+            "a flat image of single pixels is a row": lies and image[2:] == (1, 1),
+            "the product does not read the flat image": rest[:1] and rest[0].inputs[0] != flat.name,
+            "something else reads the flat image": any(
+                name == flat.name for name, _ in step.outputs
+            )
+            or any(flat.name in node.inputs for node in rest[1:]),
+            "weights are in nchw": x in step.constants or step.phase == "refresh",
+        }
+    )
+    product = replace(rest[0], inputs=(x, rest[0].inputs[1]))
+    types = {x: TensorType(row, step.types[x].dtype)}
+    rows = replace(
+        step,
+        nodes=(product, *rest[1:]),
+        inputs=tuple((name, types.get(name, type_)) for name, type_ in step.inputs),
+    )
+    found = _of_rows(rows, product)
+    return OtherStep(
+        found.nodes, found.inputs, found.outputs, found.constants, found.phase, step, "nhwc"
+    )
 
 
 def _can_widen(step: Step, conv: Node) -> bool:
@@ -90,6 +124,16 @@ def filter_form(step: Step, name: str) -> Form:
     form = conv_weight(step.types[name])
     if not isinstance(step, OtherStep) or step.asked.types[name] == step.types[name]:
         return form
+
+    first = step.asked.nodes[0]
+    if first.op == "reshape":
+        _, *image = step.asked.types[first.inputs[0]].shape
+        rows, columns = image[1:]
+        return replace(
+            form,
+            shape=(form.shape[0], rows, columns, image[0]),
+            order=lambda weight: weight.unflatten(1, image).permute(0, 2, 3, 1),
+        )
 
     def order(weight: Tensor) -> Tensor:
         return by_pixels(weight).reshape(form.shape)

@@ -174,11 +174,56 @@ def test_it_builds(step_of, build_within_limits):
     build_within_limits(FAMILIES[0], step, best(FAMILIES[0], step, space).config, space.arch)
 
 
+def flat(b, x=(3, 8, 4, 5)):
+    rows = b("reshape", b.x(*x), shape=(x[0], x[1] * x[2] * x[3]))
+    y = b.linear(rows, b.w(16, x[1] * x[2] * x[3]))
+    return b("relu", b("add_channel", y, b.w(16), axis=1))
+
+
+FLAT = {"a flat image": (flat,)}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", [*LAYERS, *WIDE])
+@pytest.mark.parametrize("name", [*LAYERS, *WIDE, *FLAT])
 def test_it_is_right_on_a_gpu(step_of, assert_right, gpu_space, name, dtype):
-    step = step_of((LAYERS | WIDE)[name][0], dtype)
+    step = step_of((LAYERS | WIDE | FLAT)[name][0], dtype)
     for family in FAMILIES:
         if family.name in gpu_space.families:
             assert_right(step, best(family, step, gpu_space), gpu_space)
+
+
+def test_a_flat_image_is_a_row_of_its_pixels(step_of):
+    step = step_of(flat)
+    wide = as_convolution(step)
+    assert wide.layouts == {"x0": "nhwc"}
+    form = filter_form(wide, "w0")
+    image, weight, bias = torch.randn(3, 8, 4, 5), torch.randn(16, 160), torch.randn(16)
+    filters = form.order(weight)
+    assert filters.shape == form.shape == (16, 4, 5, 8)
+    rows = image.permute(0, 2, 3, 1).reshape(3, 160, 1, 1)
+    found = wide.evaluate({"x0": rows, "w0": filters.reshape(16, 160, 1, 1), "w1": bias})
+    exact = step.evaluate({"x0": image, "w0": weight, "w1": bias})
+    (name, _), *_ = step.outputs
+    torch.testing.assert_close(found[name].flatten(1), exact[name])
+    for family in FAMILIES:
+        assert family.why_not_step(step_of(flat, "float16")) is None
+
+
+def read_twice(b):
+    rows = b("reshape", b.x(3, 8, 4, 5), shape=(3, 160))
+    return b("add", b.linear(rows, b.w(160, 160)), rows)
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (lambda b: b("reshape", b.x(3, 8, 4, 5), shape=(3, 160)), "laid flat for a product"),
+        (lambda b: flat(b, (3, 160, 1, 1)), "single pixels is a row"),
+        (lambda b: b.linear(b("reshape", b.x(3, 8, 4), shape=(3, 32)), b.w(8, 32)), "laid flat"),
+        (read_twice, "something else reads the flat image"),
+    ],
+)
+def test_other_flat_images_stay_rows(step_of, emit, reason):
+    with pytest.raises(IllegalCandidate, match=reason):
+        as_convolution(step_of(emit))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from plantune.paths import data_folder
@@ -139,10 +140,15 @@ def load_arch(name: str) -> Arch:
 def load_space_file(arch_name: str) -> SpaceFile:
     """Read the search-space file of one arch."""
     require(f"arch {arch_name!r}", arch_name, one_of(*ARCH_NAMES))
-    path = data_folder("search_spaces") / f"{arch_name}.toml"
+    return _file_at(data_folder("search_spaces") / f"{arch_name}.toml")
+
+
+@cache  # as long as the process lives these files are what they were
+def _file_at(path: Path) -> SpaceFile:
     return parse_space_file(read_space_file(path), path)
 
 
+@lru_cache(maxsize=32)
 def parse_arch(file: SpaceFile) -> Arch:
     """The arch that a search-space file describes."""
     place, name = f"{file.path}: [facts]", file.path.stem

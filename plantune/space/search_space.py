@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -111,7 +111,7 @@ class SearchSpace:
             and all(_rule(axis, axes[axis]).accepts(value) for axis, value in config.items())
         )
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The sha256 of the arch's facts and the families' axes, in any order of keys."""
         families = {family: dict(axes) for family, axes in self.families.items()}
@@ -130,6 +130,7 @@ def load_search_space(arch_name: str) -> SearchSpace:
     return parse_search_space(load_space_file(arch_name))
 
 
+@lru_cache(maxsize=32)
 def parse_search_space(file: SpaceFile) -> SearchSpace:
     """The search space that a file describes."""
     families = {

@@ -12,7 +12,7 @@ from plantune.errors import InvalidSearchSpace
 from plantune.space.rules import TABLE, one_of, pattern, require, require_keys
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SpaceFile:
     """A search-space file whose outer form is right: its tables, and its path for messages."""
 

@@ -210,3 +210,9 @@ def test_facts_are_checked_with_the_families() -> None:
         parse_search_space(
             parse_space_file(CPU.replace('kind = "cpu"', 'kind = "cuda"'), Path("cpu.toml"))
         )
+
+
+def test_a_space_is_read_and_multiplied_once() -> None:
+    space = load_search_space("sm90")
+    assert load_search_space("sm90") is space
+    assert space.configs("hopper_conv") is space.configs("hopper_conv")

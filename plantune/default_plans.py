@@ -85,6 +85,7 @@ CUDA_PREFERENCES = (
     # densenet121 took 1.53 ms instead of 2.93, 32 images in float16 (H100, 2026-11-23).
     Preference("concat"),
     Preference("layer_norm"),
+    Preference("layer_norm_grad"),
     Preference("group_norm", {"layout": "nhwc"}),
     Preference("batch_norm"),
     Preference("batch_norm_grad"),

@@ -107,6 +107,7 @@ struct GroupedConv {
   /// The pixels of a tile that are within the image, each word of eight channels of them.
   template <class Do>
   static __device__ __forceinline__ void for_each_word(const Tile& tile, Do&& act) {
+#pragma unroll 2
     for (int i = threadIdx.x; i < kPixels * kOutChunks; i += kThreads) {
       const int m = i / kOutChunks, chunk = i % kOutChunks;
       const int p = tile.p + m / kTileQ, q = tile.q + m % kTileQ;

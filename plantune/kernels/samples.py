@@ -71,8 +71,9 @@ def _other_layers() -> Graph:
     image = builder.emit("group_norm", image, groups=4, eps=1e-5)[0]
     joined = canonical({"tensors": [{"tensor": 0}, {"tensor": 0}], "dim": 1})
     image = builder.emit(CONCAT, image, arguments=joined)[0]
-    image = builder.emit("layer_norm", image, axes=1, eps=1e-5)[0]
-    return builder.build((image, *_batch_norm(builder, image)))
+    rows, *statistics = builder.emit("layer_norm", image, axes=1, eps=1e-5)
+    (dx,) = builder.emit("layer_norm_grad", rows, image, *statistics, axes=1, eps=1e-5, affine=0)
+    return builder.build((rows, dx, *_batch_norm(builder, rows)))
 
 
 def _batch_norm(builder: GraphBuilder, image: str) -> tuple[str, ...]:

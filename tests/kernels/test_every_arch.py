@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from plantune.cuda.choice import nvrtc_for
 from plantune.errors import BuildError
 from plantune.gpus import later_gpu
+from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
@@ -61,6 +62,11 @@ def mobile() -> Graph:
     return extract(Mobile().half().eval(), TensorType((8, 64, 14, 14), "float16"))
 
 
+def trained_rows() -> Graph:
+    module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96)).half()
+    return differentiate(extract(module, TensorType((512, 64), "float16")))
+
+
 def translator() -> Graph:
     sizes = Sizes(source_words=40, target_words=900, embedding=128, hidden=256)
     return extract(gru_translator(sizes).eval(), TensorType((5, 2), "int64"))
@@ -77,6 +83,7 @@ PROBLEMS = (
     registered("resnet18", 8, 3, "infer"),
     mobile,
     translator,
+    trained_rows,
     registered("resnet18", 8, 3, "train"),
 )
 

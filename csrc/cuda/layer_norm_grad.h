@@ -1,0 +1,196 @@
+// The gradients of a layer norm of rows:
+//
+//   g = dy[row][i] * weight[i],  h = (x[row][i] - mean[row]) * rstd[row]
+//   dx[row][i] = (g - mean of g over i - h * mean of g * h over i) * rstd[row]       =
+//   dweight[i] = sum over rows of dy * h,  dbias[i] = sum over rows of dy            =
+//
+// Rows are contiguous and stay in the registers of kLanes threads, as in layer_norm.h; what is not
+// wanted is null. A block takes every gridDim.x-th group of rows and leaves what it summed over them
+// in `parts`, blocks by sums by elements, which `collect` adds. All arithmetic is float, in a fixed
+// order: deterministic.
+
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// Norm says the sizes: rows of kSize elements, kVector of them at once; kSums of weight and bias
+/// have a gradient.
+template <typename Norm>
+struct LayerNormGrad {
+  using T = typename Norm::T;
+  static constexpr int kVector = Norm::kVector, kLanes = Norm::kLanes, kThreads = Norm::kThreads;
+  static constexpr int kSize = Norm::kSize, kSums = Norm::kSums;
+  static constexpr int kRows = kThreads / kLanes, kWarps = kThreads / 32;
+  static constexpr int kVectors = kSize / kVector;
+  static constexpr int kHeld = ceil_div(kVectors, kLanes);  // vectors of a thread
+  // Elements that a block collects, each by so many threads.
+  static constexpr int kColumns = 32, kWays = kThreads / kColumns;
+  using Word = Vector<T, kVector>;
+
+  static_assert(kThreads % kLanes == 0 && kThreads % 32 == 0, "rows have whole blocks or warps");
+  static_assert((kLanes & (kLanes - 1)) == 0, "sums are added in pairs of lanes");
+  static_assert(kSize % kVector == 0, "a row is read in whole vectors");
+
+  struct Arguments {
+    const T *dy, *x;
+    const float *mean, *rstd;
+    const T* weight;
+    T *dx, *dweight, *dbias;
+    float* parts;
+    long long rows, blocks;
+  };
+
+  /// What a thread adds over its rows.
+  struct Sums {
+    float of[kSums > 0 ? kSums : 1][kHeld][kVector];
+  };
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    __shared__ float lanes[2][kWarps];
+    release_successor();
+    wait_for_predecessor();
+    const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+    Word weight[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (kSums > 0 && has(i, lane)) {
+        weight[i].template load<kAligned>(a.weight + place(i, lane));
+      }
+    }
+    Sums sums = {};
+    // Threads without a row take part in the sums of their warp, and leave nothing.
+    for (long long first = blockIdx.x * (long long)(kRows); first < a.rows;
+         first += gridDim.x * (long long)(kRows)) {
+      row<kAligned>(a, first + group, lane, lanes, weight, sums);
+    }
+    if constexpr (kSums > 0) leave(a, lane, group, sums);
+  }
+
+  /// Adds the parts of an element: each way every kWays-th, then one way what all have.
+  template <bool kAligned>
+  static __device__ __forceinline__ void collect(const Arguments& a) {
+    __shared__ float ways[kWays][kColumns];
+    release_successor();
+    wait_for_predecessor();
+    const int column = threadIdx.x % kColumns, way = threadIdx.x / kColumns;
+    const int element = blockIdx.x * kColumns + column;
+    float sum = 0.f;
+    if (element < kSums * kSize) {
+#pragma unroll 8
+      for (long long part = way; part < a.blocks; part += kWays) {
+        sum += a.parts[part * (kSums * kSize) + element];
+      }
+    }
+    ways[way][column] = sum;
+    __syncthreads();
+    if (way != 0 || element >= kSums * kSize) return;
+#pragma unroll
+    for (int i = 1; i < kWays; ++i) sum += ways[i][column];
+    T* to = element < kSize ? a.dweight : a.dbias;
+    if (to != nullptr) to[element % kSize] = from_float<T>(sum);
+  }
+
+ private:
+  static __device__ __forceinline__ int place(int i, int lane) {
+    return (i * kLanes + lane) * kVector;
+  }
+
+  /// Whether the lane's vector number `i` is of the row.
+  static __device__ __forceinline__ bool has(int i, int lane) {
+    return (i + 1) * kLanes <= kVectors || i * kLanes + lane < kVectors;
+  }
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void row(const Arguments& a, long long row, int lane,
+                                             float (&lanes)[2][kWarps],
+                                             const Word (&weight)[kHeld], Sums& sums) {
+    const bool there = row < a.rows;
+    const long long first = (there ? row : a.rows - 1) * kSize;
+    const float mean = a.mean[there ? row : a.rows - 1], rstd = a.rstd[there ? row : a.rows - 1];
+    Word x[kHeld], dy[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+      x[i].template load<kAligned>(a.x + first + place(i, lane));
+      dy[i].template load<kAligned>(a.dy + first + place(i, lane));
+    }
+    float sum = 0.f, product = 0.f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        const float h = (x[i][k] - mean) * rstd, g = dy[i][k] * (kSums > 0 ? weight[i][k] : 1.f);
+        sum += g;
+        product += g * h;
+        if (!there) continue;
+        if constexpr (kSums > 0) sums.of[0][i][k] += dy[i][k] * h;
+        if constexpr (kSums > 1) sums.of[1][i][k] += dy[i][k];
+      }
+    }
+    const float mean_g = total(lanes[0], sum) * (1.f / kSize);
+    const float mean_gh = total(lanes[1], product) * (1.f / kSize);
+    if (!there || a.dx == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+      float dx[kVector];
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) {
+        const float h = (x[i][k] - mean) * rstd, g = dy[i][k] * (kSums > 0 ? weight[i][k] : 1.f);
+        dx[k] = (g - mean_g - h * mean_gh) * rstd;
+      }
+      Word rounded;
+      rounded.round(dx);
+      rounded.store(a.dx + first + place(i, lane));
+    }
+  }
+
+  /// What the block summed: groups of lanes add to it one after the other.
+  static __device__ __forceinline__ void leave(const Arguments& a, int lane, int group,
+                                               const Sums& sums) {
+    __shared__ float whole[kSums > 0 ? kSums * kSize : 1];
+    for (int turn = 0; turn < kRows; ++turn) {
+      __syncthreads();
+      if (turn != group) continue;
+#pragma unroll
+      for (int s = 0; s < kSums; ++s) {
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+          if (!has(i, lane)) continue;
+#pragma unroll
+          for (int k = 0; k < kVector; ++k) {
+            float* to = whole + s * kSize + place(i, lane) + k;
+            *to = (turn == 0 ? 0.f : *to) + sums.of[s][i][k];
+          }
+        }
+      }
+    }
+    __syncthreads();
+    float* part = a.parts + blockIdx.x * (long long)(kSums * kSize);
+    for (int i = threadIdx.x; i < kSums * kSize; i += kThreads) part[i] = whole[i];
+  }
+
+  /// The sum over the lanes of a row, in each of them.
+  static __device__ __forceinline__ float total(float (&parts)[kWarps], float sum) {
+#pragma unroll
+    for (int i = smaller(kLanes, 32) / 2; i > 0; i /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
+    }
+    if constexpr (kLanes > 32) {
+      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+      __syncthreads();
+      const int warp = threadIdx.x / kLanes * (kLanes / 32);
+      sum = parts[warp];
+#pragma unroll
+      for (int i = 1; i < kLanes / 32; ++i) sum += parts[warp + i];
+    }
+    return sum;
+  }
+};
+
+}  // namespace plantune

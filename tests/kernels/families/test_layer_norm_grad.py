@@ -1,0 +1,132 @@
+"""Gradients of layer norms: which steps, which configs, that they are right."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from plantune import optimize
+from plantune.canonical import Attrs
+from plantune.default_plans import guessed_plan
+from plantune.graph.differentiate import differentiate
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+from plantune.kernels.families.layer_norm_grad import BLOCKS, FAMILY
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+from .conftest import in_turns, legal
+
+
+def grad(shape, axes=1, affine=2, left=(0, 1, 2)):
+    """`left` are the places of the outputs that leave."""
+
+    def emit(b):
+        statistics = [b.statistics(*shape[:-axes], *(1,) * axes) for _ in range(2)]
+        weights = [b.w(*shape[-axes:])] if affine else []
+        inputs = (b.x(*shape), b.x(*shape), *statistics, *weights)
+        made = b.all("layer_norm_grad", *inputs, axes=axes, eps=1e-5, affine=affine)
+        return tuple(made[place] for place in left if place < len(made))
+
+    return emit
+
+
+STEPS = {
+    "rows": grad((5, 96)),
+    "more rows than blocks at once": grad((2 * BLOCKS * 64 + 3, 24)),
+    "images": grad((2, 3, 5, 192)),
+    "odd": grad((7, 37)),
+    "no weights": grad((3, 4, 64), affine=0),
+    "no bias": grad((3, 200), affine=1),
+    "one element": grad((6, 1)),
+    "one row": grad((1, 768)),
+    "two axes": grad((3, 6, 20), axes=2),
+    "wide": grad((2, 4096)),
+    "weights alone": grad((40, 48), left=(1, 2)),
+    "x alone": grad((40, 48), left=(0,)),
+}
+CONFIG = Attrs(lanes=32, threads=128)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_it_runs_every_step(step_of, name, dtype):
+    assert legal(FAMILY, step_of(STEPS[name], dtype))
+
+
+REFUSED = {
+    "another op": (lambda b: b("relu", b.x(2, 8)), "only a layer norm's gradient"),
+    "nothing": (grad((0, 8)), "nothing to normalise"),
+    "far too wide": (grad((2, 1 << 13)), "too wide for a block's sums"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
+    emit, reason = REFUSED[name]
+    assert reason in FAMILY.why_not_step(step_of(emit, "float16"))
+
+
+def test_other_dtypes_are_refused(step_of):
+    assert "got float64" in FAMILY.why_not_step(step_of(STEPS["rows"], "float64"))
+
+
+def test_lanes_fit_the_row(step_of):
+    parts, arch = FAMILY.parts(step_of(grad((3, 2048)), "float16")), load_arch("sm90")
+    assert "would hold 64" in FAMILY.why_not_config(parts, CONFIG, arch)
+    assert "has no 256" in FAMILY.why_not_config(parts, Attrs(lanes=256, threads=128), arch)
+    assert FAMILY.why_not_config(parts, Attrs(lanes=64, threads=128), arch) is None
+
+
+def test_blocks_are_few_and_leave_sums(step_of):
+    few = FAMILY.parts(step_of(grad((5, 96)), "float16"))
+    assert few.blocks(CONFIG) == 2
+    assert FAMILY.workspace_bytes(few, CONFIG) == 2 * 2 * 96 * 4
+    many = FAMILY.parts(step_of(grad((100_000, 96)), "float16"))
+    assert many.blocks(CONFIG) == BLOCKS
+    none = FAMILY.parts(step_of(grad((100_000, 96), affine=0), "float16"))
+    assert FAMILY.workspace_bytes(none, CONFIG) == 0
+
+
+def test_a_guess_for_training_takes_it():
+    module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU()).half()
+    graph = differentiate(extract(module, TensorType((512, 64), "float16")))
+    plan = guessed_plan(graph, load_search_space("sm90"), network="norm")
+    assert "layer_norm_grad" in {choice.candidate.family for choice in plan.choices}
+
+
+@pytest.mark.parametrize(("arch_name", "name"), in_turns(["odd", "wide", "no weights"]))
+def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
+    step = step_of(STEPS[name], "float16")
+    config = legal(FAMILY, step, arch_name)[-1].config
+    usage = build_within_limits(FAMILY, step, config, load_arch(arch_name))
+    collects = {"collect", "collect_unaligned"} if name != "no weights" else set()
+    assert set(usage) == {"run", "run_unaligned", *collects}
+
+
+@pytest.mark.gpu
+class TestOnTheGpu:
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("name", STEPS)
+    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
+        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
+
+    def test_a_pass_has_the_gradients_of_float64(self):
+        torch.manual_seed(0)
+        layers = nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU(), nn.Linear(96, 8)
+        module = nn.Sequential(*layers).cuda().half()
+        x = torch.randn(700, 64, device="cuda").half()
+        seed = torch.randn(700, 8, device="cuda").half()
+        tuned = optimize(module, x, mode="train", fallback="silent")
+        wide = copy.deepcopy(module).double()
+        tuned(x).backward(seed)
+        wide(x.double()).backward(seed.double())
+        module(x).backward(seed)
+        for name, exact in wide.named_parameters():
+            ours = tuned.get_parameter(name).grad.double()
+            theirs = module.get_parameter(name).grad.double()
+            allowed = 2 * (theirs - exact.grad).norm() + 2e-3 * exact.grad.norm()
+            assert (ours - exact.grad).norm() <= allowed, name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from functools import partial
 
 import pytest
@@ -75,6 +76,21 @@ def test_optimizers_and_the_state_that_they_saved(kind, way, model, module, x, c
     ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
     learned(model, ours, x)
     learned(module, theirs, x)
+    assert_alike(model, module, x, close)
+
+
+def test_a_thread_that_was_waited_for(model, module, x, close):
+    """As an update on another stream of a GPU: tests/runtime/gpu/test_live_weights.py."""
+
+    def update():
+        with torch.no_grad():
+            torch._foreach_mul_(list(model.parameters()), -1.5)
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    thread.join()
+    with torch.no_grad():
+        torch._foreach_mul_(list(module.parameters()), -1.5)
     assert_alike(model, module, x, close)
 
 

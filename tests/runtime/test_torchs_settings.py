@@ -1,0 +1,75 @@
+"""Settings of torch around a call do what they do to eager; test_deterministic.py has one more."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+
+def setting(get, set_, value):
+    """A context in which a global setting of torch has this value."""
+
+    @contextmanager
+    def within():
+        before = get()
+        set_(value)
+        try:
+            yield
+        finally:
+            set_(before)
+
+    return within
+
+
+SETTINGS = {
+    "default dtype float64": setting(
+        torch.get_default_dtype, torch.set_default_dtype, torch.float64
+    ),
+    "default device meta": lambda: torch.device("meta"),
+    "one thread": setting(torch.get_num_threads, torch.set_num_threads, 1),
+    "three threads": setting(torch.get_num_threads, torch.set_num_threads, 3),
+    "inference mode": torch.inference_mode,
+    "no gradients": torch.no_grad,
+    "gradients": torch.enable_grad,
+}
+
+
+@pytest.fixture
+def module(named):
+    layers = {"conv": nn.Conv2d(3, 8, 3, bias=False), "norm": nn.BatchNorm2d(8), "relu": nn.ReLU()}
+    return named(**layers, head=nn.Conv2d(8, 4, 1))
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_calls_under_a_setting_and_after_it(name, mode, module, x, tuned, close):
+    model = tuned(module, x, mode, "hand")
+    eager = copy.deepcopy(model.reference)
+    for around in (SETTINGS[name], torch.no_grad, SETTINGS[name], torch.enable_grad):
+        with around():
+            found, wanted = model(x), eager(x)
+        close(found, wanted)
+        assert (found.device, found.dtype) == (wanted.device, wanted.dtype)
+        assert model.last_call().how == "planned"
+    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        close(ours.double(), theirs.double())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradients_under_a_setting(name, module, x, tuned, close):
+    model = tuned(module, x, "train", "hand")
+    eager = copy.deepcopy(model.reference)
+    with SETTINGS[name](), torch.inference_mode(False), torch.enable_grad():
+        for network in (model, eager):
+            network(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        close(ours.grad, theirs.grad)

@@ -103,5 +103,5 @@ def plotted(document: Mapping[str, Any], place: Path) -> None:
         label.set_fontweight("bold" if row["variant"] in OURS else "normal")
     axes.set_xlabel(f"ms a step of {document['batch']} images, {document['device']}")
     axes.set_title(f"{document['network']}, {document['precision']}")
-    axes.legend(ncols=len(NAMES), fontsize="small", loc="lower right")
+    figure.legend(ncols=len(NAMES), fontsize="small", loc="outside lower center")
     figure.savefig(place, dpi=150)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import random
 import sys
@@ -40,6 +41,8 @@ PIXELS, AT_ONCE = 8, 200
 # Of few, so that graphs come again.
 GAINS = (0.5, 2.0)
 MOST_GROWTH_MIB = 32.0
+# A run that is shorter meets forms of the call for the first time in its second half, too.
+SETTLED = 2_000
 # What a tensor may be off by, as a part of its largest number, and of the largest of all: sums of
 # terms that cancel, such as the gradient of a bias before a batch norm, are off by their roundings.
 ALLOWED = {"float32": (1e-3, 1e-6), "float16": (0.05, 5e-3)}
@@ -285,7 +288,10 @@ class Run:
 
 
 def held_mib() -> list[float]:
-    """By the process, and of the GPU."""
+    """By the process, and of the GPU: by tensors and graphs, without what torch could give back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     gpu = torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
     return [round(held / 2**20, 1) for held in (pages * 4096, gpu)]
@@ -323,6 +329,8 @@ def followed(seed: int, settings: Settings) -> dict[str, Any]:
 
 
 def grew(run: Mapping[str, Any]) -> bool:
+    if run["calls"] < SETTLED:
+        return False
     before, after = run["held_mib"]
     return any(now > was + MOST_GROWTH_MIB for was, now in zip(before, after, strict=False))
 

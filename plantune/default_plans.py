@@ -116,6 +116,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "se_grad",
         "linear_epilogue",
         "flat_linear",
+        "rows_of_pixels",
         "linear_then_residual",
         "pool_grad",
         "masked_dgrad",
@@ -249,7 +250,9 @@ _guesses: dict[tuple[Any, ...], Plan | None] = {}
 def _strides(step: Step) -> bool:
     """Whether torch's views here are in strides that no kernel of ours reads."""
     source = viewed(step.nodes[0])
-    return source is not None and not cuts_channels(step.nodes[0], step.types[source])
+    if source is None or len(step.nodes) > 1 or step.phase == "refresh":
+        return False
+    return not cuts_channels(step.nodes[0], step.types[source])
 
 
 def _reading(

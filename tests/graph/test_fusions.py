@@ -230,6 +230,11 @@ class Joined(nn.Module):
         return torch.relu(torch.cat((x, x.sigmoid()), 1))
 
 
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.flatten(2).transpose(1, 2)
+
+
 @cache
 def networks() -> dict[str, Graph]:
     size = TensorType((2, 3, 64, 64))
@@ -238,6 +243,7 @@ def networks() -> dict[str, Graph]:
         "resnet18 eval": extract(resnet18(num_classes=5).eval(), size),
         "resnet18 train": differentiate(extract(resnet18(num_classes=5), size)),
         "joined": extract(Joined(), size),
+        "rows of pixels": extract(Rows(), size),
         "group norm": extract(nn.Sequential(nn.GroupNorm(1, 3), nn.ReLU()), size),
     }
 

@@ -264,6 +264,26 @@ def test_the_permutes_around_a_layer_norm_move_nothing():
     assert [launch.conversions for launch in schedule.launches] == [()] * len(families)
 
 
+class Rows(nn.Module):
+    """As in a pyramid of attention: rows, an image of them, and rows again."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.each = nn.Linear(32, 64), nn.Conv2d(64, 64, 3, padding=1, groups=64)
+        self.back = nn.Linear(64, 32)
+
+    def forward(self, x):
+        image = self.wide(x).transpose(1, 2).view(-1, 64, 14, 14)
+        return self.back(self.each(image).flatten(2).transpose(1, 2))
+
+
+def test_rows_are_images_and_images_rows():
+    graph, plan = guess_for(Rows(), 4, 196, 32)
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, load_search_space("sm90")))
+    assert not [copy for launch in schedule.launches for copy in launch.conversions]
+    assert "framework" not in {choice.candidate.family for choice in plan.choices}
+
+
 def test_what_a_preferred_family_cannot_run_stays_unfused(by_hand):
     plan = by_hand(Preference("gemm"))
     assert nodes_with(plan, "conv1/conv2d") == ("conv1/conv2d",)

@@ -1,19 +1,25 @@
-"""A reshape, or a permute of axes, as a view: nothing is launched, no memory is used."""
+"""Reshapes and permutes of axes as a view: nothing is launched, no memory is used."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from plantune.canonical import Attrs
+from plantune.graph.graph import Node
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
 from plantune.kernels.legality import refuse
 from plantune.layouts import MEMORY_FORMATS
 from plantune.space.arch import Arch
+
+VIEWS = frozenset(("permute", "reshape"))
 
 
 @dataclass(frozen=True)
@@ -29,14 +35,23 @@ class View(KernelFamily[ViewParts]):
     arch_kinds = frozenset(("cpu", "cuda"))
 
     def read(self, step: Step) -> ViewParts:
-        known = step.ops in (("reshape",), ("permute",))
-        refuse({"only a reshape, or a permute, is a view": not known})
+        refuse({"only reshapes and permutes are views": not VIEWS.issuperset(step.ops)})
         if step.ops == ("reshape",):
             return ViewParts(step)
         source, _ = step.inputs[0]
-        refuse({"a weight has no layout that may be asked for": source in step.constants})
-        pairs = _layouts_of_permute(step)
-        refuse({"the axes are in another order in memory, too": not pairs})
+        chained = all(b.inputs == (a.name,) for a, b in itertools.pairwise(step.nodes))
+        leaving = [name for name, _ in step.outputs]
+        refuse(
+            {
+                "a weight has no layout that may be asked for": source in step.constants,
+                # Each takes what is not dense.
+                "reshapes alone are views one by one": "permute" not in step.ops,
+                "a value on the way is read by others": not chained
+                or leaving != [step.nodes[-1].name],
+            }
+        )
+        pairs = _free_layouts(step)
+        refuse({"elements are in another order in memory, too": not pairs})
         return ViewParts(step, *pairs[0])
 
     def layouts(self, parts: ViewParts, config: Attrs) -> Mapping[str, str]:
@@ -58,33 +73,44 @@ class View(KernelFamily[ViewParts]):
 
     def bind(self, parts: ViewParts, config: Attrs, frame: Frame) -> Binding:
         step, values = parts.step, frame.values
-        (source, _), (result, type_) = step.inputs[0], step.outputs[0]
-        permutes = step.ops == ("permute",)
+        (source, _), (result, _) = step.inputs[0], step.outputs[0]
+        reshapes = step.ops == ("reshape",)
         constant = source in step.constants
-        dims: Any = step.nodes[0].attrs.get("dims")
 
         def launch(stream: int) -> None:
-            value = values[source]
+            made = values[source]
+            for node in step.nodes:
+                made = _viewed(node, made)
             # A weight may have any strides, and so may what torch made.
-            made = value.permute(dims) if permutes else value.reshape(type_.shape)
-            values[result] = made if permutes or constant else made.contiguous()
+            values[result] = made.contiguous() if reshapes and not constant else made
 
         return Binding(launch)
 
 
-def _layouts_of_permute(step: Step) -> list[tuple[str, str]]:
+def _viewed(node: Node, value: Tensor) -> Tensor:
+    if node.op == "permute":
+        return value.permute(node.attrs["dims"])
+    return value.reshape(node.types[0].shape)
+
+
+def _free_layouts(step: Step) -> list[tuple[str, str]]:
     """The layouts of what is read and of what is made that need no element moved."""
-    (_, x), (_, y), dims = step.inputs[0], step.outputs[0], step.nodes[0].attrs["dims"]
+    (_, x), (_, y) = step.inputs[0], step.outputs[0]
     pairs = itertools.product(_layouts(x), _layouts(y))
+    return [(read, made) for read, made in pairs if _is_free(step, x, read, y.strides(made))]
 
-    def matters(strides: tuple[int, ...]) -> list[int]:
-        return [stride for stride, size in zip(strides, y.shape, strict=True) if size > 1]
 
-    return [
-        (read, made)
-        for read, made in pairs
-        if matters(tuple(x.strides(read)[axis] for axis in dims)) == matters(y.strides(made))
-    ]
+def _is_free(step: Step, x: TensorType, read: str, wanted: tuple[int, ...]) -> bool:
+    """Whether views of an `x` in that layout are dense in the wanted one."""
+    value = torch.empty_strided(x.shape, x.strides(read), dtype=torch.uint8, device="meta")
+    for node in step.nodes:
+        shape = node.types[0].shape
+        try:
+            value = value.permute(node.attrs["dims"]) if node.op == "permute" else value.view(shape)
+        except RuntimeError:  # neighbours of an axis would not be apart by one stride
+            return False
+    found = zip(value.stride(), wanted, value.shape, strict=True)
+    return all(stride == other for stride, other, size in found if size > 1)
 
 
 def _layouts(type_: TensorType) -> tuple[str, ...]:

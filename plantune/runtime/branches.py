@@ -116,15 +116,24 @@ class Lanes:
         self._lanes = [_Lane(b, device) for b in branches] if device.type == "cuda" else []
 
     @property
+    def branches(self) -> list[Branch]:
+        return [lane.branch for lane in self._lanes]
+
+    @property
     def halved(self) -> frozenset[int]:
         """The places of the launches whose second half is a branch."""
         return frozenset(lane.branch.launch for lane in self._lanes if lane.branch.rest)
 
     def ordered(
-        self, calls: Sequence[list[Call]], places: range, rests: Mapping[int, Call] | None = None
+        self,
+        calls: Sequence[list[Call]],
+        places: range,
+        rests: Mapping[int, Call] | None = None,
+        marks: Mapping[int, Call] | None = None,
     ) -> list[Call]:
         """The calls of the launches of one pass, which is over when all of it is. `rests` are the
-        second halves of those that are `halved`.
+        second halves of those that are `halved`; `marks` come before the launches of their places,
+        after what is joined there.
         """
         mine = [lane for lane in self._lanes if lane.branch.launch in places]
         beside = {lane.branch.launch: lane for lane in mine if not lane.branch.rest}
@@ -133,6 +142,7 @@ class Lanes:
         for place in (*places, places.stop):
             # A branch after this place may take the memory of one that is joined here.
             order += [lane.join for lane in mine if lane.branch.join == place]
+            order += [marks[place]] if marks is not None and place in marks else []
             order += [lane.fork for lane in beside.values() if lane.branch.fork + 1 == place]
             if place in beside:
                 order.append(beside[place].around(calls[place]))

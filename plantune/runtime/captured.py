@@ -19,6 +19,7 @@ from plantune.plan import Plan
 from plantune.runtime.counters import without_counters
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
+from plantune.runtime.exchange import current_exchange
 from plantune.runtime.gradients import Gradients
 from plantune.runtime.last_casts import without_last_casts
 from plantune.runtime.program import Program, current_stream
@@ -153,9 +154,13 @@ class CapturedProgram:
         """
         self._enter()
         if is_capturing() or is_rehearsing():
-            with self._autotuned(), self._program.spared(again=again):
+            with (
+                self._autotuned(),
+                self._program.spared(again=again),
+                self._gradients.in_new_memory(current_exchange()) as found,
+            ):
                 self._seeds.inside_a_capture(output_gradients, self._backward_pass)
-                return self._gradients.handed_over(self._program.values)
+                return {**found, **self._gradients.of_inputs(self._program.values)}
         made = self._passes.get("backward") or self._capture_backward()
         launch, _ = self._seeds.meet(output_gradients)
         with self._program.spared(again=again):
@@ -187,7 +192,7 @@ class CapturedProgram:
 
     def _backward_pass(self) -> None:
         """All of a backward pass, with its gradients side by side."""
-        self._program.run_backward()
+        self._program.run_backward(self._gradients.tell)
         self._gradients.gather(current_stream(self.device), self._program.values)
 
     def _both_passes(self) -> None:

@@ -70,6 +70,13 @@ def dense_strides(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty(tensor.shape, device="meta").stride()
 
 
+def are_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether the elements of both, of one shape, are stored in one order and as one dtype."""
+    wide = [axis for axis, size in enumerate(one.shape) if size > 1]
+    strides = [(one.stride(axis), other.stride(axis)) for axis in wide]
+    return one.dtype == other.dtype and all(first == second for first, second in strides)
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill a piece of memory, each place once."""
     if extent_of(tensor) != tensor.numel():

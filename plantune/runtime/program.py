@@ -19,6 +19,7 @@ from plantune.kernels.copies import Copies
 from plantune.kernels.family import Values
 from plantune.layouts import HOST_MEMORY, in_layout
 from plantune.plan import Plan, check_plan
+from plantune.runtime.arrivals import Arrivals, Told, arrival_places
 from plantune.runtime.binding import bind, made_for
 from plantune.runtime.branches import Call, Lanes, branches_of
 from plantune.runtime.memory_plan import liveness, passes, plan_memory, taker
@@ -84,8 +85,11 @@ class Program:
             if turn:
                 self._prepare_beside(launches[:turn], calls)
         rests = {i: self._rests[launches[i].step.name] for i in lanes.halved}
+        made = [value for _, value in graph.gradients]
+        self._arrivals = Arrivals(arrival_places(launches, lanes.branches, made, turn))
         self._forward = lanes.ordered(calls, range(turn), rests)
-        self._backward = lanes.ordered(calls, range(turn, len(calls)), rests)
+        backward, marks = range(turn, len(calls)), self._arrivals.calls
+        self._backward = lanes.ordered(calls, backward, rests, marks)
         self._owned = _owned_results(schedule)
         self._spent = live.spent
         self._left = (*live.held, *(name for name, _ in (*graph.inputs, *graph.output_gradients)))
@@ -225,10 +229,11 @@ class Program:
         pairs = zip((self.values[buffer] for buffer, _ in self.graph.updates), new, strict=True)
         self._copies.launch(current_stream(self.device), [*pairs])
 
-    def run_backward(self) -> None:
-        """The backward pass alone."""
-        for call in self._backward:
-            call()
+    def run_backward(self, tell: Told | None = None) -> None:
+        """The backward pass alone. `tell` hears of gradients, by their values, as they are made."""
+        with self._arrivals.told_to(tell):
+            for call in self._backward:
+                call()
 
     @contextmanager
     def spared(self, *, again: bool) -> Iterator[None]:

@@ -53,12 +53,12 @@ class DataParallel:
         assert self._watch is not None
         return self._watch.step()
 
-    def reducer(self, gradients: FlatGradients, device: torch.device) -> Reducer:
+    def reducer(self, gradients: FlatGradients, device: torch.device, *, overlaps: bool) -> Reducer:
         lines = [*described(gradients)]
         if lines != self._described:
             self.ranks.must_agree("the parameters", lines)
             self._described = lines
-        return Reducer(self.ranks, gradients, device, self._wire)
+        return Reducer(self.ranks, gradients, device, self._wire, overlaps=overlaps)
 
     def close(self) -> None:
         if self._watch is not None:

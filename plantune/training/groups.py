@@ -63,8 +63,8 @@ def before_shutdown(group: Group, call: Callable[[], None]) -> None:
 
 
 def _watch_shutdowns() -> None:
-    shutdown = Group.shutdown
-    if getattr(shutdown, "is_plantunes", False):
+    shutdown = getattr(Group, "shutdown", None)
+    if shutdown is None or getattr(shutdown, "is_plantunes", False):
         return
 
     def shut_down(self: Group) -> None:

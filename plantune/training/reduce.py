@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plantune.errors import RanksDiffer
+from plantune.errors import CaptureError, RanksDiffer
+from plantune.runtime.exchange import exchanging
 from plantune.runtime.flat import FlatLayout
 from plantune.runtime.rehearsal import is_rehearsing
 from plantune.runtime.streams import Side
+from plantune.runtime.torch_internals import is_capturing
 from plantune.training.groups import mean
 from plantune.training.ranks import Ranks
 from plantune.training.update import FlatGradients
@@ -55,7 +58,7 @@ class Reducer:
 
     Every rank reduces the same buckets in the same order, whether it captures, replays or runs op
     by op. `wire` is a narrower dtype for the way between the ranks. On a GPU buckets are reduced on
-    a stream of their own.
+    a stream of their own; in a captured pass each as soon as its gradients are there (Exchange).
     """
 
     def __init__(
@@ -64,34 +67,93 @@ class Reducer:
         gradients: FlatGradients,
         device: torch.device,
         wire: torch.dtype | None = None,
+        *,
+        overlaps: bool = True,
     ) -> None:
         self._ranks, self._gradients, self._device = ranks, gradients, device
         self.buckets = buckets_of(gradients.layout)
         self._wires = {b: _wire_of(b, wire, device) for b in self.buckets}
         self._side = Side(device, "collectives") if device.type == "cuda" else None
         self._patterns: dict[tuple[bool, ...], list[bool]] = {}
+        # A gradient that autograd adds to another one must not be reduced before.
+        self.overlaps = overlaps
+        self._numbers = {p.data_ptr(): at for at, p in enumerate(gradients.parameters)}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._next = 0  # of the buckets
+        self._claimed: dict[int, int] = {}
+        self._here: dict[int, Tensor | None] = {}
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Inside is a step's forward and backward pass, of whole batches."""
+        self._begin()
+        with exchanging(self if self.overlaps and self._side is not None else None):
+            yield
+
+    def place_for(self, parameter: Tensor) -> Tensor | None:
+        at = self._numbers.get(parameter.data_ptr())
+        if at is None or not parameter.numel() or self._gradients.parameters[at]._backward_hooks:
+            return None
+        if at in self._claimed.values():
+            self.overlaps = False  # of two passes autograd takes the sum
+            return None
+        place = self._gradients.views[at]
+        self._claimed[place.data_ptr()] = at
+        return place
+
+    def arrived(self, found: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        for place, source in found:
+            self._here[self._claimed[place.data_ptr()]] = source
+        while self._next < len(self.buckets):
+            bucket = self.buckets[self._next]
+            if not bucket.members <= self._here.keys():
+                return
+            self._enqueue(bucket)
+
+    def take(self, number: int, gradients: Sequence[Tensor | None]) -> None:
+        """Those of a micro-batch, as autograd has them."""
+        for place, at in self._claimed.items():
+            gradient = gradients[at]
+            if gradient is None or gradient.data_ptr() != place:
+                self.overlaps = False
+        if self._claimed and not self.overlaps and not is_rehearsing():
+            raise CaptureError("a gradient that was reduced is a part of another one")
+        self._gradients.take(number, gradients)
 
     def reduce(self) -> None:
-        """Enqueues it for gradients that are all there."""
+        """Enqueues what is not reduced by now: all gradients are there."""
         self._gradients.present = self._agreed()
-        self._ranks.past()
-        if is_rehearsing():
-            return
-        for bucket in self.buckets:
-            self._enqueue(bucket)
+        if not self._only_prepares():
+            self._ranks.past()
+        while self._next < len(self.buckets):
+            self._enqueue(self.buckets[self._next])
         if self._side is not None:
             self._side.join()
 
+    def _only_prepares(self) -> bool:
+        """Whether nothing is sent now: ranks meet once more after a capture."""
+        return is_rehearsing() or (self._side is not None and is_capturing())
+
     def _enqueue(self, bucket: Bucket) -> None:
         """After what is on the current stream by now."""
+        self._next += 1
         if self._side is None:
             self._mean_of(bucket)
             return
         self._side.fork()
         with self._side.inside():
+            views, here = self._gradients.views, self._here
+            sources = [(views[at], here.pop(at, None)) for at in sorted(bucket.members)]
+            self._gradients.write(
+                [(view, source) for view, source in sources if source is not None]
+            )
             self._mean_of(bucket)
 
     def _mean_of(self, bucket: Bucket) -> None:
+        if is_rehearsing():
+            return
         flat = self._gradients.buffers[bucket.dtype][bucket.start : bucket.stop]
         wire = self._wires[bucket]
         if wire is None:

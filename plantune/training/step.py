@@ -191,13 +191,16 @@ class TrainStep:
         backward = LossPass(self._models, self.loss, parameters, self.micro_batches, autocast)
         self._update = self._update_of(gradients, arch)
         others = self._others
-        reducer = None if others is None else others.reducer(gradients, device)
+        whole = self.micro_batches == 1
+        reducer = None if others is None else others.reducer(gradients, device, overlaps=whole)
 
         def run(given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
             scale = None if rules.scale is None else rules.scale.scale
-            value = backward.run(*given, scale, gradients.take, mark)
-            if reducer is not None:
-                reducer.reduce()
+            if reducer is None:
+                return backward.run(*given, scale, gradients.take, mark)
+            with reducer.passing():
+                value = backward.run(*given, scale, reducer.take, mark)
+            reducer.reduce()
             return value
 
         passes = Passes(run, gradients, self._update, self._modules())

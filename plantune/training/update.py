@@ -49,12 +49,14 @@ class FlatGradients:
         for at, (view, gradient) in enumerate(zip(self.views, gradients, strict=True)):
             if gradient is not None:
                 self.present[at] = True
-                pairs.append((view, gradient))
+                if gradient.data_ptr() != view.data_ptr():  # else a pass has written it there
+                    pairs.append((view, gradient))
             elif number == 0:
                 view.zero_()
-        self._write(pairs, adds=number > 0)
+        self.write(pairs, adds=number > 0)
 
-    def _write(self, pairs: Sequence[Pair], *, adds: bool) -> None:
+    def write(self, pairs: Sequence[Pair], *, adds: bool = False) -> None:
+        """Enqueues copies, or additions."""
         if self._copies is not None:
             self._copies.launch(current_stream(self._device), pairs, adds=adds)
             return

@@ -96,8 +96,12 @@ class Watch:
         with self._lock:
             if self._sample is None:
                 self._sample, self._latest = self._latest, None
-        if self._sample is not None and self._sample[1].query():
+        try:
+            if self._sample is not None and self._sample[1].query():
+                self._sample = None
+        except RuntimeError:  # the CUDA context is lost, which the caller's own calls tell
             self._sample = None
+            self.stop()
         return None if self._sample is None else self._sample[0]
 
     def _heard(self) -> str:

@@ -54,12 +54,13 @@ def told(monkeypatch):
     monkeypatch.setattr(module, "_Lane", Told)
     Told.said = []
 
-    def run(*branches, places=range(6), device=GPU):
+    def run(*branches, places=range(6), device=GPU, marked=()):
         calls = [[lambda i=i: Told.said.append(str(i))] for i in range(12)]
         lanes = Lanes(branches, device)
         rests = {i: lambda i=i: Told.said.append(f"rest of {i}") for i in lanes.halved}
         Told.said.clear()
-        for call in lanes.ordered(calls, places, rests):
+        marks = {place: lambda i=place: Told.said.append(f"mark {i}") for place in marked}
+        for call in lanes.ordered(calls, places, rests, marks):
             call()
         return " ".join(Told.said)
 
@@ -96,6 +97,12 @@ def test_the_second_half_of_a_launch_forks_after_the_first(told):
         "0 1 fork 1 fork 3 2 lane 1 rest of 1 lane 3 3 join 1 4 join 3 5"
     )
     assert told(Branch(4, 4, 6, rest=True)).endswith("4 fork 4 5 lane 4 rest of 4 join 4")
+
+
+def test_marks_come_before_their_launch_after_what_is_joined_there(told):
+    assert told(Branch(3, 0, 5), marked=(1, 5, 6)) == (
+        "0 mark 1 fork 3 1 2 lane 3 3 4 join 3 mark 5 5 mark 6"
+    )
 
 
 def test_on_the_cpu_branches_run_in_their_turn(told):

@@ -128,3 +128,60 @@ def test_no_pass_writes_into_what_was_handed_over() -> None:
     for value in program.values.values():
         value.fill_(9)
     assert not any((tensor == 9).any() for tensor in found.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"by_framework": {"dw"}}], ids=["kernels", "gathered"])
+def test_passes_of_one_capture_write_into_memory_of_their_own(options: dict[str, Any]) -> None:
+    program = usual(**options)
+    gradients = made(program)
+    own, found = dict(program.values), []
+    for _ in range(2):
+        with gradients.in_new_memory() as new:
+            program.fill()
+            gradients.gather(0, program.values)
+        found.append(new)
+        for value in new.values():
+            assert not is_in(gradients, value)
+    for name, again in found[1].items():
+        again.fill_(9)
+        assert torch.equal(found[0][name], torch.full_like(again, [*STATE].index(name) + 1))
+    assert all(program.values[name] is value for name, value in own.items())
+    assert_right(program, gradients)
+
+
+class Exchange:
+    """Takes the gradient of the second parameter."""
+
+    def __init__(self) -> None:
+        self.place = torch.zeros_like(STATE["w"])
+        self.heard: list[tuple[Tensor, Tensor | None]] = []
+
+    def place_for(self, parameter: Tensor) -> Tensor | None:
+        return self.place if parameter is STATE["w"] else None
+
+    def arrived(self, found: Any) -> None:
+        self.heard += found
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_an_exchange_gets_what_a_pass_makes_as_it_is_made(gathered: bool) -> None:
+    program = usual(**({"by_framework": {"dw"}} if gathered else {}))
+    gradients, exchange = made(program), Exchange()
+    own = program.values["dw"]
+    with gradients.in_new_memory(exchange) as new:
+        assert new["w"] is exchange.place
+        program.fill()
+        assert gradients.tell is not None
+        gradients.tell(["dv", "dw"])
+        gradients.gather(0, program.values)
+    ((place, source),) = exchange.heard
+    assert place is exchange.place
+    if gathered:
+        assert source is own  # and whoever takes it copies it
+        assert not place.any()
+    else:
+        assert source is None
+        assert torch.equal(place, torch.full_like(place, 2))
+    assert torch.equal(new["v"], torch.full_like(new["v"], 1))
+    assert gradients.tell is None
+    assert_right(program, gradients)

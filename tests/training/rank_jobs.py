@@ -1,10 +1,11 @@
 """What each of several processes does in tests of training together. They compute on CPUs, by gloo,
-and keep what they found in a folder, as RANK.pt.
+but for the jobs that say so, and keep what they found in a folder, as RANK.pt.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from plantune import LossScale, TrainStep
+from plantune import LossScale, TrainStep, optimize
 from plantune.errors import BuildError, PlantuneError
-from plantune.plan import PROGRAM
+from plantune.plan import EAGER, PROGRAM
 from plantune.runtime import choose
 from plantune.training.groups import Group
 
@@ -137,6 +138,19 @@ def ragged(group: Group, rank: int) -> Found:
     return {"weights": model.state_dict()}
 
 
+def tuned(group: Group, rank: int, ranks: int) -> Found:
+    """A tuned module of each rank's own, which has another plan on the last one."""
+    x, y = (tensor[part(rank, ranks)] for tensor in batches()[0])
+    choose.UNPLANNED["cpu"] = PROGRAM if rank == 0 else EAGER
+    model = optimize(network(), x, mode="train")
+    found: Found = {"before": model.plan.digest}
+    step = stepping(model, group)
+    for _ in range(2):
+        step(x, y)
+    choose.UNPLANNED["cpu"] = PROGRAM
+    return {**found, "after": model.plan.digest, "weights": model.state_dict()}
+
+
 def together(group: Group, rank: int, ranks: int) -> Found:
     """All that two ranks do in one start, one after the other."""
     start = copy.deepcopy(network().state_dict())
@@ -144,6 +158,7 @@ def together(group: Group, rank: int, ranks: int) -> Found:
     found["half"] = trained(group, rank, ranks, reduce_dtype=torch.float16)
     found["micro"] = trained(group, rank, ranks, micro_batches=2)
     found["disagreements"] = disagreements(group, rank, ranks)
+    found["tuned"] = tuned(group, rank, ranks)
     found["branches"] = branches(group, rank)
     found["ragged"] = ragged(group, rank)
     left = stepping(network(), group)
@@ -158,6 +173,33 @@ def in_pairs(group: Group, rank: int, ranks: int) -> Found:
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     found = {"pair": trained(pairs[rank % 2], rank // 2, 2)}
     return {**found, "all": trained(group, rank, ranks)}
+
+
+def captured(step: Any) -> list[bool]:
+    return [kind.captured is not None for kind in step._run._kinds.values()]
+
+
+def on_gpus(group: Group, rank: int, ranks: int) -> Found:
+    """As on CPUs, in graphs; the group ends while these live."""
+    model = network(5 + rank).cuda()
+    step = stepping(model, group, max_norm=0.5, scale=LossScale(8.0, growth_interval=2))
+    every = [(x.cuda(), y.cuda()) for x, y in batches()]
+    for number in range(20 * STEPS):
+        x, y = every[number % STEPS]
+        step(x[part(rank, ranks)], y[part(rank, ranks)])
+    found: Found = {"captured": captured(step)}
+    # A gradient that is not the pass's alone is reduced at its end.
+    other = network(5).cuda()
+    penalty = stepping(
+        other, group, lambda y, t: cross_entropy(y, t) + other[0].weight.square().sum()
+    )
+    for x, y in every:
+        penalty(x[part(rank, ranks)], y[part(rank, ranks)])
+    found |= {"captured with a penalty": captured(penalty)}
+    for name, module in {"weights": model, "penalized": other}.items():
+        found[name] = {key: value.cpu() for key, value in module.state_dict().items()}
+    dist.destroy_process_group()
+    return found
 
 
 def breaking(group: Group, rank: int, ranks: int, when: str) -> Found:
@@ -179,7 +221,9 @@ def breaking(group: Group, rank: int, ranks: int, when: str) -> Found:
     return {}
 
 
+ON_GPUS: dict[str, Callable[..., Found]] = {"on gpus": on_gpus}
 JOBS: dict[str, Callable[..., Found]] = {
+    **ON_GPUS,
     "together": together,
     "in pairs": in_pairs,
     "breaking": breaking,
@@ -189,7 +233,10 @@ JOBS: dict[str, Callable[..., Found]] = {
 def main(job: str, folder: str, *arguments: str) -> None:
     choose.UNPLANNED["cpu"] = PROGRAM
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    if job in ON_GPUS:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "nccl" if job in ON_GPUS else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     found = JOBS[job](dist.group.WORLD, rank, dist.get_world_size(), *arguments)
     torch.save(found, Path(folder) / f"{rank}.pt")

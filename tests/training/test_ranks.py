@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.functional import cross_entropy
 
 JOBS = Path(__file__).with_name("rank_jobs.py")
 RUN = "import runpy, sys; sys.argv = {arguments!r}; runpy.run_path({path!r}, run_name='__main__')"
@@ -90,6 +91,12 @@ def test_all_run_from_the_plan_of_rank_0(two, way):
     assert None not in one
 
 
+def test_a_tuned_module_gets_that_plan_too(two):
+    one, other = (found["tuned"] for found in two)
+    assert other["before"] != one["before"] == one["after"] == other["after"]
+    assert_equal(one["weights"], other["weights"])
+
+
 @pytest.mark.parametrize(
     ("what", "mine", "theirs"),
     [
@@ -150,3 +157,24 @@ def test_the_guides_actors_compute_with_the_learners_weights(tmp_path):
     assert learner.std() > 0
     for found in actors:
         torch.testing.assert_close(found, learner)
+
+
+@pytest.mark.multigpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA GPUs")
+def test_two_gpus_are_one_to_the_bit_in_captured_steps(tmp_path, own):
+    one, other = launch(2, tmp_path, "on gpus")
+    for way in ("weights", "penalized"):
+        assert_equal(one[way], other[way])
+    for found in (one, other):
+        assert found["captured"] == found["captured with a penalty"] == [True]
+    start = own.network().state_dict()
+    assert not any(torch.equal(start[name], value) for name, value in one["weights"].items())
+    model = own.network()
+    step = own.stepping(
+        model, None, lambda y, t: cross_entropy(y, t) + model[0].weight.square().sum()
+    )
+    for x, y in own.batches():
+        step(x, y)
+    for name, wanted in model.state_dict().items():
+        moved = (wanted - start[name]).norm()
+        assert (one["penalized"][name] - wanted).norm() <= 0.05 * moved, name

@@ -167,6 +167,26 @@ class TestWatch:
                 watch.look()
         assert done == []
 
+    def test_the_gpu_s_own_steps_are_waited_for_until_it_is_lost(self, pair, watch, done):
+        states = iter([False, False, True, False])
+
+        def query():
+            return next(states)
+
+        pair[0].deadline_s = 1000.0
+        watch._latest = (1, SimpleNamespace(query=query))
+        assert [watch._waiting() for _ in range(3)] == [1, 1, None]
+        watch._latest = (2, SimpleNamespace(query=query))
+        assert watch._waiting() == 2
+
+        def lost():
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+        watch._sample = (2, SimpleNamespace(query=lost))
+        assert watch._waiting() is None
+        assert watch._stop.is_set()
+        assert done == []
+
     def test_a_store_that_is_gone_ends_a_step_sooner(self, pair, watch, done, monkeypatch, capsys):
         def gone(*_):
             raise RuntimeError("connection reset")

@@ -69,7 +69,8 @@ class _Ended:
 
 class Crew:
     """Measurers with a seat each. One alone works in the calling thread; several have threads, and
-    one more candidate than seats waits, so that no seat does while the next ones are chosen.
+    as many candidates as seats wait, so that no seat does while the next ones are chosen. A seat
+    takes one of a step that it has measured, if there is one: it has the references for that step.
 
     A seat that is lost is warned of, and the others go on; the last one's error is raised. With
     `shared` other searches measure too.
@@ -86,10 +87,12 @@ class Crew:
         self._names = [*names, *map(str, range(len(names), len(measurers)))]
         self._doing: dict[int, StepCandidate] = {}
         self._flight: dict[Key, StepCandidate] = {}
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._waiting: list[_Job] = []
+        self._changed = threading.Condition()
+        self._seen: list[set[str]] = [set() for _ in self._measurers]
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self.seats = len(self._measurers)
-        self._room = 1 if self.seats == 1 else self.seats + 1
+        self._room = 1 if self.seats == 1 else 2 * self.seats
         for seat in range(self.seats if self.seats > 1 else 0):
             threading.Thread(target=self._work, args=(seat,), daemon=True).start()
 
@@ -119,7 +122,9 @@ class Crew:
         self._flight[candidate.key] = candidate
         job = _Job(candidate, limit_us)
         if len(self._measurers) > 1:
-            self._jobs.put(job)
+            with self._changed:
+                self._waiting.append(job)
+                self._changed.notify()
             return
         try:
             self._ended.put(self._measured(0, job))
@@ -144,7 +149,7 @@ class Crew:
     def _lose(self, ended: _Ended) -> None:
         assert ended.error is not None
         self.seats -= 1
-        self._room -= 1
+        self._room -= 2
         if not self.seats:
             raise ended.error
         text = f"{self._names[ended.lost or 0]} was lost, the others go on: {ended.error}"
@@ -152,7 +157,7 @@ class Crew:
 
     def _work(self, seat: int) -> None:
         while True:
-            job = self._jobs.get()
+            job = self._next(seat)
             start = time.monotonic()
             self._doing[seat] = job.candidate
             try:
@@ -165,6 +170,22 @@ class Crew:
                 self._ended.put(_Ended(job, time.monotonic() - start, error=error))
             finally:
                 del self._doing[seat]
+
+    def _next(self, seat: int) -> _Job:
+        """The next job of a step that this seat knows, else of one that no other seat knows."""
+        with self._changed:
+            while not self._waiting:
+                self._changed.wait()
+
+            def place(job: _Job) -> int:
+                signature = job.candidate.step.signature
+                known = [signature in seen for seen in self._seen]
+                return 0 if known[seat] else 1 + any(known)
+
+            job = min(self._waiting, key=place)
+            self._waiting.remove(job)
+            self._seen[seat].add(job.candidate.step.signature)
+            return job
 
     def _measured(self, seat: int, job: _Job) -> _Ended:
         start = time.monotonic()

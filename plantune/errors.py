@@ -169,6 +169,14 @@ class InvalidDatabase(ForeignFile):
     """A file is not a plan database that can be used; it was left as it is."""
 
 
+class StorageLost(PlantuneError):
+    """The database that searches share was gone for too long; what was measured is kept."""
+
+
+class ForeignSearch(PlantuneError):
+    """A search that goes on elsewhere, on another machine or software, cannot be joined."""
+
+
 class NewerSchema(PlantuneError):
     """A database was written by a later plantune; nothing was changed in it."""
 

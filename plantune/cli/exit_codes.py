@@ -42,6 +42,7 @@ CODES: tuple[tuple[type[BaseException], int], ...] = (
     (errors.NewerSchema, BAD_PLAN),
     (errors.ForeignFile, BAD_PLAN),
     (errors.UnlikeGpus, BAD_PLAN),
+    (errors.ForeignSearch, BAD_PLAN),
     (errors.WrongResult, WRONG_NUMBERS),
     (errors.UnsupportedDevice, NO_DEVICE),
     (errors.NotEnoughMemory, NO_DEVICE),

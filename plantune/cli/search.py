@@ -47,6 +47,8 @@ class How:
     dry_run: bool
     predict: bool
     storage: str | None
+    heartbeat: int
+    status: str | None
     gpus: tuple[int, ...] | None
     wait: bool
     shipped: bool
@@ -82,8 +84,16 @@ class How:
 @click.option(
     "--storage",
     metavar="URL",
-    help="Optuna storage of the trials, instead of a file beside the plan database.",
+    envvar="PLANTUNE_STORAGE",
+    help="Database in which searches on any hosts share one Optuna study; PLANTUNE_STORAGE.",
 )
+@click.option(
+    "--heartbeat",
+    type=click.IntRange(1, 3600),
+    default=10,
+    help="Seconds between signs of life in --storage; after six of them a silent search is over.",
+)
+@click.option("--status", metavar="URL", help="Show what searches do in a shared storage; no more.")
 @click.option(
     "--gpus",
     type=Gpus(),
@@ -103,6 +113,11 @@ def search_command(console: Console, place: Path | None, workload: Workload, how
 
     Ctrl-C keeps the best plan so far (exit 7); the next search goes on from there.
     """
+    if how.status is not None:
+        from plantune.cli.status import show_status
+
+        show_status(console, how.status)
+        return
     _require_measurable(workload, how)
     if how.dry_run:
         from plantune.cli.dry_run import show_dry_run
@@ -190,7 +205,17 @@ def _seats(workload: Workload, how: How) -> tuple[Seat, ...]:
 
 def _settings(keeping: KeepingDatabase, how: How, seats: tuple[Seat, ...]) -> Settings:
     from plantune.cli.storage import storage_for
-    from plantune.search.results import Settings
+    from plantune.search.rdb import is_shareable
+    from plantune.search.results import Patience, Settings
 
     storage = storage_for(how.storage, keeping.path, how.seed)
-    return Settings(how.budget, how.seed, how.fresh, storage, shipped=how.shipped, seats=seats)
+    shared = how.storage is not None and storage is not None and is_shareable(storage)
+    return Settings(
+        how.budget,
+        how.seed,
+        how.fresh,
+        storage,
+        shipped=how.shipped,
+        seats=seats,
+        patience=Patience(how.heartbeat) if shared else None,
+    )

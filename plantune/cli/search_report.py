@@ -65,10 +65,17 @@ def _lines(
         lines += [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
         texts = (runner_text(result.plan.runner), loss_text(result.plan.evidence))
         lines += filter(None, texts)
+    elif result.elsewhere:
+        lines.append(bold(f"{_ms(result.plan)}ranked and raced by another search, proved here"))
     elif result.complete:
         lines.append(bold(unraced_text(result)))
     lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     return [*lines, *_where_kept(workload, result, keeping)]
+
+
+def _ms(plan: Plan) -> str:
+    ms = plan.evidence.get("median_ms")
+    return f"{ms:.3f} ms a call there; " if isinstance(ms, (int, float)) else ""
 
 
 def _where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> list[str]:
@@ -82,7 +89,7 @@ def _where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) ->
             "it follows on stdout; plantune.load_model(plan=...) takes such a file",
         ]
     place = f"plan {keeping.plan_id} in {keeping.path}"
-    if result.complete and result.race is None:
+    if result.complete and result.race is None and not result.elsewhere:
         return [place, longer]
     again = "search" if not result.complete else "bench"
     return [place, f"next: plantune {again} {workload.arguments()}"]
@@ -112,6 +119,7 @@ def _document(
         "candidates": result.candidates,
         "exhausted": result.exhausted,
         "raced": result.race is not None,
+        "elsewhere": result.elsewhere,
         "notes": list(result.notes),
         "seconds": round(seconds, 3),
         "plan": result.plan.to_json(),

@@ -14,6 +14,9 @@ from plantune.plan_db.opening import dated
 from plantune.plan_db.recognition import is_in_use, is_own, looked_into, why_no_database
 
 # Of the tables that Optuna makes, those that every release of it has.
+# What Python and Optuna say where the driver of a database is not installed.
+NO_DRIVER = ("No module named", "halted; None in sys.modules", "DB access module")
+DRIVERS = "pip install 'plantune[storage]' brings the drivers of PostgreSQL and MySQL"
 OPTUNAS = {"studies", "trials", "version_info"}
 
 
@@ -24,10 +27,11 @@ def storage_for(named: str | None, database: Path | None, seed: int) -> str | No
     another program. The file beside the plan database is set aside if it is damaged and in
     plantune's cache folder: the database has every outcome, so nothing is lost for a search.
     """
+    from plantune.search.rdb import with_driver
     from plantune.search.studies import storage_url
 
     if named is not None:
-        return _named(named, seed)
+        return _named(with_driver(named), seed)
     if database is None:
         return None
     path = _beside(database)
@@ -60,8 +64,33 @@ def _named(url: str, seed: int) -> str:
         )
     reason = _why_not(url, seed)
     if reason is not None:
-        raise click.BadParameter(f"{url!r}: {reason}", param_hint="'--storage'")
+        raise _bad(url, reason, "--storage")
     return url
+
+
+def required_shareable(named: str, option: str) -> str:
+    """The URL of a database that searches can share; raises BadParameter for any other."""
+    import sqlalchemy
+
+    from plantune.search.rdb import is_shareable, with_driver
+
+    url = with_driver(named)
+    if not is_shareable(url):
+        raise _bad(url, "give the URL of a PostgreSQL, a MySQL or an SQLite file", option)
+    try:
+        sqlalchemy.make_url(url).get_dialect().import_dbapi()
+    except (ImportError, sqlalchemy.exc.ArgumentError) as error:
+        raise _bad(url, str(error), option) from error
+    return url
+
+
+def _bad(url: str, reason: str, option: str) -> click.BadParameter:
+    """Neither the URL's password nor what a driver says of it is shown."""
+    from plantune.search.rdb import shown, without_secrets
+
+    hint = f"; {DRIVERS}" if any(word in reason for word in NO_DRIVER) else ""
+    text = f"{shown(url)!r}: {without_secrets(reason, url)}{hint}"
+    return click.BadParameter(text, param_hint=f"'{option}'")
 
 
 def _file_of(url: str) -> Path | None:

@@ -51,6 +51,10 @@ class Budget:
     def left_s(self) -> float:
         return max(self.seconds - self.spent_s, 0.0)
 
+    def leave_out(self, seconds: float) -> None:
+        """These were spent on waiting for others."""
+        self._start += seconds
+
     def left_for(self, phase: str) -> float:
         """Seconds until the phase must end."""
         return max(self._start + self._end_s(phase) - self._clock(), 0.0)

@@ -10,6 +10,26 @@ from plantune.measure.race import Race
 from plantune.plan import Plan
 from plantune.plan_db.rows import Found
 
+# How long a silent search counts as alive, and how long a database may be gone, in heartbeats.
+SILENT, GONE = 6, 6
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often a search shows that it lives; what follows from that are seconds too."""
+
+    heartbeat_s: int = 10
+
+    @property
+    def silent_s(self) -> int:
+        """After which another search counts as dead."""
+        return SILENT * self.heartbeat_s
+
+    @property
+    def gone_s(self) -> float:
+        """For which a database may be gone."""
+        return float(GONE * self.heartbeat_s)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -17,7 +37,8 @@ class Settings:
 
     Without `baselines` these are all of the arch for which there is time. Without `shipped` a
     search begins from this machine's own plans only. `seats` are where workers measure beside each
-    other; the first one also ranks and races.
+    other; the first one also ranks and races. With `patience` the storage is one that searches on
+    other hosts share.
     """
 
     budget_s: float = 90.0
@@ -27,6 +48,7 @@ class Settings:
     baselines: tuple[str, ...] | None = None
     shipped: bool = True
     seats: tuple[Seat, ...] = ()
+    patience: Patience | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +58,8 @@ class Result:
     `candidates` is the number of all; if `exhausted`, none of those that were not measured could be
     part of a faster plan, else there was no time for them. If there was no time for a race either,
     `plan` is the `known` one that calls use already, or runs the network as it is. `notes` say what
-    disturbed the machine, and how that changed times.
+    disturbed the machine, and how that changed times. `elsewhere` says that another search ranked
+    and raced, and that the plan was proved here.
     """
 
     plan: Plan
@@ -50,6 +73,7 @@ class Result:
     known: Found | None = None
     spent_s: float = 0.0
     notes: tuple[str, ...] = ()
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,21 @@ from plantune.machine import Environment
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.race import Race
+from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Timing
-from plantune.plan import Plan
+from plantune.plan import Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import Found
+from plantune.plan_db.opening import now_text
+from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
+from plantune.plan_db.validation import check_stored_plan
 from plantune.problem import Problem
+from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
 from plantune.search.cover import Cover
 from plantune.search.crew import Crew
-from plantune.search.elsewhere import start_all
+from plantune.search.elsewhere import prove_elsewhere, start_all
+from plantune.search.joint import wait_for_turn
 from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
 from plantune.search.kept_times import with_times
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
@@ -43,6 +48,8 @@ COVERS_TO_RANK = 4
 LEFT_OUT = ((), ("winograd",), COMPILED)
 # What timing known plans may take: a part of the budget, or seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
+# What proving a plan that another search found may take.
+PROVING_S = 120.0
 
 
 class Search:
@@ -68,6 +75,8 @@ class Search:
         self._environment = environment
         self._report = report
         self._tape = tape
+        # What is shared with other searches, if it is.
+        self.board: Board | None = None
         gpu = settings.seats[0].gpu if settings.seats else None
         watcher = gpu_watcher(problem.arch, gpu)
         self._log = MachineLog(machine_for(self.space.arch.kind, watcher))
@@ -91,6 +100,8 @@ class Search:
             state = self._log.snapshot("measuring")
             if not run.budget.left_s:
                 raise OutOfTime("the time was over before anything was compared")
+            if (plan := self._found_elsewhere(run)) is not None:
+                return self._taken(run, plan)
             rivals = rivals_ahead(run)
             contenders = self._contenders(run.steps)
             plans = rank(run, contenders, self._incumbent, state, built=self._known)
@@ -109,6 +120,7 @@ class Search:
         with suppress(MeasureTimeout, OutOfTime, WorkerDied):  # it is as good without them
             plan = self._with_times(run, plan)
         self._database.put_plan(plan, self._environment)
+        self._publish(plan)
         gaps = race_notes(race, run.steps.best_us, run.steps.framework_us(), state)
         return self._result(plan, race=race, notes=gaps)
 
@@ -124,11 +136,12 @@ class Search:
     def _started(self, builds: Builds, worker: Worker, *others: Worker) -> Run:
         settings, budget = self.settings, self._budget
         scope = f"{self._environment.key} {CACHES[self.space.arch.kind]}"
-        studies = Studies(settings.storage, settings.seed, scope, fresh=settings.fresh)
+        storage = settings.storage if self.board is None else None  # a board has all trials
+        studies = Studies(storage, settings.seed, scope, fresh=settings.fresh)
         machine, space, seed = self._log.machine, self.space, settings.seed
         workers = (worker, *others)
         measurers = [WorkerMeasurer(each, space, seed, budget, machine) for each in workers]
-        crew = Crew(measurers, [seat.name for seat in settings.seats])
+        crew = Crew(measurers, [seat.name for seat in settings.seats], self.board)
         store = StoredTrials(self._database, self._environment, settings.fresh)
         graph = self.graph
         steps = self._steps = StepSearch(
@@ -243,9 +256,41 @@ class Search:
         plain = plan_without_search(self.graph, self.space, network=self.problem.network)
         known = plan_in_use(plain, self._database, self._environment)
         if known is not None:
+            self._publish(known.plan)
             return self._result(known.plan, known=known)
         self._database.put_plan(plain, self._environment)
+        self._publish(plain)
         return self._result(plain)
+
+    def _found_elsewhere(self, run: Run) -> Plan | None:
+        """Where searches share a study, the plan of the one that ranked and raced, after all of
+        them have measured what they can; None if that is for this search to do.
+        """
+        if self.board is None:
+            return None
+        run.tell("waiting for others")
+        text, seconds = wait_for_turn(self.board, run.steps.hear)
+        run.budget.leave_out(seconds)
+        if text is None:
+            return None
+        plan = Plan.loads(text)
+        stored = StoredPlan(0, plan, self._environment, COMPLETE, now_text())
+        check_stored_plan(stored)
+        check_plan(plan, self.graph, self.space)
+        return plan
+
+    def _taken(self, run: Run, plan: Plan) -> Result:
+        """Keeps a plan that another search found, once every worker here has proved it."""
+        run.tell("proving")
+        raced, workers = Raced(self.problem, self._tape), (run.worker, *run.others)
+        prove_elsewhere(workers, raced, plan, Budget(PROVING_S))
+        self._database.put_plan(plan, self._environment)
+        return self._result(plan, elsewhere=True)
+
+    def _publish(self, plan: Plan) -> None:
+        if self.board is not None:
+            ms = plan.evidence.get("median_ms", 0.0)
+            self.board.publish(plan.dumps(), float(ms) if isinstance(ms, (int, float)) else 0.0)
 
     def _result(
         self,
@@ -255,6 +300,7 @@ class Search:
         race: Race | None = None,
         known: Found | None = None,
         notes: Sequence[str] = (),
+        elsewhere: bool = False,
     ) -> Result:
         assert self._steps is not None
         return Result(
@@ -269,4 +315,5 @@ class Search:
             known=known,
             spent_s=self._budget.spent_s,
             notes=(*self._log.warnings(), *notes),
+            elsewhere=elsewhere,
         )

@@ -14,6 +14,7 @@ from plantune.errors import (
     Busy,
     DatabaseUnavailable,
     MeasureTimeout,
+    StorageLost,
     UnsupportedDevice,
     WorkerDied,
     WorkerFailed,
@@ -27,6 +28,8 @@ from plantune.measure.room import require_room
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import remember_proof
 from plantune.problem import Problem
+from plantune.search.board import Board
+from plantune.search.joint import joined
 from plantune.search.results import Progress, Report, Result, Settings, silent
 from plantune.search.search import Search
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 10.0
 # What ends a search and leaves what it measured as good as it was.
-STOPPED = (MeasureTimeout, UnsupportedDevice, WorkerDied, WorkerFailed)
+STOPPED = (MeasureTimeout, StorageLost, UnsupportedDevice, WorkerDied, WorkerFailed)
 KEPT_EARLY = "the search ended early; the best plan so far is kept as partial"
 Say = Callable[[str], None]
 
@@ -82,10 +85,15 @@ def search_plan(
     Raises Busy if another search for the same goes on for longer than the manner waits,
     KeyboardInterrupt if nothing was measured yet, and NotEnoughMemory if there is no room.
     """
-    with _leased(database, sought.name, manner) as lease:
-        report = _beating(manner.report, lease)
-        result = _searched(sought, settings, database, environment, replace(manner, report=report))
-    if result.race is not None:  # which compared its outputs with the framework's
+    if settings.patience is not None and settings.storage is not None:
+        result = _shared(sought, settings, database, environment, manner)
+    else:
+        with _leased(database, sought.name, manner) as lease:
+            held = replace(manner, report=_beating(manner.report, lease))
+            result = _searched(sought, settings, database, environment, held)
+    if (
+        result.race is not None or result.elsewhere
+    ):  # which compared its outputs with the framework's
         remember_proof(result.plan, environment)
     return result
 
@@ -106,15 +114,38 @@ def worker_for(
     return client.Worker(limits=limits, environment=environment, reserve=reserve, at_once=False)
 
 
-def _searched(
+def _shared(
     sought: Sought,
     settings: Settings,
     database: PlanDatabase,
     environment: Environment,
     manner: Manner,
 ) -> Result:
+    """A search in a study that others share: it needs no lease."""
+    assert settings.storage is not None
+    assert settings.patience is not None
+    place = (settings.storage, sought.problem, environment, settings.patience)
+    with joined(*place, manner.say, fresh=settings.fresh) as (board, heart):
+
+        def report(progress: Progress) -> None:
+            manner.report(progress)
+            heart.tell(progress)
+
+        told = replace(manner, report=report)
+        return _searched(sought, settings, database, environment, told, board)
+
+
+def _searched(
+    sought: Sought,
+    settings: Settings,
+    database: PlanDatabase,
+    environment: Environment,
+    manner: Manner,
+    board: Board | None = None,
+) -> Result:
     graph, problem, tape = sought.graph, sought.problem, sought.tape
     search = Search(graph, problem, settings, database, environment, manner.report, tape=tape)
+    search.board = board
     manner.before()
     try:
         with ExitStack() as stack:

@@ -107,8 +107,7 @@ class StepSearch:
         self, find: Callable[[], list[StepCandidate]], budget: Budget, report: Report
     ) -> bool:
         """Measures until nothing unknown is found; False if there is no time for that."""
-        while missing := find():
-            self._hear()
+        while missing := self._after_news(find):
             fitting = self._fitting(missing, budget)
             elsewhere = not self._crew.is_idle or any(map(self._is_taken, missing))
             if not fitting and not elsewhere:
@@ -124,6 +123,10 @@ class StepSearch:
                 self._land(budget, report, POLL_S)
         return True
 
+    def _after_news(self, find: Callable[[], list[StepCandidate]]) -> list[StepCandidate]:
+        self.hear()
+        return find()
+
     def _fitting(self, candidates: Iterable[StepCandidate], budget: Budget) -> list[StepCandidate]:
         """Those that nobody measures yet and for which there seems to be time."""
         return [c for c in candidates if not self._is_taken(c) and self._fits(c, budget)]
@@ -133,7 +136,7 @@ class StepSearch:
             return True
         return self._shared is not None and self._shared.has(candidate)
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         """Takes into account what other searches found, and keeps it."""
         for key, outcome in () if self._shared is None else self._shared.news():
             candidate = self._by_key.get(key)
@@ -172,7 +175,7 @@ class StepSearch:
         """While the first kernels are built, times each of the framework's ops at its largest."""
         if self._builds is None or not self._builds.threads:
             return
-        self._want(self._missing())
+        self._want(self._after_news(self._missing))
         by_size = sorted(self._framework, key=lambda candidate: candidate.estimate_us)
         largest = {candidate.step.nodes[0].op: candidate for candidate in by_size}
         unknown = [c for c in largest.values() if not self.costs.knows(c)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,6 +18,8 @@ from plantune.kernels.family import Candidate
 from plantune.measure.machine_state import Machine, State
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.space.search_space import SearchSpace, load_search_space
+
+from .postgres import Postgres
 
 
 class Small(nn.Module):
@@ -80,6 +83,14 @@ class Quiet(Machine):
 
     def slowdown(self) -> float:
         return 1.0
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server that all tests of this process share."""
+    server = Postgres()
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,354 @@
+"""What several searches share: one study of Optuna, in which each claims what it measures.
+
+Every row is a trial of the study, of one of three roles. A *search* shows by its heartbeat that it
+lives. A *trial* is a candidate that a search measures, then its outcome. A *rank* is the right to
+rank and race, then the plan. Two rows of one key are no harm: the earlier one counts, and numbers
+are given under a lock. What a search left behind that was ended or is silent, any other ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from plantune.errors import ForeignSearch
+from plantune.jsonable import from_json, to_json
+from plantune.kernels.family import Candidate
+from plantune.machine import Environment
+from plantune.outcome import Measured, Outcome
+from plantune.search.candidates import Key, StepCandidate
+from plantune.search.rdb import FAULTS, Persistent
+from plantune.search.results import Patience
+
+SEARCH, TRIAL, RANK = "search", "trial", "rank"
+ROLE, BY, STEP, CANDIDATE, OUTCOME, TOLD = "role", "by", "step", "candidate", "outcome", "told"
+HOST, PID, ENVIRONMENT, PHASE, PLAN = "host", "pid", "environment", "phase", "plan"
+MEASURING, WAITING = "measuring", "waiting"
+# A text in MySQL has 65,535 bytes.
+PART = 30_000
+PREFIX = "plantune search"
+# Without the warning that heartbeats are experimental: another thread's filters would change.
+end_silent = inspect.unwrap(optuna.storages.fail_stale_trials)
+GONE = (optuna.exceptions.UpdateFinishedTrialError, KeyError)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A trial of the study as plantune wrote it."""
+
+    id: int
+    number: int
+    state: TrialState
+    role: str
+    by: int
+    attributes: Mapping[str, Any]
+
+    @property
+    def is_open(self) -> bool:
+        return not self.state.is_finished()
+
+    @property
+    def key(self) -> Key:
+        candidate: Candidate = from_json(Candidate, self.attributes[CANDIDATE])
+        return (self.attributes[STEP], candidate)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """None while it is measured, and of what was ended unmeasured."""
+        if self.is_open or OUTCOME not in self.attributes:
+            return None
+        found: Outcome = from_json(Outcome, self.attributes[OUTCOME])
+        return found
+
+    @property
+    def plan(self) -> str | None:
+        parts = [self.attributes.get(f"{PLAN} {part}", "") for part in range(len(self.attributes))]
+        return "".join(parts) if self.state == TrialState.COMPLETE else None
+
+
+def rows_of(trials: Iterable[FrozenTrial]) -> Iterator[Row]:
+    """The rows of a study, in the order of their numbers; others write no trials that plantune
+    reads.
+    """
+    for trial in trials:
+        told = trial.user_attrs
+        if ROLE in told and isinstance(told.get(BY), int):
+            role, by = str(told[ROLE]), told[BY]
+            yield Row(trial._trial_id, trial.number, trial.state, role, by, told)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where searches meet: a storage, and the name of what they search for."""
+
+    storage: optuna.storages.BaseStorage
+    name: str
+    patience: Patience = field(default_factory=Patience)
+
+    def studies(self) -> list[str]:
+        """The names of the searches for this that there were, the latest last."""
+        start = f"{PREFIX} {self.name} #"
+        names = optuna.get_all_study_names(self.storage)
+        numbers = [name.removeprefix(start) for name in names if name.startswith(start)]
+        return [f"{start}{n}" for n in sorted(int(n) for n in numbers if n.isdecimal())]
+
+    def next_name(self, known: int) -> str:
+        return f"{PREFIX} {self.name} #{known + 1}"
+
+
+class Board:
+    """One search's view of the study. Call `join` first and `leave` in the end; one thread uses it,
+    and `beat` may be called by another.
+    """
+
+    def __init__(self, place: Place, environment: Environment, does: Persistent, say: Say) -> None:
+        self._place = place
+        self._storage = place.storage
+        self._environment = environment
+        self._do = does
+        self._say = say
+        self._study: optuna.Study | None = None
+        self._me: Row | None = None
+        self._claims: dict[Key, int] = {}
+        self._rank: int | None = None
+        self._unseen: dict[int, float] = {}
+        self._elsewhere: set[Key] = set()
+        self._heard: set[int] = set()
+        self._earlier: list[tuple[Key, Outcome]] = []
+
+    def join(self, *, fresh: bool = False) -> None:
+        """Joins the search that goes on, or begins one, which knows what earlier ones in this
+        environment found unless it is `fresh`.
+
+        Raises ForeignSearch if the one that goes on measures on another machine or software.
+        """
+        names = self._do(self._place.studies)
+        for name in [] if fresh else names:
+            self._earlier += self._found_in(name)
+        goes_on = bool(names) and self._goes_on(names[-1])
+        name = names[-1] if goes_on else self._place.next_name(len(names))
+        self._study = self._do(lambda: self._opened(name))
+        self._register()
+        first = next(row for row in self._rows() if row.role == SEARCH)
+        theirs = Environment.from_json(first.attributes[ENVIRONMENT])
+        for what, (here, there) in self._environment.differences(theirs).items():
+            self.leave()
+            raise ForeignSearch(
+                f"{name!r} measures on {theirs.device} ({first.attributes[HOST]}): {what} there is "
+                f"{there}, here {here}; times would not compare, so give another --storage"
+            )
+
+    def leave(self) -> None:
+        """Gives back what is not finished; others go on at once. If the database is gone, they do
+        so once this search is silent.
+        """
+        if self._me is None:
+            return
+        me, self._me = self._me, None
+        rank = [] if self._rank is None else [self._rank]
+        with suppress(*FAULTS):
+            for id in (*self._claims.values(), *rank, me.id):
+                with suppress(*GONE):
+                    self._storage.set_trial_state_values(id, TrialState.FAIL)
+        self._claims.clear()
+
+    def beat(self, told: Mapping[str, Any]) -> None:
+        """Shows that this search lives, and what it does; ends searches that are silent."""
+        me, study = self._me, self._study
+        if me is None or study is None:
+            return
+        self._storage.record_heartbeat(me.id)  # type: ignore[attr-defined]
+        with suppress(*GONE):
+            self._storage.set_trial_user_attr(me.id, TOLD, dict(told))
+        end_silent(study)
+        self._end_unseen()
+
+    def news(self) -> list[tuple[Key, Outcome]]:
+        """What other searches found since the last call."""
+        rows = self._rows()
+        self._stay(rows)
+        ended = {row.number for row in rows if row.role == SEARCH and not row.is_open}
+        found, self._earlier = self._earlier, []
+        elsewhere: set[Key] = set()
+        for row in rows:
+            if row.role == SEARCH or row.id in self._heard:
+                continue
+            if row.is_open and row.by in ended:
+                self._end(row.id)
+            elif row.role == TRIAL and row.is_open and row.by != self._number:
+                elsewhere.add(row.key)
+            elif not row.is_open:
+                self._heard.add(row.id)
+                if row.outcome is not None and row.by != self._number:
+                    found.append((row.key, row.outcome))
+        self._elsewhere = elsewhere
+        return found
+
+    def has(self, candidate: StepCandidate) -> bool:
+        return candidate.key in self._elsewhere
+
+    def claim(self, candidate: StepCandidate) -> bool:
+        """Takes a candidate; False if another search has it, or had it."""
+        step, config = candidate.key
+        what = {STEP: step, CANDIDATE: to_json(config)}
+        row = self._first(TRIAL, what)
+        if row.by != self._number:
+            self._elsewhere.add(candidate.key)
+            return False
+        self._claims[candidate.key] = row.id
+        return True
+
+    def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
+        """Gives the outcome of a claim to the others; None gives the claim back. Where the claim
+        was ended meanwhile, because this search was silent, the outcome is dropped.
+        """
+        id = self._claims.pop(candidate.key, None)
+        if id is None:
+            return
+        if outcome is None:
+            self._end(id)
+            return
+        values = [outcome.median_us] if isinstance(outcome, Measured) else None
+        state = TrialState.FAIL if values is None else TrialState.COMPLETE
+
+        def tell() -> None:
+            self._storage.set_trial_user_attr(id, OUTCOME, to_json(outcome))
+            self._storage.set_trial_state_values(id, state, values)
+
+        with suppress(*GONE):
+            self._do(tell)
+
+    def turn(self) -> str | bool:
+        """Once nothing is left to measure here: the plan that was found, True if this search shall
+        rank and race, False while it has to wait for others.
+        """
+        rows, me = self._rows(), self._number
+        self._stay(rows)
+        ranks = [row for row in rows if row.role == RANK]
+        plan = next((row.plan for row in ranks if row.plan is not None), None)
+        if plan is not None:
+            return plan
+        living = {row.number: row for row in rows if row.role == SEARCH and row.is_open}
+        others = [row for number, row in living.items() if number != me]
+        if any(row.attributes.get(PHASE, MEASURING) == MEASURING for row in others):
+            return False
+        if any(row.is_open and row.by in living and row.by != me for row in ranks):
+            return False
+        row = self._first(RANK, {})
+        self._rank = row.id if row.by == me else None
+        return row.by == me
+
+    def publish(self, plan: str, value: float) -> None:
+        """Gives the plan to all."""
+        id, self._rank = self._rank, None
+        if id is None:
+            return
+
+        def tell() -> None:
+            for number, start in enumerate(range(0, len(plan), PART)):
+                part = plan[start : start + PART]
+                self._storage.set_trial_user_attr(id, f"{PLAN} {number}", part)
+            self._storage.set_trial_state_values(id, TrialState.COMPLETE, [value])
+
+        with suppress(*GONE):
+            self._do(tell)
+
+    def wait_for_turn(self) -> None:
+        """Says that nothing is left to measure here."""
+        me = self._me
+        if me is not None:
+            with suppress(*GONE):
+                self._do(lambda: self._storage.set_trial_user_attr(me.id, PHASE, WAITING))
+
+    @property
+    def _number(self) -> int:
+        return -1 if self._me is None else self._me.number
+
+    def _first(self, role: str, what: Mapping[str, Any]) -> Row:
+        """The first open row of a role, or its outcome, after one of this search's was added; what
+        this search has beside it is ended.
+        """
+        self._do(lambda: self._add(role, what, self._number))
+        wanted = {ROLE: role, **what}
+        rows = [r for r in self._rows() if all(r.attributes.get(n) == v for n, v in wanted.items())]
+        rows = [r for r in rows if r.is_open or r.outcome is not None]
+        for row in rows[1:]:
+            if row.by == self._number and row.is_open:
+                self._end(row.id)
+        return rows[0]
+
+    def _add(self, role: str, what: Mapping[str, Any], by: int) -> int:
+        assert self._study is not None
+        trial = optuna.trial.create_trial(
+            state=TrialState.RUNNING, user_attrs={ROLE: role, BY: by, **what}
+        )
+        trial.datetime_start = datetime.now()
+        return self._storage.create_new_trial(self._study._study_id, trial)
+
+    def _register(self) -> None:
+        """Adds the row of this search. One that was added twice is never told, and ended."""
+        what = {HOST: platform.node(), PID: os.getpid(), ENVIRONMENT: self._environment.to_json()}
+        id = self._do(lambda: self._add(SEARCH, {**what, PHASE: MEASURING}, 0))
+        self._me = next(row for row in self._rows() if row.id == id)
+        self._do(lambda: self.beat({}))
+
+    def _end_unseen(self) -> None:
+        """Ends searches that were killed before their first heartbeat, once they are silent."""
+        now, rows = time.monotonic(), self._rows()
+        unseen = [r.id for r in rows if r.role == SEARCH and r.is_open and TOLD not in r.attributes]
+        self._unseen = {id: self._unseen.get(id, now) for id in unseen}
+        for id, since in self._unseen.items():
+            if now - since > self._place.patience.silent_s:
+                self._end(id)
+
+    def _stay(self, rows: Iterable[Row]) -> None:
+        """Joins again after others ended this search because it was silent."""
+        me = self._me
+        if me is not None and any(row.id == me.id and not row.is_open for row in rows):
+            self._say("this search was silent for too long and lost what it measured; it goes on")
+            self._claims.clear()
+            self._register()
+
+    def _end(self, id: int) -> None:
+        with suppress(*GONE):
+            self._do(lambda: self._storage.set_trial_state_values(id, TrialState.FAIL))
+
+    def _opened(self, name: str) -> optuna.Study:
+        return optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
+
+    def _rows(self) -> list[Row]:
+        assert self._study is not None
+        id = self._study._study_id
+        return list(rows_of(self._do(lambda: self._storage.get_all_trials(id, deepcopy=False))))
+
+    def _rows_of(self, name: str) -> list[Row]:
+        def read() -> list[FrozenTrial]:
+            study = self._opened(name)
+            end_silent(study)
+            return study.get_trials(deepcopy=False)
+
+        return list(rows_of(self._do(read)))
+
+    def _goes_on(self, name: str) -> bool:
+        rows = self._rows_of(name)
+        over = any(row.role == RANK and row.plan is not None for row in rows)
+        return not over and any(row.role == SEARCH and row.is_open for row in rows)
+
+    def _found_in(self, name: str) -> list[tuple[Key, Outcome]]:
+        """The outcomes of an earlier search in this environment."""
+        rows = self._rows_of(name)
+        first = next((row for row in rows if row.role == SEARCH), None)
+        if first is None or first.attributes.get(ENVIRONMENT) != self._environment.to_json():
+            return []
+        return [(r.key, r.outcome) for r in rows if r.role == TRIAL and r.outcome is not None]

@@ -1,0 +1,101 @@
+"""A search that others share: it joins them, shows that it lives, and leaves in the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from plantune.machine import Environment
+from plantune.plan_db.opening import now_text
+from plantune.problem import Problem
+from plantune.search.board import Board, Place
+from plantune.search.rdb import FAULTS, Persistent, close_shared, opened_shared
+from plantune.search.results import Patience, Progress
+from plantune.space.search_space import load_search_space
+
+POLL_S = 0.5
+Say = Callable[[str], None]
+
+
+class Heart:
+    """Beats for a board in a thread of its own: Optuna's heartbeat runs in `optimize` alone."""
+
+    def __init__(self, board: Board, every_s: float) -> None:
+        self._board = board
+        self._every_s = every_s
+        self._told: dict[str, Any] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(self._every_s)
+
+    def tell(self, progress: Progress) -> None:
+        """What this search does, for all who look at the shared search."""
+        self._told = {
+            "phase": progress.phase,
+            "measured": progress.measured,
+            "rejected": progress.rejected,
+            "detail": progress.detail,
+            "best_us": min(progress.best_us, 1e300),
+            "at": now_text(),
+        }
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            with suppress(*FAULTS):  # the search itself says so, and gives up at last
+                self._board.beat(self._told)
+
+
+def name_of(problem: Problem) -> str:
+    """Searches of one problem in one search space meet under this name."""
+    space = load_search_space(problem.arch).digest[:8]
+    return f"{problem.network} {problem.graph[:12]} {problem.arch} {space}"
+
+
+@contextmanager
+def joined(
+    url: str,
+    problem: Problem,
+    environment: Environment,
+    patience: Patience,
+    say: Say,
+    *,
+    fresh: bool = False,
+) -> Iterator[tuple[Board, Heart]]:
+    """The board at a URL, with this search on it. Raises ForeignSearch and StorageLost."""
+    does = Persistent(url, patience.gone_s, say)
+    storage = does(lambda: opened_shared(url, patience))
+    board = Board(Place(storage, name_of(problem), patience), environment, does, say)
+    try:
+        board.join(fresh=fresh)
+        heart = Heart(board, float(patience.heartbeat_s))
+        heart.start()
+        try:
+            yield board, heart
+        finally:
+            heart.stop()
+            board.leave()
+    finally:
+        close_shared(storage)
+
+
+def wait_for_turn(board: Board, hear: Callable[[], None]) -> tuple[str | None, float]:
+    """Waits until the others have measured all, too: the plan that one of them found, None if it is
+    for this search to rank and race; and the seconds that this took.
+    """
+    start = time.monotonic()
+    board.wait_for_turn()
+    while True:
+        turn = board.turn()
+        hear()
+        if turn is not False:
+            return (None if turn is True else turn), time.monotonic() - start
+        time.sleep(POLL_S)

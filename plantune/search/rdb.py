@@ -1,0 +1,138 @@
+"""The databases of Optuna's storages: their URLs, whose passwords nobody sees, and faults."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote_plus
+
+import optuna
+import sqlalchemy
+
+from plantune.errors import StorageLost
+from plantune.search.results import Patience
+
+T = TypeVar("T")
+FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
+# What `plantune[storage]` installs, where a URL names no driver.
+DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+HIDDEN = "***"
+SECRET = re.compile(r"pass|secret|token", re.IGNORECASE)
+# Of what no URL is made of, all that may be a password.
+CREDENTIALS = re.compile(r"(?<=://).*@|(?<=[?&]).*")
+AGAIN_S = 0.2
+
+
+def with_driver(url: str) -> str:
+    """The URL with the driver that plantune's extra installs, if it names none."""
+    name, separator, rest = url.partition("://")
+    return f"{DRIVERS.get(name, name)}{separator}{rest}"
+
+
+def is_shareable(url: str) -> bool:
+    """Whether several processes can use what is at a URL at once."""
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except sqlalchemy.exc.ArgumentError:
+        return False
+    if parsed.get_backend_name() == "sqlite":
+        return parsed.database not in (None, "", ":memory:")
+    return parsed.get_backend_name() in DRIVERS
+
+
+def shown(url: str) -> str:
+    """The URL without what may be secret in it."""
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        return CREDENTIALS.sub(HIDDEN + "@", url)
+    secret = {name: HIDDEN for name in parsed.query if SECRET.search(name)}
+    text = parsed.update_query_dict(secret).render_as_string(hide_password=True)
+    return text.replace(quote_plus(HIDDEN), HIDDEN)
+
+
+def without_secrets(text: str, url: str) -> str:
+    """What a driver said of a URL, without its secrets."""
+    secrets = []
+    try:
+        parsed = sqlalchemy.make_url(url)
+        secrets = [str(parsed.password or "")]
+        secrets += [str(value) for name, value in parsed.query.items() if SECRET.search(name)]
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        text = CREDENTIALS.sub(HIDDEN + "@", text)
+    for secret in filter(None, [url, *secrets]):
+        text = text.replace(secret, shown(url) if secret == url else HIDDEN)
+    return text
+
+
+def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
+    """Optuna's storage at a URL, in which searches that are silent can be told."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    engine = {"poolclass": sqlalchemy.pool.NullPool} if url.startswith("sqlite") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
+        storage = optuna.storages.RDBStorage(
+            url,
+            engine,
+            heartbeat_interval=patience.heartbeat_s,
+            grace_period=patience.silent_s,
+        )
+    return optuna.storages.get_storage(storage)
+
+
+def close_shared(storage: optuna.storages.BaseStorage) -> None:
+    """Closes the connections that `opened_shared` made: Optuna never does."""
+    backend: Any = getattr(storage, "_backend", storage)
+    backend.scoped_session.remove()
+    backend.engine.dispose()
+
+
+class Persistent:
+    """Repeats what a database refuses, until it was gone for too long: a restart loses nothing.
+
+    What is repeated may have been done: whoever calls sees to it that doing it twice is no harm.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        gone_s: float,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._url = url
+        self._gone_s = gone_s
+        self._say = say
+        self._clock = clock
+        self._sleep = sleep
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Raises StorageLost."""
+        since: float | None = None
+        while True:
+            try:
+                return work()
+            except FAULTS as error:
+                why = self.reason(error)
+                if since is None:
+                    since = self._clock()
+                    self._say(f"{shown(self._url)}: {why}; waiting up to {self._gone_s:.0f} s")
+                if self._clock() - since > self._gone_s:
+                    text = f"{shown(self._url)}: is gone for {self._gone_s:.0f} s: {why}"
+                    raise StorageLost(f"{text}; what was measured is kept, search again") from None
+                self._sleep(AGAIN_S)
+
+    def reason(self, error: BaseException) -> str:
+        """What a driver says, in a line: Optuna's own words are of commits in general."""
+        while error.__cause__ is not None:
+            error = error.__cause__
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return without_secrets(lines[0], self._url)

@@ -1,0 +1,69 @@
+"""search --storage, --status: what a user sees of shared searches, and never a password."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from plantune.search.rdb import is_shareable
+
+from .conftest import FakeWorker, Run, object_of
+
+PASSWORD = "s3cr3t-pw"
+KEY = ("--arch", "cpu", "--batch", 1, "--budget", 30, "--no-shipped")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/shared.db"
+
+
+def test_a_search_shares_what_it_finds_and_its_status_tells(
+    run: Run, worker: FakeWorker, url: str
+) -> None:
+    first = object_of(run("search", *KEY, "--storage", url, "--heartbeat", 1, "--json"))
+    assert first["raced"]
+    assert not first["elsewhere"]
+    (seen,) = object_of(run("search", "--status", url, "--json"))["searches"]
+    assert seen["state"] == "done"
+    assert seen["measured"] == first["measured"]
+    assert [member["state"] for member in seen["members"]] == ["ended"]
+    text = run("search", "--status", url).stdout
+    assert f"{first['measured']} measured" in text
+    assert "done" in text
+
+
+def test_a_storage_that_nobody_shared_is_empty(run: Run, url: str) -> None:
+    assert object_of(run("search", "--status", url, "--json"))["searches"] == []
+    assert "no search was shared there" in run("search", "--status", url).stdout
+
+
+@pytest.mark.parametrize("option", ["--storage", "--status"])
+def test_no_password_is_shown_where_no_database_answers(run: Run, option: str) -> None:
+    pytest.importorskip("psycopg")
+    url = f"postgresql://me:{PASSWORD}@127.0.0.1:1/none"
+    result = run("search", *KEY, option, url)
+    assert result.exit_code in (1, 2)
+    assert "me:***@127.0.0.1:1" in result.stderr
+    assert PASSWORD not in result.output + result.stderr
+
+
+@pytest.mark.parametrize("option", ["--storage", "--status"])
+def test_a_missing_driver_is_named_with_what_brings_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    result = run("search", *KEY, option, f"postgresql://me:{PASSWORD}@h/d")
+    assert result.exit_code == 2
+    assert "pip install 'plantune[storage]'" in result.stderr
+    assert PASSWORD not in result.stderr
+
+
+@pytest.mark.parametrize("url", ["redis://h/0", "sqlite://", "nothing", f"x://me:{PASSWORD}@h"])
+def test_only_a_database_that_several_can_use_has_a_status(run: Run, url: str) -> None:
+    result = run("search", "--status", url)
+    assert result.exit_code == 2
+    assert PASSWORD not in result.stderr
+    assert not is_shareable(url)

@@ -94,7 +94,8 @@ def test_a_given_set_is_measured_whole(graph, space, store, measurer):
 
 @pytest.mark.parametrize("error", [WorkerDied("it does not start"), UnsupportedDevice("lost")])
 def test_the_others_measure_what_a_lost_seat_was_given(graph, space, store, measurer, error):
-    lost, other = Seated(measurer, errors=[error]), Seated(measurer)
+    meeting = Meeting(threading.Barrier(2))
+    lost, other = Seated(measurer, meeting, [error]), Seated(measurer, meeting)
     search = of_crew(graph, space, store, [lost, other])
     with pytest.warns(UserWarning, match="GPU 0 was lost, the others go on"):
         search.run(Budget(PLENTY), silent)
@@ -111,7 +112,8 @@ def test_the_last_lost_seat_ends_the_search(graph, space, store, measurer):
 
 
 def test_a_fault_of_plantune_ends_the_search(graph, space, store, measurer):
-    crew = [Seated(measurer, errors=[WorkerFailed("a bug")]), Seated(measurer)]
+    meeting = Meeting(threading.Barrier(2))
+    crew = [Seated(measurer, meeting, [WorkerFailed("a bug")]), Seated(measurer, meeting)]
     with pytest.raises(WorkerFailed, match="a bug"):
         of_crew(graph, space, store, crew).run(Budget(PLENTY), silent)
 

@@ -268,8 +268,9 @@ def _reading(
 def _following(
     step: Step, candidate: Candidate, layouts: Mapping[str, str], space: SearchSpace
 ) -> Candidate:
-    """The candidate in the layout that all images have which it reads, where it takes any. What
-    has four dimensions and is made of none that has is no image: attention's rows stay rows.
+    """The candidate in the layout shared by all images that it reads, if it takes any layout. What
+    has four dimensions but was made from nothing that has is
+    not an image: attention's rows stay rows.
     """
     images = {
         layouts[name]

@@ -54,7 +54,7 @@ def _require_fields(data: Any, wanted: set[str]) -> None:
 
 def _time(value: Any) -> float:
     if type(value) is not float or not 0 <= value < math.inf:
-        raise InvalidPlan(f"a time must be a float from 0 up, got {value!r:.80}")
+        raise InvalidPlan(f"a time must be a float, 0 or more, got {value!r:.80}")
     return value
 
 

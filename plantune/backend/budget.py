@@ -54,7 +54,7 @@ class Budget:
             self.waits = True
 
     def spend(self) -> None:
-        """Searches for what waits: first for what nobody has searched for, in whatever process."""
+        """Searches for what waits, and first for what no process has searched for yet."""
         with self._lock:
             waiting, self._waiting, self.waits = self._waiting, [], False
             found = {_key(p): _Waiting(t, p, forget) for t, forget in waiting for p in t.stocks()}

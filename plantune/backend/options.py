@@ -36,7 +36,7 @@ def _seconds(options: Mapping[str, Any]) -> float:
         raise ValueError(f"unknown options: {', '.join(unknown)}; known: {', '.join(KNOWN)}")
     seconds = options.get("budget", 0.0)
     if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
-        raise ValueError(f"budget must be a number of seconds from 0 up, got {seconds!r}")
+        raise ValueError(f"budget must be a number of seconds, 0 or more, got {seconds!r}")
     return float(seconds)
 
 

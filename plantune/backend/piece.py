@@ -119,7 +119,7 @@ class Piece:
     def _new_tuned(self, owner: Owner, sizes: Given, given: Given) -> TunedModule:
         first = next((value for value in given if isinstance(value, Tensor)), None)
         if first is None:
-            raise UnsupportedModule("it has no input that is a tensor")
+            raise UnsupportedModule("it has no tensor among its inputs")
         with self._lock:
             if sizes in owner.tuned:  # by another thread
                 return owner.tuned[sizes]

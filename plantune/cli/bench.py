@@ -124,7 +124,7 @@ def _require_plot(path: Path | None) -> None:
         return
     if path.suffix.lower() not in FORMATS:
         raise click.BadParameter(
-            f"{path}: give a name that ends in {' or '.join(FORMATS)}", param_hint="'--plot'"
+            f"{path}: the name must end in {' or '.join(FORMATS)}", param_hint="'--plot'"
         )
     _require_writable(path, "--plot")
     if not can_plot():

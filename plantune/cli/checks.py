@@ -75,7 +75,7 @@ def _of_torch(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (ImportError, OSError):
-        return Check(name, MISSING, "there is no torch")
+        return Check(name, MISSING, "torch is not installed")
 
 
 def _onednn() -> Check:
@@ -116,7 +116,7 @@ def _cache() -> Check:
     wanted = os.environ.get("PLANTUNE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     if is_passing(folder):
         how = "set PLANTUNE_CACHE_DIR to a folder that you may write"
-        return Check("cache folder", LIMITED, f"{wanted} cannot be written; nothing is kept", how)
+        return Check("cache folder", LIMITED, f"{wanted} is not writable; nothing is cached", how)
     foreign = [why_not_trusted(folder / kind) for kind in ("cpu", "cuda", "cudnn")]
     if any(foreign):
         how = "set PLANTUNE_CACHE_DIR to a folder of your own"

@@ -131,7 +131,7 @@ def _show(message: Warning | str, *where: Any, **how: Any) -> None:
 
 
 def close_quietly() -> None:
-    """Nobody reads stdout any more: what Python still holds for it goes nowhere."""
+    """The reader of stdout is gone: what Python still buffers for it is discarded."""
     with suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())

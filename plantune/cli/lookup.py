@@ -116,7 +116,7 @@ def _workload_for(plan: Plan, asked: Workload) -> Workload:
     """What a plan was searched for: the network that was asked for if that has no name, else the
     reference network. Plans from before calls were kept don't know their channels.
 
-    Raises InvalidPlan if that does not give the plan's graph, or nobody says what does.
+    Raises InvalidPlan if that does not give the plan's graph, or no module is given that could.
     """
     from plantune.models.registry import network_names
     from plantune.plan import is_for
@@ -124,8 +124,8 @@ def _workload_for(plan: Plan, asked: Workload) -> Workload:
     kept = plan.problem
     if asked.factory is None and kept.network not in network_names():
         raise InvalidPlan(
-            f"the plan is for {kept.network}, which is none of plantune's own networks: name it, "
-            "as --model package.module:factory with --input or --image-size"
+            f"the plan is for {kept.network}, which is not one of plantune's own networks: name it "
+            "with --model package.module:factory with --input or --image-size"
         )
     workload = asked if asked.factory is not None else _reference(kept, asked.in_channels)
     if not is_for(plan, workload.graph):

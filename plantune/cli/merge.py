@@ -73,7 +73,7 @@ def _raced(conflict: Conflict, budget_s: float) -> StoredPlan | None:
     first = conflict.plans[0].stored
     problem = first.plan.problem
     if environment_here(problem.arch).match(first.environment) != "exact":
-        note(f"not raced: {problem}: this is no machine like {first.environment.device}")
+        note(f"not raced: {problem}: this machine is not like {first.environment.device}")
         return None
     try:
         workload = Workload.of(problem)

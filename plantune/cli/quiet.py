@@ -25,4 +25,4 @@ def wait_for_quiet(
         if not reason or left_s < LOOK_S:
             break
     if reason:
-        note(f"warning: the machine is not quiet, so times will be less sure: {reason}")
+        note(f"warning: the machine is busy, so timings are less reliable: {reason}")

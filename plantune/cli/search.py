@@ -133,7 +133,7 @@ def search_command(console: Console, place: Path | None, workload: Workload, how
 
 def _require_measurable(workload: Workload, how: How) -> None:
     if how.predict and workload.arch == "cpu":
-        raise click.UsageError("--predict is for the arch of a GPU; give --arch sm80, for example")
+        raise click.UsageError("--predict needs the arch of a GPU, such as --arch sm80")
     if how.predict:
         return
     try:
@@ -199,7 +199,7 @@ def _seats(workload: Workload, how: How) -> tuple[Seat, ...]:
     if how.gpus is None:
         return ()
     if workload.arch == "cpu":
-        raise click.UsageError("--gpus is for the arch of a GPU; give --arch too")
+        raise click.UsageError("--gpus needs the arch of a GPU; give --arch too")
     return seats_of(load_arch(workload.arch), how.gpus or None)
 
 

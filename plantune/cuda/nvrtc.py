@@ -50,7 +50,7 @@ class Compilation:
 
 
 def die_with_parent(parent: int) -> None:
-    """Nobody limits the time of a compilation whose parent was killed."""
+    """A compilation whose parent was killed would have no time limit."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # It was killed before that.
         sys.exit("the process that asked for this compilation is gone")

@@ -28,7 +28,7 @@ def differentiate(graph: Graph, wrt: Collection[str] | None = None) -> Graph:
     the new graph's `saved`.
     """
     if graph.backward_from is not None:
-        raise InvalidGraph("the graph has a backward pass already; double backward is not there")
+        raise InvalidGraph("the graph already has a backward pass; there is no double backward")
     asked = {name for name, _ in graph.parameters} if wrt is None else set(wrt)
     # In the graph's order, whatever the order or kind of the collection: one graph, one digest.
     wanted = [name for name, _ in (*graph.parameters, *graph.inputs) if name in asked]

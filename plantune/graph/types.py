@@ -41,7 +41,7 @@ class TensorType:
 
     def __post_init__(self) -> None:
         if not all(type(size) is int and size >= 0 for size in self.shape):
-            raise InvalidGraph(f"shape {self.shape!r}: sizes must be integers from 0 up")
+            raise InvalidGraph(f"shape {self.shape!r}: sizes must be integers, 0 or more")
         if self.dtype not in DTYPES:
             raise InvalidGraph(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.layout not in LAYOUTS:

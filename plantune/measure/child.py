@@ -128,7 +128,7 @@ class Child:
             while True:
                 message = self._channel.receive(deadline)
                 if message.get("id") != self._asked:
-                    raise ProtocolError("it answers what it was not asked")
+                    raise ProtocolError("it answered a request that was not made")
                 if message.get("stage") not in limits_s:
                     return _answer(message)
                 stage = message["stage"]
@@ -170,7 +170,7 @@ class Child:
         return False
 
     def end(self) -> None:
-        """Kills it, as it has nothing to save. Nobody may be asking it."""
+        """Kills it: it has nothing to save. No request may be under way."""
         self.kill()
         self._keeper.join(JOIN_S)
         self._channel.close()

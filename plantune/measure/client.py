@@ -303,7 +303,7 @@ class Worker:
             if not isinstance(error, PlantuneError):
                 raise
             raise UnsupportedDevice(
-                f"the GPU for {arch} does not answer any more ({first_line(error)}); see nvidia-smi"
+                f"the GPU for {arch} no longer responds ({first_line(error)}); see nvidia-smi"
             ) from error
 
     def _drop(self) -> None:

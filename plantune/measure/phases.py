@@ -19,7 +19,7 @@ REPEATS, WARM_UP = 15, 2
 
 
 def unmarked(name: str) -> None:
-    """For a call whose phases nobody asks for."""
+    """For a call whose phases are not recorded."""
 
 
 def phases_us(call: Callable[[Mark], object], device: Device) -> dict[str, float]:

@@ -57,7 +57,7 @@ class Channel:
             raise ProtocolError(f"no message starts with {mark!r}, {length} bytes")
         body = self._read(length, deadline)
         if zlib.crc32(body) != checksum:
-            raise ProtocolError(f"a message of {length} bytes came damaged")
+            raise ProtocolError(f"a message of {length} bytes arrived damaged")
         return decode(body)
 
     def _read(self, count: int, deadline: float) -> bytes:

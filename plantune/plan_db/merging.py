@@ -49,8 +49,8 @@ class Merged:
 
 
 def merged(files: Sequence[Path]) -> Merged:
-    """Joins the newest complete plans of each file. The same plan in several files is no conflict:
-    the newest evidence for it stays.
+    """Joins the newest complete plans of each file. The same plan in several files is not a
+    conflict: the newest evidence for it stays.
 
     Raises InvalidPlan for a file that cannot be read, and NoPlan if all are empty.
     """

@@ -100,7 +100,7 @@ def _is_known(path: Path, tries: int = 3) -> bool:
 def _require_not_exported(path: Path, connection: sqlite3.Connection) -> None:
     if is_export(connection):
         raise InvalidDatabase(
-            f"{path}: holds exported plans and is not to be worked in; `plantune import` takes "
+            f"{path}: holds exported plans, which cannot be edited; `plantune import` takes "
             "them into a database"
         )
 

@@ -167,7 +167,7 @@ def connect_read_only(path: Path, timeout_s: float) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection.close()
         # WAL needs a file beside the database. If it cannot be made and no other process has
-        # made one, there is no writer, and the file can be read as it is.
+        # made one, no writer is left, and the file can be read as it is.
         unwritable = error.sqlite_errorcode & 0xFF in UNWRITABLE
         if not unwritable or not path.is_file() or os.path.exists(f"{path}-wal"):
             raise

@@ -52,7 +52,7 @@ def from_file(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
 
 
 def why_no_plans(connection: sqlite3.Connection) -> str | None:
-    """Why a database is no plan database of this schema: it may hold what a plan database never
+    """Why a database is not a plan database of this schema: it may hold what a plan database never
     has, such as views, which would run when they are read.
     """
     query = "SELECT count(*) FROM sqlite_schema WHERE type NOT IN ('table', 'index')"

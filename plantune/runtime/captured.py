@@ -262,7 +262,7 @@ def program_on(
     device: torch.device, graph: Graph, plan: Plan, space: SearchSpace, *, frozen: bool = False
 ) -> Program | CapturedProgram:
     """The plan made runnable on a device."""
-    # If there is nothing to compute, there is nothing to capture.
+    # Nothing to compute, nothing to capture.
     captured = device.type == "cuda" and all(type_.numel for _, type_ in graph.inputs)
     with _current(device):
         if captured:

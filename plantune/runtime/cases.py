@@ -76,8 +76,8 @@ def judgeable(network: Called, graph: Graph, random: torch.Generator) -> Case:
                 return Case(inputs, seeds, theirs, exact)
     raise CannotJudge(
         "the framework itself overflows, or is off by more than "
-        f"{MOST_OWN_ERROR:.0%}, on random weights and images however small, so that nothing "
-        "can prove the plan; `plantune search` judges it step by step"
+        f"{MOST_OWN_ERROR:.0%}, on random weights and images of any size, so the plan "
+        "cannot be verified; `plantune search` judges it step by step"
     )
 
 

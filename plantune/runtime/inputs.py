@@ -218,7 +218,7 @@ def _kind_of_leaf(leaf: Any) -> Hashable:
     if kind is Tensor or kind is nn.Parameter:
         return leaf.dtype, leaf.shape, leaf.device
     if isinstance(leaf, Tensor):
-        raise _Foreign(f"the input is a {kind.__name__}, which may compute in its own way")
+        raise _Foreign(f"the input is a {kind.__name__}, which may override torch's operations")
     if kind not in CONSTANTS:
         raise _Foreign(f"an argument is a {kind.__name__}; a plan depends on tensors and constants")
     return kind, repr(leaf) if kind in (float, complex) else leaf

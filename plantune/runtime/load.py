@@ -188,7 +188,7 @@ def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
     """Each once, in their order."""
     given = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     if not given or any(type(each) is not int or each < 1 for each in given):
-        raise ValueError(f"batch must be an integer from 1 up, or several of them, got {batch!r}")
+        raise ValueError(f"batch must be a positive integer, or several of them, got {batch!r}")
     return tuple(dict.fromkeys(given))
 
 

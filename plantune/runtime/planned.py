@@ -81,7 +81,7 @@ class Planned:
             return LastCall(how, "nothing faster is known")
         if plan.run_by(frozen=self.stock.frozen) == how:
             return LastCall(how, "the plan says that it was faster")
-        return LastCall(how, "the plan is of another machine, and was not faster here by now")
+        return LastCall(how, "the plan is from another machine and has not been faster here so far")
 
     def _runner(self) -> StandIn | None:
         """What runs in place of the plan's program, or beside it until one is known to be faster.

@@ -115,7 +115,7 @@ class Runner:
             return
         try:
             if kwargs or not all(isinstance(arg, Tensor) for arg in args):
-                raise ValueError("it is called with more than tensors by their place")
+                raise ValueError("it is called with other arguments than positional tensors")
             args = [*map(_channels_last, args)] if self._recipe.channels_last else args
             self._call = self._traced(module, [x.detach() for x in args])
         except Exception as error:  # It may fail in any way that torch knows.
@@ -186,7 +186,7 @@ def _require_no_weight_inside(traced: Any) -> None:
     for node in graph.findAllNodes("prim::Constant"):
         value = node.output().toIValue()
         if isinstance(value, Tensor) and value.numel() > LARGEST_CONSTANT:
-            raise ValueError("a tensor that is neither parameter nor buffer takes part")
+            raise ValueError("it uses a tensor that is neither a parameter nor a buffer")
 
 
 def _channels_last(x: Any) -> Any:

@@ -141,7 +141,7 @@ def make_schedule(graph: Graph, plan: Plan, steps: Partition) -> Schedule:
 
 
 def _moves(type_: TensorType, made: str, read: str) -> bool:
-    """Whether an element lies elsewhere in another layout: not in images of single pixels."""
+    """Whether the layout changes where elements are: it does not for images of single pixels."""
 
     def matters(layout: str) -> list[int]:
         return [s for s, size in zip(type_.strides(layout), type_.shape, strict=True) if size > 1]

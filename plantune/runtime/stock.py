@@ -110,7 +110,7 @@ class Lease:
     @property
     def instance(self) -> Instance:
         if self._held is None:
-            raise RuntimeError("this pass was given up after an error; run forward again")
+            raise RuntimeError("this pass was abandoned after an error; run forward again")
         return self._held
 
     def release(self) -> None:
@@ -207,8 +207,8 @@ class Stock:
                 instance = _ready(self._idle)
                 if instance is None:
                     raise CaptureError(
-                        "this call cannot be captured in a CUDA graph: nothing that has run before "
-                        "is free for it; call the module once before each capture"
+                        "this call cannot be captured in a CUDA graph: no instance that has run "
+                        "before is idle; call the module once before each capture"
                     )
                 keeper = _kept_by.keeper
                 if keeper is None:

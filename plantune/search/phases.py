@@ -102,7 +102,7 @@ def rank(
 ) -> list[Plan]:
     """The plans that ran: the winner improved, the winner, then the others, the fastest first.
 
-    If there is no time to time them, the plans as they are: the best is thought to be the first.
+    Without time to measure them, the plans in their estimated order, the best first.
     """
     left_s = run.budget.left_for("ranking")
     plans = affordable(plans, run.graph, run.space, run.steps, left_s, built)

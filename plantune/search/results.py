@@ -97,4 +97,4 @@ Report = Callable[[Progress], None]
 
 
 def silent(progress: Progress) -> None:
-    """Reports to nobody."""
+    """Discards all reports."""

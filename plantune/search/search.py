@@ -221,7 +221,7 @@ class Search:
         return distinct([*first, *found[:1], *by_hand, *found[1:], *others, plain])
 
     def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
-        """Whether the framework's own kernels are left though nobody compared them with the guess:
+        """Whether the framework's own kernels are left without having been compared with the guess:
         kept as a plan they would take its place.
         """
         guess = self._guess

@@ -78,7 +78,7 @@ class StepSearch:
         self.durations = Durations()
         # Whether there was time for all that could be part of the best cover.
         self.complete = False
-        # What this search built and ran, so that the worker has it at hand.
+        # What this search built and ran: the worker has it in its caches.
         self.ran: set[Key] = set()
         self._disturbed: set[Key] = set()
         self._framework = [
@@ -128,7 +128,7 @@ class StepSearch:
         return find()
 
     def _fitting(self, candidates: Iterable[StepCandidate], budget: Budget) -> list[StepCandidate]:
-        """Those that nobody measures yet and for which there seems to be time."""
+        """Those that are not being measured yet and are expected to fit into the time left."""
         return [c for c in candidates if not self._is_taken(c) and self._fits(c, budget)]
 
     def _is_taken(self, candidate: StepCandidate) -> bool:

@@ -85,7 +85,7 @@ class CapturedStep:
         self._recorded.graph.reset()
 
     def let_go(self) -> None:
-        """Gives its memory back; there is no replay afterwards."""
+        """Frees its memory; it cannot be replayed afterwards."""
         torch.cuda.synchronize(self.device)
         del self._recorded, self._value
         self._own = []

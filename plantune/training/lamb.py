@@ -30,7 +30,7 @@ class LAMB(Optimizer):
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(
-                "lr, eps and weight_decay start at 0, betas are in [0, 1): got "
+                "lr, eps and weight_decay must be 0 or more, betas in [0, 1): got "
                 f"lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}"
             )
         defaults = {

@@ -29,7 +29,7 @@ class LossScale:
                 f"backoff_factor={backoff_factor}"
             )
         if growth_interval < 1:
-            raise ValueError(f"growth_interval counts steps from 1 on, got {growth_interval}")
+            raise ValueError(f"growth_interval must be 1 or more, got {growth_interval}")
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor
         self.growth_interval = growth_interval

@@ -58,7 +58,7 @@ class Models:
         agreed(self._ranks, repr(model), model.run_from)
 
     def _tuned(self, inputs: tuple[Any, ...], plan: Plan | None = None) -> TunedModule | None:
-        """None where there is no plan for such a call."""
+        """None if no plan covers such a call."""
         tensors = tensors_in(inputs)
         if not tensors:
             return None

@@ -44,7 +44,7 @@ class Ranks:
         """Begins the next call."""
         if self._left is not None:
             raise RanksDiffer(
-                f"rank {self.rank} takes part no longer: it {self._left}; end all ranks and start "
+                f"rank {self.rank} no longer takes part: it {self._left}; end all ranks and start "
                 "them again"
             )
         self.call += 1
@@ -55,7 +55,7 @@ class Ranks:
         return self._past == self.call
 
     def past(self) -> None:
-        """From here to the end of this call there is no meeting."""
+        """No collectives from here to the end of this call."""
         self._past = self.call
 
     def meet(self, value: str) -> list[str | None]:

@@ -62,7 +62,7 @@ class TrainStep:
         deadline_s: float = 600.0,
     ) -> None:
         if micro_batches < 1:
-            raise ValueError(f"micro_batches counts from 1 on, got {micro_batches}")
+            raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         self.model = model

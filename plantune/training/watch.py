@@ -1,4 +1,4 @@
-"""Ends a process whose training step waits for another rank in vain.
+"""Ends a process whose training step waits for a rank that will not come.
 
 NCCL's own watchdog sees no collective that a graph replays: a rank whose peer is gone would wait in
 its next synchronisation for ever.

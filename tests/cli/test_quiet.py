@@ -27,7 +27,7 @@ def test_a_busy_machine_is_waited_for_a_little_and_told(
     wait_for_quiet(budget_s, Looked(1.9), slept.append)
     assert len(slept) == looks
     told = capsys.readouterr().err
-    assert "the machine is not quiet" in told
+    assert "the machine is busy" in told
     assert "other processes took 1.9 of 2 cores" in told
 
 

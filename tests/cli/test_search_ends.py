@@ -64,7 +64,7 @@ def statuses(run: Run) -> list[str]:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (UnsupportedDevice("the GPU for sm90 does not answer any more"), 6),
+        (UnsupportedDevice("the GPU for sm90 no longer responds"), 6),
         (WorkerDied("the measuring worker did not start: took too long"), 1),
         (WorkerFailed("the measuring worker failed:\nKeyError: 'x'"), 1),
         (MeasureTimeout("time took over 60 s; the worker was killed"), 1),

@@ -84,7 +84,7 @@ DEADLY = [
 def test_where_a_new_process_cannot_use_it_the_search_ends(fake, step, answer, lost):
     fake.answer, fake.lost = answer, lost
     with Worker(threads=1) as worker:
-        with pytest.raises(UnsupportedDevice, match="the GPU for sm90 does not answer any more"):
+        with pytest.raises(UnsupportedDevice, match="the GPU for sm90 no longer responds"):
             worker.check_and_time(step, FRAMEWORK, "sm90")
         assert [child.asked for child in fake.made] == [["check_and_time"], ["warm_up"]]
         assert not any(child.alive for child in fake.made)

@@ -82,7 +82,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("batch", [0, -1, 1.0, "1", None, True, (), (2, 0), [1, None]])
     def test_batch_is_a_positive_integer(self, batch):
-        with pytest.raises(ValueError, match="batch must be an integer from 1 up, or"):
+        with pytest.raises(ValueError, match="batch must be a positive integer, or"):
             load_model(NAME, batch=batch)
 
     @pytest.mark.parametrize("mode", ["eval", "", "Train", None])

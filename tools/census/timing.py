@@ -75,7 +75,7 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
     with torch.set_grad_enabled(mode == "train"), flags(benchmark=True), device.own_stream():
         with beside_others():
             ours, how = _ours(last, images, mode, device)
-            with flags(benchmark=False):  # what it loads at first is no matter of algorithms
+            with flags(benchmark=False):  # loading comes first; it does not depend on algorithms
                 _warmed_up(_call(last, last, images, mode), device)
         with alone_on_gpu():
             names = race.rivals or RIVALS[arch.kind]

@@ -59,4 +59,4 @@ def call_of(trained: Trained, batch: Batch) -> Callable[[], None]:
 
 
 def _unmarked(name: str) -> None:
-    """Nobody asks for the phases."""
+    """The phases are not recorded."""

@@ -206,7 +206,7 @@ class Whole:
 
 
 def _unmarked(name: str) -> None:
-    """Nobody asks for the phases."""
+    """The phases are not recorded."""
 
 
 def traced(setting: Setting, images: Tensor) -> Stepwise:

@@ -106,7 +106,7 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("broadcast_to", [(2, 3)], {"shape": (3,)}, "does not broadcast to"),
     ("broadcast_to", [(2, 3)], {"shape": (2, 4)}, "does not broadcast to"),
     ("reshape", [(2, 3)], {"shape": (5,)}, "does not reshape to"),
-    ("reshape", [(2, 3)], {"shape": (-2, -3)}, "sizes must be integers from 0 up"),
+    ("reshape", [(2, 3)], {"shape": (-2, -3)}, "sizes must be integers, 0 or more"),
     ("permute", [(2, 3)], {"dims": (0, 0)}, "not a permutation of the axes"),
     ("permute", [(2, 3)], {"dims": (0,)}, "not a permutation of the axes"),
     ("space_to_depth", [(4, 8, 8)], {"block": 2}, "needs rank 4"),

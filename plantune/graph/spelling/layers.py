@@ -189,9 +189,9 @@ def _avg_pool2d(
     divisor_override: int | None = None,
 ) -> Value:
     _image(g, x)
-    if ceil_mode or divisor_override is not None:
-        raise NotRead("an average pool with ceil_mode or divisor_override")
     window = _window(kernel_size, stride, padding)
+    if (ceil_mode and _rounds(g, x, window)) or divisor_override is not None:
+        raise NotRead("an average pool with ceil_mode or divisor_override")
     return g.emit("avg_pool2d", x, **window, count_padding=count_include_pad)
 
 
@@ -205,9 +205,16 @@ def _max_pool2d(
     ceil_mode: bool = False,
 ) -> Value:
     _image(g, x)
-    if ceil_mode or _pair(dilation) != (1, 1):
+    window = _window(kernel_size, stride, padding)
+    if (ceil_mode and _rounds(g, x, window)) or _pair(dilation) != (1, 1):
         raise NotRead("a max pool with ceil_mode or dilation")
-    return g.emit("max_pool2d", x, **_window(kernel_size, stride, padding))
+    return g.emit("max_pool2d", x, **window)
+
+
+def _rounds(g: Reader, x: Value, window: dict[str, Any]) -> bool:
+    """Whether windows do not end where the image does, so that ceil_mode makes a difference."""
+    sizes = zip(g.shape(x)[2:], *(window[k] for k in ("kernel", "stride", "padding")), strict=True)
+    return any((size + 2 * pad - taps) % step for size, taps, step, pad in sizes)
 
 
 def _adaptive_avg_pool2d(g: Reader, x: Value, output_size: Sizes) -> Value:

@@ -34,8 +34,7 @@ def nvrtc_for(arch: Arch) -> Nvrtc:
 
 def fitting(arch: Arch) -> tuple[Nvrtc, ...]:
     """Those whose release knows the arch, the newest first, whether they compile or not."""
-    assert arch.cuda is not None
-    return tuple(one for one in all_nvrtc() if arch.cuda.why_not_nvrtc(one.version) is None)
+    return tuple(one for one in all_nvrtc() if arch.gpu.why_not_nvrtc(one.version) is None)
 
 
 def _chosen(arch: Arch, known: tuple[Nvrtc, ...]) -> Nvrtc:
@@ -52,8 +51,7 @@ def _chosen(arch: Arch, known: tuple[Nvrtc, ...]) -> Nvrtc:
 
 
 def _why_not(nvrtc: Nvrtc, arch: Arch) -> str | None:
-    assert arch.cuda is not None
-    reason = arch.cuda.why_not_nvrtc(nvrtc.version)
+    reason = arch.gpu.why_not_nvrtc(nvrtc.version)
     if reason is not None:
         return reason
     try:

@@ -33,8 +33,7 @@ class Compiled:
 
 
 def options_for(arch: Arch, kind: Kind) -> tuple[str, ...]:
-    assert arch.cuda is not None
-    target = arch.cuda.nvrtc_arch.replace("sm_", "compute_" if kind == "PTX" else "sm_")
+    target = arch.gpu.nvrtc_arch.replace("sm_", "compute_" if kind == "PTX" else "sm_")
     return (f"--gpu-architecture={target}", *OPTIONS)
 
 

@@ -85,14 +85,13 @@ class Slices:
 
     def why_not(self, arch: Arch) -> dict[str, bool]:
         """The reasons that there is no kernel for the config, and whether each holds."""
-        assert arch.cuda is not None
         columns, slices = self.number("columns"), self.number("slices")
         apart = self.together and slices > 1
         vectors = self.channels // self.vector
         few = self.rows_of_slice * columns < self.number("threads") // 2
         return {
             f"{columns} columns do not divide {vectors} vectors": vectors % columns != 0,
-            f"{arch.name} has no clusters": apart and "clusters" not in arch.cuda.features,
+            f"{arch.name} has no clusters": apart and "clusters" not in arch.gpu.features,
             f"a cluster has {CLUSTER_MAX} blocks at most": self.together and slices > CLUSTER_MAX,
             "one slice needs one launch": not self.together and slices == 1,
             f"{slices} slices leave most threads nothing to do": few and slices > 1,

@@ -25,9 +25,7 @@ def measured_chip() -> Chip:
 
 def measured_facts() -> CudaFacts:
     """The limits of that GPU."""
-    cuda = measured_arch("cuda").cuda
-    assert cuda is not None
-    return cuda
+    return measured_arch("cuda").gpu
 
 
 def slowdown(flops: float, moved_bytes: float, dtypes: Iterable[str], arch: Arch) -> float:

@@ -30,9 +30,8 @@ class CudaFamily(KernelFamily[P]):
         return 0
 
     def why_not_config(self, parts: P, config: Attrs, arch: Arch) -> str | None:
-        assert arch.cuda is not None
         wanted = self.shared_bytes(parts, config, arch)
-        most = arch.cuda.shared_memory_per_block_bytes
+        most = arch.gpu.shared_memory_per_block_bytes
         if wanted > most:
             return f"it needs {wanted} bytes of shared memory, a block has {most}"
         return None
@@ -60,30 +59,28 @@ class CudaFamily(KernelFamily[P]):
 
 def why_not_portable(arch: Arch) -> str | None:
     """Why no later chip runs what is compiled for an arch, or None if later ones do."""
-    assert arch.cuda is not None
-    if arch.cuda.nvrtc_arch[-1].isdigit():
+    if arch.gpu.nvrtc_arch[-1].isdigit():
         return None
-    return f"what is compiled for {arch.cuda.nvrtc_arch} runs on no other chip"
+    return f"what is compiled for {arch.gpu.nvrtc_arch} runs on no other chip"
 
 
 def why_not_fits(
     binary: Binary, arch: Arch, threads: int, dynamic_shared_bytes: int = 0
 ) -> str | None:
     """Why a block of so many threads of the kernel `run` cannot be launched, or None if it can."""
-    assert arch.cuda is not None
     used = binary.usage["run"]
-    if threads > arch.cuda.threads_per_block_max:
+    if threads > arch.gpu.threads_per_block_max:
         return f"a block of {threads} threads, {arch.name} has no more than " + str(
-            arch.cuda.threads_per_block_max
+            arch.gpu.threads_per_block_max
         )
     # Registers are given to warps in portions of 256, 8 to a thread.
     registers = -(-used.registers // 8) * 8 * threads
-    if registers > arch.cuda.registers_per_sm:
+    if registers > arch.gpu.registers_per_sm:
         return f"{threads} threads take {registers} registers, {arch.name} has no more than " + str(
-            arch.cuda.registers_per_sm
+            arch.gpu.registers_per_sm
         )
     shared = block_shared_bytes(used, arch) + dynamic_shared_bytes
-    most = arch.cuda.shared_memory_per_block_bytes
+    most = arch.gpu.shared_memory_per_block_bytes
     if shared > most:
         return f"a block takes {shared} bytes of shared memory, {arch.name} has no more than {most}"
     return None
@@ -93,7 +90,6 @@ def block_shared_bytes(used: Usage, arch: Arch) -> int:
     """The shared memory that a kernel declares: for Blackwell the assembler also counts what the
     hardware keeps of each block.
     """
-    assert arch.cuda is not None
-    counted = arch.cuda.compute_capability >= COUNTS_RESERVED_FROM
-    reserved = arch.cuda.shared_memory_reserved_per_block_bytes if counted else 0
+    counted = arch.gpu.compute_capability >= COUNTS_RESERVED_FROM
+    reserved = arch.gpu.shared_memory_reserved_per_block_bytes if counted else 0
     return max(used.shared_bytes - reserved, 0)

@@ -79,10 +79,9 @@ class JobKernels:
         return self._kernels[size]
 
     def _most_jobs(self) -> int:
-        assert self._arch.cuda is not None
         new = driver.driver_version() >= MANY_FROM_DRIVER
         return (
-            MANY_JOBS if new and self._arch.cuda.compute_capability >= MANY_FROM_CHIP else FEW_JOBS
+            MANY_JOBS if new and self._arch.gpu.compute_capability >= MANY_FROM_CHIP else FEW_JOBS
         )
 
 

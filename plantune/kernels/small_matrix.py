@@ -56,8 +56,7 @@ def why_not_block(image: TensorType, config: Attrs, declared: int, arch: Arch) -
 
 def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:
     """Why tensor cores do not multiply here (SmallMatrixMma), or None if they do."""
-    assert arch.cuda is not None
-    if dtype == "float32" or arch.cuda.compute_capability < MMA_FROM:
+    if dtype == "float32" or arch.gpu.compute_capability < MMA_FROM:
         return f"these products need 16-bit values and sm80 or later, got {dtype} on {arch.name}"
     if not IMAGES_MIN <= images <= IMAGES_MAX:
         return f"a product has columns for {IMAGES_MIN} to {IMAGES_MAX} images, got {images}"

@@ -29,10 +29,9 @@ run(const __grid_constant__ Kernel::Arguments arguments) {{
 
 def why_not_elements(dtype: str, arch: Arch) -> str | None:
     """Why the tensor cores of an arch do not take this dtype here, or None if they do."""
-    assert arch.cuda is not None
     if dtype not in DTYPES:
         return f"tensor cores take {' and '.join(DTYPES)} here, not {dtype}"
-    if dtype == "bfloat16" and "bf16" not in arch.cuda.features:
+    if dtype == "bfloat16" and "bf16" not in arch.gpu.features:
         return f"the tensor cores of {arch.name} have no bfloat16"
     return None
 

@@ -127,6 +127,12 @@ class Arch:
     def kind(self) -> Literal["cpu", "cuda"]:
         return "cpu" if self.cuda is None else "cuda"
 
+    @property
+    def gpu(self) -> CudaFacts:
+        """`cuda`, of an arch that is known to have it."""
+        assert self.cuda is not None
+        return self.cuda
+
     def cost(self, family: str) -> Mapping[str, float]:
         """The costs of a family; what it has none of its own for is that of any."""
         return {**self.costs.get(ANY, {}), **self.costs.get(family, {})}

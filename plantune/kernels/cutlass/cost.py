@@ -23,14 +23,13 @@ OTHER_REGISTERS = 140
 
 def estimate_us(step: Step, gemm: Gemm, config: Attrs, arch: Arch, family: str) -> float:
     """Microseconds: arithmetic, waiting or memory, whichever is most, and the sum of slices."""
-    assert arch.cuda is not None
     cost, chip, here = arch.cost(family), arch.chip or measured_chip(), measured_chip()
     loop = MainLoop.of(config, gemm.dtype)
     slices: int = config["split_k"]
     blocks_per_sm = math.prod(gemm.tiles(config)) * slices / chip.multiprocessors
     iterations = gemm.taps * math.ceil(gemm.channels / (slices * loop.tile[2]))
     registers = math.ceil(math.prod(loop.tile[:2]) / loop.threads) + OTHER_REGISTERS
-    resident = arch.cuda.resident(loop.threads, registers, loop.main_loop_bytes)
+    resident = arch.gpu.resident(loop.threads, registers, loop.main_loop_bytes)
     waves = math.ceil(math.ceil(blocks_per_sm) / resident)
     # Blocks of one wave take what the fullest multiprocessor takes; more waves even that out.
     most = math.ceil(blocks_per_sm) if waves == 1 else blocks_per_sm
@@ -42,7 +41,7 @@ def estimate_us(step: Step, gemm: Gemm, config: Attrs, arch: Arch, family: str) 
     if slices > 1:
         moved = 2 * partial_bytes(gemm, config) / bytes_per_us
         sums = cost[f"{config['split_mode']}_us"] + moved
-    alone = 0.0 if arch.cuda.compute_capability >= PROGRAMMATIC_FROM else cost["alone_us"]
+    alone = 0.0 if arch.gpu.compute_capability >= PROGRAMMATIC_FROM else cost["alone_us"]
     busy = max(busy, waiting, step.traffic_bytes / bytes_per_us)
     return cost["launch_us"] + alone + busy + sums
 

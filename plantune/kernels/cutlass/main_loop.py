@@ -66,16 +66,15 @@ class MainLoop:
         )
 
     def _why_not_math(self, arch: Arch) -> str | None:
-        assert arch.cuda is not None
         if (self.math == "mma") != (self.dtype != "float32"):
             return f"{self.math} does not multiply {self.dtype}"
         wanted = {"bfloat16": "bf16", "float32": "tf32"}.get(self.dtype, "")
-        if self.math != "simt" and wanted and wanted not in arch.cuda.features:
+        if self.math != "simt" and wanted and wanted not in arch.gpu.features:
             return f"{arch.name} has no matrix instructions for {wanted}"
         if self.tile[2] not in TILE_K[self.math]:
             known = " or ".join(map(str, TILE_K[self.math]))
             return f"a tile_k of {self.tile[2]} does not fit {self.math}; it takes {known}"
-        if "ldmatrix" not in arch.cuda.features and self.tile[2] > 32:
+        if "ldmatrix" not in arch.gpu.features and self.tile[2] > 32:
             return f"{arch.name} reads rows of 64 bytes, so tile_k is at most 32"
         return None
 
@@ -87,10 +86,9 @@ class MainLoop:
         return None
 
     def _why_not_stages(self, arch: Arch) -> str | None:
-        assert arch.cuda is not None
         if self.stages < 2:
             return "a pipeline has at least two stages"
-        if self.stages > 2 and "cp_async" not in arch.cuda.features:
+        if self.stages > 2 and "cp_async" not in arch.gpu.features:
             return f"{arch.name} has no cp.async, so a pipeline through registers has two stages"
         if self.stages == 2 and self.math == "tf32":
             return "CUTLASS rounds to tf32 only after cp.async, which two stages do not use"
@@ -112,11 +110,10 @@ class MainLoop:
         return None
 
     def _why_not_shared(self, arch: Arch) -> str | None:
-        assert arch.cuda is not None
         epilogue = self._epilogue_bytes(arch) * NARROW_EPILOGUE
         if 0 < self.access < self.vector and epilogue > self.main_loop_bytes:
             return "what leaves by narrow words needs more shared memory than the main loop"
-        wanted, most = self.shared_bytes(arch), arch.cuda.shared_memory_per_block_bytes
+        wanted, most = self.shared_bytes(arch), arch.gpu.shared_memory_per_block_bytes
         if wanted > most:
             return f"it needs {wanted} bytes of shared memory, a block has {most}"
         return None
@@ -134,11 +131,10 @@ class MainLoop:
 
     def _epilogue_bytes(self, arch: Arch) -> int:
         """A few rows of float32 from each row of warps."""
-        assert arch.cuda is not None
         if self.math == "simt":
             return 0  # always less than the main loop's
         rows, padding = 8 if self.dtype == "bfloat16" else 16, 8
-        if "ldmatrix" not in arch.cuda.features:
+        if "ldmatrix" not in arch.gpu.features:
             padding = 2
         return self.tile[0] // self.warp[0] * rows * (self.tile[1] + padding) * 4
 
@@ -153,8 +149,7 @@ class MainLoop:
         )
 
     def _instruction(self, arch: Arch) -> tuple[str, str, str]:
-        assert arch.cuda is not None
-        tag = next(t for t in ("Sm80", "Sm75", "Sm70") if _serves(t, arch.cuda.compute_capability))
+        tag = next(t for t in ("Sm80", "Sm75", "Sm70") if _serves(t, arch.gpu.compute_capability))
         if self.math == "simt":
             return "OpClassSimt", tag, "1, 1, 1"
         shapes = {"Sm70": "8, 8, 4", "Sm75": "16, 8, 8", "Sm80": "16, 8, 16"}

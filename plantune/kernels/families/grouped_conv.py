@@ -193,9 +193,8 @@ class GroupedConv(CudaFamily[GroupedParts]):
         that share a multiprocessor share what it copies.
         """
         assert arch.chip is not None
-        assert arch.cuda is not None
         cost, sms, threads = arch.cost(self.name), arch.chip.multiprocessors, int(config["threads"])
-        resident = arch.cuda.resident(threads, REGISTERS, parts.shared_bytes(config))
+        resident = arch.gpu.resident(threads, REGISTERS, parts.shared_bytes(config))
         blocks = math.prod(parts.blocks(config)) / sms
         waves = max(1.0, blocks / resident, (blocks / resident + math.ceil(blocks / resident)) / 2)
         copied = min(resident, max(1.0, blocks)) * parts.copied_bytes(config)

@@ -101,15 +101,14 @@ class SeGrad(CudaFamily[SeGradParts]):
         return parts
 
     def why_not_config(self, parts: SeGradParts, config: Attrs, arch: Arch) -> str | None:
-        assert arch.cuda is not None
         declared = parts.shared_bytes_declared(config)
         reason = why_not_block(parts.image, config, declared, arch)
         if reason is not None:
             return reason
         threads = int(config["threads"]) * int(config["blocks_per_sm"])
-        registers = min(arch.cuda.registers_per_sm // threads, REGISTERS_MOST)
+        registers = min(arch.gpu.registers_per_sm // threads, REGISTERS_MOST)
         needed = declared + self.shared_bytes(parts, config, arch)
-        most = arch.cuda.shared_memory_per_block_bytes
+        most = arch.gpu.shared_memory_per_block_bytes
         few = registers < parts.registers(config)
         return first_reason(
             {
@@ -229,10 +228,9 @@ def _added(layer: LayerGradient) -> tuple[str | None, ...]:
 
 def _resident(parts: SeGradParts, config: Attrs, arch: Arch) -> int:
     """Blocks that a multiprocessor has at once."""
-    assert arch.cuda is not None
     shared = parts.shared_bytes_declared(config) + parts.held_bytes(config)
-    shared += arch.cuda.shared_memory_reserved_per_block_bytes
-    by_shared = arch.cuda.shared_memory_per_sm_bytes // shared
+    shared += arch.gpu.shared_memory_reserved_per_block_bytes
+    by_shared = arch.gpu.shared_memory_per_sm_bytes // shared
     return max(min(by_shared, int(config["blocks_per_sm"])), 1)
 
 

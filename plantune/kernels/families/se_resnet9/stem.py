@@ -112,10 +112,9 @@ class Stem(TiledFamily[StemParts]):
         return {**images(parts.step, "nhwc"), parts.x: "nchw"}
 
     def why_not_config(self, parts: StemParts, config: Attrs, arch: Arch) -> str | None:
-        assert arch.cuda is not None
         channels, itemsize = parts.image.shape[1], parts.image.torch_dtype.itemsize
         products = (
-            int(config["warp_m"]) // ROWS * (4 if arch.cuda.compute_capability < (7, 5) else 2)
+            int(config["warp_m"]) // ROWS * (4 if arch.gpu.compute_capability < (7, 5) else 2)
         )
         if parts.moved and products * channels * itemsize > PATCH_BYTES:
             return f"a lane has no room for patches of {channels} channels"

@@ -64,7 +64,8 @@ class Watch:
             raise
         finally:
             self._running = False
-        if self._device.type == "cuda":
+        # In a capture of the caller's nothing runs now.
+        if self._device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             with self._lock:
                 event = torch.cuda.Event() if self._latest is None else self._latest[1]
                 event.record(torch.cuda.current_stream(self._device))

@@ -187,6 +187,21 @@ class TestWatch:
         assert watch._stop.is_set()
         assert done == []
 
+    def test_each_step_on_a_gpu_ends_with_an_event_unless_it_is_captured(
+        self, pair, watch, monkeypatch
+    ):
+        recorded, captures = [], [False, True, False]
+        event = SimpleNamespace(record=recorded.append, query=lambda: False)
+        monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures.pop(0))
+        watch._device = torch.device("cuda", 0)
+        for _ in range(3):
+            with watch.step():
+                pass
+        assert recorded == ["stream", "stream"]
+        assert watch._waiting() == 3
+
     def test_a_store_that_is_gone_ends_a_step_sooner(self, pair, watch, done, monkeypatch, capsys):
         def gone(*_):
             raise RuntimeError("connection reset")

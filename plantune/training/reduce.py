@@ -34,10 +34,11 @@ class Bucket:
     members: frozenset[int]
 
 
-def buckets_of(layout: FlatLayout, least_bytes: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
+def buckets_of(layout: FlatLayout, least_bytes: int | None = None) -> tuple[Bucket, ...]:
     """Buckets of at least so many bytes, but for the last of each dtype. The last parameters come
     first, as a backward pass begins with them.
     """
+    least_bytes = BUCKET_BYTES if least_bytes is None else least_bytes
     found: list[Bucket] = []
     open_: dict[torch.dtype, list[int]] = {}
     ends = dict(layout.sizes)

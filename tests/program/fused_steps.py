@@ -81,6 +81,24 @@ class Joined(nn.Module):
         return torch.relu(self.norm(torch.cat((x, x.sigmoid()), 1)))
 
 
+class Turned(nn.Module):
+    """Axes in another order, three times."""
+
+    def forward(self, x):
+        return torch.relu(x).transpose(1, 2).transpose(2, 3).transpose(1, 2)
+
+
+class Flat(nn.Module):
+    """A layer of images laid flat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, 5)
+
+    def forward(self, x):
+        return torch.relu(self.fc(torch.relu(x).flatten(1)))
+
+
 def graphs() -> Iterator[Graph]:
     """Graphs in which every shipped fusion has its longest path, without and with gradients."""
     for module, shape in (
@@ -92,6 +110,8 @@ def graphs() -> Iterator[Graph]:
         (Scaled(), (2, 4, 5, 5)),
         (Normed(), (2, 4, 3, 3)),
         (Joined(), (2, 4, 3, 3)),
+        (Turned(), (2, 4, 4, 4)),
+        (Flat(), (2, 4, 3, 3)),
     ):
         yield extract(module.eval(), TensorType(shape))
         graph = extract(module.train(), TensorType(shape), fold=False)

@@ -154,6 +154,7 @@ class RandomNetwork(nn.Module):
         self.middle = rng.randrange(len(blocks)) if rng.random() < 0.4 else None
         pooled = rng.random() < 0.7
         self.pool = nn.AdaptiveAvgPool2d((1, 1)) if pooled else nn.Identity()
+        self.by_pixels = not pooled and channels % 2 == 0
         self.head = nn.Linear(channels if pooled else channels * size * size, 5)
         self.last = rng.choice((nn.ReLU(), nn.Sigmoid(), nn.Identity()))
 
@@ -170,7 +171,9 @@ class RandomNetwork(nn.Module):
         for index, block in enumerate(self.blocks):
             x = block(x)
             middle = x if index == self.middle else middle
-        y = self.last(self.head(self.pool(x).flatten(1)))
+        x = self.pool(x)
+        flat = x.flatten(2).transpose(1, 2).flatten(1) if self.by_pixels else x.flatten(1)
+        y = self.last(self.head(flat))
         return y if middle is None else (middle, y)
 
 

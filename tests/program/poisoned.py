@@ -25,15 +25,21 @@ class EarlyLanes:
     halved: frozenset[int] = frozenset()  # no family for CPUs has second halves
 
     def __init__(self, branches: Iterable[Branch], device: torch.device) -> None:
-        self._when = {branch.launch: self.when(branch) for branch in branches}
+        self.branches = tuple(branches)
+        self._when = {branch.launch: self.when(branch) for branch in self.branches}
 
     @staticmethod
     def when(branch: Branch) -> int:
         return branch.beside[0]
 
     def ordered(
-        self, calls: Sequence[list[Call]], places: range, rests: Mapping[int, Call]
+        self,
+        calls: Sequence[list[Call]],
+        places: range,
+        rests: Mapping[int, Call],
+        marks: Mapping[int, Call] | None = None,
     ) -> list[Call]:
+        """Nobody waits for the `marks` of a pass in one process."""
         order = []
         for place in places:
             spoil, *own, drop = calls[place]

@@ -9,11 +9,11 @@ from plantune.graph.ops import OPS
 from plantune.kernels.family import KernelFamily
 from plantune.kernels.registry import all_families
 
-# No module here permutes, and none runs over time.
+# No module here runs over time.
 SCANS = {f"{cell}_scan{grad}" for cell in ("gru", "lstm") for grad in ("", "_grad")}
 # In 16 bits alone.
 SHORT = {"batch_norm_again", "max_pool2d_taps", "max_pool2d_taps_grad"}
-UNUSED = {"permute", "gru_translate", *SCANS, *SHORT}
+UNUSED = {"gru_translate", *SCANS, *SHORT}
 MODES = ("infer", "eval", "train")
 
 

@@ -202,7 +202,8 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, la
     )
     for family, emit in steps:
         step = step_of(emit, "float16")
-        usage = build_within_limits(family, step, config(2, 512, slices, launches), arch)
+        threads = max(each["threads"] for each in family.configs(load_search_space(arch_name)))
+        usage = build_within_limits(family, step, config(2, threads, slices, launches), arch)
         assert set(usage) >= ({"run", "collect"} if launches == 2 else {"run"})
 
 

@@ -41,7 +41,26 @@ def test_a_way_that_says_other_words_is_counted(tool: dict[str, Any]) -> None:
     def silent(source: torch.Tensor, lengths: torch.Tensor) -> Any:
         return torch.ones(len(lengths), 25, dtype=torch.int64), lengths
 
-    assert tool["measured"]("silent", silent, calls, wanted).wrong == 6
+    found = tool["measured"]("silent", silent, calls, wanted, model)
+    assert (found.wrong, found.near) == (6, 0)
+
+
+def test_words_that_float32_cannot_tell_apart_are_near(tool: dict[str, Any]) -> None:
+    calls = tool["batches"]([[1, 2, 3], [4, 5]], 2, torch.device("cpu"))
+    model = tool["translator"](tool["SMALL"], torch.device("cpu"))
+    first = int(tool["greedy"](model, *calls[0])[0][0, 0])
+    twin = 7 if first != 7 else 8
+    output = model.decoder.output
+    output.weight.data[twin], output.bias.data[twin] = output.weight[first], output.bias[first]
+    wanted = [tool["greedy"](model, *call) for call in calls]
+
+    def other(source: torch.Tensor, lengths: torch.Tensor) -> Any:
+        words, steps = tool["greedy"](model, source, lengths)
+        swapped = torch.where(words == first, twin, torch.where(words == twin, first, words))
+        return swapped, steps
+
+    found = tool["measured"]("other", other, calls, wanted, model)
+    assert found.wrong == found.near >= 1
 
 
 def test_words_of_a_file_are_numbered_by_how_often_they_are_there(

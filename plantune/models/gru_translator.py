@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from plantune.models.gru_translate import OPERATOR
+from plantune.models.gru_translate import OPERATOR, TOP_OPERATOR
 
 BEGIN, END = 0, 1  # what a translation begins after and ends with, among the target words
 MAX_STEPS = 25
@@ -70,14 +70,19 @@ class GRUTranslator(nn.Module):
         lengths: Tensor | None = None,
         target: Tensor | None = None,
         max_steps: int = MAX_STEPS,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        *,
+        temperature: float = 0.0,
+        top: int = 0,
+    ) -> Tensor | tuple[Tensor, ...]:
         """With `target` words (T, N), as it is trained: the logits (T, N, target_words) of the word
         after each of them. Without, the translation: words (N, max_steps), which are END from the
-        end on, and how many there are until the end, with it.
+        end on, and how many there are until the end, with it; then, if asked for, the `top`
+        likeliest words of each step (N, max_steps, top) and their log-probabilities.
 
         A translation takes the likeliest word in each step, of equal ones the first. Two logits
         that are nearer to each other than their rounding may come out either way round where sums
-        are added in another order.
+        are added in another order. With a `temperature` it draws each word by the probabilities
+        that logits divided by it have.
         """
         if target is not None:
             return self.logits(source, lengths, target)
@@ -89,8 +94,17 @@ class GRUTranslator(nn.Module):
             self.decoder.output.weight,
             self.decoder.output.bias,
         ]
-        made: tuple[Tensor, Tensor] = OPERATOR(source, lengths, weights, BEGIN, END, max_steps)
+        noise = self.noise(max_steps, source.shape[1], temperature) if temperature > 0 else None
+        given = (source, lengths, weights, noise, BEGIN, END, max_steps)
+        made: tuple[Tensor, ...] = TOP_OPERATOR(*given, top) if top else OPERATOR(*given)
         return made
+
+    def noise(self, steps: int, samples: int, temperature: float) -> Tensor:
+        """Added to the logits it makes the largest one a draw of the softmax: Gumbel's numbers."""
+        bias = self.decoder.output.bias
+        shape = (steps, samples, self.sizes.target_words)
+        uniform = torch.rand(shape, dtype=bias.dtype, device=bias.device)
+        return -temperature * torch.log(-torch.log(uniform.clamp_min(1e-30)))
 
     def logits(self, source: Tensor, lengths: Tensor | None, target: Tensor) -> Tensor:
         context = hidden = self.encoder(source, lengths)

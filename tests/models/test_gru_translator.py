@@ -85,3 +85,42 @@ def test_training_with_target_words_has_the_gradients_of_eager() -> None:
     wanted = {name: p.grad for name, p in model.named_parameters()}
     for name, parameter in tuned.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_words_are_drawn_by_their_probabilities() -> None:
+    """Of the first word, in many sentences that are alike."""
+    model, samples = made(SMALL), 4000
+    source = torch.randint(SMALL.source_words, (3, 1)).expand(-1, samples)
+    logits = model(source[:, :1], None, torch.zeros(1, 1, dtype=torch.int64))[0, 0]
+    for temperature in (0.5, 2.0):
+        words, _ = model(source, max_steps=1, temperature=temperature)
+        found = torch.bincount(words[:, 0], minlength=SMALL.target_words) / samples
+        wanted = torch.softmax(logits.detach() / temperature, 0)
+        assert (found - wanted).abs().max() < 5 * (0.25 / samples) ** 0.5
+
+
+def test_the_likeliest_words_come_with_their_log_probabilities() -> None:
+    model = made(SMALL)
+    source, lengths = sentences(SMALL, 9, 8)
+    words, steps, likely, scores = model(source, lengths, max_steps=12, top=3)
+    assert torch.equal(words, greedy(model, source, lengths, 12)[0])
+    before = torch.cat((torch.zeros(1, 8, dtype=torch.int64), words.t()[:-1]))
+    logits = model(source, lengths, before).detach().log_softmax(2).transpose(0, 1)
+    best = logits.topk(3)
+    there = torch.arange(12) < steps[:, None]
+    assert 0 < int(there.sum()) < there.numel()
+    assert torch.equal(likely[there], best.indices[there])
+    torch.testing.assert_close(scores[there], best.values[there])
+    assert likely[~there].eq(END).all()
+    assert scores[~there].eq(0).all()
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.7}, {"top": 2}], ids=str)
+def test_drawn_and_scored_words_come_from_a_plan_too(options: dict[str, float]) -> None:
+    model = made(SMALL)
+    given = sentences(SMALL, 9, 8)
+    tuned = plantune.optimize(model, *given, **options, fallback="silent")
+    torch.manual_seed(5)
+    wanted = model(*given, **options)
+    torch.manual_seed(5)
+    assert all(map(torch.equal, tuned(*given, **options), wanted))

@@ -22,6 +22,7 @@ struct TranslateArguments {
   GruWeights decoder;
   const float* output;  // target words rows of [x, hidden, context]
   const float* output_bias;
+  const float* noise;  // max_steps x samples x target words, or null: added to the logits
   float* context;  // samples x hidden: written by the encoder, read if there is no source
   Word* hidden_words;
   Word* best_words;

@@ -57,7 +57,7 @@ struct Exchange {
   template <int kReaders>
   __device__ __forceinline__ void read_hidden(int step, int reader, float* to) const {
     constexpr int kPairs = kSamples * kHidden / 2;
-    constexpr int kAtOnce = smaller(2, ceil_div(kPairs, kReaders));  // a thread waits for them
+    constexpr int kAtOnce = smaller(4, ceil_div(kPairs, kReaders));  // a thread waits for them
     const Word* from = hidden_of(step);
 #pragma unroll 1
     for (int at = reader; at < kPairs; at += kAtOnce * kReaders) {
@@ -86,25 +86,35 @@ struct Exchange {
     store_word(bests_of(step, n) + blockIdx.x, word);
   }
 
-  /// The best word of the vocabulary, which all lanes of a warp get: block b has `rows` of it.
-  __device__ __forceinline__ int best(int step, int n, int lane, int rows) const {
+  /// The best words of the vocabulary for samples n, n + kApart, ...: all lanes of a warp get them.
+  /// Block b has `rows` of the vocabulary.
+  template <int kCount, int kApart>
+  __device__ __forceinline__ void best(
+      int step, int n, int lane, int rows, int (&found)[kCount]) const {
     constexpr int kEach = kBlocks / 64;
-    const Word* from = bests_of(step, n);
-    Word first[kEach], second[kEach];
+    Word first[kCount][kEach], second[kCount][kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) load_words(from + 2 * (i * 32 + lane), first[i], second[i]);
-    unsigned int key = 0, at = ~0u;
+    for (int s = 0; s < kCount; ++s) {
+      const Word* from = bests_of(step, n + s * kApart) + 2 * lane;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int block = 2 * (i * 32 + lane);
-      while (!is_there(first[i]) || !is_there(second[i])) {
-        load_words(from + block, first[i], second[i]);
-      }
-      take(first[i], block * rows, key, at);
-      take(second[i], (block + 1) * rows, key, at);
+      for (int i = 0; i < kEach; ++i) load_words(from + 64 * i, first[s][i], second[s][i]);
     }
-    first_of_largest(key, at);
-    return int(at);
+#pragma unroll
+    for (int s = 0; s < kCount; ++s) {
+      const Word* from = bests_of(step, n + s * kApart) + 2 * lane;
+      unsigned int key = 0, at = ~0u;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        while (!is_there(first[s][i]) || !is_there(second[s][i])) {
+          load_words(from + 64 * i, first[s][i], second[s][i]);
+        }
+        const int block = 2 * (i * 32 + lane);
+        take(first[s][i], block * rows, key, at);
+        take(second[s][i], (block + 1) * rows, key, at);
+      }
+      first_of_largest(key, at);
+      found[s] = int(at);
+    }
   }
 
   __device__ __forceinline__ bool is_there(Word word) const {

@@ -15,7 +15,7 @@ struct HiddenUnit {
   using Shared = typename T::Shared;
   using Words = typename T::Words;
   static constexpr int kEmbedding = T::kEmbedding, kHidden = T::kHidden, kSamples = T::kSamples;
-  static constexpr int kChunk = T::kChunk, kUnits = T::kUnits, kRows = T::kRows, kX = T::kX;
+  static constexpr int kChunk = T::kUnitChunk, kUnits = T::kUnits, kRows = T::kRows, kX = T::kX;
   static constexpr int kH = T::kH;
   static constexpr unsigned int kAll = T::kAll;
 
@@ -105,7 +105,11 @@ struct HiddenUnit {
   __device__ __forceinline__ int next_word(
       const TranslateArguments& a, int step, unsigned int& ended) {
     int word = int(a.begin);
-    if (step > 0) word = exchange.best(step - 1, 0, lane, kRows);
+    if (step > 0) {
+      int found[1];
+      exchange.template best<1, 1>(step - 1, 0, lane, kRows, found);
+      word = found[0];
+    }
     if (warp == 0) {
       if (lane == 0) shared.word[0] = word;
       if (step > 0 && lane == 0 && blockIdx.x == 0) T::write_word(a, 0, step - 1, word, ended);
@@ -127,16 +131,20 @@ struct HiddenUnit {
   /// What the embeddings of kChunk samples from n on add.
   template <typename Number>
   __device__ __forceinline__ void add_rows(int n, const float* table, const Number* words) {
-    float4 x[kChunk][kX];
-#pragma unroll
-    for (int s = 0; s < kChunk; ++s) {
-      load_lanes(x[s], table + size_t(words[s]) * kEmbedding, lane);
-    }
+    constexpr int kAtOnce = smaller(2, kChunk);  // on their way
     float sums[kChunk][3];
 #pragma unroll
-    for (int s = 0; s < kChunk; ++s) {
+    for (int first = 0; first < kChunk; first += kAtOnce) {
+      float4 x[kAtOnce][kX];
 #pragma unroll
-      for (int gate = 0; gate < 3; ++gate) sums[s][gate] = dot(wx[gate], x[s], 0.f);
+      for (int s = 0; s < kAtOnce; ++s) {
+        load_lanes(x[s], table + size_t(words[first + s]) * kEmbedding, lane);
+      }
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s) {
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) sums[first + s][gate] = dot(wx[gate], x[s], 0.f);
+      }
     }
     keep(n, sums, from_x);
   }
@@ -178,12 +186,17 @@ struct HiddenUnit {
 
   template <int kCount>
   __device__ __forceinline__ void keep(int n, float (&sums)[kCount][3], float (&to)[3]) {
-    sum_lanes(sums);
+    if constexpr (kSamples == 1) {
+      sum_lanes(sums[0]);
 #pragma unroll
-    for (int s = 0; s < kCount; ++s) {
+      for (int gate = 0; gate < 3; ++gate) to[gate] = sums[0][gate];
+    } else {
+      float own[3];
+      const unsigned int at = sample - n;
+      sum_rows(sums, at % kCount, own);
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
-        if (sample == n + s) to[gate] = sums[s][gate];
+        if (at < kCount) to[gate] = own[gate];
       }
     }
   }

@@ -77,9 +77,46 @@ __device__ __forceinline__ void sum_lanes(float (&values)[kValues]) {
   }
 }
 
-template <int kRows, int kValues>
-__device__ __forceinline__ void sum_lanes(float (&values)[kRows][kValues]) {
-  sum_lanes(reinterpret_cast<float(&)[kRows * kValues]>(values));
+/// kCount values summed over the warp: those of value `i` come to lanes from 32 / kCount * i on. A
+/// lane passes on the half of the values that it does not end with, so there are few shuffles.
+template <int kCount>
+__device__ __forceinline__ float fold_lanes(float (&values)[kCount]) {
+  static_assert(kCount == power_below(kCount) && kCount <= 32, "values divide evenly among lanes");
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int left = kCount / 2, other = 16; other > 0; left /= 2, other /= 2) {
+    if (left == 0) {
+      values[0] += __shfl_xor_sync(~0u, values[0], other);
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      if (i >= left) break;
+      const bool upper = lane & other;
+      const float kept = upper ? values[i + left] : values[i];
+      const float passed = upper ? values[i] : values[i + left];
+      values[i] = kept + __shfl_xor_sync(~0u, passed, other);
+    }
+  }
+  return values[0];
+}
+
+/// Rows of kCount samples summed over the warp: a lane gets all rows of sample `at`.
+template <int kCount, int kRows>
+__device__ __forceinline__ void sum_rows(float (&sums)[kCount][kRows], int at, float (&to)[kRows]) {
+  constexpr int kPadded = kRows > 2 ? 4 : kRows;
+  static_assert(kRows <= 4, "a sample's rows are padded to at most four");
+  float values[kCount * kPadded] = {};
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) values[s * kPadded + i] = sums[s][i];
+  }
+  const float sum = fold_lanes(values);
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    to[i] = __shfl_sync(~0u, sum, (at * kPadded + i) * (32 / (kCount * kPadded)));
+  }
 }
 
 /// The largest key of the warp, and the smallest place that has it.

@@ -16,7 +16,7 @@ struct OutputRows {
   using Shared = typename T::Shared;
   using Words = typename T::Words;
   static constexpr int kEmbedding = T::kEmbedding, kHidden = T::kHidden, kTargets = T::kTargets;
-  static constexpr int kSamples = T::kSamples, kChunk = T::kChunk, kRows = T::kRows;
+  static constexpr int kSamples = T::kSamples, kChunk = T::kRowChunk, kRows = T::kRows;
   static constexpr int kRowsPerWarp = T::kRowsPerWarp, kOutputWarps = T::kOutputWarps;
   static constexpr int kOutputWidth = T::kOutputWidth, kX = T::kX, kH = T::kH;
   static constexpr unsigned int kAll = T::kAll;
@@ -76,6 +76,7 @@ struct OutputRows {
       if (kSamples > 1) T::load_words(a, shared);
 #pragma unroll 1
       for (int n = 0; n < kSamples; n += kChunk) add_input(a, n);
+      if (a.noise) add_noise(a, step);
       const int now = a.source_length + step;
       read_hidden(now);
       __syncthreads();
@@ -119,14 +120,11 @@ struct OutputRows {
         sums[s][i] = dot_lanes(x, shared.rows[row_of_block(i)], lane, 0.f);
       }
     }
-    sum_lanes(sums);
 #pragma unroll
-    for (int s = 0; s < kChunk; ++s) {
-#pragma unroll
-      for (int i = 0; i < kRowsPerWarp; ++i) {
-        if (lane == n + s) logits[i] = sums[s][i] + constant[i];
-      }
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      if (n <= lane && lane < n + kChunk) logits[i] = constant[i];
     }
+    add(n, sums, logits);
   }
 
   __device__ __forceinline__ void add_hidden(int n, int now, float (&to)[kRowsPerWarp]) {
@@ -140,13 +138,33 @@ struct OutputRows {
         for (int i = 0; i < kRowsPerWarp; ++i) sums[s][i] = dot(wh[i][j], of_lane, sums[s][i]);
       }
     }
-    sum_lanes(sums);
+    add(n, sums, to);
+  }
+
+  /// Sums of kChunk samples from n on, to what the lane of each has.
+  __device__ __forceinline__ void add(
+      int n, float (&sums)[kChunk][kRowsPerWarp], float (&to)[kRowsPerWarp]) {
+    float own[kRowsPerWarp];
+    const unsigned int at = lane - n;
+    if constexpr (kSamples == 1) {
+      sum_lanes(sums[0]);
 #pragma unroll
-    for (int s = 0; s < kChunk; ++s) {
+      for (int i = 0; i < kRowsPerWarp; ++i) own[i] = sums[0][i];
+    } else {
+      sum_rows(sums, at % kChunk, own);
+    }
 #pragma unroll
-      for (int i = 0; i < kRowsPerWarp; ++i) {
-        if (lane == n + s) to[i] += sums[s][i];
-      }
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      if (at < kChunk) to[i] += own[i];
+    }
+  }
+
+  __device__ __forceinline__ void add_noise(const TranslateArguments& a, int step) {
+    if (lane >= kSamples) return;
+    const float* noise = a.noise + (size_t(step) * a.samples + lane) * kTargets;
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      if (has(i)) logits[i] += noise[blockIdx.x * kRows + row_of_block(i)];
     }
   }
 

@@ -1,9 +1,9 @@
-// Greedy translation by a GRU encoder and decoder in one launch, from words to words.
+// Translation by a GRU encoder and decoder in one launch, from words to words.
 //
 //   hidden = 0;  hidden = GRU(source_embedding[word], hidden) for each word of the source
 //   context = hidden;  word = begin
 //   at each step: x = embedding[word];  hidden = GRU([x, context], hidden)
-//                 word = argmax(W [x, hidden, context] + b), the first of equal ones
+//                 word = argmax(W [x, hidden, context] + b + noise), the first of equal ones
 //   words[n][step] = word                      =, after the end: the end's word
 //   steps[n] = words until the end, or max     =
 //
@@ -39,8 +39,10 @@ struct Translate {
   static constexpr int kRowsPerWarp = ceil_div(kRows, kOutputWarps);
   static constexpr int kOutputWidth = kEmbedding + 2 * kHidden;
   static constexpr int kX = kEmbedding / kLaneSpan, kH = kHidden / kLaneSpan;
-  // So many sentences are summed side by side, where one would wait for each of its sums.
-  static constexpr int kChunk = kSamples % 2 == 0 ? 2 : 1;
+  // So many sentences are summed side by side, where one would wait for each of its sums: by a
+  // warp of hidden units, and by one of output rows, which has fewer registers left.
+  static constexpr int kUnitChunk = kSamples % 4 == 0 ? 4 : kSamples % 2 == 0 ? 2 : 1;
+  static constexpr int kRowChunk = kSamples % 2 == 0 ? 2 : 1;
   using Words = Exchange<kHidden, kBlocks, kSamples>;
 
   static_assert(kEmbedding % kLaneSpan == 0, "a warp reads an embedding in whole vectors");
@@ -102,15 +104,21 @@ struct Translate {
   static __device__ __forceinline__ void find_words(
       const TranslateArguments& a, Shared& shared, const Words& exchange, int step,
       unsigned int& ended) {
+    constexpr int kWarps = kThreads / 32, kAtOnce = kSamples % (2 * kWarps) ? 1 : 2;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int n = threadIdx.x / 32; n < kSamples; n += kThreads / 32) {
-      int word = int(a.begin);
-      if (step > 0) word = exchange.best(step - 1, n, lane, kRows);
-      if (ended >> n & 1) word = int(a.end);
-      if (lane > 0) continue;
-      shared.word[n] = word;
-      if (step > 0 && blockIdx.x == 0) write_word(a, n, step - 1, word, ended);
+    for (int n = threadIdx.x / 32; n < kSamples; n += kAtOnce * kWarps) {
+      int found[kAtOnce];
+      if (step > 0) exchange.template best<kAtOnce, kWarps>(step - 1, n, lane, kRows, found);
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s) {
+        const int at = n + s * kWarps;
+        int word = step > 0 ? found[s] : int(a.begin);
+        if (ended >> at & 1) word = int(a.end);
+        if (lane > 0) continue;
+        shared.word[at] = word;
+        if (step > 0 && blockIdx.x == 0) write_word(a, at, step - 1, word, ended);
+      }
     }
     words_are_there();
     if (step > 0) ended = ended_by(a, shared, lane, ended);

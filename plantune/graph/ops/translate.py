@@ -1,4 +1,4 @@
-"""Greedy translation by a GRU encoder and decoder: from words to words, with no gradient."""
+"""Translation by a GRU encoder and decoder: from words to words, with no gradient."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ T = TypeVar("T")
 
 class GruTranslate(Op):
     """Inputs are the source's words (S, N), with `lengths` how many of each sentence count, and the
-    weights; outputs are the words (N, max_steps) and how many there are until the end.
+    weights, and with `noise` what it adds to the logits (max_steps, N, words); outputs are the
+    words (N, max_steps) and how many there are until the end.
     """
 
     name = "gru_translate"
     arity = None
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
-        words, weights = _split(inputs, attrs)
+        words, weights, noise = split(inputs, attrs)
         self.require(len(weights) == len(WEIGHTS), f"needs {len(WEIGHTS)} weights")
         source = words[0]
         fits = len(source.shape) == 2 and min(source.shape) > 0
@@ -39,35 +40,38 @@ class GruTranslate(Op):
             self.require(type_.shape == shape, f"{name} has shape {type_.shape}, needs {shape}")
         samples = source.shape[1]
         steps = attrs["max_steps"]
+        added = TensorType((steps, samples, weights[10].shape[0]), weights[0].dtype)
+        self.require(list(noise) == [added] * attrs["noise"], f"noise needs {added}")
         return (TensorType((samples, steps), "int64"), TensorType((samples,), "int64"))
 
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
-        words, weights = _split(inputs, attrs)
+        words, weights, noise = split(inputs, attrs)
         lengths: Tensor | None = words[1] if attrs["lengths"] else None
         loop = (attrs["begin"], attrs["end"], attrs["max_steps"])
-        return translate(words[0], lengths, weights, *loop)
+        return translate(words[0], lengths, weights, noise[0] if noise else None, *loop)
 
     def differentiates(self, wanted: object, inputs: Types, attrs: Attrs) -> bool:
         return False
 
     def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
-        words, weights = _split(inputs, attrs)
+        words, weights, _ = split(inputs, attrs)
         if position >= len(words):
             return Domain()
         return Domain("index", (weights[0] if position == 0 else words[0]).shape[0])
 
     def flops(self, inputs: Types, outputs: Types, attrs: Attrs) -> int:
         """If no sentence ends before the last step."""
-        words, weights = _split(inputs, attrs)
+        words, weights, _ = split(inputs, attrs)
         read = sum(type_.numel for type_ in weights[1:5]) * words[0].shape[0]
         made = sum(type_.numel for type_ in weights[6:]) * attrs["max_steps"]
         return int(2 * words[0].shape[1] * (read + made))
 
 
-def _split(inputs: Sequence[T], attrs: Attrs) -> tuple[Sequence[T], Sequence[T]]:
-    """Words and lengths, and the weights."""
-    count = 2 if attrs["lengths"] else 1
-    return inputs[:count], inputs[count:]
+def split(inputs: Sequence[T], attrs: Attrs) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+    """Words and lengths, the weights, and the noise if there is any."""
+    words = 2 if attrs["lengths"] else 1
+    weights = len(inputs) - bool(attrs["noise"])
+    return inputs[:words], inputs[words:weights], inputs[weights:]
 
 
 def _shapes(weights: Types) -> tuple[tuple[int, ...], ...]:

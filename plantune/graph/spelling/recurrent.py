@@ -15,13 +15,14 @@ def _gru_translate(
     source: Value,
     lengths: Value | None,
     weights: Sequence[Value],
-    begin: int,
-    end: int,
-    max_steps: int,
+    noise: Value | None,
+    *loop: int,
 ) -> tuple[Value, ...]:
     words = (source,) if lengths is None else (source, lengths)
-    loop = {"begin": begin, "end": end, "max_steps": max_steps}
-    return g.emit_all("gru_translate", *words, *weights, lengths=lengths is not None, **loop)
+    added = () if noise is None else (noise,)
+    given = {"lengths": lengths is not None, "noise": noise is not None}
+    numbers = dict(zip(("begin", "end", "max_steps"), loop, strict=True))
+    return g.emit_all("gru_translate", *words, *weights, *added, **given, **numbers)
 
 
 def _scan(name: str) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Greedy translation in one launch: `csrc/cuda/gru_translator/translate.h`."""
+"""Translation in one launch: `csrc/cuda/gru_translator/translate.h`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.graph.ops import op_named
+from plantune.graph.ops.translate import split
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, rows_of
 from plantune.kernels.cuda_family import CudaFamily
@@ -47,6 +48,7 @@ class Sentences(Parts):
 
     words: tuple[str, ...]
     weights: tuple[str, ...]
+    noise: tuple[str, ...]
     attrs: Attrs
     length: int
     samples: int
@@ -84,6 +86,7 @@ class Arguments(ctypes.Structure):
         ("decoder", Gru),
         ("output", ctypes.c_void_p),
         ("output_bias", ctypes.c_void_p),
+        ("noise", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
         ("hidden_words", ctypes.c_void_p),
         ("best_words", ctypes.c_void_p),
@@ -108,13 +111,13 @@ class GruTranslate(CudaFamily[Sentences]):
     def read(self, step: Step) -> Sentences:
         refuse({"only a translation alone": step.ops != ("gru_translate",)})
         (node,) = step.nodes
-        count = 2 if node.attrs["lengths"] else 1
-        words, weights = node.inputs[:count], node.inputs[count:]
+        words, weights, noise = split(node.inputs, node.attrs)
         source, output, recurrent = (step.types[n] for n in (words[0], weights[10], weights[2]))
         hidden = recurrent.shape[1]
         sizes = (output.shape[1] - 2 * hidden, hidden, output.shape[0])
         length, samples = source.shape
-        parts = Sentences(step, words, weights, node.attrs, length, samples, *sizes)
+        names = (tuple(words), tuple(weights), tuple(noise))
+        parts = Sentences(step, *names, node.attrs, length, samples, *sizes)
         refuse(_reasons(parts, output.dtype))
         return parts
 
@@ -195,6 +198,7 @@ class Exchange:
         at = dict(zip(WEIGHTS, found, strict=True))
         made, steps = (frame.values[name] for name in parts.step.nodes[0].outputs)
         source, *lengths = (frame.values[name] for name in parts.words)
+        noise = [constants.tensor(name)[:, first:] for name in parts.noise]
         return Arguments(
             source=source[0, first:].data_ptr(),
             lengths=lengths[0][first:].data_ptr() if lengths else None,
@@ -204,6 +208,7 @@ class Exchange:
             decoder=Gru(*found[6:10]),
             output=at["output_weight"],
             output_bias=at["output_bias"],
+            noise=noise[0].data_ptr() if noise else None,
             **{name: tensor.data_ptr() for name, tensor in vars(self).items()},
             words=made[first].data_ptr(),
             steps=steps[first:].data_ptr(),

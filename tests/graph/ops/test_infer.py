@@ -21,7 +21,7 @@ NORM = {"eps": 1e-5, "momentum": 0.1}
 C = (4,)
 HALF = TensorType((4,), "float16")
 WHOLE = TensorType((2, 3), "int64")
-WORDS = {"begin": 0, "end": 1, "max_steps": 4, "lengths": False}
+WORDS = {"begin": 0, "end": 1, "max_steps": 4, "lengths": False, "noise": False}
 GRUS = [(11, 4), (9, 4), (9, 3), (9,), (9,), (7, 4), (9, 7), (9, 3), (9,), (9,), (7, 10), (7,)]
 
 # op, inputs, attributes, what the message says
@@ -132,6 +132,7 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("lstm_scan_grad", [(4, 2, 8)] * 9, {"resets": False}, r"lstm_scan: needs .*\(8, 2\)"),
     ("gru_translate", [WHOLE, *GRUS[1:]], WORDS, "needs 12 weights"),
     ("gru_translate", [C, *GRUS], WORDS, r"needs words \(S, N\)"),
+    ("gru_translate", [WHOLE, *GRUS, (4, 2, 9)], {**WORDS, "noise": True}, "noise needs"),
     ("gru_translate", [WHOLE, WHOLE, *GRUS], {**WORDS, "lengths": True}, "lengths need shape .3,."),
     ("gru_translate", [WHOLE, *GRUS[:-1], TensorType((7,), "float64")], WORDS, "one dtype"),
     ("gru_translate", [WHOLE, *GRUS[:6], (9, 4), *GRUS[7:]], WORDS, "decoder_weight_ih has shape"),

@@ -51,7 +51,7 @@ def test_each_sentence_is_translated_by_itself(with_lengths: bool) -> None:
     weights[11][END] += 2
     source, lengths = torch.randint(13, (7, 40)), torch.randint(1, 8, (40,))
     words = [source, lengths] if with_lengths else [source]
-    attrs = Attrs(begin=BEGIN, end=END, max_steps=STEPS, lengths=with_lengths)
+    attrs = Attrs(begin=BEGIN, end=END, max_steps=STEPS, lengths=with_lengths, noise=False)
 
     made, steps = OP.evaluate([*words, *weights], attrs)
 
@@ -71,7 +71,7 @@ def test_of_equal_logits_the_first_word_is_taken() -> None:
     weights = weights_of(4, 5, 6)
     weights[10].zero_()
     weights[11] = torch.tensor([0.0, 0.5, 2.0, 1.0, 2.0, 2.0], dtype=torch.float64)
-    attrs = Attrs(begin=BEGIN, end=END, max_steps=STEPS, lengths=False)
+    attrs = Attrs(begin=BEGIN, end=END, max_steps=STEPS, lengths=False, noise=False)
     made, steps = OP.evaluate([torch.randint(13, (3, 2)), *weights], attrs)
     assert made.eq(2).all()
     assert steps.eq(STEPS).all()
@@ -79,4 +79,14 @@ def test_of_equal_logits_the_first_word_is_taken() -> None:
 
 def test_words_have_no_gradient() -> None:
     types = [TensorType((3, 2), "int64")]
-    assert not OP.differentiates(range(1, 13), types, Attrs(lengths=False))
+    assert not OP.differentiates(range(1, 13), types, Attrs(lengths=False, noise=False))
+
+
+def test_noise_is_added_to_the_logits() -> None:
+    weights = weights_of(4, 5, 6)
+    noise = torch.zeros(STEPS, 2, 6, dtype=torch.float64)
+    noise[:, 0, 3] = noise[:, 1, 4] = 1e3
+    attrs = Attrs(begin=BEGIN, end=END, max_steps=STEPS, lengths=False, noise=True)
+    made, steps = OP.evaluate([torch.randint(13, (3, 2)), *weights, noise], attrs)
+    assert made.tolist() == [[3] * STEPS, [4] * STEPS]
+    assert steps.eq(STEPS).all()

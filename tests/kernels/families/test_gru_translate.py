@@ -26,7 +26,7 @@ ARCH = load_arch("sm90")
 WHOLE, SMALL = Sizes(), Sizes(300, 900, 128, 256)
 
 
-def translation(sizes=SMALL, samples=2, length=3, lengths=True, steps=6, end=1):
+def translation(sizes=SMALL, samples=2, length=3, lengths=True, steps=6, end=1, noise=False):
     def emit(b):
         e, h, words = sizes.embedding, sizes.hidden, sizes.target_words
         encoder, decoder = (
@@ -36,8 +36,9 @@ def translation(sizes=SMALL, samples=2, length=3, lengths=True, steps=6, end=1):
         weights = (*weights, b.w(words, e + 2 * h), b.w(words))
         given = [b.x(length, samples, dtype="int64")]
         given += [b.x(samples, dtype="int64")] if lengths else []
-        loop = {"begin": 0, "end": end, "max_steps": steps, "lengths": lengths}
-        return b.all("gru_translate", *given, *weights, **loop)
+        added = [b.x(steps, samples, words)] if noise else []
+        loop = {"begin": 0, "end": end, "max_steps": steps, "lengths": lengths, "noise": noise}
+        return b.all("gru_translate", *given, *weights, *added, **loop)
 
     return emit
 
@@ -118,20 +119,20 @@ def test_where_its_blocks_do_not_fit_torch_translates(step_of, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("sizes", "samples", "together", "length", "lengths"),
+    ("together", "given"),
     [
-        (WHOLE, 1, 1, 5, False),
-        (WHOLE, 8, 8, 3, True),
-        (SMALL, 1, 1, 1, True),
-        (SMALL, 4, 2, 7, True),
-        (SMALL, 5, 5, 4, False),
-        (SMALL, 64, 32, 4, True),
-        (Sizes(40, 9, 256, 256), 3, 3, 2, True),
+        (1, {"sizes": WHOLE, "samples": 1, "length": 5, "lengths": False}),
+        (8, {"sizes": WHOLE, "samples": 8}),
+        (1, {"samples": 1, "length": 1}),
+        (1, {"samples": 1, "length": 2, "noise": True}),
+        (2, {"samples": 4, "length": 7, "noise": True}),
+        (5, {"samples": 5, "length": 4, "lengths": False}),
+        (32, {"samples": 64, "length": 4, "noise": True}),
+        (3, {"sizes": Sizes(40, 9, 256, 256), "samples": 3, "length": 2}),
     ],
 )
-def test_it_is_right(step_of, gpu_space, sizes, samples, together, length, lengths):
-    step = step_of(translation(sizes, samples, length, lengths, steps=9), "float32")
-    config = Attrs(samples=together)
+def test_it_is_right(step_of, gpu_space, together, given):
+    step, config = step_of(translation(**given, steps=9), "float32"), Attrs(samples=together)
     assert check(step, Candidate("gru_translate", config), gpu_space).deterministic
 
 

@@ -63,6 +63,10 @@ COMPILED = ("winograd", "squeeze_excite")
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
     Preference("gru_translate"),
+    Preference("gru_scan"),
+    Preference("gru_scan_grad"),
+    Preference("lstm_scan"),
+    Preference("lstm_scan_grad"),
     Preference("stem"),
     Preference("first_conv", {"layout": "nchw"}),
     # Of few rows: a layer that reads more is a convolution of single pixels.

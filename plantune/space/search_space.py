@@ -62,6 +62,7 @@ AXES: Mapping[str, Rule] = {
     "threads": whole_number(32, 1024, multiple_of=32),
     "images": whole_number(1, 64),
     "samples": whole_number(1, 32),
+    "units": whole_number(1, 64),
     "rows": whole_number(1, 64),
     "columns": whole_number(1, 64),
     "vectors": whole_number(1, 16),

@@ -26,6 +26,7 @@ from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes, why_not_portable
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
+from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.measure.numerics import check
 from plantune.models.gru_translator import Sizes, gru_translator
 from plantune.space.arch import ARCH_NAMES, Arch
@@ -72,6 +73,24 @@ def translator() -> Graph:
     return extract(gru_translator(sizes).eval(), TensorType((5, 2), "int64"))
 
 
+class Remembering(nn.Module):
+    """Recurrent layers that kernels of whole sequences can run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short, self.long = EpisodicGRU(8, 128), EpisodicLSTM(128, 128)
+
+    def forward(self, x: Tensor, state: Tensor, done: Tensor) -> Tensor:
+        made, _ = self.short(x, state, done)
+        return self.long(made, (state, state), done)[0]
+
+
+def recurrent() -> Graph:
+    module = Remembering().half()
+    inputs = ((3, 5, 8), "float16"), ((1, 5, 128), "float16"), ((3, 5), "bool")
+    return differentiate(extract(module, *(TensorType(*type_) for type_ in inputs)))
+
+
 def registered(*named: str | int) -> Callable[[], Graph]:
     return lambda: Workload(*named, "float16").graph
 
@@ -84,6 +103,7 @@ PROBLEMS = (
     mobile,
     translator,
     trained_rows,
+    recurrent,
     registered("resnet18", 8, 3, "train"),
 )
 

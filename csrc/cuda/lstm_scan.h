@@ -1,0 +1,82 @@
+// The states and cells of an LSTM over a sequence, in one launch (scan.h).
+//
+//   enters, stays, leaves = sigmoid(gates + of_state);  fresh = tanh(gates + of_state)
+//   cell = stays * (done ? 0 : cell) + enters * fresh           gates: enters, stays, fresh, leaves
+//   state = leaves * tanh(cell)
+//   y, cells T x N x H  =  the states and cells; the first begins with `state` and `cell` N x H
+
+#pragma once
+
+#include "cuda/scan.h"
+
+namespace plantune {
+
+template <typename T>
+struct LstmScanArguments {
+  ScanArguments<T> scan;
+  const T* cell;
+  T* y;
+  T* cells;
+};
+
+template <typename Sizes>
+struct LstmScan : Scan<Sizes, 4> {
+  using Base = Scan<Sizes, 4>;
+  using typename Base::T;
+  using Base::kEach, Base::kHidden, Base::kSums, Base::of_x;
+  using Arguments = LstmScanArguments<T>;
+
+  float cell_before[kEach];
+
+  static __device__ void run(const Arguments& a) {
+    extern __shared__ __align__(16) float sums[];
+    LstmScan scan;
+    scan.load(a.scan);
+    scan.begin(a);
+    for (int step = 0; step < a.scan.steps; ++step) {
+      scan.read_gates(a.scan, step);
+      float* made = sums + (step & 1) * kSums;
+      scan.multiply(a.scan, step, made);
+      __syncthreads();
+      scan.advance(a, step, made);
+    }
+  }
+
+  __device__ __forceinline__ void begin(const Arguments& a) {
+    const int samples = a.scan.samples;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const size_t at = Base::place(samples, 0, j, kHidden);
+      const bool there = Base::has(samples, j);
+      start(a, 0, j, there ? to_float(a.scan.state[at]) : 0.f, there ? to_float(a.cell[at]) : 0.f);
+    }
+  }
+
+  /// The state and cell that a step begins with.
+  __device__ __forceinline__ void start(
+      const Arguments& a, int step, int j, float state, float cell) {
+    const bool begins = Base::begins(a.scan.done, a.scan.samples, step, j);
+    cell_before[j] = begins ? 0.f : cell;
+    if (step > 0) Base::publish(step, j, begins ? 0.f : state);
+  }
+
+  __device__ __forceinline__ void advance(const Arguments& a, int step, const float* made) {
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      float sums[4];
+      Base::sum(made, j, sums);
+#pragma unroll
+      for (int gate = 0; gate < 4; ++gate) sums[gate] += of_x[j][gate];
+      const float kept = sigmoid_of(sums[1]) * cell_before[j];
+      const float cell = kept + sigmoid_of(sums[0]) * tanhf(sums[2]);
+      const float state = sigmoid_of(sums[3]) * tanhf(cell);
+      if (step + 1 < a.scan.steps) start(a, step + 1, j, state, cell);
+      if (!Base::has(a.scan.samples, j)) continue;
+      const size_t at = Base::place(a.scan.samples, step, j, kHidden);
+      a.y[at] = from_float<T>(state);
+      a.cells[at] = from_float<T>(cell);
+    }
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,165 @@
+"""Recurrent layers over a sequence, and their gradients, each in one launch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from plantune.canonical import Attrs
+from plantune.kernels import scan_family
+from plantune.kernels.families import gru_scan, gru_scan_grad, lstm_scan, lstm_scan_grad
+from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.registry import why_not
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+ARCH = load_arch("sm90")
+MODULES = (gru_scan, gru_scan_grad, lstm_scan, lstm_scan_grad)
+FAMILIES = {module.FAMILY.name: module.FAMILY for module in MODULES}
+SMALL = Attrs(units=16, samples=16)
+
+
+def scan(kind, steps=3, samples=5, hidden=128, resets=True):
+    gates, states = (3, 1) if kind.startswith("gru") else (4, 2)
+
+    def emit(b):
+        made = 2 * states if kind.endswith("grad") else 0
+        given = [b.x(steps, samples, hidden) for _ in range(made)]
+        given += [b.x(steps, samples, gates * hidden)]
+        given += [b.x(samples, hidden) for _ in range(states)]
+        given += [b.w(gates * hidden, hidden), b.w(gates * hidden)]
+        given += [b.x(steps, samples, dtype="bool")] if resets else []
+        return b.all(kind, *given, resets=resets)
+
+    return emit
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_they_refuse(step_of, kind):
+    family = FAMILIES[kind]
+    assert "written for float16" in str(family.why_not_step(step_of(scan(kind), "float64")))
+    odd = family.why_not_step(step_of(scan(kind, hidden=72), "float32"))
+    assert odd == "warps divide hidden units by 64, got 72"
+    assert "by 128, got 192" in str(family.why_not_step(step_of(scan(kind, hidden=192), "float16")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "dtype", "config", "reason"),
+    [
+        ("gru_scan", {"samples": 200, "hidden": 512}, "float16", SMALL, "416 blocks must run"),
+        ("gru_scan", {"hidden": 512}, "float32", (32, 8), "weights take 192 registers"),
+        ("gru_scan", {"hidden": 512}, "float32", (16, 32), "weights, words and results take 208"),
+        ("lstm_scan_grad", {}, "float16", (32, 32), "weights, words and results take 272"),
+        ("gru_scan", {}, "float16", (8, 32), "tiles have 16 rows"),
+        ("lstm_scan_grad", {}, "float16", (16, 8), "a thread owns no whole result"),
+    ],
+)
+def test_they_refuse_configs(step_of, kind, sizes, dtype, config, reason):
+    step = step_of(scan(kind, **sizes), dtype)
+    if isinstance(config, tuple):
+        config = Attrs(units=config[0], samples=config[1])
+    found = FAMILIES[kind].why_not_config(FAMILIES[kind].parts(step), config, ARCH)
+    assert str(found).startswith(reason)
+
+
+def test_a_step_alone_waits_for_nobody(step_of):
+    """Its blocks need not run at once."""
+    family = FAMILIES["gru_scan"]
+    for steps, reason in ((1, None), (2, "512 blocks must run at once on 132 multiprocessors")):
+        parts = family.parts(step_of(scan("gru_scan", steps, 256, 512), "float16"))
+        assert family.why_not_config(parts, SMALL, ARCH) == reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "units", "samples"),
+    [
+        ("gru_scan", "float16", 32, 8),
+        ("gru_scan", "float32", 16, 16),
+        ("gru_scan_grad", "bfloat16", 32, 8),
+        ("gru_scan_grad", "float32", 16, 16),
+        ("lstm_scan", "float16", 16, 16),
+        ("lstm_scan", "float32", 8, 32),
+        ("lstm_scan_grad", "float16", 16, 16),
+        ("lstm_scan_grad", "float32", 16, 16),
+    ],
+)
+def test_they_build_within_the_registers(step_of, build_within_limits, kind, dtype, units, samples):
+    family, config = FAMILIES[kind], Attrs(units=units, samples=samples)
+    step = step_of(scan(kind, 32, 64, 512), dtype)
+    assert why_not(step, Candidate(family.name, config), load_search_space("sm90")) is None
+    build_within_limits(family, step, config, ARCH)
+
+
+class TooFew:
+    """A kernel of which only some blocks fit beside each other."""
+
+    def __init__(self, binary, *, cooperative):
+        assert cooperative
+
+    def blocks_at_once(self, threads, shared_bytes):
+        return 7
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_where_their_blocks_do_not_fit_torch_computes(step_of, monkeypatch, kind):
+    monkeypatch.setattr(scan_family, "Kernel", TooFew)
+    step = step_of(scan(kind), "float32")
+    values = {
+        name: torch.rand(t.shape) < 0.3 if t.dtype == "bool" else torch.randn(t.shape)
+        for name, t in step.inputs
+    }
+    wanted = step.evaluate(values)
+    made = {name: torch.full(t.shape, torch.nan) for name, t in step.outputs}
+    family = FAMILIES[kind]
+    family.bind(family.parts(step), SMALL, Frame({**values, **made})).launch(0)
+    for name, tensor in made.items():
+        torch.testing.assert_close(tensor, wanted[name])
+
+
+class Recorded:
+    """A kernel that keeps what it is launched with."""
+
+    launched: ClassVar = []
+
+    def __init__(self, binary, *, cooperative):
+        assert cooperative
+
+    def blocks_at_once(self, threads, shared_bytes):
+        return 132
+
+    def launch(self, stream, grid, threads, arguments, *, shared_bytes):
+        self.launched.append((grid, arguments[0]))
+
+
+def test_cells_that_nobody_reads_have_memory_of_their_own(step_of, monkeypatch):
+    monkeypatch.setattr(scan_family, "Kernel", Recorded)
+    family, step = FAMILIES["lstm_scan"], step_of(lambda b: scan("lstm_scan")(b)[0], "float16")
+    values = {name: torch.zeros(t.shape) for name, t in (*step.inputs, *step.outputs)}
+    family.bind(family.parts(step), SMALL, Frame(values)).launch(0)
+    grid, arguments = Recorded.launched.pop()
+    assert grid == (8, 1, 1)
+    assert all(getattr(arguments, name) for name, *_ in arguments._fields_)
+    assert arguments.y == values[step.outputs[0][0]].data_ptr()
+    assert arguments.cells != arguments.y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "resets"),
+    [
+        ((7, 64, 512), "float16", False),
+        ((5, 64, 512), "float32", True),
+        ((3, 5, 128), "float16", True),
+        ((1, 1, 128), "float32", False),
+        ((4, 17, 256), "float32", True),
+        ((33, 9, 256), "bfloat16", True),
+        ((1, 300, 512), "float16", True),
+    ],
+)
+def test_they_are_right(step_of, assert_legal_configs_right, sizes, dtype, resets, kind):
+    step = step_of(scan(kind, *sizes, resets), dtype)
+    assert FAMILIES[kind].why_not_step(step) is None
+    assert_legal_configs_right(FAMILIES[kind], step)

@@ -1,0 +1,43 @@
+"""tools/recurrent_study: ways compute the same, a small study runs on the CPU and is written."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+TOOL = str(Path(__file__).parents[1] / "tools" / "recurrent_study.py")
+
+
+@pytest.fixture
+def tool() -> dict[str, Any]:
+    return runpy.run_path(TOOL)
+
+
+def test_a_small_study_times_layers_and_a_policy(
+    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tool["in_turns"].__globals__, "ROUNDS", 1)
+    monkeypatch.setitem(tool["timed"].__globals__, "CALLS", 1)
+    given = tool["arguments"](["--small", "--out", str(tmp_path)])
+    rows = tool["study"](given)
+    tool["written"](rows, given)
+    whats = ("gru", "lstm", "policy acts", "policy learns")
+    assert [(row.what, row.way) for row in rows] == [
+        (what, way) for what in whats for way in ("plantune", "eager")
+    ]
+    written = json.loads((tmp_path / "recurrent_study.json").read_text())
+    assert [row["us"] for row in written["rows"]] == [row.us for row in rows]
+    assert "policy learns" in tool["shown"](rows)
+
+
+def test_the_ways_of_a_layer_compute_the_same(tool: dict[str, Any]) -> None:
+    given = tool["arguments"](["--small"])
+    given.sizes, given.device = tool["SMALL"], torch.device("cpu")
+    for kind in ("gru", "lstm"):
+        made = [run() for run in tool["layer_ways"](kind, torch.float32, given).values()]
+        torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)

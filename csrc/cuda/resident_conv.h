@@ -57,8 +57,15 @@ class ResidentConv {
   static constexpr int kWeightBytes = kChunks * kTaps * kTapBytes;
   static constexpr int kSlotStart = kWeightBytes;
   static constexpr int kSlots = C::kGroups * C::kSlots;
-  static constexpr int kBarrierStart = kSlotStart + kSlots * kSlotBytes;
-  static constexpr int kEnd = kBarrierStart + 8 * (2 * kSlots + 1);
+  // What leaves, and what the epilogue reads: kStaged tiles of each warpgroup or more, see
+  // resident_staged.h and resident_phases_staged.h.
+  static constexpr int kTileBytes = kColumns * kRowBytes;
+  static constexpr int kStageStart = kSlotStart + kSlots * kSlotBytes;
+  static constexpr int kStagedRow = ceil_div(C::kStagedBytes, kGroupBytes) * kGroupBytes;
+  static constexpr int kBarrierStart =
+      kStageStart + (C::kGroups - 1) * kStagedRow + C::kStagedBytes;
+  static constexpr int kEnd =
+      kBarrierStart + 8 * (2 * kSlots + 1 + (C::kStaged > 0 ? 2 * C::kGroups : 0));
 
   static constexpr int kTilesW = ceil_div(ceil_div(C::kQ, C::kPhasesW), kBoxW);
   static constexpr int kTilesH = ceil_div(ceil_div(C::kP, C::kPhasesH), C::kBoxH);
@@ -72,7 +79,9 @@ class ResidentConv {
  public:
   static constexpr int kParts = C::kBlocks / kTilesO * C::kGroups;  // of each channel
   using Parts = SumParts<T, typename C::Sums, kParts, kTilesO * 4, C::kO>;
-  static constexpr int kThreads = kConsumers + 32;
+  using Maps = ResidentMaps;
+  /// After the consumers come a warp that copies, and with kStaged one for each of their groups.
+  static constexpr int kThreads = kConsumers + 32 * (C::kStaged > 0 ? 1 + C::kGroups : 1);
   static constexpr int kSharedBytes = kEnd + kGroupBytes;
 
   struct Arguments {
@@ -91,7 +100,8 @@ class ResidentConv {
  protected:
   /// Runs a kernel that consumes in its own way.
   template <class Kernel>
-  static __device__ __forceinline__ void run_as(const ResidentMaps& maps, const Arguments& a) {
+  static __device__ __forceinline__ void run_as(const typename Kernel::Maps& maps,
+                                                const Arguments& a) {
     extern __shared__ uint8_t memory[];
     release_successor();
     const uint32_t start = shared_address(memory);
@@ -101,9 +111,33 @@ class ResidentConv {
     if (warp < kConsumers / 32) {
       conv.consume(warp / 4);
     } else if (threadIdx.x % 32 == 0) {
-      conv.copy();
+      if (warp == kConsumers / 32) {
+        conv.copy();
+      } else {
+        conv.carry(warp - kConsumers / 32 - 1);
+      }
     }
   }
+
+  // Of tiles in shared memory, as tensor copies bring and take them.
+
+  /// Where this thread's pair of channels of a pixel is: 16-byte pieces of a row are swizzled.
+  static __device__ __forceinline__ uint32_t place_in(int pixel) {
+    const int byte = pair_of(threadIdx.x) * 2;
+    return pixel * kRowBytes + ((byte / 16) ^ (pixel % 8)) * 16 + byte % 16;
+  }
+
+  static __device__ __forceinline__ float2 pair(uint32_t word) {
+    return Pair<T>::floats(*reinterpret_cast<const Two*>(&word));
+  }
+
+  static __device__ __forceinline__ uint32_t word(float2 v) {
+    const Two two = Pair<T>::of(v.x, v.y);
+    return *reinterpret_cast<const uint32_t*>(&two);
+  }
+
+  /// What the warp of a group does beside it: see resident_staged.h.
+  __device__ __forceinline__ void carry(int) const {}
 
   const ResidentMaps& maps_;
   const Arguments& a_;
@@ -137,6 +171,10 @@ class ResidentConv {
   __device__ __forceinline__ uint32_t weights_full() const { return base_ + kBarrierStart; }
   __device__ __forceinline__ uint32_t full(int slot) const { return weights_full() + 8 + 8 * slot; }
   __device__ __forceinline__ uint32_t empty(int slot) const { return full(kSlots + slot); }
+  __device__ __forceinline__ uint32_t staged(int group) const { return full(2 * kSlots + group); }
+  __device__ __forceinline__ uint32_t finished(int group) const {
+    return staged(C::kGroups + group);
+  }
 
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == kConsumers) {
@@ -146,6 +184,10 @@ class ResidentConv {
       for (int i = 0; i < kSlots; ++i) {
         init_barrier(full(i), 1);
         init_barrier(empty(i), kWarpgroup / 32);  // a warp arrives when it has read a slot
+      }
+      for (int i = 0; C::kStaged > 0 && i < C::kGroups; ++i) {
+        init_barrier(staged(i), 1);
+        init_barrier(finished(i), kWarpgroup / 32);
       }
       publish_barriers();
     }

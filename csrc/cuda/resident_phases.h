@@ -11,6 +11,7 @@ namespace plantune {
 
 template <class C>
 class ResidentPhases : public ResidentConv<C> {
+ protected:
   using Base = ResidentConv<C>;
   using T = typename Base::T;
   using Two = typename Base::Two;
@@ -47,7 +48,7 @@ class ResidentPhases : public ResidentConv<C> {
     Base::template leave_sums<0>(group, e);
   }
 
- private:
+ protected:
   /// Those from a phase on.
   template <int phase>
   __device__ __forceinline__ void make_phases(int i, Place place, Epilogue& e) const {

@@ -7,12 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from plantune.canonical import Attrs
-from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.graph.step import Step
-from plantune.kernels.chips import measured_chip
+from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.constants import (
     Constants,
     Parameter,
@@ -29,9 +26,9 @@ from plantune.kernels.hopper.launch import (
     images_read,
     placing,
     placing_bytes,
-    word,
 )
 from plantune.kernels.hopper.products import ELEMENTS, product
+from plantune.kernels.hopper.resident import TILE_O, maps_of, put_map, weight_map
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
 from plantune.kernels.hopper.tiles import (
     ROW_BYTES,
@@ -48,14 +45,22 @@ from plantune.kernels.patterns.expression import expression, rendered
 from plantune.kernels.rendering import cxx_bools
 from plantune.space.arch import Arch
 
-WARPGROUP, TILE_O = 128, 64
+WARPGROUP = 128
 # Sums of more pixels, and what is added to them, leave no registers.
 ROWS_MAX = 16
 MANY_GROUPS = 3  # so many share registers: a thread has 128
 STRIDE_MAX = 2  # boxes of pixels for each 64 channels: as many as its square
-# Without and with phases.
-KERNELS = (("resident_conv", "ResidentConv"), ("resident_phases", "ResidentPhases"))
-TAKEN = ("stages", "groups", "blocks", "threads", "shared_bytes")
+# From so many tiles of a block on, copies of whole tiles bring and take away what the epilogue
+# reads and writes: one tile alone would wait for them.
+STAGED_FROM = 4
+# By whether there are phases, and whether the epilogue's images are staged.
+KERNELS = {
+    (False, False): ("resident_conv", "ResidentConv"),
+    (False, True): ("resident_staged", "ResidentStaged"),
+    (True, False): ("resident_phases", "ResidentPhases"),
+    (True, True): ("resident_phases_staged", "ResidentPhasesStaged"),
+}
+TAKEN = ("stages", "groups", "blocks", "threads", "shared_bytes", "staged", "staged_bytes")
 SOURCE = (
     """#include "cuda/{header}.h"
 {product}{functors}struct Conv {{
@@ -63,7 +68,7 @@ SOURCE = (
     + SHAPE
     + """  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
   static constexpr int kBoxH = {box_h}, kSlots = {stages}, kGroups = {groups};
-  static constexpr int kBlocks = {blocks};
+  static constexpr int kBlocks = {blocks}, kStaged = {staged}, kStagedBytes = {staged_bytes};
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
   static constexpr bool kFlips = {flips};
 {pool}  using Expression = {expression};
@@ -74,18 +79,12 @@ using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
-    run(const __grid_constant__ plantune::ResidentMaps maps,
+    run(const __grid_constant__ Kernel::Maps maps,
         const __grid_constant__ Kernel::Arguments arguments) {{
   Kernel::run(maps, arguments);
 }}
 """
 )
-
-
-class Maps(ctypes.Structure):
-    """plantune::ResidentMaps."""
-
-    _fields_ = (("x", TensorMap), ("w", TensorMap))
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ class Design:
 
     @property
     def threads(self) -> int:
-        """Warpgroups that multiply, and a warp that copies."""
-        return WARPGROUP * self.groups + 32
+        """Warpgroups that multiply, a warp that copies boxes, and one for the tiles of each."""
+        return WARPGROUP * self.groups + 32 * (1 + self.groups if self.staged else 1)
 
     @property
     def blocks(self) -> int:
@@ -130,20 +129,65 @@ class Design:
         )
 
     @property
+    def staged(self) -> int:
+        """Images of a tile that each warpgroup has room for, of those that the epilogue reads and
+        writes; 0 where threads read and write them in memory.
+        """
+        many = self.tiles * self.tiles_o >= STAGED_FROM * self.blocks
+        fits = self._bytes(self._images) <= measured_facts().shared_memory_per_block_bytes
+        return self._images if many and fits and self._has_room else 0
+
+    @property
+    def _has_room(self) -> bool:
+        """Of a phase one image comes, beside the windows of a pool, and one leaves."""
+        pooled = self.epilogue.pool is not None
+        if self.shape.phases == (1, 1):
+            return not pooled
+        plain = "residual" not in self.epilogue.images or pooled
+        return plain and not self.epilogue.unshifted
+
+    @property
+    def _images(self) -> int:
+        """What leaves takes the place of what was read; windows of a pool have their own."""
+        pooled = self.epilogue.pool is not None
+        return max(len(self.epilogue.images) - pooled, 1 + bool(self.epilogue.unshifted))
+
+    @property
+    def kernel(self) -> tuple[str, str]:
+        """Its header and name."""
+        return KERNELS[self.shape.phases != (1, 1), self.staged > 0]
+
+    @property
+    def staged_bytes(self) -> int:
+        """Of a warpgroup's images."""
+        return self._staged_bytes(self.staged)
+
+    def _staged_bytes(self, images: int) -> int:
+        pool, tile = self.epilogue.pool, 8 * self.box.h * ROW_BYTES
+        windows = 0 if pool is None else PoolGather.of(pool).pixels(self.box) * ROW_BYTES
+        return images * tile + windows if images else 0
+
+    @property
     def shared_bytes(self) -> int:
-        shape, box = self.shape, self.box
+        return self._bytes(self.staged)
+
+    def _bytes(self, images: int) -> int:
+        """With room for so many."""
+        shape, groups = self.shape, self.groups
         weights = shape.chunks * shape.r * shape.s * TILE_O * ROW_BYTES
-        pixels = copied_pixels(shape, box, reuse=True)
-        slot = -(-pixels * ROW_BYTES // SWIZZLE_BYTES) * SWIZZLE_BYTES
-        slots = self.groups * self.stages
-        slot *= math.prod(shape.stride)
-        return weights + slots * slot + 8 * (2 * slots + 1) + SWIZZLE_BYTES
+        pixels = copied_pixels(shape, self.box, reuse=True)
+        slots = groups * self.stages
+        boxes = slots * math.prod(shape.stride) * _whole(pixels * ROW_BYTES)
+        staged = self._staged_bytes(images)
+        staged += (groups - 1) * _whole(staged)
+        barriers = 2 * slots + 1 + (2 * groups if images else 0)
+        return weights + boxes + staged + 8 * barriers + SWIZZLE_BYTES
 
     def source(self, dtype: str) -> str:
         columns, element = 8 * self.box.h, ELEMENTS[dtype]
         epilogue = self.epilogue
         pool = None if epilogue.pool is None else PoolGather.of(epilogue.pool)
-        header, kernel = KERNELS[self.shape.phases != (1, 1)]
+        header, kernel = self.kernel
         named = {part: getattr(epilogue, part) for part in ("scale", "bias", "unshifted")}
         flags = {**named, "flips": self.flips}
         return SOURCE.format(
@@ -218,6 +262,7 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         place, words = placing(parts, frame), tuple(parts.epilogue.images)
         room = beyond_copies(parts.step, images_read(parts), frame)
         names = {"y": parts.y, "unshifted": parts.epilogue.unshifted}
+        kind = maps_of(design)
         kernel = Launcher(
             frame.built, design.blocks, design.threads, shared_bytes=design.shared_bytes
         )
@@ -226,7 +271,11 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
             x, *others, copied = place(stream)
             read = {word: image.data_ptr() for word, image in zip(words, others, strict=True)}
             arguments = constants.into(_Arguments, names, parts=room, **read)
-            maps = Maps(x=image_map(x, design), w=_weight_map(constants.tensor("w")))
+            maps = kind(x=image_map(x, design), w=weight_map(constants.tensor("w")))
+            if design.staged:
+                made = {word: frame.values[name] for word, name in names.items() if name}
+                for what, image in (*made.items(), *zip(words, others, strict=True)):
+                    put_map(maps, what, image, design)
             kernel.launch(stream, maps, arguments, programmatic=not copied)
 
         return self.sums(parts, config).added(launch, frame, room, constants.all)
@@ -286,17 +335,9 @@ def read_constants(parts: ConvParts, design: Design, frame: Frame) -> Constants:
     )
 
 
-def _weight_map(weight: Tensor) -> TensorMap:
-    """Rows by sixteens, of these the even ones before the odd ones: the order of the products."""
-    o, r, s, c = weight.shape
-    row = c * r * s * weight.element_size()
-    return tensor_map(
-        word(weight),
-        weight.data_ptr(),
-        (c, r * s, 8, 2, -(-o // 16)),
-        (c * weight.element_size(), 2 * row, row, 16 * row),
-        (64, 1, 8, 2, TILE_O // 16),
-    )
+def _whole(size_bytes: int) -> int:
+    """With what is left of the last rows of a swizzle."""
+    return -(-size_bytes // SWIZZLE_BYTES) * SWIZZLE_BYTES
 
 
 FAMILY = ResidentConv()

@@ -326,6 +326,26 @@ RESIDENT = {
     ),
     "strided, 2x2": (Gradient(2, 24, (9, 8), 64, kernel=2, stride=2, padding=0, parts=MASKED), 1),
 }
+# With so many tiles that whole ones are brought and taken away.
+STAGED = {
+    "layer": (Gradient(270, 64, (16, 16), 64), 2),
+    "second": (Gradient(270, 64, (16, 16), 64, parts=SECOND), 2),
+    "second, two tiles": (Gradient(270, 128, (8, 8), 128, parts=SECOND), 2),
+    "earliest": (Gradient(270, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
+    "both": (Gradient(140, 72, (19, 13), 40, parts=MASKED, leaves="add"), 1),
+    "channels": (
+        Gradient(280, 72, (9, 8), 104, parts=("all", "channels", "relu_grad", "channels", "all")),
+        1,
+    ),
+    "strided": (Gradient(540, 64, (16, 16), 128, stride=2, parts=POOLED), 2),
+    "strided, odd": (Gradient(270, 64, (15, 17), 72, stride=2, parts=SECOND), 2),
+    "strided, other channels": (Gradient(270, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
+    "strided, no padding": (Gradient(270, 64, (10, 17), 64, stride=2, padding=0), 2),
+    "strided, much padding": (
+        Gradient(540, 64, (14, 14), 64, stride=2, padding=2, parts=("relu_grad", "channels")),
+        1,
+    ),
+}
 
 
 def cases():
@@ -335,6 +355,9 @@ def cases():
     for name, (emit, stages) in RESIDENT.items():
         chosen = Candidate("resident_dgrad", Attrs(stages=stages, threads=256))
         yield pytest.param(emit, chosen, id=f"resident, {name}")
+    for name, (emit, stages) in STAGED.items():
+        chosen = Candidate("resident_dgrad", Attrs(stages=stages, threads=256))
+        yield pytest.param(emit, chosen, id=f"staged, {name}")
     for name in ("earliest", "both", "second"):
         chosen = Candidate("resident_dgrad", Attrs(stages=1, threads=384))
         yield pytest.param(RESIDENT[name][0], chosen, id=f"resident, {name}, three groups")
@@ -373,3 +396,27 @@ def test_resident_weights_build_without_spilling(step_of, build_within_limits, p
     emit = Gradient(128, 64, (16, 16), 64 * stride, stride=stride, parts=parts)
     step = step_of(emit, "float16")
     build_within_limits(RESIDENT_FAMILY, step, Attrs(stages=2, threads=256), ARCH)
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_what_many_tiles_read_and_write_is_staged(step_of, build_within_limits, name):
+    emit, stages = STAGED[name]
+    step, chosen = step_of(emit, "float16"), Attrs(stages=stages, threads=256)
+    design = RESIDENT_FAMILY.design(RESIDENT_FAMILY.parts(step), chosen)
+    assert design.staged > 0
+    assert design.kernel[1].endswith("Staged")
+    build_within_limits(RESIDENT_FAMILY, step, chosen, ARCH)
+
+
+@pytest.mark.parametrize(
+    ("emit", "stages"),
+    [
+        (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),  # few tiles
+        (Gradient(270, 64, (16, 16), 64, parts=EARLIEST), 3),  # no room
+        (Gradient(540, 64, (16, 16), 128, stride=2, parts=FIRST), 2),  # a residual of phases
+    ],
+)
+def test_what_else_is_read_and_written_by_threads(step_of, emit, stages):
+    parts = RESIDENT_FAMILY.parts(step_of(emit, "float16"))
+    design = RESIDENT_FAMILY.design(parts, Attrs(stages=stages, threads=256))
+    assert design.staged == 0

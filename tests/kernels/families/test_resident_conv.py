@@ -11,9 +11,9 @@ import torch
 
 from plantune.canonical import Attrs
 from plantune.default_plans import hand_plan
-from plantune.kernels.families import resident_conv
 from plantune.kernels.families.resident_conv import FAMILY, read_constants
 from plantune.kernels.family import Candidate, Frame
+from plantune.kernels.hopper import resident
 from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -139,11 +139,11 @@ def test_rows_of_a_weight_arrive_in_the_order_of_products(step_of, monkeypatch, 
     if not weight.is_in_place():
         weight.fill()
     monkeypatch.setattr(
-        resident_conv,
+        resident,
         "tensor_map",
         lambda dtype, address, sizes, strides, box: Copied(sizes, strides, box, address),
     )
-    copied = resident_conv._weight_map(weight.tensor)
+    copied = resident.weight_map(weight.tensor)
     order = [16 * a + 2 * c + b for a in range(4) for b in range(2) for c in range(8)]
     expected = torch.zeros(-(-o // 64) * 64, 128, 3, 3).half()
     expected[:o, :72] = w
@@ -233,6 +233,31 @@ RUN = {
     "strided, 5x3": (Conv(size=(17, 17), kernel=(5, 3), c=24, stride=2), config(1)),
     "sixteens but no whole tile": (Conv(n=3, c=24, size=(9, 9), o=80), config(2)),
 }
+# With so many tiles that whole ones are brought and taken away.
+STAGED = {
+    "staged": (Conv(n=270, size=(16, 16), parts=()), config(2)),
+    "staged, with and without the offset": (Conv(n=270, size=(16, 16), parts=FIXUP), config(1)),
+    "staged, three groups": (Conv(n=270, size=(16, 16), parts=FIXUP), config(2, 384)),
+    "staged, uneven": (Conv(n=140, c=72, size=(19, 13), o=40, parts=SCALED), config(1)),
+    "staged, strided": (Conv(n=300, size=(16, 16), o=128, stride=2, parts=FIXUP), config(1)),
+    "staged, added to its input": (
+        Conv(n=270, size=(16, 16), parts=("bias", "input", "relu")),
+        config(1),
+    ),
+    "staged, two tiles of channels": (
+        Conv(n=280, c=128, size=(8, 8), o=104, parts=SCALED),
+        config(2),
+    ),
+}
+RUN |= STAGED
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_what_many_tiles_read_and_write_is_staged(step_of, build_within_limits, name):
+    emit, chosen = STAGED[name]
+    step = step_of(emit, "float16")
+    assert FAMILY.design(FAMILY.parts(step), chosen).staged > 0
+    build_within_limits(FAMILY, step, chosen, ARCH)
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -1,0 +1,108 @@
+"""Tensor maps of convolutions whose weights stay in shared memory: `csrc/cuda/resident_conv.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import cache
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from plantune.cuda.tensor_map import TensorMap, tensor_map
+from plantune.graph.graph import Node
+from plantune.kernels.hopper.gather import PoolGather
+from plantune.kernels.hopper.launch import word
+from plantune.kernels.hopper.tiles import Box, ConvShape
+from plantune.kernels.patterns.epilogue import ConvEpilogue
+
+TILE_O = 64
+
+
+class Tiles(Protocol):
+    """What says how a kernel cuts images."""
+
+    @property
+    def epilogue(self) -> ConvEpilogue: ...
+    @property
+    def shape(self) -> ConvShape: ...
+    @property
+    def box(self) -> Box: ...
+    @property
+    def staged(self) -> int: ...
+
+
+class Maps(ctypes.Structure):
+    """plantune::ResidentMaps."""
+
+    _fields_ = (("x", TensorMap), ("w", TensorMap))
+
+
+class StagedMaps(Maps):
+    """plantune::ResidentStagedMaps."""
+
+    _fields_ = tuple((name, TensorMap) for name in ("y", "unshifted", "residual", "saved"))
+
+
+@cache
+def _phases_maps(phases: int) -> type[Maps]:
+    """plantune::ResidentPhasesMaps."""
+    fields: Any = (("windows", TensorMap), *((name, TensorMap * phases) for name in ("y", "saved")))
+    return type("PhasesMaps", (Maps,), {"_fields_": fields})
+
+
+def maps_of(design: Tiles) -> type[Maps]:
+    """What the kernel takes."""
+    rows, columns = design.shape.phases
+    if not design.staged:
+        return Maps
+    return StagedMaps if rows * columns == 1 else _phases_maps(rows * columns)
+
+
+def put_map(maps: Maps, what: str, image: Tensor, design: Tiles) -> None:
+    """Says how tiles of an image are copied that the epilogue reads or writes."""
+    phases, pool = design.shape.phases, design.epilogue.pool
+    if what == "residual" and pool is not None:
+        maps.windows = _windows_map(image, design, pool)
+    elif phases == (1, 1):
+        setattr(maps, what, _tile_map(image, design, (0, 0)))
+    else:
+        places = itertools.product(*map(range, phases))
+        for i, place in enumerate(places):
+            getattr(maps, what)[i] = _tile_map(image, design, place)
+
+
+def _tile_map(image: Tensor, design: Tiles, phase: tuple[int, int]) -> TensorMap:
+    """Boxes of a tile's pixels of one phase."""
+    n, c, h, w = image.shape
+    (down, across), (row, column) = design.shape.phases, phase
+    pixel = c * image.element_size()
+    return tensor_map(
+        word(image),
+        image.data_ptr() + (row * w + column) * pixel,
+        (c, -(-(w - column) // across), -(-(h - row) // down), n),
+        (pixel * across, pixel * w * down, pixel * w * h),
+        (TILE_O, *design.box),
+    )
+
+
+def _windows_map(dy: Tensor, design: Tiles, pool: Node) -> TensorMap:
+    """Boxes of a pool's gradient, with a margin."""
+    n, c, h, w = dy.shape
+    pixel = c * dy.element_size()
+    sides = PoolGather.of(pool).sides(design.box)
+    strides = (pixel, pixel * w, pixel * w * h)
+    return tensor_map(word(dy), dy.data_ptr(), (c, w, h, n), strides, (TILE_O, *sides, 1))
+
+
+def weight_map(weight: Tensor) -> TensorMap:
+    """Rows by sixteens, of these the even ones before the odd ones: the order of the products."""
+    o, r, s, c = weight.shape
+    row = c * r * s * weight.element_size()
+    return tensor_map(
+        word(weight),
+        weight.data_ptr(),
+        (c, r * s, 8, 2, -(-o // 16)),
+        (c * weight.element_size(), 2 * row, row, 16 * row),
+        (64, 1, 8, 2, TILE_O // 16),
+    )

@@ -44,7 +44,7 @@ class HopperConv : public HopperConvLoop<C> {
       Tile::kGatherW, Tile::kInPlace, Tile::kOutBoxBytes, Tile::kOutBoxes, Tile::kOutRow,
       Tile::kOutStart, Tile::kOwn, Tile::kOwnSums, Tile::kPartBytes, Tile::kPartStart,
       Tile::kSavedStart, Tile::kScalesStart, Tile::kSumsStart, Tile::kTilesO, Tile::kUnshiftedStart,
-      Tile::n_, Tile::o_, Tile::out, Tile::out_channel, Tile::parts_full, Tile::place_of,
+      Tile::tile_, Tile::n_, Tile::o_, Tile::out, Tile::out_channel, Tile::parts_full, Tile::place_of,
       Tile::rank_, Tile::residual_full, Tile::scalars_, Tile::w_;
   using Loop::copy_images, Loop::copy_weights, Loop::multiply;
 
@@ -120,7 +120,7 @@ class HopperConv : public HopperConvLoop<C> {
       // The last threads: the first starts copies.
       for (int i = kConsumers - 1 - threadIdx.x; i < (kOfChannels ? kOwn : 1); i += kConsumers) {
         if (kOfChannels && first + i >= C::kO) continue;
-        const int at = kOfChannels ? blockIdx.x / kBlocksOfTile * C::kO + first + i : blockIdx.x;
+        const int at = kOfChannels ? tile_ / kBlocksOfTile * C::kO + first + i : tile_;
         scalars_.parts[Tile::Parts::start(s) + at] = Sums::whole(base_ + kSumsStart, s, i);
       }
       leave_sums<s + 1>();
@@ -222,8 +222,10 @@ class HopperConv : public HopperConvLoop<C> {
     }
   }
 
-  __device__ __forceinline__ void finish(const float (&sums)[kOwnSums], float offset) const {
-    if constexpr (Expression::kResidual || Expression::kSaved) wait(residual_full(), 0);
+  /// `parity` is that of the tile, of those that the block makes.
+  __device__ __forceinline__ void finish(const float (&sums)[kOwnSums], float offset,
+                                         uint32_t parity = 0) const {
+    if constexpr (Expression::kResidual || Expression::kSaved) wait(residual_full(), parity);
     const int rows = gathers_h_.count, columns = gathers_w_.count;
     if constexpr (!C::kGathers) {
       finish_with<0, 0>(sums, offset);

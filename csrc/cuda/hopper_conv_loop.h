@@ -41,7 +41,12 @@ class HopperConvLoop : public HopperConvTile<C> {
 
   __device__ __forceinline__ void copy_first_weights(Slot<C::kWeightStages>& slot) const {
     Step step = begin_ < end_ ? first_step() : Step{};
-    for (int i = begin_; i < end_; ++i) {
+    copy_some_weights(begin_, end_, step, slot);
+  }
+
+  __device__ __forceinline__ void copy_some_weights(int first, int last, Step& step,
+                                                    Slot<C::kWeightStages>& slot) const {
+    for (int i = first; i < last; ++i) {
       const int r = first_r_ + step.r * C::kPhasesH, s = first_s_ + step.s * C::kPhasesW;
       copy_weight(maps_.w, slot, step.chunk, r * C::kS + s);
       advance(step);
@@ -87,9 +92,13 @@ class HopperConvLoop : public HopperConvTile<C> {
   }
 
   __device__ __forceinline__ void copy_images() const {
+    Slot<C::kImageStages> slot;
+    copy_images(slot);
+  }
+
+  __device__ __forceinline__ void copy_images(Slot<C::kImageStages>& slot) const {
     wait_for_predecessor();
     if (begin_ == end_) return;
-    Slot<C::kImageStages> slot;
     Step step = first_step();
     for (int i = begin_; i < end_; ++i) {
       if (i == begin_ || starts_box(step)) {
@@ -131,13 +140,20 @@ class HopperConvLoop : public HopperConvTile<C> {
 
   __device__ __forceinline__ void multiply(float (&sums)[C::kTileN / 2],
                                            Slot<C::kWeightStages>& weight_slot) const {
+    Slot<C::kImageStages> image_slot;
+    multiply(sums, weight_slot, image_slot);
+  }
+
+  /// Leaves the last slot of images to be released.
+  __device__ __forceinline__ void multiply(float (&sums)[C::kTileN / 2],
+                                           Slot<C::kWeightStages>& weight_slot,
+                                           Slot<C::kImageStages>& image_slot) const {
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
     if (begin_ == end_) return;
-    Slot<C::kImageStages> image_slot;
     Step step = first_step();
     int read_image = -1, read_weight = -1;  // slots of the step before
-    wait(image_full(0), 0);
+    wait(image_full(image_slot.stage), image_slot.parity);
     for (int i = begin_; i < end_; ++i) {
       multiply_step(rows_at(image_slot.stage, step), weight_slot, sums);
       release(read_weight, weight_empty(read_weight));

@@ -89,7 +89,8 @@ class HopperConvTile {
   static constexpr int kScalesStart = kPartStart + (C::kSplitK - 1) * kPartBytes;
   static constexpr int kBiasStart = kScalesStart + kOwn * int(sizeof(float));
   static constexpr int kBarrierStart = kBiasStart + kOwn * int(sizeof(float));
-  static constexpr int kBarrierCount = 2 * (C::kImageStages + C::kWeightStages) + 2;
+  static constexpr int kBarrierCount =
+      2 * (C::kImageStages + C::kWeightStages) + 2 + (C::kPersistent ? 2 : 0);
   static constexpr int kSumsStart = kBarrierStart + 8 * kBarrierCount;
   using Sums = TileSums<typename C::Sums, kConsumers / 32, kOwn>;
   static constexpr int kEnd = kSumsStart + Sums::kBytes;
@@ -121,14 +122,15 @@ class HopperConvTile {
   using Maps = ConvMaps<kPhases>;
   using Parts = SumParts<T, typename C::Sums, kTilesOfPixels, kTilesO * C::kSplitK, C::kO>;
 
-  /// After the consumers come a warp that copies weights and one that copies images.
-  static constexpr int kThreads = kConsumers + 64;
+  /// After the consumers come a warp that copies weights and one that copies images, and with
+  /// kPersistent one that takes tiles away.
+  static constexpr int kThreads = kConsumers + (C::kPersistent ? 96 : 64);
   static constexpr int kSharedBytes = shared_bytes(kEnd);
 
   __device__ __forceinline__ HopperConvTile(const Maps& maps, const ConvScalars& scalars,
-                                        uint32_t base)
-      : maps_(maps), scalars_(scalars), base_(base) {
-    int index = blockIdx.x;
+                                            uint32_t base, int tile = blockIdx.x)
+      : maps_(maps), scalars_(scalars), base_(base), tile_(tile) {
+    int index = tile;
     rank_ = index % C::kSplitK, index /= C::kSplitK;
     o_ = index % kTilesO * C::kTileN, index /= kTilesO;
     phase_ = index % kPhases, index /= kPhases;
@@ -162,6 +164,7 @@ class HopperConvTile {
   const Maps& maps_;
   const ConvScalars& scalars_;
   uint32_t base_;
+  int tile_;
   int rank_, phase_, n_, h_, w_, o_;       // the place in the cluster, the tile's first pixel
   int rows_, columns_;                     // of the phase
   int first_r_, first_s_, pad_h_, pad_w_;  // its first tap, and the padding before its pixels
@@ -212,6 +215,12 @@ class HopperConvTile {
     return weight_full(C::kWeightStages + stage);
   }
 
+  // With kPersistent: a tile is complete, and its room is free again.
+  __device__ __forceinline__ uint32_t tile_made() const {
+    return weight_empty(C::kWeightStages);
+  }
+  __device__ __forceinline__ uint32_t tile_left() const { return tile_made() + 8; }
+
   __device__ __forceinline__ void init_barriers() const {
     if (threadIdx.x == kConsumers) {
       prefetch(maps_.w);
@@ -226,6 +235,10 @@ class HopperConvTile {
       for (int i = 0; i < C::kWeightStages; ++i) {
         init_barrier(weight_full(i), 1);
         init_barrier(weight_empty(i), kConsumers / 32);
+      }
+      if constexpr (C::kPersistent) {
+        init_barrier(tile_made(), kConsumers / 32);
+        init_barrier(tile_left(), 1);
       }
       publish_barriers();
       if constexpr (C::kSplitK > 1) arrive_expecting(parts_full(), (C::kSplitK - 1) * kPartBytes);

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
+from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.hopper import family as hopper
@@ -20,7 +21,14 @@ from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.patterns.other_step import as_convolution
 from plantune.space.arch import Arch
 
-INCLUDE = '#include "cuda/hopper_conv.h"\n'
+INCLUDE = '#include "cuda/{}.h"\n'
+# From so many tiles of a multiprocessor on, blocks stay that have one alone.
+PERSISTENT_FROM = 1.5
+# By whether they stay.
+KERNELS = {
+    False: ("hopper_conv", "HopperConv"),
+    True: ("hopper_conv_persistent", "HopperConvPersistent"),
+}
 
 
 class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
@@ -57,14 +65,18 @@ class HopperConv(hopper.HopperFamily[hopper.WarpgroupParts]):
         two = epilogue.unshifted or (len(epilogue.images) == 2 and pool is None)
         axes.update(pool=pool, outputs=2 if two else 1, transposed=self.transposed)
         design = Design(shape, box, **axes)
+        alone = design.split_k == design.blocks_per_sm == 1
+        if alone and design.blocks >= PERSISTENT_FROM * measured_chip().multiprocessors:
+            design = replace(design, persistent=True)
         added = design.sum_bytes(parts.epilogue.sums)
         return replace(design, extra=((4, added),)) if added else design
 
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
-        constants = design.constants(parts.dtype, parts.epilogue)
-        kernel = design.kernel("HopperConv", "ConvScalars")
-        return INCLUDE + constants + kernel + design.sums(parts.epilogue.sums).source
+        header, name = KERNELS[design.persistent]
+        constants = INCLUDE.format(header) + design.constants(parts.dtype, parts.epilogue)
+        kernel = design.kernel(name, "ConvScalars")
+        return constants + kernel + design.sums(parts.epilogue.sums).source
 
     def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
         constants = Constants(frame, hopper.filter_and_scalars(parts.step, parts.epilogue))

@@ -293,10 +293,10 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         busy = (tiles * products * 1.25 + 4000) / cost["sm_cycles_per_us"]
         busy += tiles * cost["box_us"] / (design.stages * design.groups)
         if design.groups >= MANY_GROUPS:
-            busy *= cost["many_groups"]
+            busy *= 1.1 if design.staged else cost["many_groups"]
         moving = max(parts.step.traffic_bytes - cost["resident_cached_bytes"], 0)
         read = sum(parts.step.types[name].size_bytes for name in parts.epilogue.images.values())
-        beside = min(read, moving) / cost["bytes_per_us"]
+        beside = 0.0 if design.staged else min(read, moving) / cost["bytes_per_us"]
         sums_us = cost["sums_us"] if parts.epilogue.sums else 0.0
         return cost["launch_us"] + max(busy, moving / cost["bytes_per_us"]) + beside + sums_us
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from plantune.kernels.chips import measured_facts
+from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
@@ -32,6 +32,7 @@ CONSTANTS = (
   static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
   static constexpr int kSharedFloor = {shared_floor};  // keeps other blocks off the SM
   static constexpr bool kReuse = {reuse}, kTransposed = {transposed};
+  static constexpr bool kPersistent = {persistent};
   static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
 {pool}  using Expression = {expression};
   using Unshifted = {inner};
@@ -67,11 +68,12 @@ class Design:
     extra: tuple[tuple[int, int], ...] = ()
     transposed: bool = False  # weights are read along their other axis
     pool: PoolGather | None = None  # whose gradient is the residual
+    persistent: bool = False  # a block makes tiles until none is left
 
     @property
     def threads(self) -> int:
-        """A warpgroup for each 64 rows, and two warps that copy."""
-        return 2 * self.tile_m + 64
+        """A warpgroup for each 64 rows, and two warps that copy, or three."""
+        return 2 * self.tile_m + (96 if self.persistent else 64)
 
     @property
     def steps(self) -> int:
@@ -123,7 +125,7 @@ class Design:
         if self.pool is not None:
             out += self.pool.shared_bytes(self.box, self.own)
         parts = (self.split_k - 1) * self.tile_m * self.own * 4
-        barriers = 8 * (2 * (self.image_stages + self.stages) + 2)
+        barriers = 8 * (2 * (self.image_stages + self.stages) + (4 if self.persistent else 2))
         end = ring + out + parts + 2 * 4 * self.own + barriers
         for alignment, size in self.extra:
             end = -(-end // alignment) * alignment + size
@@ -157,6 +159,11 @@ class Design:
     @property
     def blocks(self) -> int:
         return self.tiles * -(-self.shape.o // self.tile_n) * self.split_k
+
+    @property
+    def launched(self) -> int:
+        """Blocks of the grid."""
+        return min(self.blocks, measured_chip().multiprocessors) if self.persistent else self.blocks
 
     def sums(self, sums: tuple[Sum, ...]) -> EpilogueSums:
         """What its blocks add of these."""
@@ -202,6 +209,7 @@ class Design:
             sums=sums_type(epilogue.sums),
             reuse="true" if self.reuse else "false",
             transposed="true" if self.transposed else "false",
+            persistent="true" if self.persistent else "false",
             element=ELEMENTS[dtype],
             pool=NO_POOL if self.pool is None else self.pool.source,
             box=self.box,

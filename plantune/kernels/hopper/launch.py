@@ -81,7 +81,7 @@ class Launch:
         design, place = self.design, placing(self.parts, self.frame)
         kernel = Launcher(
             self.frame.built,
-            design.blocks,
+            design.launched,
             design.threads,
             shared_bytes=design.shared_bytes,
             cluster=design.split_k,

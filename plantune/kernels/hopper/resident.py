@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -35,13 +35,15 @@ class Tiles(Protocol):
 class Maps(ctypes.Structure):
     """plantune::ResidentMaps."""
 
-    _fields_ = (("x", TensorMap), ("w", TensorMap))
+    _fields_: ClassVar[Any] = (("x", TensorMap), ("w", TensorMap))
 
 
 class StagedMaps(Maps):
     """plantune::ResidentStagedMaps."""
 
-    _fields_ = tuple((name, TensorMap) for name in ("y", "unshifted", "residual", "saved"))
+    _fields_: ClassVar[Any] = tuple(
+        (name, TensorMap) for name in ("y", "unshifted", "residual", "saved")
+    )
 
 
 @cache
@@ -67,8 +69,8 @@ def put_map(maps: Maps, what: str, image: Tensor, design: Tiles) -> None:
     elif phases == (1, 1):
         setattr(maps, what, _tile_map(image, design, (0, 0)))
     else:
-        places = itertools.product(*map(range, phases))
-        for i, place in enumerate(places):
+        down, across = map(range, phases)
+        for i, place in enumerate(itertools.product(down, across)):
             getattr(maps, what)[i] = _tile_map(image, design, place)
 
 

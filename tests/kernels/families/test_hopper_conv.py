@@ -254,6 +254,33 @@ RUN = {
 }
 
 
+# With so many tiles that blocks stay.
+STAYING = {
+    "staying": (Conv(130, 64, (16, 16), 64), config(128, 64)),
+    "staying, reuse": (Conv(130, 128, (16, 16), 128), config(128, 128, 3, reuse=True)),
+    "staying, ragged": (Conv(100, 72, (14, 9), 40), config(64, 64)),
+    "staying, no epilogue": (Conv(130, 64, (16, 16), 64, parts=()), config(128, 64)),
+}
+RUN |= STAYING
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_blocks_stay_where_tiles_are_many(step_of, build_within_limits, name):
+    emit, chosen = STAYING[name]
+    step = step_of(emit, "float16")
+    assert FAMILY.design(FAMILY.parts(step), chosen).persistent
+    build_within_limits(FAMILY, step, chosen, ARCH)
+
+
+@pytest.mark.parametrize("blocks_per_sm", [1, 2])
+def test_few_tiles_or_several_blocks_of_an_sm_come_and_go(step_of, blocks_per_sm):
+    step = step_of(Conv(130 if blocks_per_sm == 2 else 20, 64, (16, 16), 64), "float16")
+    chosen = config(128, 64, blocks_per_sm=blocks_per_sm)
+    design = FAMILY.design(FAMILY.parts(step), chosen)
+    assert not design.persistent
+    assert design.launched == design.blocks
+
+
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_to_run_is_legal(step_of, name):
     emit, chosen = RUN[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
 
@@ -14,7 +13,6 @@ from plantune.graph.fusions import fusions_named, groups_from
 from plantune.graph.step import make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.families.hopper_dgrad import FAMILY
-from plantune.kernels.families.resident_dgrad import FAMILY as RESIDENT_FAMILY
 from plantune.kernels.family import Candidate
 from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.registry import why_not
@@ -22,77 +20,13 @@ from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
+from .image_gradients import EARLIEST, FIRST, MASKED, POOLED, SECOND, Gradient
+
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")
 # Channels and size of the network's 3x3 convolutions with stride 1, and of those with stride 2.
 LAYERS = [(64, 16), (128, 8), (256, 4), (512, 2)]
 STRIDED = [(64, 16), (128, 8), (256, 4)]
-MASKED = ("add", "relu_grad")
-# What the network does after the second convolution of a block, after the first with stride 2, and
-# after the first of all.
-SECOND = ("all", "relu_grad", "all")
-FIRST = ("add", "all", "relu_grad")
-POOLED = ("pool", "all", "relu_grad")
-EARLIEST = ("all", "add", "relu_grad")
-SUMS = {
-    "all": ("sum_to", {"shape": (1,)}),
-    "channels": ("sum", {"dims": (0, 2, 3), "keepdim": False}),
-    "images": ("sum", {"dims": (2, 3), "keepdim": False}),
-}
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The gradient of an image of `c` channels; `leaves` is a value on the way that is read. Parts
-    that are sums add what the part before them makes.
-    """
-
-    n: int = 2
-    c: int = 64
-    size: tuple[int, int] = (8, 8)
-    o: int = 64
-    kernel: int = 3
-    stride: int = 1
-    padding: int | None = None
-    groups: int = 1
-    parts: tuple[str, ...] = ()
-    leaves: str = ""
-    pool: tuple[int, int] = (3, 1)
-    counted: bool = True
-
-    def __call__(self, b):
-        padding = self.kernel // 2 if self.padding is None else self.padding
-        shape = (self.n, self.c, *self.size)
-        result = [(s + 2 * padding - self.kernel) // self.stride + 1 for s in self.size]
-        dy = b.x(self.n, self.o, *result)
-        w = b.w(self.o, self.c // self.groups, self.kernel, self.kernel)
-        pair = {"stride": (self.stride,) * 2, "padding": (padding,) * 2, "dilation": (1, 1)}
-        values = {"conv": b("conv2d_dgrad", dy, w, groups=self.groups, shape=shape, **pair)}
-        last, sums = values["conv"], []
-        for part in self.parts:
-            if part in SUMS:
-                op, attrs = SUMS[part]
-                sums.append(b(op, last, **attrs))
-            elif part == "mul":
-                last = b("mul", last, b.w(1))
-            elif part == "itself":
-                last = b("add", last, last)
-            elif part == "pool":
-                last = b("add", self.pooled(b, shape), last)
-            elif part == "swapped":
-                last = b("relu_grad", b.x(*shape), last)
-            else:
-                last = b(part, last, b.x(*shape))
-            values[part] = last
-        return (last, *(values[name] for name in self.leaves.split()), *sums)
-
-    def pooled(self, b, shape):
-        """The gradient of a pool of the same image."""
-        kernel, padding = self.pool
-        sizes = [(size + 2 * padding - kernel) // self.stride + 1 for size in self.size]
-        attrs = {"kernel": (kernel,) * 2, "padding": (padding,) * 2, "stride": (self.stride,) * 2}
-        dy = b.x(self.n, self.c, *sizes)
-        return b("avg_pool2d_grad", dy, shape=shape, count_padding=self.counted, **attrs)
 
 
 def config(tile_m, tile_n, stages=4, split_k=1, reuse=False, blocks_per_sm=1):
@@ -302,121 +236,50 @@ RUN = {
 }
 
 
-# Of the family whose weights stay in shared memory, with its stages.
-RESIDENT = {
-    "layer": (Gradient(5, 64, (16, 16), 64), 2),
-    "second": (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),
-    "second, two tiles": (Gradient(40, 128, (8, 8), 128, parts=SECOND), 1),
-    "earliest": (Gradient(7, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
-    "both": (Gradient(3, 72, (19, 13), 40, parts=MASKED, leaves="add"), 2),
-    "channels": (
-        Gradient(9, 72, (9, 8), 104, parts=("all", "channels", "relu_grad", "channels", "all")),
-        1,
+# With so many tiles that blocks stay.
+STAYING = {
+    "staying": (Gradient(130, 64, (16, 16), 64, parts=SECOND), config(128, 64)),
+    "staying, few steps": (Gradient(270, 128, (8, 8), 40, 1, parts=MASKED), config(128, 64, 1)),
+    "staying, pooled": (
+        Gradient(270, 128, (8, 8), 256, stride=2, parts=POOLED),
+        config(64, 64),
     ),
-    "4x4": (Gradient(2, 24, (9, 7), 64, kernel=4, padding=1, parts=("channels",)), 1),
-    "no padding": (Gradient(2, 64, (10, 17), 48, padding=0), 4),
-    "one pixel": (Gradient(1, 8, (1, 1), 8, parts=("all",)), 1),
-    "strided": (Gradient(129, 64, (16, 16), 128, stride=2, parts=POOLED), 3),
-    "strided, odd": (Gradient(5, 64, (15, 17), 72, stride=2, parts=FIRST), 2),
-    "strided, other channels": (Gradient(3, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
-    "strided, no padding": (Gradient(2, 64, (10, 17), 64, stride=2, padding=0), 2),
-    "strided, much padding": (
-        Gradient(2, 64, (14, 14), 64, stride=2, padding=2, parts=("relu_grad", "channels")),
-        1,
+    "staying, wide": (Gradient(270, 128, (8, 8), 256, stride=2, parts=POOLED), config(64, 128, 3)),
+    "staying, odd": (
+        Gradient(60, 72, (15, 10), 40, stride=2, parts=("all", "relu_grad", "channels")),
+        config(64, 64),
     ),
-    "strided, 2x2": (Gradient(2, 24, (9, 8), 64, kernel=2, stride=2, padding=0, parts=MASKED), 1),
-}
-# With so many tiles that whole ones are brought and taken away.
-STAGED = {
-    "layer": (Gradient(270, 64, (16, 16), 64), 2),
-    "second": (Gradient(270, 64, (16, 16), 64, parts=SECOND), 2),
-    "second, two tiles": (Gradient(270, 128, (8, 8), 128, parts=SECOND), 2),
-    "earliest": (Gradient(270, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
-    "both": (Gradient(140, 72, (19, 13), 40, parts=MASKED, leaves="add"), 1),
-    "channels": (
-        Gradient(280, 72, (9, 8), 104, parts=("all", "channels", "relu_grad", "channels", "all")),
-        1,
+    "staying, two leave": (
+        Gradient(60, 72, (19, 13), 40, parts=MASKED, leaves="add"),
+        config(64, 64),
     ),
-    "strided": (Gradient(540, 64, (16, 16), 128, stride=2, parts=POOLED), 2),
-    "strided, odd": (Gradient(270, 64, (15, 17), 72, stride=2, parts=SECOND), 2),
-    "strided, other channels": (Gradient(270, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
-    "strided, no padding": (Gradient(270, 64, (10, 17), 64, stride=2, padding=0), 2),
-    "strided, much padding": (
-        Gradient(540, 64, (14, 14), 64, stride=2, padding=2, parts=("relu_grad", "channels")),
-        1,
+    "staying, reuse": (
+        Gradient(130, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"),
+        config(128, 64, reuse=True),
     ),
 }
+RUN |= STAYING
 
 
-def cases():
-    """Each family with what it is to run."""
-    for name, (emit, chosen) in RUN.items():
-        yield pytest.param(emit, Candidate("hopper_dgrad", chosen), id=name)
-    for name, (emit, stages) in RESIDENT.items():
-        chosen = Candidate("resident_dgrad", Attrs(stages=stages, threads=256))
-        yield pytest.param(emit, chosen, id=f"resident, {name}")
-    for name, (emit, stages) in STAGED.items():
-        chosen = Candidate("resident_dgrad", Attrs(stages=stages, threads=256))
-        yield pytest.param(emit, chosen, id=f"staged, {name}")
-    for name in ("earliest", "both", "second"):
-        chosen = Candidate("resident_dgrad", Attrs(stages=1, threads=384))
-        yield pytest.param(RESIDENT[name][0], chosen, id=f"resident, {name}, three groups")
+@pytest.mark.parametrize("name", STAYING)
+def test_blocks_stay_where_tiles_are_many(step_of, build_within_limits, name):
+    emit, chosen = STAYING[name]
+    step = step_of(emit, "float16")
+    design = FAMILY.design(FAMILY.parts(step), chosen)
+    assert design.persistent
+    assert design.launched == 132 < design.blocks
+    build_within_limits(FAMILY, step, chosen, ARCH)
 
 
-@pytest.mark.parametrize(("emit", "candidate"), list(cases()))
-def test_what_is_to_run_is_legal(step_of, emit, candidate):
-    assert why_not(step_of(emit, "float16"), candidate, SPACE) is None
+@pytest.mark.parametrize("name", RUN)
+def test_what_is_to_run_is_legal(step_of, name):
+    emit, chosen = RUN[name]
+    assert refusal(step_of(emit, "float16"), chosen) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("emit", "candidate"), list(cases()))
-def test_it_is_right(step_of, assert_right, emit, candidate, dtype):
-    assert_right(step_of(emit, dtype), candidate, SPACE)
-
-
-@pytest.mark.parametrize(
-    ("emit", "reason"),
-    [
-        (Gradient(stride=3), "with stride 1 or 2, got (3, 3)"),
-        (Gradient(kernel=5, stride=2, padding=2), "has more than 2x2 taps"),
-        (Gradient(o=128, stride=2), "phases read all 128 channels, 1 stages hold less"),
-        (Gradient(kernel=1), "of a larger kernel"),
-        (Gradient(o=256), "bytes of shared memory, a block has"),
-    ],
-)
-def test_weights_stay_where_they_serve_many_pixels(step_of, emit, reason):
-    chosen = Candidate("resident_dgrad", Attrs(stages=1, threads=256))
-    assert reason in why_not(step_of(emit, "float16"), chosen, SPACE)
-
-
-@pytest.mark.parametrize("parts", [SECOND, EARLIEST, ("add", "relu_grad", "channels"), POOLED])
-def test_resident_weights_build_without_spilling(step_of, build_within_limits, parts):
-    stride = 2 if parts == POOLED else 1
-    emit = Gradient(128, 64, (16, 16), 64 * stride, stride=stride, parts=parts)
-    step = step_of(emit, "float16")
-    build_within_limits(RESIDENT_FAMILY, step, Attrs(stages=2, threads=256), ARCH)
-
-
-@pytest.mark.parametrize("name", STAGED)
-def test_what_many_tiles_read_and_write_is_staged(step_of, build_within_limits, name):
-    emit, stages = STAGED[name]
-    step, chosen = step_of(emit, "float16"), Attrs(stages=stages, threads=256)
-    design = RESIDENT_FAMILY.design(RESIDENT_FAMILY.parts(step), chosen)
-    assert design.staged > 0
-    assert design.kernel[1].endswith("Staged")
-    build_within_limits(RESIDENT_FAMILY, step, chosen, ARCH)
-
-
-@pytest.mark.parametrize(
-    ("emit", "stages"),
-    [
-        (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),  # few tiles
-        (Gradient(270, 64, (16, 16), 64, parts=EARLIEST), 3),  # no room
-        (Gradient(540, 64, (16, 16), 128, stride=2, parts=FIRST), 2),  # a residual of phases
-    ],
-)
-def test_what_else_is_read_and_written_by_threads(step_of, emit, stages):
-    parts = RESIDENT_FAMILY.parts(step_of(emit, "float16"))
-    design = RESIDENT_FAMILY.design(parts, Attrs(stages=stages, threads=256))
-    assert design.staged == 0
+@pytest.mark.parametrize("name", RUN)
+def test_it_is_right(step_of, assert_right, name, dtype):
+    emit, chosen = RUN[name]
+    assert_right(step_of(emit, dtype), Candidate("hopper_dgrad", chosen), SPACE)

@@ -1,0 +1,133 @@
+"""Gradients of images whose weights stay in shared memory: what they refuse, build and run."""
+
+from __future__ import annotations
+
+import pytest
+
+from plantune.canonical import Attrs
+from plantune.kernels.families.resident_dgrad import FAMILY
+from plantune.kernels.family import Candidate
+from plantune.kernels.registry import why_not
+from plantune.space.arch import load_arch
+from plantune.space.search_space import load_search_space
+
+from .image_gradients import EARLIEST, FIRST, MASKED, POOLED, SECOND, Gradient
+
+ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
+
+# With stages.
+RESIDENT = {
+    "layer": (Gradient(5, 64, (16, 16), 64), 2),
+    "second": (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),
+    "second, two tiles": (Gradient(40, 128, (8, 8), 128, parts=SECOND), 1),
+    "earliest": (Gradient(7, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
+    "both": (Gradient(3, 72, (19, 13), 40, parts=MASKED, leaves="add"), 2),
+    "channels": (
+        Gradient(9, 72, (9, 8), 104, parts=("all", "channels", "relu_grad", "channels", "all")),
+        1,
+    ),
+    "4x4": (Gradient(2, 24, (9, 7), 64, kernel=4, padding=1, parts=("channels",)), 1),
+    "no padding": (Gradient(2, 64, (10, 17), 48, padding=0), 4),
+    "one pixel": (Gradient(1, 8, (1, 1), 8, parts=("all",)), 1),
+    "strided": (Gradient(129, 64, (16, 16), 128, stride=2, parts=POOLED), 3),
+    "strided, odd": (Gradient(5, 64, (15, 17), 72, stride=2, parts=FIRST), 2),
+    "strided, other channels": (Gradient(3, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
+    "strided, no padding": (Gradient(2, 64, (10, 17), 64, stride=2, padding=0), 2),
+    "strided, much padding": (
+        Gradient(2, 64, (14, 14), 64, stride=2, padding=2, parts=("relu_grad", "channels")),
+        1,
+    ),
+    "strided, 2x2": (Gradient(2, 24, (9, 8), 64, kernel=2, stride=2, padding=0, parts=MASKED), 1),
+}
+# With so many tiles that whole ones are brought and taken away.
+STAGED = {
+    "layer": (Gradient(270, 64, (16, 16), 64), 2),
+    "second": (Gradient(270, 64, (16, 16), 64, parts=SECOND), 2),
+    "second, two tiles": (Gradient(270, 128, (8, 8), 128, parts=SECOND), 2),
+    "earliest": (Gradient(270, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
+    "both": (Gradient(140, 72, (19, 13), 40, parts=MASKED, leaves="add"), 1),
+    "channels": (
+        Gradient(280, 72, (9, 8), 104, parts=("all", "channels", "relu_grad", "channels", "all")),
+        1,
+    ),
+    "strided": (Gradient(540, 64, (16, 16), 128, stride=2, parts=POOLED), 2),
+    "strided, odd": (Gradient(270, 64, (15, 17), 72, stride=2, parts=SECOND), 2),
+    "strided, other channels": (Gradient(270, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
+    "strided, no padding": (Gradient(270, 64, (10, 17), 64, stride=2, padding=0), 2),
+    "strided, much padding": (
+        Gradient(540, 64, (14, 14), 64, stride=2, padding=2, parts=("relu_grad", "channels")),
+        1,
+    ),
+}
+
+
+def config(stages, threads=256):
+    return Attrs(stages=stages, threads=threads)
+
+
+def cases():
+    for name, (emit, stages) in {**RESIDENT, **STAGED}.items():
+        what = "staged, " if (emit, stages) in STAGED.values() else ""
+        yield pytest.param(emit, config(stages), id=what + name)
+    for name in ("earliest", "both", "second"):
+        yield pytest.param(RESIDENT[name][0], config(1, 384), id=f"{name}, three groups")
+    yield pytest.param(STAGED["second"][0], config(2, 384), id="staged, second, three groups")
+
+
+@pytest.mark.parametrize(("emit", "chosen"), list(cases()))
+def test_what_is_to_run_is_legal(step_of, emit, chosen):
+    assert why_not(step_of(emit, "float16"), Candidate("resident_dgrad", chosen), SPACE) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("emit", "chosen"), list(cases()))
+def test_it_is_right(step_of, assert_right, emit, chosen, dtype):
+    assert_right(step_of(emit, dtype), Candidate("resident_dgrad", chosen), SPACE)
+
+
+@pytest.mark.parametrize(
+    ("emit", "reason"),
+    [
+        (Gradient(stride=3), "with stride 1 or 2, got (3, 3)"),
+        (Gradient(kernel=5, stride=2, padding=2), "has more than 2x2 taps"),
+        (Gradient(o=128, stride=2), "phases read all 128 channels, 1 stages hold less"),
+        (Gradient(kernel=1), "of a larger kernel"),
+        (Gradient(o=256), "bytes of shared memory, a block has"),
+    ],
+)
+def test_weights_stay_where_they_serve_many_pixels(step_of, emit, reason):
+    chosen = Candidate("resident_dgrad", config(1))
+    assert reason in why_not(step_of(emit, "float16"), chosen, SPACE)
+
+
+@pytest.mark.parametrize("parts", [SECOND, EARLIEST, ("add", "relu_grad", "channels"), POOLED])
+def test_resident_weights_build_without_spilling(step_of, build_within_limits, parts):
+    stride = 2 if parts == POOLED else 1
+    emit = Gradient(128, 64, (16, 16), 64 * stride, stride=stride, parts=parts)
+    step = step_of(emit, "float16")
+    build_within_limits(FAMILY, step, config(2), ARCH)
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_what_many_tiles_read_and_write_is_staged(step_of, build_within_limits, name):
+    emit, stages = STAGED[name]
+    step, chosen = step_of(emit, "float16"), config(stages)
+    design = FAMILY.design(FAMILY.parts(step), chosen)
+    assert design.staged > 0
+    assert design.kernel[1].endswith("Staged")
+    build_within_limits(FAMILY, step, chosen, ARCH)
+
+
+@pytest.mark.parametrize(
+    ("emit", "stages"),
+    [
+        (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),  # few tiles
+        (Gradient(270, 64, (16, 16), 64, parts=EARLIEST), 3),  # no room
+        (Gradient(540, 64, (16, 16), 128, stride=2, parts=FIRST), 2),  # a residual of phases
+    ],
+)
+def test_what_else_is_read_and_written_by_threads(step_of, emit, stages):
+    parts = FAMILY.parts(step_of(emit, "float16"))
+    design = FAMILY.design(parts, config(stages))
+    assert design.staged == 0

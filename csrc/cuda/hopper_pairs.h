@@ -46,6 +46,24 @@ __device__ __forceinline__ int pair_of(int thread) {
   return thread % 128 / 32 * 16 + thread % 32 / 4 * 2;
 }
 
+/// Where a thread's pair of a pixel is in a tile that tensor copies bring and take: a row of 128
+/// bytes for each pixel, whose 16-byte pieces are swizzled.
+__device__ __forceinline__ unsigned pair_place(int pixel) {
+  const int byte = pair_of(threadIdx.x) * 2;
+  return pixel * 128 + ((byte / 16) ^ (pixel % 8)) * 16 + byte % 16;
+}
+
+template <typename T>
+__device__ __forceinline__ float2 pair_in(unsigned word) {
+  return Pair<T>::floats(*reinterpret_cast<const typename Pair<T>::Type*>(&word));
+}
+
+template <typename T>
+__device__ __forceinline__ unsigned word_of(float2 v) {
+  const typename Pair<T>::Type two = Pair<T>::of(v.x, v.y);
+  return *reinterpret_cast<const unsigned*>(&two);
+}
+
 /// Of each 8 columns a thread has numbers 2 * (lane % 4) and the next: `which` says which.
 /// They are scaled where kScale says so, and get a bias.
 template <bool kScale, int kSize>

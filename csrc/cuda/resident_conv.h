@@ -119,23 +119,6 @@ class ResidentConv {
     }
   }
 
-  // Of tiles in shared memory, as tensor copies bring and take them.
-
-  /// Where this thread's pair of channels of a pixel is: 16-byte pieces of a row are swizzled.
-  static __device__ __forceinline__ uint32_t place_in(int pixel) {
-    const int byte = pair_of(threadIdx.x) * 2;
-    return pixel * kRowBytes + ((byte / 16) ^ (pixel % 8)) * 16 + byte % 16;
-  }
-
-  static __device__ __forceinline__ float2 pair(uint32_t word) {
-    return Pair<T>::floats(*reinterpret_cast<const Two*>(&word));
-  }
-
-  static __device__ __forceinline__ uint32_t word(float2 v) {
-    const Two two = Pair<T>::of(v.x, v.y);
-    return *reinterpret_cast<const uint32_t*>(&two);
-  }
-
   /// What the warp of a group does beside it: see resident_staged.h.
   __device__ __forceinline__ void carry(int) const {}
 

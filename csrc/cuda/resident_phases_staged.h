@@ -17,7 +17,6 @@ template <class C>
 class ResidentPhasesStaged : public ResidentPhases<C> {
   using Base = ResidentPhases<C>;
   using T = typename Base::T;
-  using Two = typename Base::Two;
   using Expression = typename C::Expression;
   using typename Base::Epilogue;
   using typename Base::Place;
@@ -143,12 +142,12 @@ class ResidentPhasesStaged : public ResidentPhases<C> {
       const int column = threadIdx.x % 4 * 2 + which;
 #pragma unroll
       for (int row = 0; row < kEights; ++row) {
-        const uint32_t at = tile(group) + Base::place_in(row * 8 + column);
+        const uint32_t at = tile(group) + pair_place(row * 8 + column);
         const float2 v = pair_at<C::kScale>(sums, row, which, e.scale, e.bias);
         float2 more = {}, saved = {};
         if constexpr (C::kGathers) more = gathered<phase>(group, row, column);
-        if constexpr (kSaved) saved = Base::pair(load_word(at));
-        store_word(at, Base::word(evaluate<Expression>(v, more, e.offset, saved)));
+        if constexpr (kSaved) saved = pair_in<T>(load_word(at));
+        store_word(at, word_of<T>(evaluate<Expression>(v, more, e.offset, saved)));
         if (row < target.rows && which < target.columns) e.sums.take(v, more, e.offset, saved);
       }
     }
@@ -169,7 +168,7 @@ class ResidentPhasesStaged : public ResidentPhases<C> {
 #pragma unroll
       for (int across = 0; across < kAcross.count; ++across) {
         const int pixel = (row + kFirstRow + down) * kSide + column + kFirstColumn + across;
-        const float2 two = Base::pair(load_word(windows(group) + Base::place_in(pixel)));
+        const float2 two = pair_in<T>(load_word(windows(group) + pair_place(pixel)));
         sum.x += two.x, sum.y += two.y;
       }
     }

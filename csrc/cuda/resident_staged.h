@@ -22,7 +22,6 @@ template <class C>
 class ResidentStaged : public ResidentConv<C> {
   using Base = ResidentConv<C>;
   using T = typename Base::T;
-  using Two = typename Base::Two;
   using Expression = typename Base::Expression;
   using typename Base::Epilogue;
   using typename Base::Place;
@@ -119,20 +118,20 @@ class ResidentStaged : public ResidentConv<C> {
                                          const float (&sums)[kColumns / 2], Epilogue& e) const {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      const uint32_t at = tile(group, 0) + Base::place_in(threadIdx.x % 4 * 2 + which);
+      const uint32_t at = tile(group, 0) + pair_place(threadIdx.x % 4 * 2 + which);
 #pragma unroll
       for (int row = 0; row < kEights; ++row) {
         const uint32_t first = at + row * 8 * kRowBytes;
         const float2 v = pair_at<C::kScale>(sums, row, which, e.scale, e.bias);
         float2 more = {}, saved = {};
-        if constexpr (Expression::kResidual) more = Base::pair(load_word(first));
+        if constexpr (Expression::kResidual) more = pair_in<T>(load_word(first));
         if constexpr (Expression::kSaved) {
-          saved = Base::pair(load_word(first + kSavedTile * kTileBytes));
+          saved = pair_in<T>(load_word(first + kSavedTile * kTileBytes));
         }
-        store_word(first, Base::word(evaluate<Expression>(v, more, e.offset, saved)));
+        store_word(first, word_of<T>(evaluate<Expression>(v, more, e.offset, saved)));
         if constexpr (C::kUnshifted) {
           store_word(first + kTileBytes,
-                     Base::word(evaluate<typename C::Unshifted>(v, more, e.offset, saved)));
+                     word_of<T>(evaluate<typename C::Unshifted>(v, more, e.offset, saved)));
         }
         if (row < target.rows && which < target.columns) e.sums.take(v, more, e.offset, saved);
       }

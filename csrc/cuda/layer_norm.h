@@ -60,7 +60,7 @@ struct LayerNorm {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) sum += x[i][k];
     }
-    const float mean = total(parts[0], sum) * (1.f / Norm::kSize);
+    const float mean = row_total<kLanes>(parts[0], sum) * (1.f / Norm::kSize);
     float squares = 0.f;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -68,7 +68,8 @@ struct LayerNorm {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) squares += (x[i][k] - mean) * (x[i][k] - mean);
     }
-    const float rstd = rsqrtf(total(parts[1], squares) * (1.f / Norm::kSize) + Norm::kEps);
+    const float variance = row_total<kLanes>(parts[1], squares) * (1.f / Norm::kSize);
+    const float rstd = rsqrtf(variance + Norm::kEps);
     if (!there) return;
     if (lane == 0 && a.mean != nullptr) a.mean[row] = mean;
     if (lane == 0 && a.rstd != nullptr) a.rstd[row] = rstd;
@@ -104,23 +105,6 @@ struct LayerNorm {
       if constexpr (Norm::kBias) y[k] += bias[k];
     }
     leave_vector<Expression>(a.y + first + place, y, residual);
-  }
-
-  /// The sum over the lanes of a row, in each of them.
-  static __device__ __forceinline__ float total(float (&parts)[kWarps], float sum) {
-#pragma unroll
-    for (int i = smaller(kLanes, 32) / 2; i > 0; i /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
-    }
-    if constexpr (kLanes > 32) {
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-      __syncthreads();
-      const int warp = threadIdx.x / kLanes * (kLanes / 32);
-      sum = parts[warp];
-#pragma unroll
-      for (int i = 1; i < kLanes / 32; ++i) sum += parts[warp + i];
-    }
-    return sum;
   }
 };
 

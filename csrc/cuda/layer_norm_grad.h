@@ -12,7 +12,7 @@
 #pragma once
 
 #include "cuda/launch.h"
-#include "cuda/vector.h"
+#include "cuda/sample_norm.h"
 
 namespace plantune {
 
@@ -132,8 +132,8 @@ struct LayerNormGrad {
         if constexpr (kSums > 1) sums.of[1][i][k] += dy[i][k];
       }
     }
-    const float mean_g = total(lanes[0], sum) * (1.f / kSize);
-    const float mean_gh = total(lanes[1], product) * (1.f / kSize);
+    const float mean_g = row_total<kLanes>(lanes[0], sum) * (1.f / kSize);
+    const float mean_gh = row_total<kLanes>(lanes[1], product) * (1.f / kSize);
     if (!there || a.dx == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -173,23 +173,6 @@ struct LayerNormGrad {
     __syncthreads();
     float* part = a.parts + blockIdx.x * (long long)(kSums * kSize);
     for (int i = threadIdx.x; i < kSums * kSize; i += kThreads) part[i] = whole[i];
-  }
-
-  /// The sum over the lanes of a row, in each of them.
-  static __device__ __forceinline__ float total(float (&parts)[kWarps], float sum) {
-#pragma unroll
-    for (int i = smaller(kLanes, 32) / 2; i > 0; i /= 2) {
-      sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
-    }
-    if constexpr (kLanes > 32) {
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
-      __syncthreads();
-      const int warp = threadIdx.x / kLanes * (kLanes / 32);
-      sum = parts[warp];
-#pragma unroll
-      for (int i = 1; i < kLanes / 32; ++i) sum += parts[warp + i];
-    }
-    return sum;
   }
 };
 

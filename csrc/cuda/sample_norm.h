@@ -34,4 +34,20 @@ __device__ __forceinline__ void leave_vector(T* to, float (&y)[kSize],
   rounded.store(to);
 }
 
+/// The sum over the kLanes lanes of a row, in each of them; `parts` holds those of warps.
+template <int kLanes, int kWarps>
+__device__ __forceinline__ float row_total(float (&parts)[kWarps], float sum) {
+#pragma unroll
+  for (int i = smaller(kLanes, 32) / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
+  if constexpr (kLanes > 32) {
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+    __syncthreads();
+    const int warp = threadIdx.x / kLanes * (kLanes / 32);
+    sum = parts[warp];
+#pragma unroll
+    for (int i = 1; i < kLanes / 32; ++i) sum += parts[warp + i];
+  }
+  return sum;
+}
+
 }  // namespace plantune

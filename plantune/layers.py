@@ -34,11 +34,19 @@ class EpisodicGRU(nn.GRU):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__(input_size, hidden_size, num_layers)
 
+    @classmethod
+    def of(cls, layer: nn.GRU) -> EpisodicGRU:
+        """In the place of a layer, with its parameters."""
+        made = cls(layer.input_size, layer.hidden_size, layer.num_layers)
+        _take_parameters(made, layer)
+        return made
+
     def forward(  # type: ignore[override]
-        self, x: Tensor, state: Tensor, done: Tensor | None = None
+        self, x: Tensor, state: Tensor | None = None, done: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The last layer's states (T, N, H), and each layer's last one (layers, N, H)."""
         last = []
+        state = _zeros(self, x) if state is None else state
         for layer, (w_ih, w_hh, b_ih, b_hh) in enumerate(self.all_weights):
             x = GRU_SCAN(linear(x, w_ih, b_ih), state[layer], w_hh, b_hh, done)
             last.append(x[-1])
@@ -51,14 +59,41 @@ class EpisodicLSTM(nn.LSTM):
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
         super().__init__(input_size, hidden_size, num_layers)
 
+    @classmethod
+    def of(cls, layer: nn.LSTM) -> EpisodicLSTM:
+        """In the place of a layer, with its parameters."""
+        made = cls(layer.input_size, layer.hidden_size, layer.num_layers)
+        _take_parameters(made, layer)
+        return made
+
     def forward(  # type: ignore[override]
-        self, x: Tensor, state: tuple[Tensor, Tensor], done: Tensor | None = None
+        self,
+        x: Tensor,
+        state: tuple[Tensor, Tensor] | None = None,
+        done: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The last layer's states (T, N, H), and each layer's last state and cell."""
         last, last_cells = [], []
+        state = (_zeros(self, x), _zeros(self, x)) if state is None else state
         for layer, (w_ih, w_hh, b_ih, b_hh) in enumerate(self.all_weights):
             first = state[0][layer], state[1][layer]
             x, cells = LSTM_SCAN(linear(x, w_ih, b_ih), *first, w_hh, b_hh, done)
             last.append(x[-1])
             last_cells.append(cells[-1])
         return x, (torch.stack(last), torch.stack(last_cells))
+
+
+def _take_parameters(made: nn.RNNBase, layer: nn.RNNBase) -> None:
+    others = (layer.bidirectional, layer.batch_first, layer.dropout > 0, layer.proj_size > 0)
+    if any(others) or not layer.bias:
+        raise ValueError(
+            f"a sequence of episodes is (T, N, inputs), in one direction, with biases and without "
+            f"dropout and projections: got {layer}"
+        )
+    for name, parameter in layer.named_parameters():
+        setattr(made, name, parameter)
+    made.train(layer.training)
+
+
+def _zeros(layer: nn.RNNBase, x: Tensor) -> Tensor:
+    return x.new_zeros(layer.num_layers, x.shape[1], layer.hidden_size)

@@ -63,3 +63,23 @@ def test_the_last_states_continue_a_sequence(own) -> None:
     whole, _ = layer(x, state)
     first, between = layer(x[:2], state)
     torch.testing.assert_close(torch.cat((first, layer(x[2:], between)[0])), whole)
+
+
+@pytest.mark.parametrize(("kind", "own"), [(nn.GRU, EpisodicGRU), (nn.LSTM, EpisodicLSTM)])
+def test_a_layer_takes_the_place_of_torchs(kind, own) -> None:
+    reference = kind(WIDTH, HIDDEN, 2).double().eval()
+    layer, x = own.of(reference), torch.randn(STEPS, SAMPLES, WIDTH, dtype=torch.float64)
+    assert not layer.training
+    torch.testing.assert_close(layer(x), reference(x))
+    with torch.no_grad():
+        reference.weight_hh_l1.mul_(2)
+        torch.testing.assert_close(layer(x), reference(x))
+    assert dict(layer.named_parameters()) == dict(reference.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "options", [{"bidirectional": True}, {"batch_first": True}, {"bias": False}], ids=str
+)
+def test_what_has_no_sequences_of_episodes_is_refused(options) -> None:
+    with pytest.raises(ValueError, match="with biases and without dropout"):
+        EpisodicGRU.of(nn.GRU(WIDTH, HIDDEN, **options))

@@ -15,6 +15,7 @@ import torch
 from plantune import optimize
 
 RANK = Path(__file__).with_name("ddp_rank.py")
+RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def received(own, *, by_copy):
@@ -33,10 +34,10 @@ def received(own, *, by_copy):
         return actor(x)
 
 
-def test_two_processes_learn_what_one_does_from_both_parts(tmp_path, close):
+def test_two_processes_learn_what_one_does_from_both_parts(tmp_path, close, copied_processes):
     """And weights that one sends to the other count there."""
     own = SimpleNamespace(**runpy.run_path(str(RANK)))
-    command = [sys.executable, str(RANK), "1", "2", str(tmp_path)]
+    command = [sys.executable, "-c", RUN, str(RANK), "1", "2", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as other:
         try:
             with own.joined(0, 2, tmp_path):

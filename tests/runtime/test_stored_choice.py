@@ -102,7 +102,7 @@ class TestProof:
         loaded()
         assert proved == [plan]
 
-    def test_once_for_all_modules_and_processes(self, store, python, proved):
+    def test_once_for_all_modules_and_processes(self, store, python, proved, copied_processes):
         store()
         for _ in range(2):
             loaded()

@@ -71,12 +71,12 @@ def test_places_are_drawn_evenly_and_follow_from_the_seed(part) -> None:
     assert abs(chi_squared - freedom) < 5 * (2 * freedom) ** 0.5
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 64])
+@pytest.mark.parametrize("at_once", [1, 8, 8192])
 def test_the_device_and_the_loader_bring_the_same_batches(
     part, images, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     batches, cpu = part("batches"), torch.device("cpu")
-    monkeypatch.setattr(batches, "BATCHES_AT_ONCE", at_once)
+    monkeypatch.setattr(batches, "IMAGES_AT_ONCE", at_once)
     augment = batches.Augment(MEAN, STD)
     cutter = batches.Cutter(images, augment, cpu)
     epoch = batches.Epoch.drawn(3, 0, 10, augment, 4)

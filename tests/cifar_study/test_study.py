@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,45 @@ def test_a_dry_run_writes_nothing(study, tmp_path: Path, capsys) -> None:
     assert not [*tmp_path.iterdir()]
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if "{" in line]
     assert [row["losses"] for row in rows] == [2, 2]
+
+
+class NoStream:
+    def wait_stream(self, other: object) -> None:
+        """Nothing runs beside anything."""
+
+
+class NoGraph:
+    def replay(self) -> None:
+        """Where nothing can be captured, what was to be has run."""
+
+
+@pytest.mark.parametrize("name", ["resnet50", "airbench94"])
+def test_the_calls_before_a_capture_leave_nothing_behind(
+    study, part, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """But for numbers that a step draws, of which there are none."""
+    for target, fake in {
+        "Stream": NoStream,
+        "current_stream": NoStream,
+        "CUDAGraph": NoGraph,
+        "stream": nullcontext,
+        "graph": nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, target, fake)
+    ways, workload = part("ways"), part("workloads").SMALL[name]
+    images, labels = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
+    models, losses = [], []
+    for make in (ways.eager, ways.captured):
+        torch.manual_seed(0)
+        model = workload.build()
+        setting = ways.Setting(workload, model, torch.device("cpu"), ways.Precision(), True, 4)
+        step = make(setting, images)
+        losses.append(step(images, labels, lambda name: None))
+        models.append(model)
+    torch.testing.assert_close(losses[1], losses[0])
+    states = (model.state_dict().values() for model in reversed(models))
+    for own, other in zip(*states, strict=True):
+        torch.testing.assert_close(own, other)
 
 
 def test_a_search_comes_before_the_rows(

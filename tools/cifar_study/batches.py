@@ -1,8 +1,8 @@
 """Batches of images that are cut out at random, turned and normalised: the same ones for all ways.
 
 Where each image of an epoch is cut out follows from the seed and the epoch's number. On a GPU the
-images stay there as bytes, and those of many batches are made at once by a few operators: with 64
-batches to share them, their launches cost next to nothing, and no kernel of its own could cost
+images stay there as bytes, and those of many batches are made at once by a few operators: with some
+64 batches to share them, their launches cost next to nothing, and no kernel of its own could cost
 less than the one launch that it would need in every step.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset
 
-BATCHES_AT_ONCE = 64
+IMAGES_AT_ONCE = 8192
 Batch = tuple[Tensor, Tensor]
 
 
@@ -100,9 +100,8 @@ class Epoch:
 
 
 def on_device(cutter: Cutter, epoch: Epoch, dtype: torch.dtype) -> Iterator[Batch]:
-    """The batches of an epoch, where the cutter is."""
-    epoch = epoch.to(cutter.labels.device)
-    many = epoch.batch * BATCHES_AT_ONCE
+    """The batches of an epoch that is where the cutter is."""
+    many = max(IMAGES_AT_ONCE // epoch.batch, 1) * epoch.batch
     for order, places in zip(epoch.order.split(many), epoch.places.split(many), strict=True):
         images, labels = cutter.cut(order, places, dtype), cutter.labels[order]
         yield from zip(images.split(epoch.batch), labels.split(epoch.batch), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,15 @@ class Feed:
 
     def batches(self, variant: Variant) -> Iterator[Batch]:
         """All batches of a run."""
-        study, done = self._study, 0
-        for number in range(study.epochs):
-            augment, count = study.workload.augment, len(study.data.train.labels)
-            epoch = Epoch.drawn(study.seed, number, count, augment, study.batch)
-            for batch in self._of(variant, epoch):
-                if done == study.steps:
-                    return
-                done += 1
-                yield batch
+        study, augment = self._study, self._study.workload.augment
+        count = len(study.data.train.labels)
+        place = study.device if variant.data == DEVICE else torch.device("cpu")
+        # At first: to draw an epoch, and to bring it to a GPU, would make steps wait.
+        epochs = [
+            Epoch.drawn(study.seed, number, count, augment, study.batch).to(place)
+            for number in range(study.epochs)
+        ]
+        return islice(chain.from_iterable(self._of(variant, e) for e in epochs), study.steps)
 
     def _of(self, variant: Variant, epoch: Epoch) -> Iterator[Batch]:
         study = self._study

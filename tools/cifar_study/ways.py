@@ -136,7 +136,7 @@ class Captured(Stepwise):
         super().__init__(setting, capturable=True)
         for group in self.optimizer.param_groups:
             group["lr"] = torch.tensor(group["lr"], device=setting.device)
-        self.scaler.scale(torch.ones((), device=setting.device))  # makes its tensors
+        self.scaler.scale(torch.ones((), device=setting.device))  # makes its tensors, if any
         self._held = [*(p.detach() for p in setting.model.parameters()), *setting.model.buffers()]
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor, Tensor]] = {}
 
@@ -175,7 +175,8 @@ class Captured(Stepwise):
         """All that a step changes."""
         states = self.optimizer.state.values()
         moved = [t for state in states for t in state.values() if isinstance(t, Tensor)]
-        scales = [self.scaler._scale, self.scaler._growth_tracker]
+        scaler = self.scaler
+        scales = [scaler._scale, scaler._growth_tracker] if scaler.is_enabled() else []
         return [*self._held, *moved, *(t for t in scales if t is not None)]
 
 

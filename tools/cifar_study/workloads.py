@@ -32,13 +32,18 @@ class Workload:
     build: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: Callable[..., Optimizer]
-    part_of_rate: Callable[[int, int], float] = lambda step, steps: 1.0
+    part_of_rate: Callable[[int, int], float]
     narrow: Callable[[nn.Module, torch.dtype], nn.Module] | None = None
     prepare: Callable[[nn.Module, Tensor], None] | None = None
 
 
 def _adam(model: nn.Module, *, fused: bool, capturable: bool) -> Optimizer:
     return Adam(model.parameters(), RATE, fused=fused, capturable=capturable)
+
+
+def _falling(step: int, steps: int) -> float:
+    """To nothing, so that accuracies in the end do not depend on the last batches."""
+    return 1 - step / max(steps, 1)
 
 
 def _whiten(model: nn.Module, images: Tensor) -> None:
@@ -48,7 +53,7 @@ def _whiten(model: nn.Module, images: Tensor) -> None:
 
 def _resnet(name: str, build: Callable[..., nn.Module], batch: int, classes: int) -> Workload:
     made = partial(build, num_classes=classes)
-    return Workload(name, classes, batch, 1, AUGMENT, made, cross_entropy, _adam)
+    return Workload(name, classes, batch, 1, AUGMENT, made, cross_entropy, _adam, _falling)
 
 
 def _airbench(name: str, build: Callable[..., nn.Module], batch: int) -> Workload:

@@ -56,7 +56,8 @@ class Mobile(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.groups(F.silu(self.norm(self.each(x)))))
-        return torch.cat((self.of_rows(F.relu(self.of_groups(y) + x)), y), 1).relu()
+        joined = torch.cat((self.of_rows(F.relu(self.of_groups(y) + x)), y), 1).relu()
+        return (joined * 0.5).softmax(-1)
 
 
 def mobile() -> Graph:

@@ -88,6 +88,13 @@ class Turned(nn.Module):
         return torch.relu(x).transpose(1, 2).transpose(2, 3).transpose(1, 2)
 
 
+class Scores(nn.Module):
+    """Numbers of each row, normalised."""
+
+    def forward(self, x):
+        return torch.sigmoid(x * 2.0 + x.mean()).softmax(-1)
+
+
 class Flat(nn.Module):
     """A layer of images laid flat."""
 
@@ -111,6 +118,7 @@ def graphs() -> Iterator[Graph]:
         (Normed(), (2, 4, 3, 3)),
         (Joined(), (2, 4, 3, 3)),
         (Turned(), (2, 4, 4, 4)),
+        (Scores(), (2, 4, 3, 3)),
         (Flat(), (2, 4, 3, 3)),
     ):
         yield extract(module.eval(), TensorType(shape))

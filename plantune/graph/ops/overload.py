@@ -135,6 +135,7 @@ class OverloadOp(Op):
 
 
 CONCAT = "aten.cat.default"
+SOFTMAX = "aten.softmax.int"
 EMBEDDING = "aten.embedding.default"
 AVERAGE = "aten.avg_pool2d.default"
 # What numbers some take, by the place of the input.

@@ -89,6 +89,10 @@ def _copy(g: Reader, x: Value, source: Value, non_blocking: bool = False) -> Val
     return same if g.shape(same) == g.shape(x) else _expand(g, same, g.shape(x))
 
 
+def _like(g: Reader, x: Value, other: Value) -> Value:
+    return reshape(g, x, g.shape(other))
+
+
 def _pad(
     g: Reader, x: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value:
@@ -106,6 +110,8 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.view.default": reshape,
     "aten.reshape.default": reshape,
     "aten._unsafe_view.default": reshape,
+    "aten.reshape_as.default": _like,
+    "aten.view_as.default": _like,
     "aten.flatten.using_ints": _flatten,
     "aten.unflatten.int": _unflatten,
     "aten.permute.default": _permute,

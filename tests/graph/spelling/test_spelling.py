@@ -267,6 +267,7 @@ OVERLOAD_CASES: list[Forward] = [
     lambda m, x: x.unsqueeze(1).squeeze((1, 2)),
     lambda m, x: m.row.expand(3, -1) + x,
     lambda m, x: m.row.expand_as(x) * x,
+    lambda m, x: x.transpose(0, 1).reshape_as(x) + m.row.view(1, 4).view_as(m.row),
     lambda m, x: x.clone().mul_(2.0),
     lambda m, x: x.to(x.device, torch.float32),
     lambda m, x: torch.feature_dropout(x, 0.5, False),

@@ -1,0 +1,109 @@
+// The softmax of rows, of what a chain of pointwise ops makes:
+//
+//   v[row][i] = Chain::evaluate(in[0][...], in[1][...], ...)
+//   y[row][i] = exp(v[row][i] - max of v[row]) / sum over i of exp(v[row][i] - max of v[row])   =
+//
+// Rows are contiguous in y; operands are broadcast as in pointwise.h, their last axis is the row. A
+// row stays in the registers of kLanes threads of a warp. All arithmetic is float, in a fixed order:
+// deterministic.
+
+#pragma once
+
+#include "cuda/arithmetic.h"
+#include "cuda/launch.h"
+#include "cuda/vector.h"
+
+namespace plantune {
+
+/// Chain says the expression and where operands are; rows have kSize elements.
+template <typename Chain>
+struct Softmax {
+  using T = typename Chain::T;
+  using Index = typename Chain::Index;
+  static constexpr int kInputs = Chain::kInputs, kAxes = Chain::kAxes, kSize = Chain::kSize;
+  static constexpr int kLanes = Chain::kLanes, kThreads = Chain::kThreads;
+  static constexpr int kRows = kThreads / kLanes;
+  static constexpr int kHeld = ceil_div(kSize, kLanes);  // elements of a thread
+
+  static_assert(kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes of a warp meet in pairs");
+  static_assert(kThreads % 32 == 0, "all lanes of a warp are there");
+
+  struct Arguments {
+    const T* in[kInputs];
+    T* y;
+    long long rows;
+  };
+
+  template <bool kAligned>
+  static __device__ __forceinline__ void run(const Arguments& a) {
+    release_successor();
+    wait_for_predecessor();
+    const int lane = threadIdx.x % kLanes;
+    const long long row = blockIdx.x * (long long)(kRows) + threadIdx.x / kLanes;
+    const bool there = row < a.rows;
+    // Threads without a row read the last one: they meet the others of their warp.
+    const Index first = Index(there ? row : a.rows - 1) * kSize;
+
+    float in[kHeld][kInputs], v[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+#pragma unroll
+      for (int k = 0; k < kInputs; ++k) {
+        in[i][k] = to_float(a.in[k][place_of(k, first + i * kLanes + lane)]);
+      }
+    }
+    float most = -__int_as_float(0x7f800000);
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+      float made[1];
+      Chain::evaluate(in[i], made);
+      v[i] = made[0];
+      most = fmaxf(most, v[i]);  // a NaN shows in the sum
+    }
+#pragma unroll
+    for (int i = kLanes / 2; i > 0; i /= 2) {
+      most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, i));
+    }
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (!has(i, lane)) continue;
+      v[i] = exponential(v[i] - most);
+      sum += v[i];
+    }
+#pragma unroll
+    for (int i = kLanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
+    const float part = 1.f / sum;
+    if (!there) return;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (has(i, lane)) a.y[first + i * kLanes + lane] = from_float<T>(v[i] * part);
+    }
+  }
+
+ private:
+  /// Whether the lane's element number `i` is of the row.
+  static __device__ __forceinline__ bool has(int i, int lane) {
+    return (i + 1) * kLanes <= kSize || i * kLanes + lane < kSize;
+  }
+
+  /// Where the input has the element that belongs to element `i` of the chain.
+  static __device__ __forceinline__ Index place_of(int input, Index i) {
+    Index place = 0;
+#pragma unroll
+    for (int axis = kAxes - 1; axis > 0; --axis) {
+      place += i % Chain::kSizes[axis] * Chain::kStrides[input][axis];
+      i /= Chain::kSizes[axis];
+    }
+    return place + i * Chain::kStrides[input][0];
+  }
+
+  /// Results of 16 bits hide what the quicker one rounds off.
+  static __device__ __forceinline__ float exponential(float x) {
+    return sizeof(T) == 2 ? __expf(x) : expf(x);
+  }
+};
+
+}  // namespace plantune

@@ -1,0 +1,149 @@
+"""Softmaxes of rows, with the pointwise ops before them: `csrc/cuda/softmax.h`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plantune.canonical import Attrs
+from plantune.graph.graph import Node
+from plantune.graph.ops.overload import ARGUMENTS, SOFTMAX
+from plantune.graph.ops.overload_backward import WANTED
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels import vector_kernel
+from plantune.kernels.constants import rows_of
+from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.legality import first_reason, refuse
+from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.patterns.pointwise_chain import Expression, Operand, whole
+from plantune.space.arch import Arch
+
+# Elements of a row that a thread holds, with what they are computed from.
+HELD_MAX, INPUTS_MAX = 32, 4
+SOURCE = (
+    """#include "cuda/softmax.h"
+struct Chain {{
+  using T = {element};
+  using Index = {index};
+  static constexpr int kSize = {size}, kLanes = {lanes}, kThreads = {threads};
+{members}}};
+using Kernel = plantune::Softmax<Chain>;"""
+    + vector_kernel.ENTRIES
+)
+
+
+@dataclass(frozen=True)
+class SoftmaxParts(Parts):
+    """y = softmax of `expression`, along the last axis; `before` makes what it is of."""
+
+    expression: Expression
+    before: Step
+
+    @property
+    def type(self) -> TensorType:
+        return self.step.nodes[-1].types[0]
+
+    @property
+    def size(self) -> int:
+        """Elements of a row."""
+        return self.type.shape[-1]
+
+    def held(self, lanes: int) -> int:
+        """Elements that a thread holds."""
+        return -(-self.size // lanes)
+
+
+class Softmax(CudaFamily[SoftmaxParts]):
+    """Config: a row stays with so many `lanes` of a block's `threads`."""
+
+    name: ClassVar = "softmax"
+
+    def read(self, step: Step) -> SoftmaxParts:
+        *before, last = step.nodes
+        refuse({f"the step ends with {last.op}, not with a softmax": last.op != SOFTMAX})
+        given, rank = json.loads(last.attrs[ARGUMENTS]), len(last.types[0].shape)
+        dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
+        dtypes |= {type_.dtype for node in before for type_ in node.types}
+        refuse(
+            {
+                **vector_kernel.not_an_element(", ".join(sorted(dtypes))),
+                "only along the last axis": rank == 0 or given["dim"] % rank != rank - 1,
+                "there is nothing to compute": last.types[0].numel == 0,
+                "autograd is to remember it": WANTED in last.attrs,
+                "a value before the end of the step is read outside of it": [
+                    name for name, _ in step.outputs
+                ]
+                != [last.name],
+                "weights are in nchw": step.phase == "refresh",
+            }
+        )
+        part, expression = _before(step, before, last)
+        many = len(expression.operands) > INPUTS_MAX
+        refuse({f"it takes {INPUTS_MAX} inputs at most": many})
+        return SoftmaxParts(step, expression, part)
+
+    def layouts(self, parts: SoftmaxParts, config: Attrs) -> Mapping[str, str]:
+        """A row is contiguous."""
+        return images(parts.step, "nchw")
+
+    def why_not_config(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> str | None:
+        lanes = int(config["lanes"])
+        held = parts.held(lanes)
+        return first_reason(
+            {
+                f"a thread would hold {held} elements, {HELD_MAX} fit": held > HELD_MAX,
+                f"{lanes} lanes are more than a row has elements": lanes > 4
+                and lanes >= 2 * parts.size,
+            }
+        )
+
+    def estimate_us(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> float:
+        """As of a norm of rows, whose costs these are: lanes without an element wait."""
+        cost, lanes = arch.cost("layer_norm"), int(config["lanes"])
+        held = parts.held(lanes)
+        moved = parts.step.traffic_bytes / cost["bytes_per_us"] / (parts.size / (held * lanes))
+        work = moved + held * cost["element_us"]
+        return cost["launch_us"] + work * self.slowdown(parts, arch)
+
+    def source(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> str:
+        geometry = pointwise_chain.geometry_of(parts.before, parts.expression, "nchw", 1)
+        return SOURCE.format(
+            element=vector_kernel.ELEMENTS[parts.type.dtype],
+            index=vector_kernel.index_of(parts.type.numel),
+            size=parts.size,
+            lanes=config["lanes"],
+            threads=config["threads"],
+            members=pointwise_chain.members(parts.expression, geometry),
+        )
+
+    def bind(self, parts: SoftmaxParts, config: Attrs, frame: Frame) -> Binding:
+        constants, y = rows_of(parts.step, frame), parts.step.nodes[-1].name
+        names = [operand.name for operand in parts.expression.operands]
+        rows, threads = parts.type.numel // parts.size, int(config["threads"])
+        blocks = -(-rows // (threads // int(config["lanes"])))
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
+
+        def launch(stream: int) -> None:
+            read = [constants.tensor(name) for name in names]
+            addresses = [tensor.data_ptr() for tensor in (*read, frame.values[y])]
+            kernel.launch(stream, vector_kernel.members(*addresses, rows), read)
+
+        return Binding(launch, constants=constants.all)
+
+
+def _before(step: Step, nodes: list[Node], last: Node) -> tuple[Step, Expression]:
+    """What the rows are of: an input as it is, or what a part of the step makes."""
+    (value,) = last.inputs
+    if nodes:
+        part = step.part(nodes, (value,))
+        return part, pointwise_chain.expression_of(part)
+    shape = step.types[value].shape
+    alone = Step((), step.inputs, ((value, step.types[value]),), step.constants, step.phase)
+    return alone, Expression((Operand(value, whole(shape)),), (), ("in[0]",))
+
+
+FAMILY = Softmax()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.measure.timing import Timing
 from plantune.models.resnet import resnet18
 
 
@@ -51,6 +52,7 @@ def test_rows_follow_the_baseline_and_their_phases_add_up(study, tmp_path: Path,
     assert {*baseline["ms"]} == {"data", "forward", "backward", "optimizer", "other"}
     assert {*rows["plantune-step"]["ms"]} == {"data", "whole", "other"}
     assert {*document["race"]["rows"]} == {"plantune", "plantune-step"}
+    assert document["environment"]["arch"] == "cpu"
     trace = json.loads((tmp_path / "plantune.trace.json").read_text())
     assert trace["traceEvents"]
     profile = json.loads((tmp_path / "plantune.profile.json").read_text())
@@ -76,6 +78,34 @@ def test_a_row_that_fails_leaves_the_others(
     assert document["failures"] == {"torchscript": "RuntimeError: no such compiler"}
     assert [row["variant"] for row in document["rows"]] == ["baseline"]
     assert "torchscript failed" in capsys.readouterr().out
+
+
+def test_the_race_names_the_best_rival(part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the median of steps; only rows of ours have a ratio."""
+    race, variants = part("race"), part("variants").VARIANTS
+    times = {"compile": 6.0, "plantune-step": 3.0, "baseline": 4.0}
+
+    def timed(turns: list, effort: object, watch: object) -> list:
+        for turn in turns:
+            turn()
+        return [Timing((1e3 * ms * race.STEPS,) * 9) for ms in times.values()]
+
+    monkeypatch.setattr(race, "time_interleaved", timed)
+    taken = dict.fromkeys(times, 0)
+
+    def trained(name: str):
+        def step(images: torch.Tensor, labels: torch.Tensor, mark: object) -> None:
+            taken[name] += 1
+
+        return part("training").Trained(variants[name], nn.Identity(), step)
+
+    batch = torch.zeros(2, 3, 4, 4), torch.zeros(2)
+    found = race.raced([trained(name) for name in times], batch, 1.0)
+    assert found["best_rival"] == "baseline"
+    assert found["ratios"] == {"plantune-step": {"ratio": 0.75, "low": 0.75, "high": 0.75}}
+    assert {n: row["median_ms"] for n, row in found["rows"].items()} == pytest.approx(times)
+    assert set(taken.values()) == {1 + race.STEPS}
+    assert "0.750 (0.750 to 0.750)" in part("shown").shown_race(found)
 
 
 def test_a_dry_run_writes_nothing(study, tmp_path: Path, capsys) -> None:
@@ -166,7 +196,7 @@ def test_phases_are_what_the_clock_says(part, monkeypatch: pytest.MonkeyPatch) -
     phases = part("phases")
     times = iter([float(second) for second in (*range(12), 20, 21, 23, 26, 30, 31, 33, 36)])
     monkeypatch.setattr(phases.time, "perf_counter", lambda: next(times))
-    monkeypatch.setattr(phases, "FIRST_CALLS", 3)
+    assert phases.FIRST_CALLS == 3
     watch = phases.Phases(torch.device("cpu"))
     for _ in range(5):
         watch.begin()

@@ -18,6 +18,7 @@ import argparse
 import json
 import warnings
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from workloads import SMALL, WORKLOADS, save_weights
 
 from plantune import UnplannedCall, tune
 from plantune.device import first_line
+from plantune.machine import environment_of
 
 SMALL_IMAGES, SMALL_TESTED = 232, 200
 
@@ -151,10 +153,10 @@ def _data(given: argparse.Namespace, classes: int, batch: int) -> DataSet:
 
 
 def _document(given: argparse.Namespace, study: Study) -> dict[str, Any]:
-    on_gpu = study.device.type == "cuda"
+    dtype = study.narrow or study.precision.autocast or torch.float32
     return {
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+        "environment": environment_of(study.device).to_json(),
         "network": study.workload.name,
         "data": study.data.name,
         "images": len(study.data.train.labels),
@@ -162,11 +164,10 @@ def _document(given: argparse.Namespace, study: Study) -> dict[str, Any]:
         "epochs": study.epochs,
         "steps": study.steps,
         "seed": study.seed,
-        "precision": str(study.narrow or study.precision.autocast or torch.float32).removeprefix(
-            "torch."
-        ),
-        "parameters": "as precision" if study.narrow else "float32",
-        "arguments": {name: str(value) for name, value in vars(given).items()},
+        "precision": str(dtype).removeprefix("torch."),
+        "autocast": study.precision.autocast is not None,
+        "loss_scale": study.precision.scaled,
+        "searched_s": given.search,
     }
 
 

@@ -11,7 +11,7 @@ import torch
 
 NAMES = ("data", "forward", "backward", "optimizer", "whole", "other")
 # The first calls with a batch of some size compile, choose algorithms or capture graphs.
-FIRST_CALLS = 4
+FIRST_CALLS = 3
 
 
 class Phases:

@@ -35,10 +35,11 @@ def raced(trained: Sequence[Trained], batch: Batch, seconds: float) -> dict[str,
         for call in calls:
             call()
         turns = [_in_a_row(call) for call in calls]
-        timings = [t.per(STEPS) for t in time_interleaved(turns, effort, call_watch(device))]
+        found = time_interleaved(turns, effort, call_watch(device))
+    timings = [turn.per(STEPS) for turn in found]
     names = [each.variant.name for each in trained]
-    found = {
-        name: {"ms": t.median_us / 1e3, "low_ms": t.low_us / 1e3, "high_ms": t.high_us / 1e3}
+    times = {
+        name: {"median_ms": t.median_us / 1e3, "low_ms": t.low_us / 1e3, "high_ms": t.high_us / 1e3}
         for name, t in zip(names, timings, strict=True)
     }
     rivals = [at for at, name in enumerate(names) if name not in OURS]
@@ -47,10 +48,10 @@ def raced(trained: Sequence[Trained], batch: Batch, seconds: float) -> dict[str,
     for at, name in enumerate(names):
         if name in OURS and best is not None:
             interval = ratio_interval(timings[at], timings[best])
-            ratios[name] = [interval.ratio, interval.low, interval.high]
+            ratios[name] = {"ratio": interval.ratio, "low": interval.low, "high": interval.high}
     return {
         "steps_in_a_row": STEPS,
-        "rows": found,
+        "rows": times,
         "best_rival": None if best is None else names[best],
         "ratios": ratios,
     }

@@ -75,9 +75,9 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> str:
 def shown_race(race: Mapping[str, Any]) -> str:
     lines = []
     for name, row in race["rows"].items():
-        ratio, low, high = race["ratios"].get(name, (None, None, None))
-        text = "" if ratio is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
-        lines.append((name, _number(row["ms"]), text))
+        found = race["ratios"].get(name)
+        text = "{ratio:.3f} ({low:.3f} to {high:.3f})".format(**found) if found else ""
+        lines.append((name, _number(row["median_ms"]), text))
     headers = ("in turns", "ms a step", f"of {race['best_rival'] or 'nothing else'}")
     return table(headers, lines, "lrl")
 
@@ -101,7 +101,7 @@ def plotted(document: Mapping[str, Any], place: Path) -> None:
     axes.set_yticks([*range(len(rows))], [row["variant"] for row in rows])
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_fontweight("bold" if row["variant"] in OURS else "normal")
-    axes.set_xlabel(f"ms a step of {document['batch']} images, {document['device']}")
+    axes.set_xlabel(f"ms a step of {document['batch']} images, {document['environment']['device']}")
     axes.set_title(f"{document['network']}, {document['precision']}")
     figure.legend(ncols=len(NAMES), fontsize="small", loc="outside lower center")
     figure.savefig(place, dpi=150)

@@ -83,13 +83,14 @@ class TestPasses:
 
     def test_gradients(self, small, images):
         """Each for itself, its errors pooled over many draws as a part of their pooled size: of one
-        draw luck decides, and a scalar's gradient may be next to nothing there.
+        draw luck decides, and a scalar's gradient may be next to nothing there. Of 16 draws one
+        scalar's was 2.3 times eager's: a few inputs of ReLUs are nearly zero.
         """
         model = optimize(small, images, mode="train")
         dy = torch.randn_like(small(images)) / 8
         wide = copy.deepcopy(small).double()
         ours, theirs, sizes = Counter(), Counter(), Counter()
-        for _ in range(16):
+        for _ in range(128):
             images.normal_()
             exact = gradients(wide, images.double(), dy.double())
             sizes.update({name: squared(wanted) for name, wanted in exact.items()})

@@ -73,7 +73,8 @@ def test_of_one_rank_it_is_the_step_without_a_group(network, images, group, redu
     _, values = trained(network, images, **more)
     _, wanted = trained(other, images)
     assert any(reduced)  # in the middle of a captured pass
-    bound = {"rtol": 0, "atol": 0} if wire is None else {"rtol": 2e-2, "atol": 2e-3}
+    # cuDNN's gradients of weights may differ from run to run.
+    bound = {"rtol": 1e-4, "atol": 1e-5} if wire is None else {"rtol": 2e-2, "atol": 2e-3}
     torch.testing.assert_close(values, wanted, **bound)
     torch.testing.assert_close(network.state_dict(), other.state_dict(), **bound)
 

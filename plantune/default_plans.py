@@ -225,9 +225,9 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     """What runs until a search has measured something, if it is more than the framework's kernels:
     on a GPU the plan by hand.
 
-    Of one graph of eager's channels_last kernels it took 0.38 (resnet50), 0.32 (resnet18), 0.47
-    (resnext50_32x4d), 0.64 (mobilenet_v2), 0.88 (densenet121), 0.59 (convnext_tiny) of the time,
-    and eager 1.2 to 3.4 times as long as that graph (32 images, fp16, H200, 2026-11-22). In
+    Of one graph of eager's channels_last kernels it took 0.42 (resnet50), 0.41 (mobilenet_v2), 0.31
+    (densenet121), 0.59 (convnext_tiny), 0.89 (swin_t) of the time (32 images, fp16, H200,
+    2026-11-23), and eager 1.2 to 3.4 times as long as that graph (2026-11-22). In
     training steps run beside others: 2.96 ms instead of 3.44 (se_resnet9_fixup, 2,048 images, on
     the same day).
     """

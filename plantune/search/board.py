@@ -12,7 +12,7 @@ import inspect
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -125,18 +125,20 @@ class Board:
         self._unseen: dict[int, float] = {}
         self._elsewhere: set[Key] = set()
         self._heard: set[int] = set()
+        self._place_among = 0, 1  # of the living searches
         self._earlier: list[tuple[Key, Outcome]] = []
 
     def join(self, *, fresh: bool = False) -> None:
-        """Joins the search that goes on, or begins one, which knows what earlier ones in this
-        environment found unless it is `fresh`.
+        """Joins the search that goes on, also one that nobody is left in, or begins one after the
+        last one found its plan; it knows what earlier ones in this environment found unless it is
+        `fresh`.
 
         Raises ForeignSearch if the one that goes on measures on another machine or software.
         """
         names = self._do(self._place.studies)
-        for name in [] if fresh else names:
+        goes_on = bool(names) and self._goes_on(names[-1], fresh=fresh)
+        for name in [] if fresh else names[: len(names) - goes_on]:
             self._earlier += self._found_in(name)
-        goes_on = bool(names) and self._goes_on(names[-1])
         name = names[-1] if goes_on else self._place.next_name(len(names))
         self._study = self._do(lambda: self._opened(name))
         self._register()
@@ -193,7 +195,16 @@ class Board:
                 if row.outcome is not None and row.by != self._number:
                     found.append((row.key, row.outcome))
         self._elsewhere = elsewhere
+        living = [row.number for row in rows if row.role == SEARCH and row.is_open]
+        if self._number in living:
+            self._place_among = living.index(self._number), len(living)
         return found
+
+    def spread(self, candidates: Sequence[StepCandidate]) -> list[StepCandidate]:
+        """The candidates in an order in which searches begin at different ones."""
+        place, searches = self._place_among
+        start = len(candidates) * place // searches
+        return [*candidates[start:], *candidates[:start]]
 
     def has(self, candidate: StepCandidate) -> bool:
         return candidate.key in self._elsewhere
@@ -340,10 +351,18 @@ class Board:
 
         return list(rows_of(self._do(read)))
 
-    def _goes_on(self, name: str) -> bool:
+    def _goes_on(self, name: str, *, fresh: bool) -> bool:
+        """Whether to join. After a database was gone all look silent: where the environment is the
+        same, somebody may come back, so there must not be a second study.
+        """
         rows = self._rows_of(name)
-        over = any(row.role == RANK and row.plan is not None for row in rows)
-        return not over and any(row.role == SEARCH and row.is_open for row in rows)
+        if any(row.role == RANK and row.plan is not None for row in rows):
+            return False
+        searches = [row for row in rows if row.role == SEARCH]
+        if any(row.is_open for row in searches) or not searches:
+            return True
+        same = searches[0].attributes[ENVIRONMENT] == self._environment.to_json()
+        return same and not fresh
 
     def _found_in(self, name: str) -> list[tuple[Key, Outcome]]:
         """The outcomes of an earlier search in this environment."""

@@ -36,6 +36,9 @@ class Shared(Protocol):
     def has(self, candidate: StepCandidate) -> bool:
         """Whether another search measures it now."""
 
+    def spread(self, candidates: Sequence[StepCandidate]) -> list[StepCandidate]:
+        """The candidates in an order in which searches begin at different ones."""
+
     def claim(self, candidate: StepCandidate) -> bool:
         """Takes it; False if another search was first."""
 

@@ -17,6 +17,8 @@ from plantune.search.results import Patience, Progress
 from plantune.space.search_space import load_search_space
 
 POLL_S = 0.5
+# A heartbeat under way ends before its connections are closed.
+STOPPING_S = 30.0
 Say = Callable[[str], None]
 
 
@@ -35,7 +37,7 @@ class Heart:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join(self._every_s)
+        self._thread.join(STOPPING_S)
 
     def tell(self, progress: Progress) -> None:
         """What this search does, for all who look at the shared search."""

@@ -74,8 +74,15 @@ def without_secrets(text: str, url: str) -> str:
 
 def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
     """Optuna's storage at a URL, in which searches that are silent can be told."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    engine = {"poolclass": sqlalchemy.pool.NullPool} if url.startswith("sqlite") else {}
+    # What it warns of, a statement that failed, is repeated here.
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    engine: dict[str, Any] = {}
+    if url.startswith("sqlite"):
+        engine = {"poolclass": sqlalchemy.pool.NullPool}
+    elif url.startswith("postgresql"):
+        # A search that is stopped in the middle of a transaction holds the study's lock.
+        limit = f"-c idle_in_transaction_session_timeout={1000 * patience.silent_s}"
+        engine = {"connect_args": {"options": limit}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
         storage = optuna.storages.RDBStorage(

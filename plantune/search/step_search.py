@@ -129,7 +129,8 @@ class StepSearch:
 
     def _fitting(self, candidates: Iterable[StepCandidate], budget: Budget) -> list[StepCandidate]:
         """Those that are not being measured yet and are expected to fit into the time left."""
-        return [c for c in candidates if not self._is_taken(c) and self._fits(c, budget)]
+        found = [c for c in candidates if not self._is_taken(c) and self._fits(c, budget)]
+        return found if self._shared is None else self._shared.spread(found)
 
     def _is_taken(self, candidate: StepCandidate) -> bool:
         if self._crew.has(candidate):

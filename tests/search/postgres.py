@@ -7,6 +7,7 @@ say so, unless `PLANTUNE_TEST_NEEDS` has the word postgres, as in CI: then they 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -46,10 +47,18 @@ def require() -> Path:
     pytest.skip(missing)
 
 
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(FileNotFoundError):
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(word) for word in text.split()]
+    return []
+
+
 class Postgres:
     """A server on a port of its own, whose disk may be full."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, durable: bool = False) -> None:
+        self._durable = durable
         self._programs = require()
         self._user = self._account()
         self.folder = folder or Path(tempfile.mkdtemp(prefix="plantune-postgres-"))
@@ -85,11 +94,13 @@ class Postgres:
             "port": self.port,
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
-            "fsync": "off",
+            "fsync": "on" if self._durable else "off",
             "max_connections": "200",
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [str(self._programs / "postgres"), "-D", str(self._data), *options]
+        # Of one that is gone; a full disk leaves it empty, and the server would not start.
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
         log = open(self.folder / "log", "ab")  # noqa: SIM115 - the server's
         with log:
             self._server = subprocess.Popen(command, stdout=log, stderr=log, **self._as())
@@ -98,7 +109,7 @@ class Postgres:
     def _await(self) -> None:
         end = time.monotonic() + START_S
         place = self._data / "postmaster.pid"
-        while not place.exists() or place.read_text().split()[-1] != "ready":
+        while not place.exists() or ["", *place.read_text().split()][-1] != "ready":
             assert time.monotonic() < end, (self.folder / "log").read_text()
             assert self._server is not None
             assert self._server.poll() is None, (self.folder / "log").read_text()
@@ -113,6 +124,27 @@ class Postgres:
     def restart(self) -> None:
         self.stop()
         self.start()
+
+    def fill(self) -> None:
+        """From now on no file of the server grows, as on a full disk."""
+        self._limit("0")
+
+    def empty(self) -> None:
+        """There is room again; a server that gave up is started anew."""
+        self._limit("unlimited")
+        time.sleep(0.1)
+        assert self._server is not None
+        if self._server.poll() is not None:
+            self.start()
+        self._await()
+
+    def _limit(self, size: str) -> None:
+        """For the server and its processes, so also for those that it starts later."""
+        assert self._server is not None
+        for pid in (self._server.pid, *_children(self._server.pid)):
+            command = ["prlimit", "--pid", str(pid), f"--fsize={size}:"]
+            done = subprocess.run(command, capture_output=True, check=False, **self._as())
+            assert done.returncode == 0 or not Path(f"/proc/{pid}").exists(), done.stderr
 
     def close(self) -> None:
         if self._server is not None and self._server.poll() is None:

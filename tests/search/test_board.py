@@ -37,9 +37,9 @@ numbers = count()
 
 
 class Hasty(Patience):
-    """A search is silent after a second."""
+    """A search is silent after two seconds."""
 
-    silent_s = 1
+    silent_s = 2
     gone_s = 20.0
 
 
@@ -60,7 +60,7 @@ def board(url):
     made, name = [], f"net {next(numbers)}"
 
     def make(environment=None, patience=None, gone_s=20.0, fresh=False):
-        patience = patience or Hasty(1)
+        patience = patience or Patience(30)
         does = Persistent(url, gone_s, said.append)
         place = Place(opened_shared(url, patience), name, patience)
         new = Board(place, environment or cpu_environment(), does, said.append)
@@ -140,7 +140,7 @@ def silence(board, other, eventually):
 
 
 def test_what_a_silent_search_had_is_free_and_its_late_outcome_dropped(board, eventually):
-    stopped, other = board(), board()
+    other, stopped = board(patience=Hasty(1)), board()
     assert stopped.claim(item(1))
     silence(stopped, other, eventually)
     assert other.claim(item(1))
@@ -154,7 +154,7 @@ def test_what_a_silent_search_had_is_free_and_its_late_outcome_dropped(board, ev
 
 
 def test_a_search_that_was_killed_before_its_first_heartbeat_is_ended(board, eventually):
-    other = board()
+    other = board(patience=Hasty(1))
     killed = other._add("search", {"host": "h", "pid": 1, "environment": {}, "phase": "x"}, 0)
 
     def is_over():
@@ -162,6 +162,15 @@ def test_a_search_that_was_killed_before_its_first_heartbeat_is_ended(board, eve
         return not any(row.id == killed and row.is_open for row in other._rows())
 
     eventually(is_over, "a search without a heartbeat is ended")
+
+
+def test_searches_begin_at_different_candidates(board):
+    boards = [board() for _ in range(3)]
+    for each in boards:
+        each.news()
+    orders = [each.spread([item(n) for n in range(6)]) for each in boards]
+    assert [order[0].key for order in orders] == [item(n).key for n in (0, 2, 4)]
+    assert all({i.key for i in order} == {item(n).key for n in range(6)} for order in orders)
 
 
 def test_one_ranks_once_all_have_measured_and_all_get_its_plan(board):
@@ -177,7 +186,7 @@ def test_one_ranks_once_all_have_measured_and_all_get_its_plan(board):
 
 
 def test_another_one_ranks_if_the_first_leaves_or_is_silent(board, eventually):
-    one, other, third = board(), board(), board()
+    third, one, other = board(patience=Hasty(1)), board(), board()
     for each in (one, other, third):
         each.wait_for_turn()
     assert one.turn() is True
@@ -207,6 +216,18 @@ def test_the_next_search_knows_what_the_last_one_found(board):
     first.claim(item(3))
     first.leave()
     assert board().news() == [(item(1).key, GOOD), (item(2).key, WRONG)]
+
+
+def test_after_all_looked_silent_a_new_search_joins_those_that_come_back(board, eventually):
+    """As when the database was gone for longer than a search may be silent."""
+    watching, one = board(patience=Hasty(1)), board()
+    silence(one, watching, eventually)
+    watching.leave()
+    new = board()
+    assert new._study.study_name == one._study.study_name
+    one.news()
+    assert one.claim(item(1))
+    assert not new.claim(item(1))
 
 
 def test_a_fresh_search_knows_nothing(board):

@@ -1,0 +1,131 @@
+"""Searches that share a study, each in a process that may be killed: URL FOLDER CANDIDATES PACE_S.
+
+Each line on stdin is the name of a search to start, which keeps what it finds in FOLDER/NAME.db;
+its process is forked, because importing all of it takes seconds. The process says on stdout when it
+starts, and in the end which plan it has. Times follow from the candidate alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from plantune.canonical import canonical, digest
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
+from plantune.machine import cpu_environment
+from plantune.outcome import Measured, Outcome, Rejected
+from plantune.plan_db.database import PlanDatabase
+from plantune.problem import Problem
+from plantune.search.budget import Budget
+from plantune.search.crew import Crew
+from plantune.search.joint import joined, wait_for_turn
+from plantune.search.measuring import StoredTrials
+from plantune.search.results import Patience
+from plantune.search.step_search import StepSearch
+from plantune.space.search_space import load_search_space
+
+
+class Hasty(Patience):
+    """Silent after three seconds, gone after a minute."""
+
+    silent_s = 3
+    gone_s = 60.0
+
+
+# Of each convolution's size there are so many.
+OF_A_LAYER = 16
+
+
+class Deep(nn.Module):
+    """Convolutions of as many sizes as give the candidates that a test wants."""
+
+    def __init__(self, candidates: int) -> None:
+        super().__init__()
+        channels = [4 + 4 * layer for layer in range(-(-candidates // OF_A_LAYER) + 1)]
+        sizes = pairwise(channels)
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, 1, 1, bias=False) for a, b in sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def outcome_of(key: tuple[str, object]) -> Outcome:
+    """What every search finds for a candidate: one of eight is wrong."""
+    step, candidate = key
+    drawn = int(digest([step, canonical(candidate.to_json())])[:8], 16)
+    if drawn % 8 == 0:
+        return Rejected("numerics", "it is wrong")
+    us = 20.0 + drawn % 500 / 10
+    return Measured(us, us, us, 9, 1e-7, 1e-6, True)
+
+
+class Measurer:
+    def __init__(self, pace_s: float) -> None:
+        self._pace_s = pace_s
+
+    def measure(self, step: object, candidate: object, limit_us: float) -> Outcome:
+        time.sleep(self._pace_s)
+        return outcome_of((step.signature, candidate))
+
+
+def search(url: str, path: Path, count: int, pace_s: float) -> str:
+    """Measures until nobody lacks anything; the plan that all end with is the first one's name."""
+    graph, space = extract(Deep(count).eval(), TensorType((2, 4, 8, 8))), load_search_space("cpu")
+    problem, environment = Problem.of(graph, "cpu", "deep"), cpu_environment()
+
+    def say(text: str) -> None:
+        print(f"{path.stem}: {text}", file=sys.stderr, flush=True)
+
+    shared = joined(url, problem, environment, Hasty(1), say)
+    with PlanDatabase.open(path) as database, shared as (board, heart):
+        store = StoredTrials(database, environment, fresh=False)
+        crew = Crew([Measurer(pace_s)], shared=board)
+        steps = StepSearch(graph, space, crew, store)
+        budget = Budget(3600.0)
+        wanted = list({c.key: c for c in steps.candidates}.values())[:count]
+
+        def told(progress: object) -> None:
+            heart.tell(progress)
+
+        while missing := [c for c in wanted if not steps.costs.knows(c)]:
+            steps.measure_all((c for c in missing if not board.has(c)), budget, told)
+            steps.hear()
+            time.sleep(0.02)
+        found, _ = wait_for_turn(board, steps.hear)
+        if found is None:
+            found = f"plan of {path.stem}"
+            board.publish(found, 1.0)
+        return found
+
+
+def main() -> None:
+    url, folder, count, pace_s = sys.argv[1:]
+    for line in sys.stdin:
+        name = line.strip()
+        if pid := os.fork():
+            print(f"started {name} {pid}", flush=True)
+            continue
+        code = 1
+        try:
+            plan = search(url, Path(folder) / f"{name}.db", int(count), float(pace_s))
+            print(f"done {name} {plan}", flush=True)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -136,8 +136,12 @@ struct RecurrentMma<float> {
 
   /// What a rounded number lacks; nothing of an infinity.
   __device__ __forceinline__ static unsigned int rest(float value, unsigned int of) {
-    const float less = value - __uint_as_float(of);
-    return rounded(isinf(value) ? 0.f : less);
+    return rounded(isinf(value) ? 0.f : value - __uint_as_float(of));
+  }
+
+  /// Zero instead of an infinity, whose products with what weights lack may have the other sign.
+  __device__ __forceinline__ static unsigned int finite(unsigned int value) {
+    return isinf(__uint_as_float(value)) ? 0u : value;
   }
 
   __device__ __forceinline__ static void multiply_once(
@@ -149,19 +153,18 @@ struct RecurrentMma<float> {
   }
 
   __device__ __forceinline__ static void multiply(float (&c)[4], const A& a, uint2 b) {
-    const float rows[4] = {a.x, a.y, a.z, a.w}, columns[2] = {__uint_as_float(b.x), __uint_as_float(b.y)};
-    unsigned int large_a[4], small_a[4], large_b[2], small_b[2];
+    const float rows[4] = {a.x, a.y, a.z, a.w};
+    unsigned int large_a[4], small_a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       large_a[i] = rounded(rows[i]);
       small_a[i] = rest(rows[i], large_a[i]);
     }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      large_b[i] = rounded(columns[i]);
-      small_b[i] = rest(columns[i], large_b[i]);
-    }
-    multiply_once(c, small_a, large_b);
+    const float columns[2] = {__uint_as_float(b.x), __uint_as_float(b.y)};
+    const unsigned int large_b[2] = {rounded(columns[0]), rounded(columns[1])};
+    const unsigned int small_b[2] = {rest(columns[0], large_b[0]), rest(columns[1], large_b[1])};
+    const unsigned int finite_b[2] = {finite(large_b[0]), finite(large_b[1])};
+    multiply_once(c, small_a, finite_b);
     multiply_once(c, large_a, small_b);
     multiply_once(c, large_a, large_b);
   }

@@ -120,6 +120,8 @@ struct ScanGrad : Recurrence<Sizes> {
     for (int first = 0; first < kProducts; first += kAtOnce) {
       uint4 rows[kAtOnce * kColumns * kOfColumn];
       wait_for(rows, from + first * kColumns * kOfColumn * 32, tag + round);
+      float part[kTiles][kColumns][4] = {};
+      float(&to)[kTiles][kColumns][4] = kPer == 1 ? part : c;
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
@@ -127,10 +129,11 @@ struct ScanGrad : Recurrence<Sizes> {
           const uint4* low = rows + (p * kColumns + column) * kOfColumn;
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
-            multiply(c[tile][column], weights[tile][first + p], low);
+            multiply(to[tile][column], weights[tile][first + p], low);
           }
         }
       }
+      if (kPer == 1) add(c, part);
     }
     float* own = made + Base::warp() * kUnits * kStride;
 #pragma unroll
@@ -138,6 +141,19 @@ struct ScanGrad : Recurrence<Sizes> {
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
         Base::keep(own, tile * 16, column, c[tile][column]);
+      }
+    }
+  }
+
+  /// The instruction cuts its sums off, which float32 would show: those of few products lose less.
+  static __device__ __forceinline__ void add(
+      float (&c)[kTiles][kColumns][4], const float (&part)[kTiles][kColumns][4]) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[tile][column][i] += part[tile][column][i];
       }
     }
   }

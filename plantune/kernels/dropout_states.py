@@ -50,8 +50,16 @@ def keeping(op: str, call: Callable[[], None]) -> Callable[[], None]:
     return keep
 
 
+class _Inside(torch.autograd.Function):
+    """A call that torch hands its warnings to, which otherwise come when the whole pass ends."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], None]) -> None:
+        call()
+
+
 def _without_advice(call: Callable[[], None]) -> None:
     """Autocast's weights are apart in memory, which the user cannot change as torch advises."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "RNN module weights are not part", UserWarning)
-        call()
+        _Inside.apply(call)  # type: ignore[no-untyped-call]

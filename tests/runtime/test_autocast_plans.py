@@ -204,6 +204,7 @@ def test_recurrent_layers_take_all_numbers_in_autocasts_dtype_on_a_gpu():
 def test_recurrent_layers_on_a_gpu(kind, mode):
     torch.manual_seed(0)
     layer, x = kind(16, 24, num_layers=2).cuda(), torch.randn(5, 3, 16, device="cuda")
+    layer.train(mode == "train")
     model, found = optimize(layer, x, mode=mode), []
     for m in (model, copied(layer)):
         with torch.autocast("cuda"), torch.set_grad_enabled(mode == "train"):

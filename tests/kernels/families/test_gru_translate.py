@@ -230,9 +230,8 @@ def test_launches_of_two_processes_do_not_hear_each_other():
 @pytest.mark.gpu
 def test_launches_that_were_aborted_leave_nothing_behind():
     """Those of a process that is killed in the midst of its launches."""
-    killed = translating(rounds=100_000)
-    killed.kill()
-    killed.wait()
+    with translating(rounds=100_000) as killed:
+        killed.kill()
     with translating(rounds=5) as after:
         assert after.stdout.read() == "0\n"
     assert after.returncode == 0

@@ -51,6 +51,8 @@ class FakeChild:
     def end(self) -> None:
         self.alive = False
 
+    kill = end
+
 
 @pytest.fixture
 def fake(monkeypatch):

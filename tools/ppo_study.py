@@ -142,6 +142,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="what a CPU trains in a minute")
     parser.add_argument("--hand", action="store_true", help="plans picked by hand on a CPU")
+    ways = ["eager", "plantune"]
+    parser.add_argument("--ways", nargs="+", default=ways, choices=ways)
     given = parser.parse_args()
     settings = Settings(given.device, given.network, 64, 64, 128, 1024, given.frames or 400_000)
     if given.small:
@@ -150,9 +152,9 @@ def main() -> None:
     plans = patch("plantune.runtime.choose.guessed_plan", by_hand) if given.hand else nullcontext()
     with plans:
         for seed in range(given.seeds):
-            for tuned in (False, True):
-                found = trained(settings, seed, tuned=tuned)
-                print(json.dumps({"way": "plantune" if tuned else "eager", "seed": seed, **found}))
+            for way in given.ways:
+                found = trained(settings, seed, tuned=way == "plantune")
+                print(json.dumps({"way": way, "seed": seed, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from plantune.kernels import jobs
 from plantune.kernels.preparation import JobKernels
 from plantune.space.arch import Arch
 
-# The target, and what is written there.
+# The target, and what is written there: a tensor, or the sum of two.
 Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
 SUM = ((), "in[0] + in[1]")
 # The kept value where the flag is not 0.
 CHOICE = ((), "in[2] != 0.f ? in[0] : in[1]")
@@ -24,25 +25,26 @@ class Copies:
     def __init__(self, arch: Arch, device: torch.device) -> None:
         self._kernels = JobKernels((SUM,), arch, device)
 
-    def launch(self, stream: int, pairs: Sequence[Pair], *, adds: bool = False) -> None:
-        """Enqueues it: `=`, or `+=` with `adds`. Before a capture it must have run once."""
+    def launch(self, stream: int, pairs: Sequence[Pair], sums: Sequence[Triple] = ()) -> None:
+        """Enqueues it; a target may be one of the two that it is the sum of. Before a capture it
+        must have run once.
+        """
         found: list[jobs.Job] = []
-        for target, source in pairs:
-            job = _job(target, source, adds) if self._kernels.has_kernel else None
+        for target, *sources in (*pairs, *sums):
+            job = _job(target, *sources) if self._kernels.has_kernel else None
             if job is not None:
                 found.append(job)
-            elif adds:
-                target.add_(source)
             else:
-                target.copy_(source)
+                target.copy_(sources[0] if len(sources) == 1 else sources[0] + sources[1])
         self._kernels.launch(stream, self._kernels.tables(found))
 
 
-def _job(target: Tensor, source: Tensor, adds: bool) -> jobs.Job | None:
-    if not target.numel() or {target.dtype, source.dtype} - jobs.TYPES.keys():
+def _job(target: Tensor, *sources: Tensor) -> jobs.Job | None:
+    dtypes = {target.dtype, *(source.dtype for source in sources)}
+    if not target.numel() or dtypes - jobs.TYPES.keys():
         return None
-    job = jobs.job_of(target, [source, target] if adds else [source])
-    if job is not None and adds:
+    job = jobs.job_of(target, sources)
+    if job is not None and len(sources) > 1:
         job.expression = 1
     return job
 
@@ -80,7 +82,7 @@ class Snapshots:
     ) -> tuple[list[jobs.Job], list[Pair]]:
         """Jobs of the kernel, and what torch must copy."""
         pairs = [*zip(kept, tensors, strict=True)]
-        made = [_job(*pair, False) if self._kernels.has_kernel else None for pair in pairs]
+        made = [_job(*pair) if self._kernels.has_kernel else None for pair in pairs]
         return _parted(pairs, made)
 
     def _choices(

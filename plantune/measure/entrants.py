@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import cycle
 from typing import Any
 
@@ -70,6 +69,8 @@ class Entrants:
         count = images_that_fit(sum(t.size_bytes for t in self._subject.types), most_images)
         random = CPU.generator(seed)
         self._images = [self._placed(self._subject.inputs(random)) for _ in range(count)]
+        # Before a way is weighed: the first that takes them would count them as its own.
+        self._images_last: list[Inputs] = [tuple(map(_channels_last, xs)) for xs in self._images]
         self._exact = self._exactly(self._images[:2])
         eager = self._outputs(copy.deepcopy(self._module), self._images[0])
         # What draws random numbers gives others each time.
@@ -183,10 +184,6 @@ class Entrants:
             return module, self._images
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return module, self._images_last
-
-    @cached_property
-    def _images_last(self) -> list[Inputs]:
-        return [tuple(map(_channels_last, xs)) for xs in self._images]
 
     def _ready(
         self,

@@ -14,14 +14,13 @@ from plantune.cuda.patches import Executable, Patch
 from plantune.cuda.recording import recorded
 from plantune.errors import CaptureError
 from plantune.graph.types import TensorType
+from plantune.runtime.claims import ALIGNMENT_BYTES, claim
 from plantune.runtime.program import Program
 from plantune.runtime.recorder import Recorded
 from plantune.runtime.torch_internals import empty_on_gpu
 
 Launch = Callable[[c_void_p], None]
 Places = tuple[int, ...]
-# Kernels were chosen for addresses like that of the program's own memory.
-ALIGNMENT_BYTES = 16
 
 
 class End:
@@ -124,7 +123,7 @@ class Ends:
         """Takes a captured pass, and looks for its kernels that must be told of other addresses."""
         executables = graph.executables if self._direct else ()
         ends = [*self._inputs, *self._outputs.values()]
-        found = {end.name: self._patches(end, executables) for end in ends}
+        found = {end.name: self._patches(end, executables, end.own) for end in ends}
         for end in ends:
             end.moves = bool(found[end.name])
         self._settle()
@@ -135,8 +134,12 @@ class Ends:
             for index, executable in enumerate(executables)
         } or {object(): Variant(graph.launch)}
 
-    def _patches(self, end: End, executables: Sequence[Executable]) -> list[list[Patch]]:
-        """What moves an end, for each executable; empty if it cannot be moved."""
+    def _patches(
+        self, end: End, executables: Sequence[Executable], here: Tensor
+    ) -> list[list[Patch]]:
+        """What moves an end that was captured `here`, for each executable; empty if it cannot be
+        moved.
+        """
         direct = end.name in self._direct
         labels = self._program.touching(end.name, self._phase) if direct else ()
         if not executables or not labels:
@@ -149,9 +152,13 @@ class Ends:
                     self._program.run_step(label)
         finally:
             values[end.name] = end.own
-        places = (end.own.data_ptr(), other.data_ptr())
+        places = (here.data_ptr(), other.data_ptr())
         found = [executable.patches(elsewhere, places, labels) for executable in executables]
         return [patches or [] for patches in found] if all(found) else []
+
+    def _found(self, end: End, here: Tensor, executable: Executable) -> list[Patch]:
+        """What moves an end that a caller's capture reads `here`."""
+        return (self._patches(end, [executable], here) or [[]])[0]
 
     def _settle(self) -> None:
         """Which outputs the next passes write in the caller's memory, and which are copied."""
@@ -202,6 +209,7 @@ class Ends:
         for end, tensor in zip(self._inputs, inputs, strict=True):
             if end.name in self._direct and end.fits(tensor):
                 values[end.name] = tensor
+                claim(tensor, partial(self._found, end, tensor))
             else:
                 end.own.copy_(tensor)
         outputs = tuple([new() for new in self._new])

@@ -145,6 +145,15 @@ class TunedModule(nn.Module):
             return super().__call__(*args, **kwargs)
         return own["_calls"].run(args, kwargs)
 
+    def is_hooked(self) -> bool:
+        """Whether hooks see its calls."""
+        names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        return any(OF_ALL_MODULES) or any(self.__dict__[name] for name in names)
+
+    def eager_calls(self) -> int:
+        """How many calls no plan ran."""
+        return self._calls.framework.eager
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             # Dynamo would trace into the kernels' memory; the plan is a compiled whole already.

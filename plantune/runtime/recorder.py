@@ -39,6 +39,12 @@ class Recorded:
     draws: bool = False
 
     @cached_property
+    def executable(self) -> Executable | None:
+        """The one that torch replays; None where torch does not hand it out."""
+        first = self.graph.raw_cuda_graph_exec() if _KEPT else None
+        return None if first is None else Executable(first, self.launches, self.launch)
+
+    @cached_property
     def executables(self) -> tuple[Executable, ...]:
         """Several of one graph, so that not each call with memory elsewhere must change one; none
         where torch does not hand out the graph.

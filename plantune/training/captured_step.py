@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
-from plantune.graph.nested import mapped
+from plantune.graph.nested import mapped, tensors_in
+from plantune.runtime.claims import Claim, MovingInput, claimed, moving_input
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.recorder import Recorded, Recorder
 from plantune.runtime.rehearsal import rehearsing
@@ -35,34 +37,51 @@ class CapturedStep:
     def __init__(
         self,
         run: Callable[[Arguments], Any],
-        update: Callable[[], None] | None,
+        update: Callable[[], Callable[[], None] | None] | None,
         given: Arguments,
         modules: tuple[nn.Module, ...],
         device: torch.device,
+        *,
+        seen: Callable[[], int] | None = None,
     ) -> None:
         """`run` is the forward and backward pass, which must have run once; it changes nothing but
-        buffers of `modules`. Raises CaptureError.
+        buffers of `modules`. `update` follows it, and what that returns follows the capture.
+        `seen` counts calls of the model whose inputs more than a plan may have read. Raises
+        CaptureError.
         """
         self.device, self._index = device, device.index
         self._keeper = Keeper()
         self._own: list[Tensor] = []
+        # In the place of copies that nothing reads.
+        self._moving: dict[int, MovingInput] = {}
         own = mapped(self._taken, given)
         self._value: Any = None
+        self._settle: Callable[[], None] | None = None
+
+        claims: list[Claim] = []
 
         def whole() -> None:
-            self._value = run(own)
-            if update is not None:
-                update()
+            with claimed(claims):
+                self._value = run(own)
+            self._settle = None if update is None else update()
 
-        before = [(b, b.clone()) for module in modules for b in module.buffers()]
+        # An autograd graph that waits for the collector keeps the nodes of its parameters, and the
+        # next one takes them: of the default stream, which a capture must not touch.
+        gc.collect()
+        buffers = [(b, b.clone()) for module in modules for b in module.buffers()]
         try:
+            before = None if seen is None else seen()
             with self._keeper.keeping():
                 self._recorded = _recorded(device, whole, lambda: _rehearsed(run, own))
+            if self._settle is not None:
+                self._settle()
+            if seen is not None and seen() == before:
+                self._move(len(tensors_in(given[0])), claims)
         except BaseException:
             self._keeper.let_go()
             raise
         finally:
-            for buffer, value in before:
+            for buffer, value in buffers:
                 buffer.copy_(value)
 
     def _taken(self, leaf: Any) -> Any:
@@ -71,12 +90,24 @@ class CapturedStep:
         self._own.append(leaf.detach().clone(memory_format=torch.preserve_format))
         return self._own[-1].requires_grad_(leaf.requires_grad)
 
+    def _move(self, inputs: int, claims: Sequence[Claim]) -> None:
+        """The first tensors are the model's inputs."""
+        executable = self._recorded.executable
+        for at, own in enumerate(self._own[:inputs]):
+            moving = moving_input(own, claims, executable)
+            if moving is not None:
+                self._moving[at] = moving
+                self._own[at] = own.to("meta")
+
     @on_its_gpu
     @torch.no_grad()
     def replay(self, tensors: list[Tensor]) -> Any:
         """What the loss returns for these tensors, in memory of the caller's."""
-        for own, tensor in zip(self._own, tensors, strict=True):
-            own.copy_(tensor)
+        for at, (own, tensor) in enumerate(zip(self._own, tensors, strict=True)):
+            if at in self._moving:
+                self._moving[at].take(tensor)
+            else:
+                own.copy_(tensor)
         self._recorded.graph.replay()
         return mapped(_copied, self._value)
 
@@ -87,8 +118,8 @@ class CapturedStep:
     def let_go(self) -> None:
         """Frees its memory; it cannot be replayed afterwards."""
         torch.cuda.synchronize(self.device)
-        del self._recorded, self._value
-        self._own = []
+        del self._recorded, self._value, self._settle
+        self._own, self._moving = [], {}
         self._keeper.let_go()
 
 

@@ -28,9 +28,18 @@ class Models:
         self._model, self._ranks = model, ranks
         self._made: dict[Hashable, Callable[..., Any]] = {}
         self._agreed = ranks is None
+        self._seen = 0
 
     def __call__(self, *inputs: Any) -> Any:
-        return self._for(inputs)(*inputs)
+        model = self._for(inputs)
+        self._seen += not isinstance(model, TunedModule) or model.is_hooked()
+        return model(*inputs)
+
+    def seen(self) -> int:
+        """How many calls there were whose inputs more than a plan may have read."""
+        made = (*self._made.values(), self._model)
+        eager = {id(m): m.eager_calls() for m in made if isinstance(m, TunedModule)}
+        return self._seen + sum(eager.values())
 
     def _for(self, inputs: tuple[Any, ...]) -> Callable[..., Any]:
         if isinstance(self._model, TunedModule):

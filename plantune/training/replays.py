@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,13 +28,15 @@ MOST_TRIES = 3
 @dataclass(frozen=True)
 class Passes:
     """What a step is made of: `run` is forward and backward, which fills `gradients`. It takes the
-    arguments, and what is told of the end of each phase.
+    arguments, and what is told of the end of each phase. `seen` counts calls of the model
+    whose inputs more than a plan may have read.
     """
 
     run: Callable[..., Any]
     gradients: FlatGradients
     update: Update
     modules: tuple[nn.Module, ...]
+    seen: Callable[[], int] | None = None
 
     def __call__(self, given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
         value = self.run(given, mark)
@@ -146,9 +149,16 @@ class Replays:
     def _capture(self, kind: _Kind, given: Arguments) -> None:
         passes, update = self._passes, self._passes.update
         update.follow()
-        enqueue = update.enqueue if update.inside else None
+        enqueue = update.for_capture() if update.inside else None
+        # Ranks reduce gradients that are side by side.
+        in_place = update.reads_in_place and self._ranks is None
+        places = passes.gradients.left_in_place() if in_place else nullcontext()
         try:
-            captured = CapturedStep(passes.run, enqueue, given, passes.modules, self._device)
+            with places:
+                captured = CapturedStep(
+                    *(passes.run, enqueue, given, passes.modules, self._device),
+                    seen=passes.seen,
+                )
         except CaptureError as error:
             if update.leave(str(error)):
                 self._capture(kind, given)

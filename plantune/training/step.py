@@ -99,7 +99,7 @@ class TrainStep:
     @property
     def gradient_norm(self) -> Tensor:
         """That of the last step's gradients, unscaled and before they were clipped."""
-        return self._update.norm.clone()
+        return self._update.gradient_norm()
 
     @property
     def found_inf(self) -> Tensor:
@@ -203,7 +203,7 @@ class TrainStep:
             reducer.reduce()
             return value
 
-        passes = Passes(run, gradients, self._update, self._modules())
+        passes = Passes(run, gradients, self._update, self._modules(), self._models.seen)
         if device.type != "cuda":
             return passes
         return Replays(passes, device, None if others is None else others.ranks)

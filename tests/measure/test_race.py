@@ -269,6 +269,18 @@ def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
     assert made.peaks_mib == told
 
 
+def test_images_are_there_before_a_way_is_weighed():
+    """In both layouts: the first way that takes one would count it as its own memory."""
+    made = Entrants(Raced(WORKLOAD.problem), 0)
+    kept = made._images, made._images_last
+    for channels_last in (False, True):
+        _, images = made._laid_out(channels_last)
+        assert images is kept[channels_last]
+        assert images[0][0].is_contiguous(
+            memory_format=torch.channels_last if channels_last else torch.contiguous_format
+        )
+
+
 def detail(same, fresh):
     kinds = {"same": Timing((same,) * 5), "fresh": Timing((fresh,) * 5)}
     return Detail("live", 1.0, False, False, kinds, kinds, 1.0, 2.0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plantune.graph.types import TensorType
+from plantune.runtime.claims import Claim, claimed
 from plantune.runtime.ends import Ends
 
 SHAPE = (2, 3, 1, 4)
@@ -319,6 +320,24 @@ class TestInsideOfACapture:
         (y,) = ends.inside_a_capture([x], lambda: seen.update(graph.program.values))
         assert seen["x"] is x
         assert seen["y"] is y
+
+    @pytest.mark.parametrize(
+        ("touched", "given", "counts"),
+        [("xyz", lambda: torch.randn(SHAPE), 1), ("xyz", misaligned, 0), ("y", permuted, 0)],
+    )
+    def test_it_says_what_kernels_read_in_place(
+        self, touched: str, given: Any, counts: int
+    ) -> None:
+        ends, graph = made("y", touched)
+        x, claims = given(), list[Claim]()
+        with claimed(claims):
+            ends.inside_a_capture([x], list)
+        assert [each.tensor is x for each in claims] == [True] * counts
+        for each in claims:
+            (patch,) = each.find(graph.executables[0])  # type: ignore[arg-type]
+            patch.move(16)
+            assert graph.places["x"][0] == x.data_ptr()
+            assert graph.told["x"] == [16]
 
     def test_a_pass_that_fails_leaves_the_program_as_it_was(self) -> None:
         ends, graph = made()

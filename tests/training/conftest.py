@@ -113,7 +113,9 @@ class FakeStep:
     made: list[FakeStep]
     failure: str | None = None
 
-    def __init__(self, run: Any, update: Any, given: Any, modules: Any, device: Any) -> None:
+    def __init__(
+        self, run: Any, update: Any, given: Any, modules: Any, device: Any, *, seen: Any
+    ) -> None:
         if self.failure is not None:
             raise CaptureError(self.failure)
         self._run, self._update, self.replayed, self.is_gone = run, update, 0, False

@@ -170,10 +170,10 @@ def test_overflows_are_taken_back(made, model, twin, batches, captures, assert_a
 def test_one_that_cannot_be_captured_after_all_follows_each_replay(
     made, model, eager, batches, captures, monkeypatch, assert_alike
 ):
-    def refuse(run, update, given, modules, device):
+    def refuse(run, update, given, modules, device, *, seen):
         if update is not None:
             raise CaptureError("operation not permitted when stream is capturing")
-        return captures(run, update, given, modules, device)
+        return captures(run, update, given, modules, device, seen=seen)
 
     monkeypatch.setattr(replays, "CapturedStep", refuse)
     other = copy.deepcopy(model)

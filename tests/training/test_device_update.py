@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from plantune import LAMB
+from plantune import LAMB, LossScale
 from plantune.space.arch import ARCH_NAMES, load_arch
-from plantune.training.device_update import build_update, can_update
+from plantune.training import device_update
+from plantune.training.device_update import DeviceUpdate, build_update, can_update
 from plantune.training.rules import (
     CORRECTS,
     DECOUPLED,
@@ -19,6 +21,7 @@ from plantune.training.rules import (
     row_of,
     rule_of,
 )
+from plantune.training.update import FlatGradients, Rules
 
 CUDA = [name for name in ARCH_NAMES if name != "cpu"]
 WEIGHT = [torch.nn.Parameter(torch.ones(2))]
@@ -85,3 +88,85 @@ def test_kernels_build_and_spill_nothing(optimizer, arch):
     wanted = {"measure", "advance", "run"} | ({"trust"} if optimizer is LAMB else set())
     assert binary.usage.keys() == wanted
     assert all(used.spill_bytes == used.stack_bytes == 0 for used in binary.usage.values())
+
+
+class FakeLauncher:
+    """Notes what it is launched with, by the name of its kernel."""
+
+    launched: list[tuple[str, list[int]]]
+
+    def __init__(self, binary, blocks, threads, *, name):
+        self._name = name
+
+    def launch(self, stream, arguments):
+        self.launched.append((self._name, [*arguments]))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    fake = type("Fake", (FakeLauncher,), {"launched": []})
+    monkeypatch.setattr(device_update, "Launcher", fake)
+    monkeypatch.setattr(device_update, "build_update", lambda *_: None)
+    return fake.launched
+
+
+def made(optimizer, rules):
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = FlatGradients(weights, torch.device("cpu"))
+    return DeviceUpdate(optimizer, gradients, rules, load_arch("sm90")), gradients
+
+
+def two_weights():
+    return [torch.nn.Parameter(torch.randn(size)) for size in (3000, 5)]
+
+
+RULED = [
+    (Rules(), ["advance", "run"]),
+    (Rules(max_norm=1.0), ["measure", "advance", "run"]),
+    (Rules(scale=LossScale()), ["measure", "advance", "run"]),
+]
+
+
+@pytest.mark.parametrize(("rules", "wanted"), RULED)
+def test_gradients_are_read_on_their_own_only_to_clip_or_scale(launched, rules, wanted):
+    update, gradients = made(torch.optim.AdamW(two_weights()), rules)
+    gradients.present = [True, True]
+    update.follow()
+    update.run()
+    assert [name for name, _ in launched] == wanted
+
+
+def test_the_norm_that_nobody_measured_is_what_the_update_saw(launched):
+    update, _ = made(torch.optim.SGD(two_weights(), 0.1), Rules())
+    squares = update._partials[:, 0]
+    assert len(squares) == 3, "two chunks and one"
+    squares.copy_(torch.tensor([1.0, 3.0, 5.0]))
+    assert float(update.gradient_norm()) == 3
+
+
+class NoRoom(TorchDispatchMode):
+    """In a capture memory may be that of what was there before, in each replay again."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert "empty" not in str(function), "an allocation"
+        assert "zeros" not in str(function), "an allocation"
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_captured_step_reads_gradients_where_they_were_then(launched):
+    optimizer = torch.optim.SGD(two_weights(), 0.1)
+    update, gradients = made(optimizer, Rules())
+    weights = [p for group in optimizer.param_groups for p in group["params"]]
+    found = [torch.randn_like(weights[0]), None]
+    enqueue = update.for_capture()
+    with gradients.left_in_place(), NoRoom():
+        gradients.take(0, found)
+        settle = enqueue()
+    (name, arguments) = launched[-1]
+    settle()
+    places = settle.args[0]
+    assert name == "run"
+    assert places.data_ptr() in arguments
+    assert places.tolist() == [found[0].data_ptr(), 0]
+    update.run()
+    assert places.data_ptr() not in launched[-1][1], "op by op they are side by side"

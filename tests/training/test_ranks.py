@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import re
 import runpy
@@ -157,6 +158,19 @@ def test_the_guides_actors_compute_with_the_learners_weights(tmp_path):
     assert learner.std() > 0
     for found in actors:
         torch.testing.assert_close(found, learner)
+
+
+def test_the_study_of_ranks_times_each_way_and_compares_weights(tmp_path):
+    path, file = JOBS.parents[2] / "tools" / "ranks_study.py", tmp_path / "study.json"
+    counts = ["--images", "1", "--steps", "2", "--rounds", "1", "--calls", "1"]
+    arguments = [str(path), *counts, "--json", str(file)]
+    run(2, tmp_path.name, RUN.format(arguments=arguments, path=str(path)))
+    found = json.loads(file.read_text())
+    assert found["unequal_parameters"] == 0
+    assert set(found["rows"]) == {"one", "ranks", "ranks, float16 sent", "DDP"}
+    medians = {name: row["median_ms"] for name, row in found["rows"].items()}
+    assert found["of_one"] == medians["ranks"] / medians["one"]
+    assert found["of_best_ddp"] == medians["ranks"] / medians["DDP"]
 
 
 @pytest.mark.multigpu

@@ -99,9 +99,8 @@ struct BatchNorm : ChannelSlices<Norm> {
       scale[k] = affine.scale[place.column * kVector + k];
       bias[k] = affine.bias[place.column * kVector + k];
     }
-    // From the end on: what was read last for the sums may still be in the cache.
 #pragma unroll 1
-    for (int batch = kBatches - 1; batch >= 0; --batch) {
+    for (int batch = 0; batch < kBatches; ++batch) {
       if constexpr (!kHolds) Base::template load<kAligned>(a.x, place, batch * kBatch, x);
       leave<kAligned>(a, place, batch * kBatch, x, mean, scale, bias);
     }

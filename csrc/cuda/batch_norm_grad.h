@@ -112,9 +112,8 @@ struct BatchNormGrad : ChannelSlices<Norm> {
       Base::template merge<kSlices>(a.parts + place.group * kWide, kChannels, use);
     }
     __syncthreads();
-    // From the end on: what was read last for the sums may still be in the cache.
 #pragma unroll 1
-    for (int batch = kBatches - 1; batch >= 0; --batch) {
+    for (int batch = 0; batch < kBatches; ++batch) {
       if constexpr (!kHolds) {
         Base::template load<kAligned>(a.x, place, batch * kBatch, x);
         take<kAligned, false>(a, place, batch * kBatch, x, normal, dy);

@@ -18,6 +18,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.fusions import all_fusions, fusions_named
 from plantune.graph.types import TensorType
+from plantune.layers import EpisodicLSTM
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan import check_plan
 from plantune.problem import Problem
@@ -346,3 +347,15 @@ def test_a_preference_may_ask_for_wide_images(by_hand):
     ]
     assert "nhwc" not in layouts[0]
     assert "nhwc" in layouts[1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_guess_takes_kernels_of_dtypes_in_which_they_were_right(dtype):
+    """An LSTM over a sequence: in float32 the framework runs it."""
+    layer = EpisodicLSTM(8, 128).to(getattr(torch, dtype))
+    states = (TensorType((1, 4, 128), dtype),) * 2
+    graph = extract(layer, TensorType((3, 4, 8), dtype), states)
+    plan = hand_plan(graph, load_search_space("sm90"), network="memory")
+    (scan,) = (node for node in graph.nodes if node.op == "lstm_scan")
+    wanted = "lstm_scan" if dtype == "float16" else "framework"
+    assert candidate_of(plan, scan.name).family == wanted

@@ -59,29 +59,21 @@ struct ConvOperands {
   }
 };
 
+using ImplicitGemmSwizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>;
+
 /// A main loop of CUTLASS with its tiles: the warps of a block divide its tile among themselves.
-/// kAccess channels are read and written at once.
-template <typename Element_, typename OperatorClass, typename ArchTag, typename TileShape_,
-          typename WarpShape, typename InstructionShape, int Stages,
-          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression_, int kAccess>
-struct ImplicitGemmConv {
+/// Of a weight's gradient, x is the result's gradient, w the image, and y the weight's.
+template <typename Defaults, cutlass::conv::Operator kOperator,
+          cutlass::conv::IteratorAlgorithm Algorithm, typename Element_, typename TileShape_,
+          typename Expression_>
+struct ImplicitGemm {
   using Element = Element_;
   using Expression = Expression_;
   using TileShape = TileShape_;
   using Layout = cutlass::layout::TensorNHWC;
-  using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>;
-
-  static constexpr bool kIsSimt =
-      cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value;
-  static_assert(kIsSimt || TileShape::kK == WarpShape::kK, "Warps must not share a tile's K.");
-
-  using Defaults = cutlass::conv::kernel::DefaultConv2dFprop<
-      Element, Layout, Element, Layout, Element, Layout, float, OperatorClass, ArchTag, TileShape,
-      WarpShape, InstructionShape,
-      cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>, Swizzle,
-      Stages, cutlass::arch::OpMultiplyAdd, Algorithm, cutlass::conv::StrideSupport::kUnity,
-      kAccess, kAccess>;
+  using Swizzle = ImplicitGemmSwizzle;
   using Mma = typename Defaults::Mma;
+  static constexpr bool kOfWeight = kOperator == cutlass::conv::Operator::kWgrad;
   using Epilogue = ChannelEpilogue<typename Defaults::Epilogue, Expression>;
   using OutputIterator = typename Epilogue::OutputTileIterator;
 
@@ -111,19 +103,20 @@ struct ImplicitGemmConv {
         : problem(p.n, p.h, p.w, p.c, p.k, p.r, p.s, p.p, p.q, p.pad_h, p.pad_w, p.stride_h,
                   p.stride_w, p.dilation_h, p.dilation_w,
                   cutlass::conv::Mode::kCrossCorrelation, p.slices),
-          extent(p.n * p.p * p.q, p.k),
+          extent(kOfWeight ? p.k : p.n * p.p * p.q, kOfWeight ? p.r * p.s * p.c : p.k),
           split_mode(p.split_mode),
           swizzle_log(p.swizzle_log),
-          x(Mma::IteratorA::getParams(problem, Layout::packed({p.n, p.h, p.w, p.c}))),
-          w(problem, Layout::packed({p.k, p.r, p.s, p.c})),
-          y(cutlass::layout::RowMajor(p.k)) {
-      using cutlass::conv::Operator;
-      tiles = Swizzle::get_tiled_shape(Operator::kFprop, problem,
+          x(Mma::IteratorA::getParams(problem, kOfWeight ? Layout::packed({p.n, p.p, p.q, p.k})
+                                                         : Layout::packed({p.n, p.h, p.w, p.c}))),
+          w(problem, kOfWeight ? Layout::packed({p.n, p.h, p.w, p.c})
+                               : Layout::packed({p.k, p.r, p.s, p.c})),
+          y(cutlass::layout::RowMajor(extent.column())) {
+      tiles = Swizzle::get_tiled_shape(kOperator, problem,
                                        {TileShape::kM, TileShape::kN, TileShape::kK}, p.slices);
-      k_iterations = cutlass::conv::implicit_gemm_k_iterations(
-          Operator::kFprop, TileShape::kK, problem, Algorithm);
+      k_iterations =
+          cutlass::conv::implicit_gemm_k_iterations(kOperator, TileShape::kK, problem, Algorithm);
       k_iterations_per_channel = cutlass::conv::implicit_gemm_k_iterations_per_channel(
-          Operator::kFprop, problem, Algorithm);
+          kOperator, problem, Algorithm);
     }
   };
 
@@ -169,7 +162,7 @@ struct ImplicitGemmConv {
 
     // Epilogue.
     if (params.tiles.k() == 1) {
-      Epilogue epilogue(storage.epilogue, operands.of_channels(params.problem.K),
+      Epilogue epilogue(storage.epilogue, operands.of_channels(params.extent.column()),
                         tile.n() * TileShape::kN);
       epilogue(rows_of(params, operands.y, tile), rows_of(params, operands.residual, tile), sums);
       return;
@@ -181,7 +174,7 @@ struct ImplicitGemmConv {
     Epilogue::store_partial(partial + tile.k() * slice_floats, sums);
     if (params.split_mode == SplitMode::kSerial &&
         is_last(operands.counters + index, params.tiles.k())) {
-      Epilogue epilogue(storage.epilogue, operands.of_channels(params.problem.K),
+      Epilogue epilogue(storage.epilogue, operands.of_channels(params.extent.column()),
                         tile.n() * TileShape::kN);
       epilogue.reduce(rows_of(params, operands.y, tile), rows_of(params, operands.residual, tile),
                       partial, slice_floats, params.tiles.k());
@@ -199,7 +192,7 @@ struct ImplicitGemmConv {
     int64_t const slice_floats =
         int64_t(params.tiles.m()) * params.tiles.n() * Epilogue::kPartialFloats;
     float const* partial = operands.partial + index * Epilogue::kPartialFloats;
-    Epilogue epilogue(shared_storage().epilogue, operands.of_channels(params.problem.K),
+    Epilogue epilogue(shared_storage().epilogue, operands.of_channels(params.extent.column()),
                       tile.n() * TileShape::kN);
     epilogue.reduce_part(rows_of(params, operands.y, tile),
                          rows_of(params, operands.residual, tile), partial, slice_floats,
@@ -230,6 +223,25 @@ struct ImplicitGemmConv {
     __threadfence();
     return answer;
   }
+};
+
+/// A forward convolution. kAccess channels are read and written at once.
+template <typename Element, typename OperatorClass, typename ArchTag, typename TileShape,
+          typename WarpShape, typename InstructionShape, int Stages,
+          cutlass::conv::IteratorAlgorithm Algorithm, typename Expression, int kAccess>
+struct ImplicitGemmConv
+    : ImplicitGemm<
+          cutlass::conv::kernel::DefaultConv2dFprop<
+              Element, cutlass::layout::TensorNHWC, Element, cutlass::layout::TensorNHWC, Element,
+              cutlass::layout::TensorNHWC, float, OperatorClass, ArchTag, TileShape, WarpShape,
+              InstructionShape,
+              cutlass::epilogue::thread::LinearCombination<Element, kAccess, float, float>,
+              ImplicitGemmSwizzle, Stages, cutlass::arch::OpMultiplyAdd, Algorithm,
+              cutlass::conv::StrideSupport::kUnity, kAccess, kAccess>,
+          cutlass::conv::Operator::kFprop, Algorithm, Element, TileShape, Expression> {
+  static constexpr bool kIsSimt =
+      cutlass::platform::is_same<OperatorClass, cutlass::arch::OpClassSimt>::value;
+  static_assert(kIsSimt || TileShape::kK == WarpShape::kK, "Warps must not share a tile's K.");
 };
 
 /// The same function for addresses that are not 16-byte aligned, which no program makes but a
@@ -281,8 +293,8 @@ CUTLASS_DEVICE void clear_counters(unsigned* counters, int count) {
 
 }  // namespace plantune
 
-/// The kernels of one instantiation.
-#define PLANTUNE_IMPLICIT_GEMM_CONV(Conv)                                                      \
+/// The kernels of one instantiation that read aligned addresses.
+#define PLANTUNE_IMPLICIT_GEMM(Conv)                                                           \
   extern "C" __global__ void __launch_bounds__(Conv::kThreads)                                 \
       run(__grid_constant__ const Conv::Params params,                                         \
           __grid_constant__ const plantune::ConvOperands operands) {                           \
@@ -297,10 +309,14 @@ CUTLASS_DEVICE void clear_counters(unsigned* counters, int count) {
       make_params(plantune::ConvProblem problem, Conv::Report* report, Conv::Params* params) { \
     Conv::make_params(problem, report, params);                                                \
   }                                                                                            \
+  extern "C" __global__ void __launch_bounds__(256) clear(unsigned* counters, int count) {     \
+    plantune::clear_counters(counters, count);                                                 \
+  }
+
+/// All kernels of a forward convolution.
+#define PLANTUNE_IMPLICIT_GEMM_CONV(Conv)                                                      \
+  PLANTUNE_IMPLICIT_GEMM(Conv)                                                                 \
   extern "C" __global__ void __launch_bounds__(256)                                            \
       run_unaligned(plantune::ConvProblem problem, plantune::ConvOperands operands) {          \
     plantune::convolve_unaligned<Conv::Element, Conv::Expression>(problem, operands);          \
-  }                                                                                            \
-  extern "C" __global__ void __launch_bounds__(256) clear(unsigned* counters, int count) {     \
-    plantune::clear_counters(counters, count);                                                 \
   }

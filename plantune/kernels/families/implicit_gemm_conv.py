@@ -18,7 +18,7 @@ import torch
 from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
-from plantune.kernels.constants import Constants, floats
+from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
@@ -95,7 +95,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
     build_s = 2.5
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
-        return _possible_configs(space)
+        return possible_configs(space, self.name)
 
     def read(self, step: Step) -> GemmParts:
         step = as_convolution(step)
@@ -118,7 +118,7 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
         gemm, loop = parts.gemm, parts.loop(config)
         return (
             loop.why_not(arch)
-            or _why_not_tf32(loop)
+            or why_not_tf32(loop)
             or why_not_channels(gemm, ACCESS_MIN if loop.math == "mma" else loop.vector)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)
@@ -147,17 +147,21 @@ class ImplicitGemmConv(CudaFamily[GemmParts]):
         )
 
     def bind(self, parts: GemmParts, config: Attrs, frame: Frame) -> Binding:
-        constants = read_constants(parts, frame)
+        constants = self.constants(parts, frame)
         with torch.cuda.device(frame.device):
             launch = _launching(parts, config, frame, constants)
         return Binding(launch, constants=constants.all)
 
+    def constants(self, parts: GemmParts, frame: Frame) -> Constants:
+        """What the kernels read of weights."""
+        return read_constants(parts, frame, filter_form(parts.step, parts.weight))
+
     def estimate_us(self, parts: GemmParts, config: Attrs, arch: Arch) -> float:
-        return estimate_us(parts.step, parts.gemm, config, arch, self.name)
+        return estimate_us(parts.step, parts.gemm, config, arch, ImplicitGemmConv.name)
 
 
 @cache
-def _possible_configs(space: SearchSpace) -> tuple[Attrs, ...]:
+def possible_configs(space: SearchSpace, family: str) -> tuple[Attrs, ...]:
     """Those of the space's product that can run some step; most of it cannot."""
 
     def is_possible(config: Attrs) -> bool:
@@ -166,7 +170,7 @@ def _possible_configs(space: SearchSpace) -> tuple[Attrs, ...]:
             loop.why_not(space.arch) is None for loop in loops
         )
 
-    return tuple(filter(is_possible, space.configs(ImplicitGemmConv.name)))
+    return tuple(filter(is_possible, space.configs(family)))
 
 
 def _compiled_chain(epilogue: ConvEpilogue) -> Chain:
@@ -180,20 +184,20 @@ def _compiled_chain(epilogue: ConvEpilogue) -> Chain:
     return ("residual", function or "relu", "offset")
 
 
-def _why_not_tf32(loop: MainLoop) -> str | None:
+def why_not_tf32(loop: MainLoop) -> str | None:
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     if loop.math == "tf32" and precision != "tf32":
         return f"torch.backends.cudnn.conv.fp32_precision is {precision}, not tf32"
     return None
 
 
-def read_constants(parts: GemmParts, frame: Frame) -> Constants:
+def read_constants(parts: GemmParts, frame: Frame, weight: Form) -> Constants:
     """The filter as KRSC, float32 vectors, and the offset."""
     epilogue, k = parts.epilogue, parts.outputs
     return Constants(
         frame,
         {
-            "w": (parts.weight, filter_form(parts.step, parts.weight)),
+            "w": (parts.weight, weight),
             "scale": (epilogue.scale, floats(k)),
             "bias": (epilogue.bias, floats(k)),
             "offset": (epilogue.offset, floats(1)),
@@ -221,7 +225,7 @@ def _launching(
     gemm, images = parts.gemm, {"x": parts.x, "y": parts.y, "residual": parts.epilogue.residual}
     problem, counters = _problem(parts, config), counters_of(gemm, config)
     access = parts.access(config) * parts.step.types[parts.x].torch_dtype.itemsize
-    run_tiles = _launching_tiles(config, frame, problem, counters)
+    run_tiles = launching_tiles(config, frame, problem, counters)
     blocks = min(-(-gemm.m * gemm.n // UNALIGNED_THREADS), UNALIGNED_BLOCKS_MAX)
     unaligned = Launcher(frame.built, blocks, UNALIGNED_THREADS, name="run_unaligned")
     usual = {
@@ -245,7 +249,7 @@ def _launching(
     return launch
 
 
-def _launching_tiles(
+def launching_tiles(
     config: Attrs, frame: Frame, problem: ConvProblem, counters: int
 ) -> Callable[[int, ConvOperands], None]:
     """A call that enqueues the tiles, with what clears counters before or adds slices after."""

@@ -282,9 +282,9 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
 
     def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
         """Products of an SM's tiles and its last tile alone, or what the cache does not hold, and
-        images that are read beside it: a warpgroup waits for these. With 2048 images of 64 x 16 x
-        16 a convolution took 53 us, 74 with a mask and sums, 84 with a residual, too (H200,
-        2026-11-22).
+        images that threads read beside it: a warpgroup waits for these. With 2048 images of 64 x 16
+        x 16 a gradient with a mask and sums took 75 us, 94 with a residual, too; staged 60 and 74
+        (H200, 2026-11-23).
         """
         design, cost = self.design(parts, config), arch.cost(hopper.COSTS)
         shape, box = design.shape, design.box
@@ -293,7 +293,9 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         busy = (tiles * products * 1.25 + 4000) / cost["sm_cycles_per_us"]
         busy += tiles * cost["box_us"] / (design.stages * design.groups)
         if design.groups >= MANY_GROUPS:
-            busy *= 1.1 if design.staged else cost["many_groups"]
+            busy *= cost["many_staged"] if design.staged else cost["many_groups"]
+        if design.staged:
+            busy *= cost["staged"]
         moving = max(parts.step.traffic_bytes - cost["resident_cached_bytes"], 0)
         read = sum(parts.step.types[name].size_bytes for name in parts.epilogue.images.values())
         beside = 0.0 if design.staged else min(read, moving) / cost["bytes_per_us"]

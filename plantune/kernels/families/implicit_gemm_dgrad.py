@@ -1,0 +1,85 @@
+"""Gradients of images as forward convolutions on CUTLASS main loops, for every CUDA arch.
+
+They are kernels of `csrc/cuda/implicit_gemm_conv.h`: each pass turns the filters' channels and taps
+around.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from plantune.canonical import Attrs
+from plantune.graph.graph import Node
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+from plantune.kernels.constants import Constants, Form
+from plantune.kernels.families.implicit_gemm_conv import (
+    GemmParts,
+    ImplicitGemmConv,
+    read_constants,
+)
+from plantune.kernels.family import Frame
+from plantune.kernels.legality import refuse
+from plantune.kernels.patterns.other_step import OtherStep
+
+ONE = (1, 1)
+
+
+class ImplicitGemmDgrad(ImplicitGemmConv):
+    """Config: that of `implicit_gemm_conv`. Another gradient may be added."""
+
+    name: ClassVar = "implicit_gemm_dgrad"
+    reads_channels_last: ClassVar = False
+
+    def read(self, step: Step) -> GemmParts:
+        return super().read(as_forward(step))
+
+    def constants(self, parts: GemmParts, frame: Frame) -> Constants:
+        c, o, r, s = parts.step.types[parts.weight].shape
+        dtype = parts.step.types[parts.weight].torch_dtype
+        return read_constants(parts, frame, Form((c, r, s, o), dtype, turned, packs=True))
+
+
+def turned(weight: Tensor) -> Tensor:
+    """A filter (O, C, R, S) as (C, R, S, O), the last tap first."""
+    return weight.flip((2, 3)).permute(1, 2, 3, 0)
+
+
+def as_forward(step: Step) -> Step:
+    """A step that starts with the gradient of an image, as a convolution of the result's gradient;
+    raises IllegalCandidate where it is none.
+    """
+    first = step.nodes[0]
+    refuse({f"{first.op} is not the gradient of an image": first.op != "conv2d_dgrad"})
+    _, weight = first.inputs
+    attrs: Any = first.attrs
+    o, c, r, s = step.types[weight].shape
+    padding = tuple(size - 1 - pad for size, pad in zip((r, s), attrs["padding"], strict=True))
+    refuse(
+        {
+            f"only gradients of convolutions with stride 1, got {attrs['stride']}": attrs["stride"]
+            != ONE,
+            "only gradients of convolutions without groups and dilation": attrs["groups"] != 1
+            or attrs["dilation"] != ONE,
+            f"the padding {attrs['padding']} is not smaller than the kernel {(r, s)}": min(padding)
+            < 0,
+            f"the weight {weight!r} is not constant between calls": weight not in step.constants,
+        }
+    )
+    geometry = Attrs(stride=ONE, padding=padding, dilation=ONE, groups=1)
+    filters = TensorType((c, o, r, s), step.types[weight].dtype)
+    conv = Node(first.name, "conv2d", first.inputs, first.types, geometry)
+    return OtherStep(
+        nodes=(conv, *step.nodes[1:]),
+        inputs=tuple((name, filters if name == weight else type_) for name, type_ in step.inputs),
+        outputs=step.outputs,
+        constants=step.constants,
+        phase=step.phase,
+        asked=step,
+        layout="nhwc",
+    )
+
+
+FAMILY = ImplicitGemmDgrad()

@@ -51,6 +51,11 @@ class MainLoop:
         return 32 * self.warps
 
     @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.tile[0] * self.tile[1] // self.threads
+
+    @property
     def vector(self) -> int:
         """Channels of one access to memory: 16 bytes for matrix instructions, else one value."""
         return 1 if self.math == "simt" else 16 // BYTES[self.dtype]
@@ -99,7 +104,7 @@ class MainLoop:
 
     def _why_not_registers(self) -> str | None:
         m, n, k = self.tile
-        sums = m * n // self.threads
+        sums = self.sums
         loads = m * k // ((self.access or self.vector) * self.threads)
         # A pointer and two masks for each row of the image; two stages also keep loaded tiles.
         others = 4 * loads

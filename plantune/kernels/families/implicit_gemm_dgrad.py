@@ -23,8 +23,10 @@ from plantune.kernels.families.implicit_gemm_conv import (
 from plantune.kernels.family import Frame
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.other_step import OtherStep
+from plantune.space.arch import Arch
 
 ONE = (1, 1)
+SUMS_MAX = 64
 
 
 class ImplicitGemmDgrad(ImplicitGemmConv):
@@ -35,6 +37,14 @@ class ImplicitGemmDgrad(ImplicitGemmConv):
 
     def read(self, step: Step) -> GemmParts:
         return super().read(as_forward(step))
+
+    def why_not_config(self, parts: GemmParts, config: Attrs, arch: Arch) -> str | None:
+        loop = parts.loop(config)
+        # On sm86 it spilled.
+        crowded = loop.stages == 2 and loop.sums > SUMS_MAX
+        if crowded:
+            return f"{loop.sums} sums of a thread, and tiles on their way through registers"
+        return super().why_not_config(parts, config, arch)
 
     def constants(self, parts: GemmParts, frame: Frame) -> Constants:
         c, o, r, s = parts.step.types[parts.weight].shape

@@ -51,6 +51,10 @@ PLANTUNE_IMPLICIT_GEMM(Conv)
 """
 
 
+# With 128, main loops of sm70, sm86 and sm120 spilled: what finds pixels and taps takes the rest.
+SUMS_MAX = 64
+
+
 @dataclass(frozen=True)
 class WeightParts(Parts):
     """The gradient of a convolution's weight, as a product of matrices: output channels by taps of
@@ -117,8 +121,10 @@ class ImplicitGemmWgrad(CudaFamily[WeightParts]):
 
     def why_not_config(self, parts: WeightParts, config: Attrs, arch: Arch) -> str | None:
         gemm, loop = parts.gemm, parts.loop(config)
+        sums = loop.sums
         return (
             loop.why_not(arch)
+            or (f"{sums} sums of a thread are spilled" if sums > SUMS_MAX else None)
             or why_not_tf32(loop)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)

@@ -31,7 +31,7 @@ MMA = Attrs(
 SPLIT = Attrs(MMA, split_k=4)
 PARALLEL = Attrs(MMA, split_k=16, split_mode="parallel")
 DEEP = Attrs(MMA, stages=3, tile_k=64, split_k=4)
-WIDE = Attrs(MMA, tile_m=128, tile_n=128, warp_m=64, warp_n=64)
+WIDE = Attrs(MMA, tile_m=128, tile_n=128, warp_m=64)
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def test_other_steps_are_refused(step_of, emit, dtype, reason):
 def test_pixels_are_split_and_channels_fill_tiles(step_of):
     parts = FAMILY.parts(step_of(Gradient(5, 64, (16, 16), 128, stride=2), "float16"))
     assert (parts.gemm.m, parts.gemm.n, parts.gemm.channels) == (128, 9 * 64, 5 * 8 * 8)
+    large = Attrs(WIDE, warp_n=64)
+    assert "128 sums" in FAMILY.why_not_config(parts, large, load_arch("sm80"))
     assert "K is split" in FAMILY.why_not_config(parts, Attrs(MMA, split_k=16), load_arch("sm80"))
 
 

@@ -25,7 +25,6 @@ def test_a_small_study_times_layers_and_a_policy(
     monkeypatch.setitem(tool["timed"].__globals__, "CALLS", 1)
     given = tool["arguments"](["--small", "--out", str(tmp_path)])
     rows = tool["study"](given)
-    tool["written"](rows, given)
     whats = ("gru", "lstm", "policy acts", "policy learns")
     assert [(row.what, row.way) for row in rows] == [
         (what, way) for what in whats for way in ("plantune", "eager")

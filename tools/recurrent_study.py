@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plantune import optimize
+from plantune.errors import PlantuneError
 from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.models.policy import Policy, PolicySizes
 from plantune.report.tables import table
@@ -179,12 +181,16 @@ def learning(policy: Policy, given: argparse.Namespace) -> dict[str, Run]:
 
 
 def captured(ways: dict[str, Run]) -> dict[str, Run]:
-    """With plantune and its rivals as replays; torch.compile has graphs of its own."""
+    """With replays where a call can be captured; torch.compile has graphs of its own."""
     made = {}
     for way, run in ways.items():
         for _ in range(4):
             run()
-        made[way] = run if way == "compile" else replayed(run)
+        try:
+            made[way] = run if way == "compile" else replayed(run)
+        except (RuntimeError, PlantuneError) as error:
+            print(f"{way} is called, not replayed: {error}", file=sys.stderr)
+            made[way] = run
     return made
 
 
@@ -199,14 +205,16 @@ def study(given: argparse.Namespace) -> list[Row]:
         for row in in_turns(what, dtype, captured(ways) if on_gpu else ways):
             rows.append(row)
             print(json.dumps(asdict(row)), flush=True)
+        written(rows, given)
 
-    for tf32 in (False, True) if on_gpu else (False,):
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    def add_layers(dtype: torch.dtype, name: str) -> None:
         for kind in KINDS:
-            name = "float32 with tf32" if tf32 else "float32"
-            add(kind, name, layer_ways(kind, torch.float32, given))
-            if on_gpu and not tf32:
-                add(kind, "float16", layer_ways(kind, torch.float16, given))
+            add(kind, name, layer_ways(kind, dtype, given))
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if on_gpu:
+        add_layers(torch.float16, "float16")
+    add_layers(torch.float32, "float32")
     dtype = torch.float16 if on_gpu else torch.float32
     policy = Policy(given.sizes.policy).to(given.device, dtype)
     for parameter in policy.vision.parameters():  # Fixup begins with zeros
@@ -214,6 +222,9 @@ def study(given: argparse.Namespace) -> list[Row]:
     with torch.no_grad():
         add("policy acts", str(dtype)[6:], acting(deepcopy(policy), given))
     add("policy learns", str(dtype)[6:], learning(policy, given))
+    if on_gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        add_layers(torch.float32, "float32 with tf32")
     return rows
 
 
@@ -244,4 +255,3 @@ if __name__ == "__main__":
     options = arguments()
     found = study(options)
     print(f"\n{shown(found)}")
-    written(found, options)

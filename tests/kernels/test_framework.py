@@ -77,7 +77,8 @@ def test_what_torch_cannot_write_elsewhere_is_adopted(step_of):
     assert FAMILY.adopts(FAMILY.parts(step_of(lambda b: b("relu", b.x(2, 3)))), NCHW) == set()
     assert not torch_ops.writes("conv2d")
     assert {op for op in OPS if not torch_ops.writes(op)} == {
-        "conv2d", "conv2d_dgrad", "conv2d_wgrad", "batch_norm_grad",
+        "conv2d", "conv2d_dgrad", "conv2d_wgrad", "batch_norm_grad", "batch_norm_again",
+        "max_pool2d_taps", "max_pool2d_taps_grad",
         "layer_norm", "layer_norm_grad", "group_norm", "group_norm_grad", "gru_translate",
         "gru_scan", "gru_scan_grad", "lstm_scan", "lstm_scan_grad",
     }  # fmt: skip

@@ -288,6 +288,7 @@ def test_a_worker_dies_with_its_parent(state, eventually, is_gone):
         eventually(lambda: is_gone(pid), "it outlives its parent")
 
 
+@pytest.mark.usefixtures("fresh_processes")  # a copy may be there at once
 def test_one_that_is_not_needed_at_once_starts_when_asked_and_outlives_the_thread_that_did(relu):
     with Worker(threads=1, limits=LIMITS, environment=FAMILIES, at_once=False) as worker:
         assert worker.pid is None

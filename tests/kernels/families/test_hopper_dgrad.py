@@ -262,13 +262,16 @@ RUN |= STAYING
 
 
 @pytest.mark.parametrize("name", STAYING)
-def test_blocks_stay_where_tiles_are_many(step_of, build_within_limits, name):
+def test_blocks_stay_where_tiles_are_many(step_of, name):
     emit, chosen = STAYING[name]
-    step = step_of(emit, "float16")
-    design = FAMILY.design(FAMILY.parts(step), chosen)
+    design = FAMILY.design(FAMILY.parts(step_of(emit, "float16")), chosen)
     assert design.persistent
     assert design.launched == 132 < design.blocks
-    build_within_limits(FAMILY, step, chosen, ARCH)
+
+
+def test_kernels_whose_blocks_stay_build_without_spilling(step_of, build_within_limits):
+    emit, chosen = STAYING["staying, pooled"]
+    build_within_limits(FAMILY, step_of(emit, "float16"), chosen, ARCH)
 
 
 @pytest.mark.parametrize("name", RUN)

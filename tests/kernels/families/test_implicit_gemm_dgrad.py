@@ -11,10 +11,8 @@ from plantune.gpus import best_arch
 from plantune.kernels.families.implicit_gemm_dgrad import FAMILY, as_forward, turned
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, why_not
-from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns
 from .image_gradients import MASKED, POOLED, Gradient
 
 MMA = Attrs(
@@ -92,13 +90,6 @@ def test_what_is_to_run_is_legal(step_of, name):
 def test_a_search_tries_it_on_every_arch(step_of, cuda_arch):
     step = step_of(Gradient(128, 64, (16, 16), 64), "float16")
     assert len(candidates(step, load_search_space(cuda_arch.name), [FAMILY.name])) >= 4
-
-
-@pytest.mark.parametrize(("arch", "dtype"), in_turns(["float16", "float32"]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch, dtype):
-    step, arch = step_of(Gradient(128, 64, (16, 16), 64, parts=("add",)), dtype), load_arch(arch)
-    legal = candidates(step, load_search_space(arch.name), [FAMILY.name])
-    build_within_limits(FAMILY, step, legal[0].config, arch)
 
 
 @pytest.mark.gpu

@@ -14,8 +14,6 @@ from plantune.kernels.registry import candidates, why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns
-
 MMA = Attrs(
     math="mma",
     tile_m=64,
@@ -113,13 +111,6 @@ def test_pixels_are_split_and_channels_fill_tiles(step_of):
 def test_a_search_tries_it_on_every_arch(step_of, cuda_arch):
     step = step_of(Gradient(128, 64, (16, 16), 64), "float16")
     assert len(candidates(step, load_search_space(cuda_arch.name), [FAMILY.name])) >= 4
-
-
-@pytest.mark.parametrize(("arch", "chosen"), in_turns([MMA, SPLIT]))
-def test_it_builds_within_its_limits(step_of, build_within_limits, arch, chosen):
-    step, arch = step_of(Gradient(128, 64, (16, 16), 64), "float16"), load_arch(arch)
-    usage = build_within_limits(FAMILY, step, chosen, arch)
-    assert set(usage) == {"run", "reduce", "make_params", "clear"}
 
 
 @pytest.mark.gpu

@@ -110,13 +110,17 @@ def test_resident_weights_build_without_spilling(step_of, build_within_limits, p
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_what_many_tiles_read_and_write_is_staged(step_of, build_within_limits, name):
+def test_what_many_tiles_read_and_write_is_staged(step_of, name):
     emit, stages = STAGED[name]
-    step, chosen = step_of(emit, "float16"), config(stages)
-    design = FAMILY.design(FAMILY.parts(step), chosen)
+    design = FAMILY.design(FAMILY.parts(step_of(emit, "float16")), config(stages))
     assert design.staged > 0
     assert design.kernel[1].endswith("Staged")
-    build_within_limits(FAMILY, step, chosen, ARCH)
+
+
+@pytest.mark.parametrize("name", ["earliest", "strided"])
+def test_staged_kernels_build_without_spilling(step_of, build_within_limits, name):
+    emit, stages = STAGED[name]
+    build_within_limits(FAMILY, step_of(emit, "float16"), config(stages), ARCH)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from plantune.space.search_space import SearchSpace
 class Preference:
     """Candidates of `family` or its `rivals` whose config has these values, for steps that start
     with an op of `starts`, if any are named, and read `most` elements first, in rows of at least
-    `wide`, of one of `dtypes`, if these are given.
+    `wide`, if these are given.
     """
 
     family: str
@@ -36,7 +36,6 @@ class Preference:
     rivals: tuple[str, ...] = ()
     most: int | None = None
     wide: int = 0
-    dtypes: tuple[str, ...] = ()
 
     def admits(self, step: Step, candidate: Candidate) -> bool:
         fits = all(candidate.config.get(key) == value for key, value in self.config.items())
@@ -44,9 +43,7 @@ class Preference:
         read = step.types[step.nodes[0].inputs[0]]
         few = self.most is None or read.numel <= self.most
         large = few and (not self.wide or read.shape[-1] >= self.wide)
-        known = not self.dtypes or read.dtype in self.dtypes
-        named = candidate.family in (self.family, *self.rivals)
-        return named and fits and starts and large and known
+        return candidate.family in (self.family, *self.rivals) and fits and starts and large
 
 
 # A view costs nothing, so it is part of every plan; nchw is what callers bring.
@@ -68,9 +65,8 @@ CUDA_PREFERENCES = (
     Preference("gru_translate"),
     Preference("gru_scan"),
     Preference("gru_scan_grad"),
-    # In float32 not since infinities and long sums were mended (H200, 2026-11-23).
-    Preference("lstm_scan", dtypes=("float16", "bfloat16")),
-    Preference("lstm_scan_grad", dtypes=("float16", "bfloat16")),
+    Preference("lstm_scan"),
+    Preference("lstm_scan_grad"),
     Preference("stem"),
     Preference("first_conv", {"layout": "nchw"}),
     # Of few rows: a layer that reads more is a convolution of single pixels.

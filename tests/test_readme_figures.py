@@ -15,7 +15,8 @@ FIGURE = re.compile(r"\*\*(\d+\.\d+)(?: ms)?\*\*")
 LINK = re.compile(r"\((benchmarks/[^)]+\.json)\)")
 NETWORK = re.compile(r"(\w+), (?:(\d+) channels|\d+x\d+)")
 SEARCHES = {"AMD EPYC": "2026-11-23-cpu-three", "Intel Xeon": "2026-11-23-cpu-xeon-three"}
-COMPARED = ("NVIDIA H200", *SEARCHES)
+RECURRENT = "Recurrent networks"
+COMPARED = ("NVIDIA H200", RECURRENT, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
@@ -104,6 +105,39 @@ def test_a_row_of_the_gpu_is_that_of_its_bench(row: list[str]) -> None:
 def test_rows_of_two_cores_are_those_of_their_race(machine: str) -> None:
     rows = rows_of(machine)
     assert [on_two_cores(SEARCHES[machine], row) for row in rows] == rows
+
+
+def translator_rows() -> Iterator[list[str]]:
+    """Sentences a second, beside the fastest other way."""
+    rows = read("benchmarks/h200/2026-11-23-translate-study.json")["rows"]
+    for own in (row for row in rows if row["way"] == "plantune"):
+        others = [row for row in rows if row["batch"] == own["batch"] and row is not own]
+        best = max(others, key=lambda row: row["sentences_per_s"])
+        many = f"{own['batch']} sentences" if own["batch"] > 1 else "a sentence"
+        yield [
+            f"translator, float32, {many} at once",
+            f"{own['sentences_per_s']:,.0f} a second",
+            f"{best['way']} {best['sentences_per_s']:,.0f} a second",
+            f"{best['sentences_per_s'] / own['sentences_per_s']:.2f}",
+        ]
+
+
+def layer_rows() -> Iterator[list[str]]:
+    """Forward and backward, by medians."""
+    for found in read("benchmarks/h200/2026-11-23-recurrent-layers.json")["results"]:
+        us, kind = found["us"], found["kind"].upper()
+        ways = {"": ("ours whole", "cudnn whole tf32=False")}
+        if found["dtype"] == "float32":
+            tf32 = ("ours whole, other products in tf32", "cudnn whole tf32=True")
+            ways[", tf32 beside the recurrence"] = tf32
+        for with_what, names in ways.items() if found["sizes"][0] > 1 else ():
+            own, theirs = (us[name][0] for name in names)
+            what = f"{kind} layer, {found['dtype']}{with_what}"
+            yield [what, f"{own:,.0f} us", f"cuDNN {theirs:,.0f} us", f"{own / theirs:.2f}"]
+
+
+def test_rows_of_recurrent_networks_are_those_of_their_files() -> None:
+    assert [*translator_rows(), *layer_rows()] == rows_of(RECURRENT)
 
 
 def values(document: Any) -> Iterator[float]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from plantune.canonical import canonical
 from plantune.graph.builder import GraphBuilder
+from plantune.graph.differentiate import differentiate
 from plantune.graph.fusions import all_fusions
 from plantune.graph.graph import Graph
-from plantune.graph.ops.overload import CONCAT
+from plantune.graph.ops.overload import CONCAT, SOFTMAX
 from plantune.graph.partition import alternatives
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
@@ -21,7 +22,7 @@ from plantune.space.search_space import SearchSpace
 
 # Every family has a step in one of these, or in the layers of other people's networks.
 NETWORKS = (("se_resnet9_fixup", "infer"), ("resnet18", "infer"), ("se_resnet9_fixup", "train"))
-CHANNELS, GROUPS = 32, (32, 4)
+CHANNELS, GROUPS, HIDDEN = 32, (32, 4), 128
 
 
 def samples(space: SearchSpace) -> Iterator[tuple[Step, Candidate]]:
@@ -47,7 +48,8 @@ def _steps(arch: str) -> tuple[Step, ...]:
     from plantune.workload import Workload
 
     workloads = (Workload(name, 1, 3, mode, "float16", arch) for name, mode in NETWORKS)
-    graphs = (*(workload.graph for workload in workloads), _other_layers(), _translation())
+    others = (_other_layers(), _translation(), _sequences())
+    graphs = (*(workload.graph for workload in workloads), *others)
     fusions = tuple(all_fusions())
     return tuple(step for graph in graphs for step in alternatives(graph, fusions))
 
@@ -58,6 +60,20 @@ def _translation() -> Graph:
 
     sizes = Sizes(source_words=8, target_words=8, embedding=128, hidden=256)
     return extract(gru_translator(sizes).eval(), TensorType((1, 1), "int64"))
+
+
+def _sequences() -> Graph:
+    """Recurrent layers, and their gradients."""
+    builder, made = GraphBuilder(), []
+    for name, gates, states in (("gru_scan", 3, 1), ("lstm_scan", 4, 2)):
+        width, types = gates * HIDDEN, [TensorType((1, HIDDEN), "float16")] * states
+        inputs = [TensorType((2, 1, width), "float16"), *types]
+        given = [builder.input(f"{name} {at}", type_) for at, type_ in enumerate(inputs)]
+        for shape in ((width, HIDDEN), (width,)):
+            parameter = f"{name} {len(shape)}d"
+            given.append(builder.parameter(parameter, TensorType(shape, "float16")))
+        made.append(builder.emit(name, *given, resets=0)[0])
+    return differentiate(builder.build(tuple(made)))
 
 
 def _other_layers() -> Graph:
@@ -71,6 +87,8 @@ def _other_layers() -> Graph:
     image = builder.emit("group_norm", image, groups=4, eps=1e-5)[0]
     joined = canonical({"tensors": [{"tensor": 0}, {"tensor": 0}], "dim": 1})
     image = builder.emit(CONCAT, image, arguments=joined)[0]
+    along = canonical({"self": {"tensor": 0}, "dim": -1})
+    image = builder.emit(SOFTMAX, image, arguments=along)[0]
     rows, *statistics = builder.emit("layer_norm", image, axes=1, eps=1e-5)
     (dx,) = builder.emit("layer_norm_grad", rows, image, *statistics, axes=1, eps=1e-5, affine=0)
     return builder.build((rows, dx, *_batch_norm(builder, rows)))

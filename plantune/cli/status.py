@@ -34,10 +34,9 @@ def show_status(console: Console, url: str) -> None:
 
 def _counts(status: Status) -> str:
     text = f"{status.measured} measured, {status.rejected} rejected, {status.running} running"
-    lost = f", {status.lost} lost" if status.lost else ""
     plan = "" if status.median_ms is None else f"; a plan of {status.median_ms:.3f} ms"
     hosts = len({member.host for member in status.members})
-    return f"{text}{lost} on {counted(hosts, 'host')} with {status.device}{plan}"
+    return f"{text} on {counted(hosts, 'host')} with {status.device}{plan}"
 
 
 def _line(member: Member) -> str:

@@ -1,14 +1,15 @@
 """What several searches share: one study of Optuna, in which each claims what it measures.
 
 Every row is a trial of the study, of one of three roles. A *search* shows by its heartbeat that it
-lives. A *trial* is a candidate that a search measures, then its outcome. A *rank* is the right to
-rank and race, then the plan. Two rows of one key are no harm: the earlier one counts, and numbers
-are given under a lock. What a search left behind that was ended or is silent, any other ends.
+lives. A *trial* is a few candidates that a search measures, then their outcomes. A *rank* is the
+right to rank and race, then the plan. If two rows have one candidate, the earlier one counts:
+numbers are given under a lock. What a search left that was ended or is silent, any other ends.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import platform
 import time
@@ -21,6 +22,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from plantune.canonical import canonical
 from plantune.errors import ForeignSearch
 from plantune.jsonable import from_json, to_json
 from plantune.kernels.family import Candidate
@@ -31,7 +33,7 @@ from plantune.search.rdb import FAULTS, Persistent
 from plantune.search.results import Patience
 
 SEARCH, TRIAL, RANK = "search", "trial", "rank"
-ROLE, BY, STEP, CANDIDATE, OUTCOME, TOLD = "role", "by", "step", "candidate", "outcome", "told"
+ROLE, BY, ITEMS, OUTCOME, TOLD = "role", "by", "items", "outcome", "told"
 HOST, PID, ENVIRONMENT, PHASE, PLAN = "host", "pid", "environment", "phase", "plan"
 MEASURING, WAITING = "measuring", "waiting"
 # A text in MySQL has 65,535 bytes.
@@ -59,17 +61,30 @@ class Row:
         return not self.state.is_finished()
 
     @property
-    def key(self) -> Key:
-        candidate: Candidate = from_json(Candidate, self.attributes[CANDIDATE])
-        return (self.attributes[STEP], candidate)
+    def texts(self) -> list[str]:
+        """The candidates that were claimed together, each with its step."""
+        return list(self.attributes.get(ITEMS, ()))
+
+    def outcome_at(self, place: int) -> Outcome | None:
+        """What became of one of them; None before that, and if it was not measured."""
+        told = self.attributes.get(f"{OUTCOME} {place}")
+        found: Outcome | None = None if told is None else from_json(Outcome, told)
+        return found
 
     @property
-    def outcome(self) -> Outcome | None:
-        """None while it is measured, and of what was ended unmeasured."""
-        if self.is_open or OUTCOME not in self.attributes:
-            return None
-        found: Outcome = from_json(Outcome, self.attributes[OUTCOME])
-        return found
+    def told(self) -> list[tuple[Key, Outcome]]:
+        """The outcomes that there are, also of a search that died later."""
+        found = [(text, self.outcome_at(place)) for place, text in enumerate(self.texts)]
+        return [(_key(text), outcome) for text, outcome in found if outcome is not None]
+
+    @property
+    def taken(self) -> list[str]:
+        """What nobody else needs to measure: outcomes, and what an open row's search measures."""
+        return [
+            text
+            for place, text in enumerate(self.texts)
+            if self.is_open or f"{OUTCOME} {place}" in self.attributes
+        ]
 
     @property
     def plan(self) -> str | None:
@@ -120,11 +135,16 @@ class Board:
         self._say = say
         self._study: optuna.Study | None = None
         self._me: Row | None = None
-        self._claims: dict[Key, int] = {}
+        # By candidate its row and its place there; by row how many are not told, and their times.
+        self._claims: dict[Key, tuple[int, int]] = {}
+        self._open: dict[int, int] = {}
+        self._values: dict[int, list[float]] = {}
         self._rank: int | None = None
         self._unseen: dict[int, float] = {}
-        self._elsewhere: set[Key] = set()
+        self._elsewhere: set[str] = set()
         self._heard: set[int] = set()
+        self._known: set[tuple[int, int]] = set()
+        self._found: set[str] = set()
         self._place_among = 0, 1  # of the living searches
         self._earlier: list[tuple[Key, Outcome]] = []
 
@@ -160,10 +180,10 @@ class Board:
         me, self._me = self._me, None
         rank = [] if self._rank is None else [self._rank]
         with suppress(*FAULTS):
-            for id in (*self._claims.values(), *rank, me.id):
+            for id in (*self._open, *rank, me.id):
                 with suppress(*GONE):
                     self._storage.set_trial_state_values(id, TrialState.FAIL)
-        self._claims.clear()
+        self._forget()
 
     def beat(self, told: Mapping[str, Any]) -> None:
         """Shows that this search lives, and what it does; ends searches that are silent."""
@@ -182,22 +202,31 @@ class Board:
         self._stay(rows)
         ended = {row.number for row in rows if row.role == SEARCH and not row.is_open}
         found, self._earlier = self._earlier, []
-        elsewhere: set[Key] = set()
+        self._elsewhere = set()
         for row in rows:
             if row.role == SEARCH or row.id in self._heard:
                 continue
             if row.is_open and row.by in ended:
                 self._end(row.id)
-            elif row.role == TRIAL and row.is_open and row.by != self._number:
-                elsewhere.add(row.key)
-            elif not row.is_open:
-                self._heard.add(row.id)
-                if row.outcome is not None and row.by != self._number:
-                    found.append((row.key, row.outcome))
-        self._elsewhere = elsewhere
+            found += self._heard_of(row)
+            if row.is_open and row.by not in ended and row.by != self._number:
+                self._elsewhere.update(row.taken)
         living = [row.number for row in rows if row.role == SEARCH and row.is_open]
         if self._number in living:
             self._place_among = living.index(self._number), len(living)
+        return found
+
+    def _heard_of(self, row: Row) -> list[tuple[Key, Outcome]]:
+        """What is new in a row of another search; a finished one is not looked at again."""
+        found = []
+        for place, text in enumerate(row.texts):
+            outcome = None if (row.id, place) in self._known else row.outcome_at(place)
+            if outcome is not None:
+                self._known.add((row.id, place))
+                self._found.add(text)
+                found += [(_key(text), outcome)] if row.by != self._number else []
+        if not row.is_open:
+            self._heard.add(row.id)
         return found
 
     def spread(self, candidates: Sequence[StepCandidate]) -> list[StepCandidate]:
@@ -207,38 +236,52 @@ class Board:
         return [*candidates[start:], *candidates[:start]]
 
     def has(self, candidate: StepCandidate) -> bool:
-        return candidate.key in self._elsewhere
+        return _text(candidate) in self._elsewhere
 
-    def claim(self, candidate: StepCandidate) -> bool:
-        """Takes a candidate; False if another search has it, or had it."""
-        step, config = candidate.key
-        what = {STEP: step, CANDIDATE: to_json(config)}
-        row = self._first(TRIAL, what)
-        if row.by != self._number:
-            self._elsewhere.add(candidate.key)
-            return False
-        self._claims[candidate.key] = row.id
-        return True
+    def claim(self, *candidates: StepCandidate) -> list[StepCandidate]:
+        """Takes candidates, and gives those that no other search has, or had."""
+        texts = list(map(_text, candidates))
+        self._do(lambda: self._add(TRIAL, {ITEMS: texts}, self._number))
+        rows = [r for r in self._rows() if r.role == TRIAL and r.id not in self._heard]
+        own = [r for r in rows if r.by == self._number and r.is_open and r.texts == texts]
+        for row in own[1:]:  # added twice, as a connection broke
+            self._end(row.id)
+        earlier = (r for r in rows if r.number < own[0].number and r.by != self._number)
+        taken = {*self._found, *(text for row in earlier for text in row.taken)}
+        self._elsewhere |= taken.intersection(texts)
+        won = [place for place, text in enumerate(texts) if text not in taken]
+        for place in won:
+            self._claims[candidates[place].key] = (own[0].id, place)
+        self._open[own[0].id] = len(won)
+        self._values[own[0].id] = []
+        if not won:
+            self._close(own[0].id)
+        return [candidates[place] for place in won]
 
     def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
         """Gives the outcome of a claim to the others; None gives the claim back. Where the claim
         was ended meanwhile, because this search was silent, the outcome is dropped.
         """
-        id = self._claims.pop(candidate.key, None)
-        if id is None:
+        id, place = self._claims.pop(candidate.key, (-1, 0))
+        if id not in self._open:
             return
-        if outcome is None:
-            self._end(id)
-            return
-        values = [outcome.median_us] if isinstance(outcome, Measured) else None
-        state = TrialState.FAIL if values is None else TrialState.COMPLETE
+        if outcome is not None:
+            name, told = f"{OUTCOME} {place}", to_json(outcome)
+            with suppress(*GONE):
+                self._do(lambda: self._storage.set_trial_user_attr(id, name, told))
+        if isinstance(outcome, Measured):
+            self._values[id].append(outcome.median_us)
+        self._open[id] -= 1
+        if not self._open[id]:
+            self._close(id)
 
-        def tell() -> None:
-            self._storage.set_trial_user_attr(id, OUTCOME, to_json(outcome))
-            self._storage.set_trial_state_values(id, state, values)
-
+    def _close(self, id: int) -> None:
+        """Ends a row of which nothing is measured any more; its value is the best time in it."""
+        del self._open[id]
+        values = sorted(self._values.pop(id))[:1]
+        state = TrialState.COMPLETE if values else TrialState.FAIL
         with suppress(*GONE):
-            self._do(tell)
+            self._do(lambda: self._storage.set_trial_state_values(id, state, values or None))
 
     def turn(self) -> str | bool:
         """Once nothing is left to measure here: the plan that was found, True if this search shall
@@ -256,7 +299,7 @@ class Board:
             return False
         if any(row.is_open and row.by in living and row.by != me for row in ranks):
             return False
-        row = self._first(RANK, {})
+        row = self._first_rank()
         self._rank = row.id if row.by == me else None
         return row.by == me
 
@@ -286,16 +329,14 @@ class Board:
     def _number(self) -> int:
         return -1 if self._me is None else self._me.number
 
-    def _first(self, role: str, what: Mapping[str, Any]) -> Row:
-        """The first open row of a role, or its outcome, after one of this search's was added; what
-        this search has beside it is ended.
+    def _first_rank(self) -> Row:
+        """The first open row of its role, after one of this search's was added, which is ended if
+        it is not the first.
         """
-        self._do(lambda: self._add(role, what, self._number))
-        wanted = {ROLE: role, **what}
-        rows = [r for r in self._rows() if all(r.attributes.get(n) == v for n, v in wanted.items())]
-        rows = [r for r in rows if r.is_open or r.outcome is not None]
+        self._do(lambda: self._add(RANK, {}, self._number))
+        rows = [row for row in self._rows() if row.role == RANK and row.is_open]
         for row in rows[1:]:
-            if row.by == self._number and row.is_open:
+            if row.by == self._number:
                 self._end(row.id)
         return rows[0]
 
@@ -328,8 +369,12 @@ class Board:
         me = self._me
         if me is not None and any(row.id == me.id and not row.is_open for row in rows):
             self._say("this search was silent for too long and lost what it measured; it goes on")
-            self._claims.clear()
+            self._forget()
             self._register()
+
+    def _forget(self) -> None:
+        for claims in (self._claims, self._open, self._values):
+            claims.clear()
 
     def _end(self, id: int) -> None:
         with suppress(*GONE):
@@ -370,4 +415,15 @@ class Board:
         first = next((row for row in rows if row.role == SEARCH), None)
         if first is None or first.attributes.get(ENVIRONMENT) != self._environment.to_json():
             return []
-        return [(r.key, r.outcome) for r in rows if r.role == TRIAL and r.outcome is not None]
+        return [told for row in rows if row.role == TRIAL for told in row.told]
+
+
+def _text(candidate: StepCandidate) -> str:
+    """A candidate and its step, as rows have them."""
+    step, config = candidate.key
+    return canonical([step, config.to_json()])
+
+
+def _key(text: str) -> Key:
+    step, config = json.loads(text)
+    return step, Candidate.from_json(config)

@@ -39,8 +39,8 @@ class Shared(Protocol):
     def spread(self, candidates: Sequence[StepCandidate]) -> list[StepCandidate]:
         """The candidates in an order in which searches begin at different ones."""
 
-    def claim(self, candidate: StepCandidate) -> bool:
-        """Takes it; False if another search was first."""
+    def claim(self, *candidates: StepCandidate) -> Sequence[StepCandidate]:
+        """Takes those to which no other search was first."""
 
     def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:
         """Gives the outcome of what was claimed to the others; None gives it back unmeasured."""

@@ -47,7 +47,6 @@ class Status:
     measured: int
     rejected: int
     running: int
-    lost: int
     median_ms: float | None
 
     @property
@@ -78,8 +77,11 @@ def _status(storage: optuna.storages.BaseStorage, name: str) -> Status:
     rows = list(rows_of(trials))
     silent = set(storage._get_stale_trial_ids(id))  # type: ignore[attr-defined]
     searches = [row for row in rows if row.role == SEARCH]
-    of_search = Counter(r.by for r in rows if r.role == TRIAL and r.outcome is not None)
-    outcomes = [row.outcome for row in rows if row.role == TRIAL and not row.is_open]
+    of_trials = [row for row in rows if row.role == TRIAL]
+    of_search = Counter({row.number: 0 for row in searches})
+    for row in of_trials:
+        of_search[row.by] += len(row.told)
+    outcomes = [outcome for row in of_trials for _, outcome in row.told]
     measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
     values = {trial._trial_id: trial.value for trial in trials}
     found = [values[r.id] for r in rows if r.role == RANK and r.plan is not None]
@@ -89,9 +91,8 @@ def _status(storage: optuna.storages.BaseStorage, name: str) -> Status:
         device=str(first.get("device", "?")),
         members=tuple(_member(row, silent, of_search[row.number]) for row in searches),
         measured=measured,
-        rejected=sum(outcome is not None for outcome in outcomes) - measured,
-        running=sum(row.role == TRIAL and row.is_open for row in rows),
-        lost=outcomes.count(None),
+        rejected=len(outcomes) - measured,
+        running=sum(len(row.texts) - len(row.told) for row in of_trials if row.is_open),
         median_ms=found[0] if found else None,
     )
 

@@ -185,13 +185,25 @@ class StepSearch:
     def _measure_all(
         self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
     ) -> None:
-        for candidate in candidates:
+        for candidate in self._claimed(candidates, budget):
             while self._crew.is_full:
                 self._land(budget, report)
-            if self._fits(candidate, budget) and self._begin(candidate):
+            if self._fits(candidate, budget):
+                self._begin(candidate)
                 report(self.progress(budget, candidate))
+            else:
+                self._tell(candidate, None)
             while self._crew.is_full:
                 self._land(budget, report)
+
+    def _claimed(
+        self, candidates: Iterable[StepCandidate], budget: Budget
+    ) -> Iterable[StepCandidate]:
+        """The candidates that no other search has, where others share."""
+        if self._shared is None:
+            return candidates
+        fitting = [c for c in candidates if self._fits(c, budget)]
+        return self._shared.claim(*fitting) if fitting else ()
 
     def measure_all(
         self, candidates: Iterable[StepCandidate], budget: Budget, report: Report
@@ -201,18 +213,13 @@ class StepSearch:
             self._measure_all(candidates, budget, report)
         self._land_all(budget, report)
 
-    def _begin(self, candidate: StepCandidate) -> bool:
-        """Has a candidate measured, unless another search does that; one that is known not to build
-        is not measured.
-        """
-        if self._shared is not None and not self._shared.claim(candidate):
-            return False
+    def _begin(self, candidate: StepCandidate) -> None:
+        """Has a candidate measured; one that is known not to build is not."""
         failure = None if self._builds is None else self._builds.failure(candidate)
         if failure is None:
             self._crew.begin(candidate, SLOWER * self.costs.fastest_us(candidate.step))
         else:
             self._learn(candidate, Rejected("build", failure[:REASON_LENGTH]))
-        return True
 
     def _land(self, budget: Budget, report: Report, timeout_s: float | None = None) -> None:
         """Learns the outcome of the next candidate that was measured."""

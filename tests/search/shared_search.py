@@ -42,6 +42,8 @@ class Hasty(Patience):
 
 # Of each convolution's size there are so many.
 OF_A_LAYER = 16
+# As many as a search claims together.
+AT_ONCE = 4
 
 
 class Deep(nn.Module):
@@ -98,7 +100,8 @@ def search(url: str, path: Path, count: int, pace_s: float) -> str:
             heart.tell(progress)
 
         while missing := [c for c in wanted if not steps.costs.knows(c)]:
-            steps.measure_all((c for c in missing if not board.has(c)), budget, told)
+            free = board.spread([c for c in missing if not board.has(c)])
+            steps.measure_all(free[:AT_ONCE], budget, told)
             steps.hear()
             time.sleep(0.02)
         found, _ = wait_for_turn(board, steps.hear)

@@ -104,7 +104,7 @@ def outcomes(url):
     try:
         id = max(study._study_id for study in storage.get_all_studies())
         rows = [row for row in rows_of(storage.get_all_trials(id)) if row.role == TRIAL]
-        return Counter(row.key for row in rows if row.outcome is not None)
+        return Counter(key for row in rows for key, _ in row.told)
     finally:
         close_shared(storage)
 

@@ -126,6 +126,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", help="of a PostgreSQL, in which studies are left")
+    parser.add_argument("--server", type=int, help="its process, to count CPU seconds")
     parser.add_argument("--costs", type=Path, help="a file that --json wrote")
     parser.add_argument("--real", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rows", type=int, default=ROWS)
@@ -139,7 +140,7 @@ def main() -> None:
         costs = Costs(**document["costs"])
     else:
         url = with_driver(given.url)
-        costs = costs_of(url, f"costs {secrets.token_hex(4)}", given.rows)
+        costs = costs_of(url, f"costs {secrets.token_hex(4)}", given.rows, given.server)
         print(f"seconds: {costs}", flush=True)
         libraries = {"optuna": optuna.__version__, "sqlalchemy": sqlalchemy.__version__}
         document = {
@@ -147,6 +148,7 @@ def main() -> None:
             "libraries": libraries,
             "costs": asdict(costs),
             "rows": given.rows,
+            "seconds": "of the clock" if given.server is None else "of CPUs, client and server",
             "measured": measured(url, given.real, costs),
         }
     document["computed"] = computed(costs)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 from replay import Job
@@ -25,6 +26,7 @@ from plantune.search.rdb import Persistent, close_shared, opened_shared
 from plantune.search.results import Patience
 
 PATIENCE = Patience(10)
+# Of a search: as many as it takes at once, at least so many.
 BATCH = 4
 
 
@@ -78,11 +80,11 @@ def _host(url: str, name: str, jobs: Sequence[Job], seats: int) -> None:
         for (_, config), _ in board.news():
             left.pop(config.config["number"], None)
         free = [c for c in left.values() if not board.has(c) and not crew.has(c)]
-        for candidate in board.spread(free)[: max(BATCH, 2 * seats)]:
+        batch = board.spread(free)[: max(BATCH, 2 * seats)]
+        for candidate in board.claim(*batch) if batch else ():
             while crew.is_full:
                 land()
-            if board.claim(candidate):
-                crew.begin(candidate, 1.0)
+            crew.begin(candidate, 1.0)
         if not free:
             land(0.05)
     heart.stop()
@@ -122,30 +124,40 @@ def run(url: str, name: str, jobs: Sequence[Job], workers: int, seats: int) -> R
     return Ran(seconds, busy_s / (workers * seconds), outcomes)
 
 
-def costs_of(url: str, name: str, rows: int) -> Costs:
-    """What the database and its client take for each operation, in a study of so many rows; the
-    lock is held for what adding a row takes.
+def costs_of(url: str, name: str, rows: int, server: int | None) -> Costs:
+    """What each operation takes in a study of so many rows; the lock is held for what adding a row
+    takes. With the process of a server on this machine these are CPU seconds of both, which other
+    work disturbs little; else seconds of the clock.
     """
     warnings.simplefilter("ignore")
     board, storage = board_at(url, name)
-    spent = dict.fromkeys(("add", "claim", "tell", "news"), 0.0)
-    for number in range(rows):
-        candidate = _candidate(number)
-        start = time.perf_counter()
-        board.claim(candidate)
-        spent["claim"] += time.perf_counter() - start
-        start = time.perf_counter()
-        board.tell(candidate, Measured(1.0, 1.0, 1.0, 9, 0.0, 1.0, True))
-        spent["tell"] += time.perf_counter() - start
-        start = time.perf_counter()
-        board.news()
-        spent["news"] += time.perf_counter() - start
-        start = time.perf_counter()
-        id = board._add("cost", {}, board._number)
-        spent["add"] += time.perf_counter() - start
+    candidates = [_candidate(number) for number in range(rows)]
+    outcome = Measured(1.0, 1.0, 1.0, 9, 0.0, 1.0, True)
+
+    def each(work: Callable[[int], object], count: int = rows) -> float:
+        start = _spent_s(server)
+        for number in range(count):
+            work(number)
+        return (_spent_s(server) - start) / count
+
+    batches = rows // BATCH
+    claim_s = each(lambda n: board.claim(*candidates[BATCH * n : BATCH * (n + 1)]), batches)
+    tell_s = each(lambda n: board.tell(candidates[n], outcome), BATCH * batches)
+    news_s = each(lambda n: board.news())
+    added: list[int] = []
+    add_s = each(lambda n: added.append(board._add("cost", {}, board._number)))
+    for id in added:
         board._end(id)
     board.leave()
     close_shared(storage)
-    each = {what: seconds / rows for what, seconds in spent.items()}
-    rest_s = max(each["claim"] - each["add"], 0.0)
-    return Costs(each["add"], rest_s, each["tell"], each["news"], BATCH)
+    return Costs(add_s, max(claim_s - add_s, 0.0), tell_s, news_s, BATCH)
+
+
+def _spent_s(server: int | None) -> float:
+    if server is None:
+        return time.perf_counter()
+    ticks = 0
+    for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")

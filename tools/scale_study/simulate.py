@@ -11,15 +11,16 @@ from replay import Job
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one claim while the study is locked, and of what goes beside others': the rest of
-    a claim, an outcome, and the news before every `batch` candidates.
+    """Seconds of one claim of a batch while the study is locked, and of what goes beside others':
+    the rest of a claim, an outcome, and the news before every claim. A batch is twice the seats of
+    a host, and at least `least`.
     """
 
     locked_s: float
     claim_s: float
     tell_s: float
     news_s: float
-    batch: int = 4
+    least: int = 4
 
 
 FREE = Costs(0.0, 0.0, 0.0, 0.0)
@@ -45,8 +46,9 @@ class _Host:
 
     def __init__(self, seats: int) -> None:
         self.clock = 0.0
-        self.claimed = 0
         self.most = seats if seats == 1 else 2 * seats
+        self.batch: list[int] = []
+        self.seats = seats
         self._free_at = [0.0] * seats
         self.running: list[tuple[float, int]] = []
 
@@ -63,7 +65,7 @@ def simulate(jobs: Sequence[Job], workers: int, costs: Costs, seats: int = 8) ->
     hosts = [_Host(min(seats, workers - start)) for start in range(0, workers, seats)]
     turns = [(0.0, number) for number in range(len(hosts))]
     best = min(range(len(jobs)), key=lambda number: jobs[number].us)
-    next_job, unlocked, best_s, end_s = 0, 0.0, 0.0, 0.0
+    next_job, claims, unlocked, best_s, end_s = 0, 0, 0.0, 0.0, 0.0
     while turns:
         _, number = heapq.heappop(turns)
         host = hosts[number]
@@ -71,18 +73,21 @@ def simulate(jobs: Sequence[Job], workers: int, costs: Costs, seats: int = 8) ->
             _, told = heapq.heappop(host.running)
             host.clock += costs.tell_s
             best_s = host.clock if told == best else best_s
+        elif host.batch and len(host.running) < host.most:
+            job = host.batch.pop(0)
+            end_s = max(end_s, host.begin(job, jobs[job].busy_s))
         elif next_job < len(jobs) and len(host.running) < host.most:
-            asked = host.clock + (0.0 if host.claimed % costs.batch else costs.news_s)
-            unlocked = max(asked, unlocked) + costs.locked_s
+            unlocked = max(host.clock + costs.news_s, unlocked) + costs.locked_s
             host.clock = unlocked + costs.claim_s
-            host.claimed += 1
-            end_s = max(end_s, host.begin(next_job, jobs[next_job].busy_s))
-            next_job += 1
+            size = max(2 * host.seats, costs.least)
+            host.batch = list(range(next_job, min(next_job + size, len(jobs))))
+            next_job += len(host.batch)
+            claims += 1
         elif host.running:
             host.clock = host.running[0][0]
         else:
             continue  # nothing is left for it
         heapq.heappush(turns, (host.clock, number))
     busy_s = sum(job.busy_s for job in jobs)
-    locked = len(jobs) * costs.locked_s / end_s
-    return Computed(end_s, busy_s / (workers * end_s), best_s, len(jobs) / end_s, locked)
+    locked = claims * costs.locked_s / end_s
+    return Computed(end_s, busy_s / (workers * end_s), best_s, claims / end_s, locked)

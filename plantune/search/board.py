@@ -9,117 +9,51 @@ numbers are given under a lock. What a search left that was ended or is silent, 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from plantune.canonical import canonical
 from plantune.errors import ForeignSearch
-from plantune.jsonable import from_json, to_json
-from plantune.kernels.family import Candidate
+from plantune.jsonable import to_json
 from plantune.machine import Environment
 from plantune.outcome import Measured, Outcome
+from plantune.search.board_rows import (
+    BY,
+    ENVIRONMENT,
+    HOST,
+    ITEMS,
+    OUTCOME,
+    PHASE,
+    PID,
+    PLAN,
+    RANK,
+    ROLE,
+    SEARCH,
+    TOLD,
+    TRIAL,
+    Place,
+    Row,
+    key_of,
+    rows_of,
+    text_of,
+)
 from plantune.search.candidates import Key, StepCandidate
 from plantune.search.rdb import FAULTS, Persistent
-from plantune.search.results import Patience
 
-SEARCH, TRIAL, RANK = "search", "trial", "rank"
-ROLE, BY, ITEMS, OUTCOME, TOLD = "role", "by", "items", "outcome", "told"
-HOST, PID, ENVIRONMENT, PHASE, PLAN = "host", "pid", "environment", "phase", "plan"
 MEASURING, WAITING = "measuring", "waiting"
 # A text in MySQL has 65,535 bytes.
 PART = 30_000
-PREFIX = "plantune search"
 # Without the warning that heartbeats are experimental: another thread's filters would change.
 end_silent = inspect.unwrap(optuna.storages.fail_stale_trials)
 GONE = (optuna.exceptions.UpdateFinishedTrialError, KeyError)
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A trial of the study as plantune wrote it."""
-
-    id: int
-    number: int
-    state: TrialState
-    role: str
-    by: int
-    attributes: Mapping[str, Any]
-
-    @property
-    def is_open(self) -> bool:
-        return not self.state.is_finished()
-
-    @property
-    def texts(self) -> list[str]:
-        """The candidates that were claimed together, each with its step."""
-        return list(self.attributes.get(ITEMS, ()))
-
-    def outcome_at(self, place: int) -> Outcome | None:
-        """What became of one of them; None before that, and if it was not measured."""
-        told = self.attributes.get(f"{OUTCOME} {place}")
-        found: Outcome | None = None if told is None else from_json(Outcome, told)
-        return found
-
-    @property
-    def told(self) -> list[tuple[Key, Outcome]]:
-        """The outcomes that there are, also of a search that died later."""
-        found = [(text, self.outcome_at(place)) for place, text in enumerate(self.texts)]
-        return [(_key(text), outcome) for text, outcome in found if outcome is not None]
-
-    @property
-    def taken(self) -> list[str]:
-        """What nobody else needs to measure: outcomes, and what an open row's search measures."""
-        return [
-            text
-            for place, text in enumerate(self.texts)
-            if self.is_open or f"{OUTCOME} {place}" in self.attributes
-        ]
-
-    @property
-    def plan(self) -> str | None:
-        parts = [self.attributes.get(f"{PLAN} {part}", "") for part in range(len(self.attributes))]
-        return "".join(parts) if self.state == TrialState.COMPLETE else None
-
-
-def rows_of(trials: Iterable[FrozenTrial]) -> Iterator[Row]:
-    """The rows of a study, in the order of their numbers; others write no trials that plantune
-    reads.
-    """
-    for trial in trials:
-        told = trial.user_attrs
-        if ROLE in told and isinstance(told.get(BY), int):
-            role, by = str(told[ROLE]), told[BY]
-            yield Row(trial._trial_id, trial.number, trial.state, role, by, told)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where searches meet: a storage, and the name of what they search for."""
-
-    storage: optuna.storages.BaseStorage
-    name: str
-    patience: Patience = field(default_factory=Patience)
-
-    def studies(self) -> list[str]:
-        """The names of the searches for this that there were, the latest last."""
-        start = f"{PREFIX} {self.name} #"
-        names = optuna.get_all_study_names(self.storage)
-        numbers = [name.removeprefix(start) for name in names if name.startswith(start)]
-        return [f"{start}{n}" for n in sorted(int(n) for n in numbers if n.isdecimal())]
-
-    def next_name(self, known: int) -> str:
-        return f"{PREFIX} {self.name} #{known + 1}"
 
 
 class Board:
@@ -224,7 +158,7 @@ class Board:
             if outcome is not None:
                 self._known.add((row.id, place))
                 self._found.add(text)
-                found += [(_key(text), outcome)] if row.by != self._number else []
+                found += [(key_of(text), outcome)] if row.by != self._number else []
         if not row.is_open:
             self._heard.add(row.id)
         return found
@@ -236,11 +170,11 @@ class Board:
         return [*candidates[start:], *candidates[:start]]
 
     def has(self, candidate: StepCandidate) -> bool:
-        return _text(candidate) in self._elsewhere
+        return text_of(candidate) in self._elsewhere
 
     def claim(self, *candidates: StepCandidate) -> list[StepCandidate]:
         """Takes candidates, and gives those that no other search has, or had."""
-        texts = list(map(_text, candidates))
+        texts = list(map(text_of, candidates))
         self._do(lambda: self._add(TRIAL, {ITEMS: texts}, self._number))
         rows = [r for r in self._rows() if r.role == TRIAL and r.id not in self._heard]
         own = [r for r in rows if r.by == self._number and r.is_open and r.texts == texts]
@@ -416,14 +350,3 @@ class Board:
         if first is None or first.attributes.get(ENVIRONMENT) != self._environment.to_json():
             return []
         return [told for row in rows if row.role == TRIAL for told in row.told]
-
-
-def _text(candidate: StepCandidate) -> str:
-    """A candidate and its step, as rows have them."""
-    step, config = candidate.key
-    return canonical([step, config.to_json()])
-
-
-def _key(text: str) -> Key:
-    step, config = json.loads(text)
-    return step, Candidate.from_json(config)

@@ -11,7 +11,8 @@ from typing import Any
 from plantune.machine import Environment
 from plantune.plan_db.opening import now_text
 from plantune.problem import Problem
-from plantune.search.board import Board, Place
+from plantune.search.board import Board
+from plantune.search.board_rows import Place
 from plantune.search.rdb import FAULTS, Persistent, close_shared, opened_shared
 from plantune.search.results import Patience, Progress
 from plantune.space.search_space import load_search_space

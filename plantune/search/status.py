@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 
 from plantune.outcome import Measured
-from plantune.search.board import (
+from plantune.search.board_rows import (
     ENVIRONMENT,
     HOST,
     PHASE,

@@ -17,7 +17,8 @@ from plantune.errors import ForeignSearch, StorageLost
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
 from plantune.outcome import Measured, Rejected
-from plantune.search.board import TRIAL, Board, Place, rows_of
+from plantune.search.board import Board
+from plantune.search.board_rows import TRIAL, Place, rows_of
 from plantune.search.rdb import (
     Persistent,
     close_shared,

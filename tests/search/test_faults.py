@@ -19,7 +19,7 @@ from optuna.study import StudyDirection
 
 from plantune.errors import StorageLost
 from plantune.outcome import Outcome
-from plantune.search.board import TRIAL, rows_of
+from plantune.search.board_rows import TRIAL, rows_of
 from plantune.search.candidates import Key
 from plantune.search.rdb import Persistent, close_shared, opened_shared, with_driver
 from plantune.search.results import Patience

@@ -17,7 +17,7 @@ from plantune.measure.timing import Timing, ratio_interval
 from plantune.outcome import Measured
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
-from plantune.search.board import TRIAL, rows_of
+from plantune.search.board_rows import TRIAL, rows_of
 from plantune.search.rdb import close_shared, opened_shared, with_driver
 from plantune.search.results import Patience, Settings
 from plantune.search.session import Manner, Sought, search_plan

@@ -19,7 +19,8 @@ from plantune.canonical import Attrs
 from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
 from plantune.outcome import Measured, Outcome
-from plantune.search.board import Board, Place
+from plantune.search.board import Board
+from plantune.search.board_rows import Place
 from plantune.search.crew import Crew
 from plantune.search.joint import Heart
 from plantune.search.rdb import Persistent, close_shared, opened_shared

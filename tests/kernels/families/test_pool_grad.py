@@ -183,9 +183,9 @@ def test_so_is_the_frameworks_in_every_layout(step_of, assert_right, gpu_space, 
 def test_pools_that_torch_alone_knows_compute_in_rows(place):
     """There torch's gradient is right on a GPU, too."""
     pool = nn.AvgPool2d(3, 2, 1, ceil_mode=True)
-    graph = differentiate(extract(pool, TensorType((2, 8, 9, 9))), ["x"])
+    graph = differentiate(extract(pool, TensorType((2, 8, 10, 10))), ["x"])
     forward, backward = graph.nodes
-    x = torch.randn(2, 8, 9, 9, device=place).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 10, 10, device=place).contiguous(memory_format=torch.channels_last)
     y, saved = forward.evaluate([x])
     assert y.is_contiguous()
     dy = torch.randn_like(y).contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,8 @@
 // A convolution whose weights stay in shared memory, `resident_conv.h`, and whose epilogue reads and
 // writes whole tiles there: tensor copies bring the residual and what was saved, and take y and
-// `unshifted` away, 128 bytes of a pixel at once where a thread has 4. Kernels with much to read were
-// bound by such words: 69 % of the cycles of the first-level cache went to products and words of a
-// gradient that reads two images, which took 95 us where its bytes take 64 (H200, 2026-11-23).
+// `unshifted` away, 128 bytes of a pixel at once where a thread has 4. Such words kept the first-level
+// cache busy: for 77 % of all cycles, with the products, in a gradient that reads two images and took
+// 95 us where its bytes take 64 (H200, 2026-11-23).
 //
 // Each warpgroup has kStaged tiles and a warp that carries them: it fetches the next tile's images
 // when the last one's have left. y takes the place of the first image that is read, `unshifted` that

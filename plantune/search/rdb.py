@@ -85,9 +85,13 @@ def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
         engine = {"connect_args": {"options": limit}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
+        # Two that make the tables at once disturb each other: without a pool nothing stays open.
+        optuna.storages.RDBStorage(url, {**engine, "poolclass": sqlalchemy.pool.NullPool})
         storage = optuna.storages.RDBStorage(
             url,
             engine,
+            skip_compatibility_check=True,
+            skip_table_creation=True,
             heartbeat_interval=patience.heartbeat_s,
             grace_period=patience.silent_s,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from plantune.errors import StorageLost
 from plantune.search.results import Patience
 
 T = TypeVar("T")
+_opening = threading.Lock()
 FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
 # What `plantune[storage]` installs, where a URL names no driver.
 DRIVERS = {
@@ -83,7 +85,7 @@ def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
         # A search that is stopped in the middle of a transaction holds the study's lock.
         limit = f"-c idle_in_transaction_session_timeout={1000 * patience.silent_s}"
         engine = {"connect_args": {"options": limit}}
-    with warnings.catch_warnings():
+    with _opening, warnings.catch_warnings():  # whose filters are those of all threads
         warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
         # Two that make the tables at once disturb each other: without a pool nothing stays open.
         optuna.storages.RDBStorage(url, {**engine, "poolclass": sqlalchemy.pool.NullPool})

@@ -33,8 +33,12 @@ __device__ __forceinline__ float silu_grad(float dy, float x) {
 /// exp(-x * x / 2).
 __device__ __forceinline__ float bell(float x) {
   float y = x * x * -0.72134752f;
+#if __CUDA_ARCH__ >= 800
   asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(y));
   return y;
+#else
+  return exp2f(y);
+#endif
 }
 
 /// The normal distribution's part below x; its absolute error is below 2e-7, and 3e-5 of it where x

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune import TunedModule, optimize
+from plantune.cuda.flags import plain_float32
 from plantune.default_plans import COMPILED, hand_plan
 
 CHOOSE = "plantune.runtime.choose"
@@ -299,12 +300,10 @@ def held_mib() -> list[float]:
 
 def followed(seed: int, settings: Settings) -> dict[str, Any]:
     torch.set_num_threads(1)
-    # TF32 would need milder bounds.
-    torch.backends.cudnn.allow_tf32 = False
     by_hand = partial(hand_plan, without=COMPILED)
     plans = patch(f"{CHOOSE}.guessed_plan", by_hand) if settings.device == "cpu" else nullcontext()
-    # Each call is compared here, so that no plan need be proved before.
-    with plans, patch(f"{CHOOSE}.is_proved", lambda *plan: True):
+    # Each call is compared here, so that no plan need be proved before. TF32 is too coarse.
+    with plain_float32(), plans, patch(f"{CHOOSE}.is_proved", lambda *plan: True):
         run, end = Run(seed, settings), time.monotonic() + settings.seconds
         held: list[float] = []
         while run.calls < settings.calls and time.monotonic() < end:

@@ -19,6 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plantune import optimize
+from plantune.cuda.flags import cudnn, flags
 from plantune.errors import PlantuneError
 from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.models.policy import Policy, PolicySizes
@@ -211,21 +213,30 @@ def study(given: argparse.Namespace) -> list[Row]:
         for kind in KINDS:
             add(kind, name, layer_ways(kind, dtype, given))
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    with products_in("ieee"):
+        if on_gpu:
+            add_layers(torch.float16, "float16")
+        add_layers(torch.float32, "float32")
+        dtype = torch.float16 if on_gpu else torch.float32
+        policy = Policy(given.sizes.policy).to(given.device, dtype)
+        for parameter in policy.vision.parameters():  # Fixup begins with zeros
+            nn.init.normal_(parameter, std=0.05)
+        with torch.no_grad():
+            add("policy acts", str(dtype)[6:], acting(deepcopy(policy), given))
+        add("policy learns", str(dtype)[6:], learning(policy, given))
     if on_gpu:
-        add_layers(torch.float16, "float16")
-    add_layers(torch.float32, "float32")
-    dtype = torch.float16 if on_gpu else torch.float32
-    policy = Policy(given.sizes.policy).to(given.device, dtype)
-    for parameter in policy.vision.parameters():  # Fixup begins with zeros
-        nn.init.normal_(parameter, std=0.05)
-    with torch.no_grad():
-        add("policy acts", str(dtype)[6:], acting(deepcopy(policy), given))
-    add("policy learns", str(dtype)[6:], learning(policy, given))
-    if on_gpu:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        add_layers(torch.float32, "float32 with tf32")
+        with products_in("tf32"):
+            add_layers(torch.float32, "float32 with tf32")
     return rows
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Inside, torch multiplies float32 in it: matrices, convolutions and recurrent layers."""
+    with ExitStack() as stack:
+        for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
+            stack.enter_context(flags(place, fp32_precision=precision))
+        yield
 
 
 def shown(rows: list[Row]) -> str:

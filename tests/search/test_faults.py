@@ -40,7 +40,8 @@ class Searches:
         self.url, self.folder = url, folder
         script = Path(__file__).with_name("shared_search.py")
         command = [sys.executable, str(script), url, str(folder), str(count), str(pace_s)]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}"}
+        paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._log = open(folder / "log", "w+b")  # noqa: SIM115 - closed by `close`
         self._nursery = subprocess.Popen(
             command,
@@ -138,10 +139,8 @@ def server():
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("faults", "count", "pace_s"),
-    [(4, 64, 0.1), pytest.param(50, 1200, 0.1, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("faults", "count", "pace_s"), [(4, 64, 0.1), (50, 1200, 0.1)])
 def test_only_trials_in_flight_are_lost(server, tmp_path, faults, count, pace_s, eventually):
     draw, url = random.Random(faults), with_driver(server.url)
     searches = Searches(url, tmp_path, count, pace_s)

@@ -2,7 +2,8 @@
 
 It refuses to run as root, where it runs as another user. `PLANTUNE_TEST_POSTGRES` names a folder
 with the server's programs, else it is the system's. Without any, tests that need it are skipped and
-say so, unless `PLANTUNE_TEST_NEEDS` has the word postgres, as in CI: then they fail.
+say so, unless `PLANTUNE_TEST_NEEDS` has the word postgres, as in CI where there is a server: then
+they fail.
 """
 
 from __future__ import annotations

@@ -76,4 +76,5 @@ def _elements(tensor: Tensor) -> Tensor:
 
 def _number(size: Any) -> int:
     """What a size was in the call that was captured; to ask for its value would fix it."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+    known: Any = size.node.hint if isinstance(size, torch.SymInt) else size
+    return int(known)

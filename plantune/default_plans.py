@@ -9,10 +9,9 @@ from typing import Any
 
 from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
+from plantune.graph import Graph, Step
 from plantune.graph.fusions import Fusion, fusions_named
-from plantune.graph.graph import Graph
 from plantune.graph.partition import fused
-from plantune.graph.step import Step
 from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us, family_named, why_not

@@ -13,10 +13,9 @@ from plantune.models.registry import network
 if TYPE_CHECKING:
     from torch import nn
 
+    from plantune.graph import Graph, TensorType
     from plantune.graph.arguments import Arguments
-    from plantune.graph.graph import Graph
     from plantune.graph.tape import Tape
-    from plantune.graph.types import TensorType
     from plantune.problem import Problem
 
 # In the order of the JSON that `bench` writes; a network is a model there.
@@ -129,8 +128,8 @@ class Workload:
 
     @cached_property
     def _arguments(self) -> Arguments:
+        from plantune.graph import TensorType
         from plantune.graph.arguments import Arguments
-        from plantune.graph.types import TensorType
 
         if self.inputs:
             return Arguments(tuple(map(self._type, self.inputs)))
@@ -139,7 +138,7 @@ class Workload:
         return Arguments((TensorType((self.batch, self.in_channels, size, size), self.dtype),))
 
     def _type(self, text: str) -> TensorType:
-        from plantune.graph.types import TensorType
+        from plantune.graph import TensorType
 
         shape, _, dtype = text.partition(":")
         sizes = tuple(map(int, shape.split("x")))

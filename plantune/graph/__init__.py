@@ -1,1 +1,7 @@
 """The layer graph: values, ops, extraction, differentiation, steps and partition."""
+
+from plantune.graph.graph import Graph, Node
+from plantune.graph.step import Step
+from plantune.graph.types import TensorType
+
+__all__ = ["Graph", "Node", "Step", "TensorType"]

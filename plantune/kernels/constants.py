@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
 
 if TYPE_CHECKING:
     from plantune.kernels.family import Frame

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.canonical import Attrs
 from plantune.cuda.build import Binary, Usage, compile_cuda
 from plantune.cuda.compiler import Kind
 from plantune.errors import BuildError
-from plantune.kernels.family import KernelFamily, P
-from plantune.space.arch import Arch
+from plantune.kernels.family import (
+    Arch,
+    Attrs,
+    Binding,
+    Frame,
+    KernelFamily,
+    P,
+    Parts,
+    Step,
+    first_reason,
+    images,
+    refuse,
+)
+
+# With the words of its signatures, as in `plantune.kernels.family`.
+__all__ = ["Arch", "Attrs", "Binding", "CudaFamily", "Frame", "P", "Parts"]
+__all__ += ["Step", "first_reason", "images", "refuse"]
 
 COUNTS_RESERVED_FROM = (10, 0)
 

@@ -22,12 +22,10 @@ import torch
 
 from plantune.blobs import read_blob, write_blob
 from plantune.build_log import build_error
-from plantune.canonical import Attrs
 from plantune.errors import BuildError
 from plantune.host import NO_COMPILER, cpu_identity, cxx_compiler
-from plantune.kernels.family import KernelFamily, P
+from plantune.kernels.family import Arch, Attrs, KernelFamily, P
 from plantune.paths import PACKAGE_FOLDER, cache_folder, data_folder
-from plantune.space.arch import Arch
 
 # Vectors are handed over inside a library alone, where all of it is compiled alike.
 OPTIONS = (

@@ -22,10 +22,15 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
 from plantune.kernels.constants import Constant
+from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.other_step import OtherStep
 from plantune.layouts import HOST_MEMORY
 from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
+
+# With the words of its signatures, so that a family has one place to take them from.
+__all__ = ["AnyFamily", "Arch", "Attrs", "Binding", "Candidate", "Frame", "KernelFamily", "P"]
+__all__ += ["Parts", "SearchSpace", "Step", "Values", "first_reason", "images", "refuse"]
 
 Values = dict[str, Tensor]
 # Readings that are kept: some steps of a network, for each family.

@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.kernels.family import Binding, Frame, KernelFamily
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily
 from plantune.kernels.folded import Folded
 from plantune.kernels.patterns.epilogue import ConvParts
-from plantune.space.arch import Arch
 
 DTYPES = ("float32", "bfloat16")
 C = TypeVar("C", bound=ConvParts)

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.types import TensorType
+from plantune.graph import Node, TensorType
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.vector_kernel import ELEMENTS, index_of, width
 

@@ -7,14 +7,12 @@ from functools import cache
 from typing import Any
 
 from plantune.canonical import canonical
+from plantune.graph import Graph, Step, TensorType
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.fusions import all_fusions
-from plantune.graph.graph import Graph
 from plantune.graph.ops.overload import CONCAT, SOFTMAX
 from plantune.graph.partition import alternatives
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us

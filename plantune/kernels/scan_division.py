@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.family import Parts
 from plantune.space.arch import Arch

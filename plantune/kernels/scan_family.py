@@ -12,17 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.graph.ops import op_named
-from plantune.graph.step import Step
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.scan_division import THREADS, Division, Sequence, sequence_of
 from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.space.arch import Arch
 
 SOURCE = """#include "cuda/{name}.h"
 struct Sizes {{

@@ -6,9 +6,8 @@ import json
 
 from torch import Tensor
 
-from plantune.graph.graph import Node
+from plantune.graph import Node, TensorType
 from plantune.graph.ops.overload import ARGUMENTS
-from plantune.graph.types import TensorType
 
 SLICERS = frozenset(
     (

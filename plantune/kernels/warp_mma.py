@@ -6,12 +6,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TypeVar
 
-from plantune.canonical import Attrs
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Frame
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Frame
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts
-from plantune.space.arch import Arch
 
 DTYPES = ("float16", "bfloat16")
 # The weights of one product of a warp: 32 channels, 16 values of each.

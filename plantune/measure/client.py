@@ -19,8 +19,7 @@ from plantune.errors import (
     UnsupportedDevice,
     WorkerDied,
 )
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure import work
 from plantune.measure.child import Child

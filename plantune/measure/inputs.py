@@ -7,10 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops import Domain, op_named
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels.family import Values
 
 # Integers that are not an index: every value of a pixel, and counters.

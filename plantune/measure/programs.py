@@ -13,8 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from plantune.device import CPU, Call, Device
 from plantune.gpus import device_for
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.family import Values
 from plantune.layouts import in_layout
 from plantune.measure.inputs import draw_inputs

@@ -9,11 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from plantune.graph import Graph, TensorType
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract
-from plantune.graph.graph import Graph
 from plantune.graph.tape import Tape, unpacked
-from plantune.graph.types import TensorType
 from plantune.measure.rebuilt import rebuilt
 from plantune.problem import Problem
 from plantune.runtime.draws import drawn_inputs

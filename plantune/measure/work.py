@@ -15,8 +15,7 @@ import torch
 
 from plantune.errors import BuildError, UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.jsonable import from_json, to_json
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate

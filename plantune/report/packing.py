@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.report.tables import bytes_text, counted, us_text

@@ -7,8 +7,7 @@ from typing import Any
 
 from plantune.errors import UnsupportedDevice
 from plantune.gpus import device_for
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
 from plantune.outcome import Measured

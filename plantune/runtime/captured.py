@@ -12,8 +12,7 @@ from torch import Tensor
 
 from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
-from plantune.graph.graph import Graph
-from plantune.graph.types import TensorType
+from plantune.graph import Graph, TensorType
 from plantune.layouts import in_layout
 from plantune.plan import Plan
 from plantune.runtime.counters import without_counters

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from plantune.graph.graph import Graph, Node
+from plantune.graph import Graph, Node, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.overload import EMBEDDING
-from plantune.graph.types import TensorType
 from plantune.layouts import in_layout
 
 # These hand integers on as they are, in another order or shape.

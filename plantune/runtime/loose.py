@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.kernels.slices import cuts_channels

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.graph import Graph, TensorType
 from plantune.graph.arguments import Arguments, ordered
 from plantune.graph.extract import extract_with_outputs
-from plantune.graph.graph import Graph
 from plantune.graph.nested import leaves, mapped, tensors_in
 from plantune.graph.outputs import TENSOR
-from plantune.graph.types import TensorType
 
 
 @dataclass(frozen=True)

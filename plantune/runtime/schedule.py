@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from plantune.graph.graph import Graph
+from plantune.graph import Graph, Step, TensorType
 from plantune.graph.partition import Partition
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels.family import AnyFamily, Candidate, Parts
 from plantune.kernels.registry import family_named
 from plantune.layouts import aligned

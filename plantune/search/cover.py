@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plantune.errors import InvalidGraph
-from plantune.graph.graph import Graph
+from plantune.graph import Graph, TensorType
 from plantune.graph.partition import partition_into
-from plantune.graph.types import TensorType
 from plantune.search.candidates import StepCandidate
 
 # States kept per node. A graph that needs no more gets its best cover. Training graphs keep many

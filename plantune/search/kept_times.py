@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome
 from plantune.plan import Plan, candidates_by_step, check_plan

@@ -10,9 +10,8 @@ from dataclasses import replace
 from plantune.canonical import Attrs
 from plantune.default_plans import default_plan, guessed_plan
 from plantune.errors import DatabaseUnavailable, PlantuneError
-from plantune.graph.graph import Graph
+from plantune.graph import Graph, Step
 from plantune.graph.partition import one_by_one, partition_into
-from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.machine import Environment

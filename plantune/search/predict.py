@@ -18,8 +18,7 @@ from functools import cached_property
 from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.build import build
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from plantune.default_plans import FALLBACK, default_plan
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Graph
+from plantune.graph import Graph, Step
 from plantune.graph.partition import partition_into
-from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
 from plantune.measure.timing import Timing, ratio_interval

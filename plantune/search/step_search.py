@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from plantune.errors import OutOfTime
-from plantune.graph.graph import Graph
-from plantune.graph.step import Step
+from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Plan

@@ -6,18 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
 from plantune.graph.graph import Node
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.channel_slices import Slices, SlicesKernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts, images
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.expression import Chain, rendered
 from plantune.kernels.patterns.sample_norm import what_follows
-from plantune.space.arch import Arch
 
 HELD = 16  # words of a thread
 ENTRY_BYTES = 12  # plantune::Moments

@@ -8,17 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
 from plantune.graph.graph import Node
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.channel_slices import Slices, SlicesKernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts, images
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.pointwise_chain import Expression, Operand, expression_of, whole
-from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 3, 3
 HELD = {1: 8, 2: 4, 3: 4}  # words of a thread, by the images that dy follows from

@@ -10,22 +10,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.overload import CONCAT, joined
 from plantune.graph.ops.overload_backward import WANTED
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, Form, Parameter, channel_values
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, Parts
-from plantune.kernels.legality import refuse
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.patterns.expression import Chain, rendered
 from plantune.kernels.rendering import cxx_bools
 from plantune.kernels.slices import pitch_of
-from plantune.space.arch import Arch
 
 # A kernel takes 4096 bytes of arguments, twelve for each image.
 SOURCES_MAX = 128

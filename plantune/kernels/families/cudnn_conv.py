@@ -13,16 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
 from plantune.cuda import cudnn
-from plantune.graph.step import Step
+from plantune.graph import Step
 from plantune.kernels.constants import Constants, Form, conv_weight, floats
-from plantune.kernels.family import Binding, Frame, KernelFamily
-from plantune.kernels.legality import refuse
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, SearchSpace, refuse
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.layouts import aligned, view_bytes
-from plantune.space.arch import Arch
-from plantune.space.search_space import SearchSpace
 
 
 @dataclass(frozen=True)

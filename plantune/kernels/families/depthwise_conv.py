@@ -10,16 +10,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, Form
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
 from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
-from plantune.space.arch import Arch
 
 # Sums that a thread holds: more, with what it reads, do not fit into its registers.
 SUMS_MAX = 64

@@ -9,19 +9,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Form, floats
-from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, images, refuse
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.tiles import SHAPE
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.rendering import cxx_bools
-from plantune.space.arch import Arch
 
 WARPGROUP, TILE_O, UNIT_BYTES = 128, 64, 16
 WARPGROUPS = 3  # of a multiprocessor

@@ -8,16 +8,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step
 from plantune.graph.ops import op_named
 from plantune.graph.ops.history import HISTORY
-from plantune.graph.step import Step
 from plantune.kernels.chips import slowdown
-from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts
 from plantune.kernels.torch_ops import Call, call_of, viewed, writes
 from plantune.layouts import aligned, in_layout, view_bytes
-from plantune.space.arch import Arch
 
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
 # another layout, pools copy the image first if it is not that of the result.

@@ -8,17 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.matmul import operands
-from plantune.graph.step import Step
-from plantune.kernels.family import Binding, Frame, KernelFamily, Values
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Step, Values, refuse
 from plantune.kernels.folded import Folded
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 from plantune.kernels.patterns.pointwise_conv import POINTWISE, is_pointwise
-from plantune.space.arch import Arch
 
 Product = Callable[..., Tensor]
 

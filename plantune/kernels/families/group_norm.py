@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import first_reason
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, first_reason
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.sample_norm import NormParts, norm_parts
 from plantune.kernels.rendering import cxx_bool, cxx_bools
-from plantune.space.arch import Arch
 
 # Sums of a block's threads, each of 12 bytes.
 SUMS_MAX = 3 << 10

@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, Form
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
 from plantune.kernels.patterns.other_step import as_convolution, filter_form
 from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
 from plantune.kernels.small_matrix import MMA_FROM
 from plantune.kernels.warp_mma import DTYPES, why_not_elements
-from plantune.space.arch import Arch
 
 UNIT = 8  # channels that one product reads of a pixel, and that it makes
 SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes

@@ -11,17 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
 from plantune.cuda.kernel import Kernel
 from plantune.graph.ops import op_named
 from plantune.graph.ops.translate import split
-from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
-from plantune.kernels.legality import first_reason, refuse
 from plantune.models.gru_translate import WEIGHTS
-from plantune.space.arch import Arch
 
 # As in translate.h: hidden units of a block, one warp each, and what a warp reads at once.
 THREADS, UNITS, LANE_SPAN = 512, 4, 128

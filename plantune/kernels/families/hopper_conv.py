@@ -5,21 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
-from plantune.graph.step import Step
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.gather import PoolGather
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import dense_box, reused_box
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.patterns.other_step import as_convolution
-from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/{}.h"\n'
 # From so many tiles of a multiprocessor on, blocks stay that have one alone.

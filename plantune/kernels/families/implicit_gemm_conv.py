@@ -15,11 +15,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
-from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Form, floats
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
 from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
@@ -41,13 +39,10 @@ from plantune.kernels.cutlass.launch import (
     prepare,
 )
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
-from plantune.kernels.family import Binding, Frame
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
 from plantune.kernels.patterns.expression import Chain, functions_in, rendered
 from plantune.kernels.patterns.other_step import as_convolution, filter_form
-from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
 # The optimized iterators keep a bit for each row and column of the filter.

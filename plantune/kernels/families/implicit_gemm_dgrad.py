@@ -10,20 +10,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Node, Step, TensorType
 from plantune.kernels.constants import Constants, Form
-from plantune.kernels.families.implicit_gemm_conv import (
-    GemmParts,
-    ImplicitGemmConv,
-    read_constants,
-)
-from plantune.kernels.family import Frame
-from plantune.kernels.legality import refuse
+from plantune.kernels.families.implicit_gemm_conv import GemmParts, ImplicitGemmConv, read_constants
+from plantune.kernels.family import Arch, Attrs, Frame, refuse
 from plantune.kernels.patterns.other_step import OtherStep
-from plantune.space.arch import Arch
 
 ONE = (1, 1)
 SUMS_MAX = 64

@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.graph import Node, Step
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
@@ -34,10 +32,7 @@ from plantune.kernels.families.implicit_gemm_conv import (
     possible_configs,
     why_not_tf32,
 )
-from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for
-from plantune.kernels.legality import refuse
-from plantune.space.arch import Arch
 from plantune.space.search_space import SearchSpace
 
 SOURCE = """#include "cuda/implicit_gemm_wgrad.h"

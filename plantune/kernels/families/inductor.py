@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from plantune.build_log import build_error, first_error
-from plantune.canonical import Attrs
 from plantune.device import first_line
-from plantune.graph.step import Step
+from plantune.graph import Step
 from plantune.host import NO_COMPILER, cxx_compiler
-from plantune.kernels.family import Binding, Frame, KernelFamily, Parts, images
-from plantune.kernels.legality import refuse
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts, images, refuse
 from plantune.layouts import in_layout, view_bytes
-from plantune.space.arch import Arch
 
 # They compute nothing, so their compiled result may be a view of the step's input.
 MOVES = ("reshape", "permute", "broadcast_to", "space_to_depth", "depth_to_space")

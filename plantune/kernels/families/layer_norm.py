@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.legality import first_reason
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.sample_norm import NormParts, norm_parts
 from plantune.kernels.rendering import cxx_bools
-from plantune.space.arch import Arch
 
 # Elements of a row that a thread holds: more do not fit into its registers.
 HELD_MAX = 64

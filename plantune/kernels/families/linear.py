@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
-from plantune.space.arch import Arch
 
 THREADS, WARPS = 256, 8
 # Beyond it the same weights are read again and again.

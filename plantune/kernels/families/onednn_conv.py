@@ -6,10 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import onednn
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.family import Attrs, Binding, Frame, Step
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.layouts import in_layout
 

@@ -7,17 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.slices import pitch_of
-from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
 SOURCE = (

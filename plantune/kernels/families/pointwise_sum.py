@@ -8,21 +8,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Node, Step, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.sums import SUMS, kept_axes
 from plantune.kernels.rendering import cxx_bool
-from plantune.space.arch import Arch
 
 INPUTS_MAX, OUTPUTS_MAX = 6, 4
 ADDED = 32  # results of a block of the second kernel

@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Node, Step, TensorType
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, Parts
-from plantune.kernels.legality import refuse
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.pool_window import PoolWindow
-from plantune.space.arch import Arch
 
 MAX_POOLS = ("max_pool2d", "max_pool2d_taps")
 POOLS = ("avg_pool2d", *MAX_POOLS)

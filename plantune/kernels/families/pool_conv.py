@@ -6,19 +6,15 @@ import ctypes
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
+from plantune.graph import Node, Step
 from plantune.kernels import warp_mma
 from plantune.kernels.constants import Constants, Parameter, in_rows
-from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import refuse
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, refuse
 from plantune.kernels.patterns.epilogue import channel_parts
 from plantune.kernels.patterns.expression import rendered
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.kernels.rendering import cxx_bool, cxx_bools
 from plantune.kernels.vector_kernel import ELEMENTS
-from plantune.space.arch import Arch
 
 VECTOR = 8
 # Above it, a thread gets fewer registers than the pooling of one vector keeps under way.

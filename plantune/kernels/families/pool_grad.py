@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Node, Step, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.pool_window import PoolWindow
-from plantune.space.arch import Arch
 
 GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad", "max_pool2d_taps_grad")
 INPUTS_MAX, OUTPUTS_MAX, ALONG_MAX = 4, 4, 8

@@ -7,17 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels.chips import measured_chip, measured_facts
-from plantune.kernels.constants import (
-    Constants,
-    Parameter,
-    channel_values,
-    conv_weight,
-    floats,
-)
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.constants import Constants, Parameter, channel_values, conv_weight, floats
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.launch import (
@@ -39,11 +31,9 @@ from plantune.kernels.hopper.tiles import (
     copied_pixels,
 )
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
 from plantune.kernels.patterns.expression import expression, rendered
 from plantune.kernels.rendering import cxx_bools
-from plantune.space.arch import Arch
 
 WARPGROUP = 128
 # Sums of more pixels, and what is added to them, leave no registers.

@@ -6,19 +6,15 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Form
 from plantune.kernels.families.hopper_dgrad import GradientParts
 from plantune.kernels.families.resident_conv import Design, ResidentConv
-from plantune.kernels.family import Frame
+from plantune.kernels.family import Arch, Attrs, Frame, Step, refuse
 from plantune.kernels.hopper.family import WarpgroupParts
 from plantune.kernels.hopper.resident import TILE_O
 from plantune.kernels.hopper.tiles import CHUNK
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.image_gradient import image_gradient
-from plantune.space.arch import Arch
 
 STRIDES = ((1, 1), (2, 2))
 

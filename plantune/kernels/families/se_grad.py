@@ -8,22 +8,18 @@ import ctypes
 from collections.abc import Sequence
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, in_rows
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.element_passes import Pass, axes_of
 from plantune.kernels.patterns.excite_gradient import LayerGradient, excite_gradient_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.se_gradient import SeGradParts, Workspace
 from plantune.kernels.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
-from plantune.space.arch import Arch
 
 SOURCE = (
     """#include "cuda/se_grad.h"

@@ -8,21 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, in_rows
-from plantune.kernels.cuda_family import CudaFamily
-from plantune.kernels.family import Binding, Frame
-from plantune.kernels.legality import refuse
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
 from plantune.kernels.patterns.expression import expression, functor, functors
-from plantune.kernels.patterns.squeeze_excite import (
-    Head,
-    TailParts,
-    head_of,
-    squeeze_excite_of,
-)
+from plantune.kernels.patterns.squeeze_excite import Head, TailParts, head_of, squeeze_excite_of
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.small_matrix import (
     HIDDEN_MAX,
@@ -32,7 +23,6 @@ from plantune.kernels.small_matrix import (
     unit_of,
     why_not_block,
 )
-from plantune.space.arch import Arch
 
 SOURCE = (
     """#include "cuda/se_tail.h"

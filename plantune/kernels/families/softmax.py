@@ -7,20 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.overload import ARGUMENTS, SOFTMAX
 from plantune.graph.ops.overload_backward import WANTED
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import CudaFamily
+from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts, images
-from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.pointwise_chain import Expression, Operand, whole
-from plantune.space.arch import Arch
 
 # Elements of a row that a thread holds, with what they are computed from.
 HELD_MAX, INPUTS_MAX = 32, 4

@@ -12,16 +12,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
 from plantune.kernels.cxx import UnitFamily, function
-from plantune.kernels.family import Binding, Frame, Values
-from plantune.kernels.legality import refuse
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, Values, refuse
 from plantune.kernels.patterns.expression import defined_function, functions_in
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, TailParts, squeeze_excite_of
 from plantune.layouts import view_bytes
-from plantune.space.arch import Arch
 
 
 class Sizes(ctypes.Structure):

@@ -10,14 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
-from plantune.kernels.family import Binding, Frame, KernelFamily, Parts
-from plantune.kernels.legality import refuse
+from plantune.graph import Node, Step, TensorType
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts, refuse
 from plantune.layouts import MEMORY_FORMATS
-from plantune.space.arch import Arch
 
 VIEWS = frozenset(("permute", "reshape"))
 

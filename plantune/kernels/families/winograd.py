@@ -14,18 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
 from plantune.kernels import onednn
 from plantune.kernels.cxx import UnitFamily, function
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, refuse
 from plantune.kernels.folded import Folded
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.kernels.patterns.expression import defined_function
 from plantune.layouts import aligned, view_bytes
-from plantune.space.arch import Arch
 
 # G of each algorithm: transforms a row of three weights into the factors of its products.
 WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
+from plantune.graph import Node, Step
 from plantune.kernels.constants import Constant
 from plantune.kernels.family import Frame
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Graph, Node
-from plantune.graph.step import Step
+from plantune.graph import Graph, Node, Step
 from plantune.kernels.patterns.pointwise_chain import NONE, Operand, expression_of
 
 ELEMENTS = ("float32", "float16", "bfloat16")

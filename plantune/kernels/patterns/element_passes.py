@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
+from plantune.graph import Node, Step, TensorType
 from plantune.kernels.family import Parts
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.excite_gradient import ExciteGradient

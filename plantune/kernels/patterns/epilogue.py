@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.graph.step import Step
 from plantune.kernels.constants import Form, channel_values
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import refuse

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
+from plantune.graph import Node, Step
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.pointwise_chain import cxx_of
 from plantune.kernels.patterns.pointwise_conv import is_pointwise

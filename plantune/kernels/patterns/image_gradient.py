@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
+from plantune.graph import Node, Step
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain

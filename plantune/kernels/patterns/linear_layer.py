@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.graph.step import Step
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import refuse
 

@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from plantune.canonical import Attrs
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels.constants import Form, by_pixels, conv_weight
 from plantune.kernels.legality import refuse
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.pointwise import BroadcastOp, ChannelOp
-from plantune.graph.step import Step
 
 # Which axis of the result each axis of a value runs along; NONE if it is broadcast.
 Place = tuple[int, ...]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.family import Binding, Frame, Parts

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.graph import Node
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.graph.step import Step
-from plantune.graph.types import TensorType
 from plantune.kernels.family import Parts
 from plantune.kernels.patterns.epilogue import usual_chain
 from plantune.kernels.patterns.expression import Chain

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
+from plantune.graph import Node, Step
 
 SUMS = ("sum", "sum_to", "mean")
 

@@ -6,19 +6,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper import squeeze
 from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, SWIZZLE_BYTES, ConvShape, conv_shape
-from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.expression import expression
 from plantune.kernels.rendering import cxx_bools
-from plantune.space.arch import Arch
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_block.h"\n'
 CONSTANTS = """  static constexpr int kR2 = {r}, kS2 = {s};

@@ -10,10 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
 from plantune.kernels import onednn
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.family import Attrs, Binding, Frame, Step
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 from plantune.layouts import in_layout

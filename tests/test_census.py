@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch import nn
 
 from .conftest import ROOT
 
@@ -66,6 +68,8 @@ def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> N
         row("timm/c", "train", "share", "taken", share=0.5, left={"conv2d": 0.5}, arch="sm90"),
         row("timm/c", "infer", "time", "timed", ratios={"eager": [1.05, 1, 1.1]}, **measured),
         row("timm/d", "infer", "time", "timed", ratios={"eager": [0.5, 0.4, 0.6]}, **measured),
+        row("timm/d", "infer", "searched", "searched", search_s=119.6),
+        row("timm/d", "infer", "tuned", "timed", ratios={"compile": [0.6, 0.5, 0.7]}, **measured),
     ]
     part("table").write_table(rows, tmp_path / "census.md")
     text = (tmp_path / "census.md").read_text()
@@ -73,8 +77,35 @@ def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> N
     assert "| infer | 1 | in-place op aten.x_ |" in text
     assert "| eager | infer | 2 | 0.78 | 1.05 | 1 |" in text
     assert "| timm/c | infer | 1.250 | 1.05 | GPU |" in text
+    _, _, tuned = text.partition("## Time with the plan of a search")
+    assert "| timm/d | infer | 1.250 | 0.60 | GPU |" in tuned
+    assert "timm/d 120 s" in tuned
     assert "- `torchvision/b` infer: refused, in-place op aten.x_" in text
     assert "| timm | train | sm90 | 1 | 0.500 | 0.500 | 1 |" in text
+
+
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_a_policy_has_two_heads_and_sees_its_images(part, name: str) -> None:
+    networks = part("networks")
+    module, x = networks.build(f"policies/{name}"), networks.call_of(f"policies/{name}")[:2]
+    actions, value = module(x)
+    assert (actions.shape, value.shape) == ((2, 18), (2, 1))
+    with torch.no_grad():  # bytes count as numbers from 0 to 1
+        same = module(x / 255) if name == "nature" else module(x.clone())
+    torch.testing.assert_close(same, (actions, value))
+
+
+def test_a_race_of_tuned_networks_needs_the_plan_of_a_search(part, monkeypatch, tmp_path) -> None:
+    """The rivals are compiled first; without a stored plan the row says so."""
+    speed, asked, timing = part("speed"), part("asked"), part("timing")
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(speed.networks, "build", lambda name: nn.Conv2d(3, 4, 3))
+    monkeypatch.setattr(speed.networks, "call_of", lambda name: torch.randn(2, 3, 8, 8))
+    given = asked.Asked(race=timing.Race(["eager"], 0.02))
+    assert list(speed.compiled("a", given)["compile_s"]) == ["eager"]
+    found = speed.tuned("a", given)
+    assert found["verdict"] == "no plan"
+    assert set(found["ratios"]) == {"eager"}
 
 
 def test_forgotten_rows_leave_the_file(part, tmp_path: Path) -> None:

@@ -7,6 +7,15 @@
     python tools/census --rows gpu.jsonl --sample 60 --device cuda --measure time --mode infer \
         --jobs 6 --memory 1000 --cache cache --limit 600 --rivals eager-channels-last cuda-graph
 
+Networks with the plan of a search, beside compiled rivals: what compiles runs beside each other and
+is kept, a search has the GPU for itself.
+
+    tuned="--networks torchvision/resnet50 policies/nature --device cuda --mode infer"
+    tuned="$tuned --rivals cuda-graph compile-reduce-overhead compile-max-autotune --memory 1000"
+    tuned="$tuned --rows tuned.jsonl --cache cache --network-limit 600"
+    python tools/census $tuned --measure compiled --jobs 4
+    python tools/census $tuned --measure searched tuned --budget 120
+
 Each network and mode is a line in the file of rows, written as soon as it is known: a census that
 was stopped goes on where it was. Networks of 30 million parameters and more are left out. Several
 jobs prepare networks beside each other, and take turns on a GPU.
@@ -22,8 +31,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import networks
+from asked import Asked
 from children import Child, Limits, Todo
-from measures import MEASURES, Asked
+from measures import MEASURES
 from rows import Rows
 from table import write_table
 from timing import Race
@@ -50,7 +60,8 @@ def main() -> None:
 def _work(given: argparse.Namespace, rows: Rows, todo: Todo) -> None:
     """One job: a process of its own measures."""
     asked = Asked("", given.image_size, given.batch, given.arch, given.device)
-    asked = replace(asked, race=Race(given.rivals, given.race_seconds))
+    race = Race(given.rivals, given.race_seconds)
+    asked = replace(asked, race=race, budget_s=given.budget)
     child = Child(Limits(given.network_limit, given.memory, given.cache))
     try:
         while (found := todo.take()) is not None:
@@ -80,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     say("--cache", metavar="FOLDER", help="of compiled kernels, kept for the next run")
     say("--rivals", nargs="+", metavar="WAY", help="of `time`, not all of the framework's")
     say("--race-seconds", type=float, default=3.0, metavar="SECONDS", help="of each race of `time`")
+    say("--budget", type=float, default=120.0, metavar="SECONDS", help="of each search")
     say("--forget", nargs="+", default=(), metavar="VERDICT", help="these rows, such as refused")
     say("--table", type=Path, help="write the table of all rows here, as Markdown")
     return parser.parse_args()

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import networks
+import speed
 import torch
-from timing import Race, compile_kernels, ratios
+from asked import Asked, Row
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from turns import prepare_elsewhere
 
 from plantune import check, optimize
 from plantune.default_plans import default_plan
@@ -34,29 +33,11 @@ from plantune.runtime.recheck import recheck
 from plantune.space.search_space import SearchSpace, load_search_space
 from plantune.tolerances import tolerance
 
-Row = dict[str, Any]
 # They move no arithmetic, and a view is not a kernel.
 NOT_OURS = ("framework", "view")
 # A smaller part of the FLOPs is not worth looking through all groups that it could be in.
 COUNTS = 1e-3
-SHARE_BATCH = 32
 SEED = 2
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is asked of a network. On a GPU it runs in float16, as it would be served there."""
-
-    mode: str = "infer"
-    image_size: int = 64
-    batch: int = 2
-    arch: str = "sm90"
-    device: str = "cpu"
-    race: Race = field(default_factory=Race)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32 if self.device == "cpu" else torch.float16
 
 
 def size(name: str, asked: Asked) -> Row:
@@ -156,23 +137,6 @@ def _flat(module: nn.Module, made: Any) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def time_without_plan(name: str, asked: Asked) -> Row:
-    """`optimize` beside the framework's ways, at the network's own image size."""
-    side = networks.own_size(name)
-    prepare_elsewhere()
-    module = networks.build(name).to(dtype=asked.dtype).train(asked.mode == "train")
-    x = torch.randn(SHARE_BATCH, 3, side, side).to(asked.dtype)
-    row: Row = {"image": side, "batch": SHARE_BATCH}
-    try:
-        if asked.device == "cuda":
-            arch = environment_of(torch.device("cuda", 0)).arch
-            compile_kernels(module, x, asked.mode, arch)
-        module, x = module.to(asked.device), x.to(asked.device)
-        return {**row, "verdict": "timed", **ratios(module, x, asked.mode, asked.race)}
-    except UnsupportedModule as error:
-        return {**row, "verdict": "refused", "reason": str(error)}
-
-
 def share(name: str, asked: Asked) -> Row:
     """The part of its FLOPs in steps for which there is a kernel beside the framework's, in float16
     at its own image size; nothing runs.
@@ -197,7 +161,7 @@ def _graph(name: str, asked: Asked) -> tuple[Row, Graph | None]:
     module = networks.build(name).half().train(asked.mode == "train")
     row: Row = {"image": side}
     try:
-        graph = extract(module, TensorType((SHARE_BATCH, 3, side, side), "float16"))
+        graph = extract(module, TensorType((networks.BATCH, 3, side, side), "float16"))
         if asked.mode == "train":
             graph = differentiate(graph)
     except UnsupportedModule as error:
@@ -294,5 +258,8 @@ MEASURES = {
     "right": right,
     "called": called,
     "share": share,
-    "time": time_without_plan,
+    "time": speed.without_plan,
+    "compiled": speed.compiled,
+    "searched": speed.searched,
+    "tuned": speed.tuned,
 }

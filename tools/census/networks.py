@@ -1,4 +1,6 @@
-"""The networks of the census: those that torchvision and timm list for classification."""
+"""The networks of the census: those that torchvision and timm list for classification; by their
+names also two policies, as policies/nature.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+import policies
 import torch
 from torch import Tensor, nn
 
 MOST_PARAMETERS = 30_000_000
+BATCH = 32
 SAMPLE = Path(__file__).with_name("sample.txt")
 # torchvision's wheel is compiled for CUDA, and its import asks for these of its operators.
 DETECTION = ("nms", "qnms")
@@ -53,6 +57,8 @@ def all_names() -> list[str]:
 def family(name: str) -> str:
     """Of networks with the same building blocks."""
     collection, _, own = name.partition("/")
+    if collection == "policies":
+        return name
     if collection == "torchvision":
         return name.rstrip("0123456789").partition("_")[0]
     _import_torchvision()
@@ -83,6 +89,8 @@ def build(name: str, image_size: int | None = None) -> nn.Module:
     _import_torchvision()
     collection, _, own = name.partition("/")
     torch.manual_seed(0)
+    if collection == "policies":
+        return policies.POLICIES[own]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _timm(own, image_size) if collection == "timm" else _torchvision(own, image_size)
@@ -149,3 +157,12 @@ def own_size(name: str) -> int:
 
     config = timm.get_pretrained_cfg(own)
     return OWN_SIZE if config is None else int(config.input_size[-1])
+
+
+def call_of(name: str) -> Tensor:
+    """Images of its own size, as many as a batch of a server or of actors has."""
+    collection, _, own = name.partition("/")
+    if collection == "policies":
+        return policies.images(own)
+    side = own_size(name)
+    return torch.randn(BATCH, 3, side, side)

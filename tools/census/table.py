@@ -14,6 +14,22 @@ COLLECTIONS = ("torchvision", "timm")
 MODES = ("infer", "train")
 # Of another way's time: more is not luck.
 SLOWER = 1.03
+TIMES = {
+    "time": (
+        "## Time without a plan",
+        "",
+        "The kernels that estimates choose, as a part of another way's time: medians of calls",
+        "in turns, the worse of two races; float16, batch 32, the network's own image size.",
+        "`cuda-graph` is one graph of eager channels_last, autotuned, that copies no image.",
+    ),
+    "tuned": (
+        "## Time with the plan of a search",
+        "",
+        "As above, with the plan that `plantune.tune` found: policies/nature has 256 images of",
+        "bytes (4x84x84), policies/impala 512 (3x64x64). What a way compiles was compiled before,",
+        "in several processes beside each other.",
+    ),
+}
 HEAD = """# Census
 
 What plantune takes of torchvision's and timm's classification networks with fewer than 30 million
@@ -109,16 +125,19 @@ def _left(found: list[Row]) -> Iterator[str]:
 
 
 def _times(rows: list[Row]) -> Iterator[str]:
-    found = [row for row in rows if row["measure"] == "time" and row.get("ratios")]
-    if not found:
-        return
+    """Without a plan, then with one that a search found."""
+    for measure, lines in TIMES.items():
+        found = [row for row in rows if row["measure"] == measure and row.get("ratios")]
+        if found:
+            yield from lines
+            yield ""
+            yield from _ratios(found)
+    if any(row["measure"] == "searched" for row in rows):
+        yield from _searches(rows)
+
+
+def _ratios(found: list[Row]) -> Iterator[str]:
     ways = list(dict.fromkeys(way for row in found for way in row["ratios"]))
-    yield "## Time without a plan"
-    yield ""
-    yield "The kernels that estimates choose, as a part of another way's time: medians of calls"
-    yield "in turns, the worse of two races; float16, batch 32, the network's own image size."
-    yield "`cuda-graph` is one graph of eager channels_last, autotuned, that copies no image."
-    yield ""
     yield "| of | mode | networks | median | most | above 1.03 |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for mode in MODES:
@@ -137,6 +156,12 @@ def _times(rows: list[Row]) -> Iterator[str]:
         ratios = [f"{row['ratios'][way][0]:.2f}" if way in row["ratios"] else "-" for way in ways]
         start = f"{row['network']} | {row['mode']} | {row['ms']['plantune']:.3f}"
         yield f"| {start} | {' | '.join(ratios)} | {row['device']} |"
+    yield ""
+
+
+def _searches(rows: list[Row]) -> Iterator[str]:
+    found = [f"{row['network']} {row['search_s']:.0f} s" for row in rows if row.get("search_s")]
+    yield f"The searches took: {', '.join(found)}."
     yield ""
 
 

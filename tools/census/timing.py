@@ -47,6 +47,9 @@ class Race:
     rivals: Sequence[str] | None = None
     seconds: float = 3.0
 
+    def names(self, device: Device) -> Sequence[str]:
+        return self.rivals or RIVALS[device.place.type]
+
     @property
     def effort(self) -> Effort:
         return Effort(budget_s=self.seconds, warm_up_s=self.seconds / 20, retries=0)
@@ -54,8 +57,8 @@ class Race:
 
 def compile_kernels(module: nn.Module, x: Tensor, mode: str, arch: str) -> None:
     """What the first call will compile, without a GPU."""
-    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
-    graph = extract(last, type_of(x.contiguous(memory_format=torch.channels_last)))
+    last, images = as_raced(module, x)
+    graph = extract(last, type_of(images))
     graph = differentiate(graph) if mode == "train" else graph
     space = load_search_space(arch)
     plan = guessed_plan(graph, space, network=type(module).__name__)
@@ -69,17 +72,15 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
     """Our time as a part of each rival's, with its interval, in the worse of two races."""
     arch = load_arch(environment_of(x.device).arch)
     device = device_for(arch)
-    # All get images and weights in channels_last, where they have four dimensions.
-    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
-    images = x.contiguous(memory_format=torch.channels_last)
+    last, images = as_raced(module, x)
     with torch.set_grad_enabled(mode == "train"), flags(benchmark=True), device.own_stream():
         with beside_others():
             ours, how = _ours(last, images, mode, device)
             with flags(benchmark=False):  # loading comes first; it does not depend on algorithms
                 _warmed_up(_call(last, last, images, mode), device)
         with alone_on_gpu():
-            names = race.rivals or RIVALS[arch.kind]
-            rivals, failures = _rivals((module, x), (last, images), mode, names, device)
+            names = race.names(device)
+            rivals, failures = rivals_of((module, x), (last, images), mode, names, device)
             calls, watch = {"plantune": ours, **rivals}, call_watch(device)
             races = [time_interleaved([*calls.values()], race.effort, watch) for _ in range(RACES)]
     return {
@@ -89,6 +90,12 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
         "failures": failures,
         **how,
     }
+
+
+def as_raced(module: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """All get images and weights in channels_last, where they have four dimensions."""
+    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
+    return last, x.contiguous(memory_format=torch.channels_last)
 
 
 def _worse(races: list[list[Timing]], rival: int) -> list[float]:
@@ -105,10 +112,11 @@ def _ours(module: nn.Module, x: Tensor, mode: str, device: Device) -> tuple[Call
     call = _warmed_up(_call(tuned, tuned, x, mode), device)
     families = Counter(choice.candidate.family for choice in tuned.stock().plan.choices)
     seconds = round(time.monotonic() - began, 2)
-    return call, {"how": tuned.last_call().how, "first_calls_s": seconds, "families": families}
+    told = {"how": tuned.last_call().how, "origin": tuned.stock().plan.origin}
+    return call, {**told, "first_calls_s": seconds, "families": families}
 
 
-def _rivals(
+def rivals_of(
     given: tuple[nn.Module, Tensor],
     last: tuple[nn.Module, Tensor],
     mode: str,

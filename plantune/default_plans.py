@@ -91,6 +91,7 @@ CUDA_PREFERENCES = (
     Preference("layer_norm_grad"),
     Preference("softmax"),
     Preference("group_norm", {"layout": "nhwc"}),
+    Preference("group_norm_grad", {"layout": "nhwc"}),
     Preference("batch_norm"),
     Preference("batch_norm_grad"),
     Preference("pool", {"layout": "nhwc"}),

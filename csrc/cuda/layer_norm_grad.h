@@ -11,6 +11,7 @@
 
 #pragma once
 
+#include "cuda/collect.h"
 #include "cuda/launch.h"
 #include "cuda/sample_norm.h"
 
@@ -26,8 +27,6 @@ struct LayerNormGrad {
   static constexpr int kRows = kThreads / kLanes, kWarps = kThreads / 32;
   static constexpr int kVectors = kSize / kVector;
   static constexpr int kHeld = ceil_div(kVectors, kLanes);  // vectors of a thread
-  // Elements that a block collects, each by so many threads.
-  static constexpr int kColumns = 32, kWays = kThreads / kColumns;
   using Word = Vector<T, kVector>;
 
   static_assert(kThreads % kLanes == 0 && kThreads % 32 == 0, "rows have whole blocks or warps");
@@ -70,28 +69,9 @@ struct LayerNormGrad {
     if constexpr (kSums > 0) leave(a, lane, group, sums);
   }
 
-  /// Adds the parts of an element: each way every kWays-th, then one way what all have.
   template <bool kAligned>
   static __device__ __forceinline__ void collect(const Arguments& a) {
-    __shared__ float ways[kWays][kColumns];
-    release_successor();
-    wait_for_predecessor();
-    const int column = threadIdx.x % kColumns, way = threadIdx.x / kColumns;
-    const int element = blockIdx.x * kColumns + column;
-    float sum = 0.f;
-    if (element < kSums * kSize) {
-#pragma unroll 8
-      for (long long part = way; part < a.blocks; part += kWays) {
-        sum += a.parts[part * (kSums * kSize) + element];
-      }
-    }
-    ways[way][column] = sum;
-    __syncthreads();
-    if (way != 0 || element >= kSums * kSize) return;
-#pragma unroll
-    for (int i = 1; i < kWays; ++i) sum += ways[i][column];
-    T* to = element < kSize ? a.dweight : a.dbias;
-    if (to != nullptr) to[element % kSize] = from_float<T>(sum);
+    collect_affine<kSize, kSums, kThreads>(a.parts, a.blocks, a.dweight, a.dbias);
   }
 
  private:

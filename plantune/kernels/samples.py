@@ -82,7 +82,10 @@ def _other_layers() -> Graph:
         type_ = TensorType((CHANNELS, CHANNELS // groups, 3, 3), "float16")
         weight = builder.parameter(f"weight of {groups}", type_)
         (image,) = builder.emit("conv2d", image, weight, **geometry, groups=groups)
-    image = builder.emit("group_norm", image, groups=4, eps=1e-5)[0]
+    before = image
+    image, *moments = builder.emit("group_norm", image, groups=4, eps=1e-5)
+    norm_of_groups: dict[str, Any] = {"groups": 4, "eps": 1e-5, "affine": 0}
+    image = builder.emit("group_norm_grad", image, before, *moments, **norm_of_groups)[0]
     joined = canonical({"tensors": [{"tensor": 0}, {"tensor": 0}], "dim": 1})
     image = builder.emit(CONCAT, image, arguments=joined)[0]
     along = canonical({"self": {"tensor": 0}, "dim": -1})

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console, bold, note, require_replaceable_json, write_json
-from plantune.cli.lookup import (
-    Chosen,
-    chosen_plan,
-    environment_here,
-    require_device,
-    worker_for,
-)
+from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
 from plantune.cli.options import (
     FILE,
     budget_option,
@@ -34,13 +28,7 @@ from plantune.report.bench_text import (
     single_table,
     verdict,
 )
-from plantune.report.plot import (
-    FORMATS,
-    HOW_TO_GET,
-    bar_plot,
-    can_plot,
-    require_replaceable_plot,
-)
+from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot, require_replaceable_plot
 from plantune.report.progress import waiting
 from plantune.report.tables import counted
 from plantune.rivals import runner_text

@@ -11,7 +11,7 @@ from plantune.cli.lookup import database, environment_here
 from plantune.machine import Environment
 from plantune.plan_db.database import PlanDatabase
 from plantune.report.tables import counted
-from plantune.search.candidates import StepCandidate, step_candidates
+from plantune.search.candidates import step_candidates
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
@@ -22,7 +22,8 @@ def show_dry_run(console: Console, place: Path | None, workload: Workload, budge
     candidates = step_candidates(graph, load_search_space(workload.arch))
     distinct = {candidate.key: candidate for candidate in candidates}
     with database(place) as opened:
-        known = _known(opened, list(distinct.values()), environment_here(workload.arch))
+        known = _known(opened, {key[0] for key in distinct}, environment_here(workload.arch))
+    families = Counter(candidate.family for _, candidate in distinct)
     data = {
         "workload": workload.to_json(),
         "ops": len(graph.nodes),
@@ -30,7 +31,7 @@ def show_dry_run(console: Console, place: Path | None, workload: Workload, budge
         "distinct_steps": len({signature for signature, _ in distinct}),
         "candidates": len(distinct),
         "known": len(known & set(distinct)),
-        "families": _by_family(list(distinct.values())),
+        "families": dict(families.most_common()),
         "budget_s": budget_s,
         "at_most_s": budget_s,
     }
@@ -38,18 +39,9 @@ def show_dry_run(console: Console, place: Path | None, workload: Workload, budge
     console.emit(data)
 
 
-def _known(opened: PlanDatabase, distinct: list[StepCandidate], here: Environment) -> set[Any]:
+def _known(opened: PlanDatabase, signatures: set[str], here: Environment) -> set[Any]:
     """The candidates that an earlier search here measured or rejected."""
-    signatures = {candidate.step.signature for candidate in distinct}
-    return {
-        (signature, candidate)
-        for signature in signatures
-        for candidate in opened.trials(signature, here)
-    }
-
-
-def _by_family(distinct: list[StepCandidate]) -> dict[str, int]:
-    return dict(Counter(item.candidate.family for item in distinct).most_common())
+    return {(each, candidate) for each in signatures for candidate in opened.trials(each, here)}
 
 
 def _say(console: Console, workload: Workload, data: dict[str, Any]) -> None:

@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plantune.cli.exit_codes import NoUsableDevice
-from plantune.errors import (
-    DamagedDatabase,
-    ForeignPlan,
-    InvalidPlan,
-    NoPlan,
-    UnsupportedDevice,
-)
+from plantune.errors import DamagedDatabase, ForeignPlan, InvalidPlan, NoPlan, UnsupportedDevice
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
@@ -51,19 +45,24 @@ def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
         return PlanDatabase.open(place)
 
 
-def require_match(chosen: Chosen) -> None:
-    """Raises ForeignPlan if a plan is for another chip than this machine's."""
+def plan_to_run(place: Path | None, workload: Workload, id: int | None, what: str) -> Chosen:
+    """`chosen_plan`; raises ForeignPlan if it is for another chip than this machine's, and
+    NoUsableDevice if no processor of the arch is here.
+    """
+    require_device(workload.arch, what)
+    chosen = chosen_plan(place, workload, id)
     if chosen.match == "foreign":
         here = environment_here(chosen.plan.problem.arch)
         expected = f"{here.arch} ({here.device})"
         got = f"{chosen.environment.arch} ({chosen.environment.device})"
         text = f"{chosen.label} is for another chip: expected {expected}, got {got}"
         raise ForeignPlan(text, expected, got)
+    return chosen
 
 
 def chosen_plan(place: Path | None, workload: Workload, id: int | None = None) -> Chosen:
     """The stored plan with this id, else the best one for the workload. One that was made for
-    another chip of its arch is found too: see `require_match`.
+    another chip of its arch is found too: see `plan_to_run`.
 
     Raises NoPlan if there is none, and ForeignPlan if all are for other archs.
     """

@@ -11,7 +11,7 @@ import click
 from plantune.cli.console import Console, note
 from plantune.cli.exchange import summary_of
 from plantune.cli.lookup import environment_here
-from plantune.cli.options import FILE, Seconds, common_options, example
+from plantune.cli.options import FILE, SECONDS, common_options, example
 from plantune.errors import PlantuneError
 from plantune.report.tables import counted
 from plantune.workload import Workload
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("out", type=FILE)
 @click.argument("files", metavar="FILE...", type=FILE, nargs=-1, required=True)
 @click.option("--race", is_flag=True, help="Where files disagree, keep what is faster here.")
-@click.option("--budget", type=Seconds(), default=2.0, help="Seconds for each race.")
+@click.option("--budget", type=SECONDS, default=2.0, help="Seconds for each race.")
 def merge_command(
     console: Console,
     place: Path | None,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,21 +38,28 @@ ARCH_DEFAULT = "that of the first GPU here, else cpu"
 DTYPE_DEFAULT = "float16 on a GPU, else float32"
 
 
-# ParamType is generic in later versions of click only.
-class ModelName(click.ParamType):  # type: ignore[type-arg]
+class Parsed(click.ParamType):  # type: ignore[type-arg] # generic in later versions of click only
+    """What `parse` makes of an option's text, or of its default; it raises ValueError with what is
+    wrong.
+    """
+
+    def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class ModelName(Parsed):
     """A name of the registry, or where a factory is; a wrong name is answered with those that are
     close.
     """
 
-    name = "model"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if is_factory(value):
-            return str(value)
-        try:
-            return network(value).name
-        except UnknownNetwork as error:
-            self.fail(f"{error}; a network of your own is package.module:factory", param, ctx)
+    def __init__(self) -> None:
+        super().__init__("model", _model_name)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -60,75 +67,58 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(name) for name in network_names() if name.startswith(incomplete)]
 
 
-class Seconds(click.ParamType):  # type: ignore[type-arg]
+def _model_name(value: str) -> str:
+    try:
+        return value if is_factory(value) else network(value).name
+    except UnknownNetwork as error:
+        raise ValueError(f"{error}; a network of your own is package.module:factory") from error
+
+
+def _seconds(value: Any) -> float:
     """More than 0 and at most a week; no NaN, no infinity."""
-
-    name = "seconds"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0 < seconds <= WEEK_S:
-            self.fail(f"{value!r} must be a number of seconds in (0, {WEEK_S}]", param, ctx)
-        return seconds
+    with suppress(ValueError):
+        if 0 < float(value) <= WEEK_S:
+            return float(value)
+    raise ValueError(f"{value!r} must be a number of seconds in (0, {WEEK_S}]")
 
 
-class InputText(click.ParamType):  # type: ignore[type-arg]
+def _input_text(value: str) -> str:
     """An input's sizes and, after a colon, its dtype."""
-
-    name = "input"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        shape, colon, dtype = str(value).partition(":")
-        sizes = shape.split("x")
-        if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-            self.fail(f"{value!r}: sizes are numbers with x between, 8x3x64x64", param, ctx)
-        if colon and dtype not in ALL_DTYPES:
-            self.fail(f"{value!r}: a dtype is one of {', '.join(ALL_DTYPES)}", param, ctx)
-        return str(value)
+    shape, colon, dtype = value.partition(":")
+    if not all(size.isdecimal() and int(size) > 0 for size in shape.split("x")):
+        raise ValueError(f"{value!r}: sizes are numbers with x between, 8x3x64x64")
+    if colon and dtype not in ALL_DTYPES:
+        raise ValueError(f"{value!r}: a dtype is one of {', '.join(ALL_DTYPES)}")
+    return value
 
 
-class Setting(click.ParamType):  # type: ignore[type-arg]
+def _setting(value: Any) -> tuple[str, Any]:
     """A keyword argument: a value as Python writes it, else a text."""
-
-    name = "name=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Any]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = str(value).partition("=")
-        if not equals or not name.isidentifier():
-            self.fail(f"{value!r}: give a keyword argument of the factory, width=2", param, ctx)
-        try:
-            return name, ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            return name, text
+    if isinstance(value, tuple):
+        return value
+    name, equals, text = value.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"{value!r}: give a keyword argument of the factory, width=2")
+    try:
+        return name, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return name, text
 
 
-class Gpus(click.ParamType):  # type: ignore[type-arg]
+def _gpus(value: Any) -> tuple[int, ...]:
     """Numbers of GPUs, each once; none of them stands for all."""
-
-    name = "all|0,1,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        if value == "all":
-            return ()
-        parts = str(value).split(",")
-        if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
-            self.fail(f"{value!r}: give all, or numbers of GPUs with commas between", param, ctx)
-        return tuple(map(int, parts))
+    if isinstance(value, tuple) or value == "all":
+        return value if isinstance(value, tuple) else ()
+    parts = value.split(",")
+    if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
+        raise ValueError(f"{value!r}: give all, or numbers of GPUs with commas between")
+    return tuple(map(int, parts))
 
 
+SECONDS = Parsed("seconds", _seconds)
+INPUT = Parsed("input", _input_text)
+SETTING = Parsed("name=value", _setting)
+GPUS = Parsed("all|0,1,...", _gpus)
 PATH = click.Path(path_type=Path)
 ID = click.IntRange(min=1)
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -159,7 +149,7 @@ def _applied(options: Sequence[Decorator], command: Command) -> Command:
 
 def budget_option(seconds: float, help: str) -> Decorator:
     """--budget, with so many seconds unless it is given."""
-    return click.option("--budget", type=Seconds(), default=seconds, help=help)
+    return click.option("--budget", type=SECONDS, default=seconds, help=help)
 
 
 def seed_option(help: str) -> Decorator:
@@ -213,9 +203,9 @@ def workload_options(command: Command) -> Command:
         click.option("--image-size", type=click.IntRange(1, 1 << 16),
                      show_default="that of the reference network",
                      help="Height and width of an image."),
-        click.option("--input", "inputs", type=InputText(), multiple=True, metavar="SIZES[:DTYPE]",
+        click.option("--input", "inputs", type=INPUT, multiple=True, metavar="SIZES[:DTYPE]",
                      help="An input instead of the image: 8x3x64x64:uint8; once for each."),
-        click.option("--set", "settings", type=Setting(), multiple=True, metavar="NAME=VALUE",
+        click.option("--set", "settings", type=SETTING, multiple=True, metavar="NAME=VALUE",
                      help="A keyword argument of the factory."),
         click.option("--mode", type=click.Choice(("infer", "train")), default=Workload.mode,
                      help="Train is forward and backward."),

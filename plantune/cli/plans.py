@@ -169,10 +169,7 @@ def show_command(console: Console, place: Path | None, id: int) -> None:
     if (ratio := ratio_text(plan.evidence)) is not None:
         console.say(ratio)
     console.say("".join(f"  {key} {value}\n" for key, value in plan.evidence.items()).rstrip())
-    rows = [
-        [config_text(c.candidate.family, c.candidate.config), " ".join(c.nodes)]
-        for c in plan.choices
-    ]
+    rows = [[config_text(c.candidate), " ".join(c.nodes)] for c in plan.choices]
     console.table(["candidate", "covers"], rows, "ll")
     document = {"environment": item.environment.to_json(), "plan": plan.to_json()}
     console.emit({**_summary(item, match), **document})

@@ -128,7 +128,7 @@ def _show(
 def _refusals(prediction: Prediction) -> Counter[str]:
     """What was refused and why, with the number of steps for which it was."""
     return Counter(
-        f"{config_text(candidate.family, candidate.config)}: {rejected.stage}: "
+        f"{config_text(candidate)}: {rejected.stage}: "
         + " ".join(rejected.reason.split())[:REASON_LENGTH]
         for _, candidate, rejected in prediction.rejected
     )
@@ -138,13 +138,10 @@ def _cells(row: PredictedStep) -> list[str]:
     used = row.footprint
     return [
         row.step.name,
-        config_text(row.candidate.family, row.candidate.config),
+        config_text(row.candidate),
         us_text(row.estimate_us),
-        *(
-            ["-", "-", "-"]
-            if used is None
-            else [str(used.threads), str(used.registers), bytes_text(used.shared_bytes)]
-        ),
+        *(["-"] * 3 if used is None else map(str, (used.threads, used.registers))),
+        *([] if used is None else [bytes_text(used.shared_bytes)]),
     ]
 
 
@@ -159,21 +156,19 @@ def _document(
         "plan_id": keeping.plan_id,
         "database": str(keeping.path) if kept else None,
         "evidence": dict(plan.evidence),
-        "steps": [_step_json(row) for row in prediction.steps],
+        "steps": [
+            {
+                "step": row.step.name,
+                "nodes": [node.name for node in row.step.nodes],
+                **row.candidate.to_json(),
+                "guess_us": row.estimate_us,
+                "footprint": None if row.footprint is None else vars(row.footprint),
+            }
+            for row in prediction.steps
+        ],
         "rejected": [
             {"step": step.name, **candidate.to_json(), **vars(rejected)}
             for step, candidate, rejected in prediction.rejected
         ],
         "plan": plan.to_json(),
-    }
-
-
-def _step_json(row: PredictedStep) -> dict[str, Any]:
-    used = None if row.footprint is None else vars(row.footprint)
-    return {
-        "step": row.step.name,
-        "nodes": [node.name for node in row.step.nodes],
-        **row.candidate.to_json(),
-        "guess_us": row.estimate_us,
-        "footprint": used,
     }

@@ -9,26 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console, bold
-from plantune.cli.lookup import (
-    Chosen,
-    chosen_plan,
-    database,
-    environment_here,
-    require_device,
-    require_match,
-    worker_for,
-)
+from plantune.cli.lookup import Chosen, database, environment_here, plan_to_run, worker_for
 from plantune.cli.options import common_options, example, plan_options
 from plantune.report.progress import StatusLine, waiting
-from plantune.report.tables import counted, percent, us_text
+from plantune.report.tables import and_more, counted, percent, us_text
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.graph.step import Step
-    from plantune.kernels.family import Candidate
-    from plantune.machine import Environment
     from plantune.measure.client import Worker
-    from plantune.outcome import Outcome
     from plantune.plan import Plan
     from plantune.plan_db.database import PlanDatabase
     from plantune.report.layers import LayerTime, StepTime, Timed
@@ -60,9 +48,7 @@ def profile_command(
     measured here already is not measured again. With --levels whole passes are timed: nothing
     fused, convolutions fused with more and more of what follows, and the plan.
     """
-    require_device(workload.arch, "measure")
-    chosen = chosen_plan(place, workload, id)
-    require_match(chosen)
+    chosen = plan_to_run(place, workload, id, "measure")
     if levels:
         _profile_levels(console, chosen)
         return
@@ -108,38 +94,25 @@ def _framework_plan(chosen: Chosen) -> Plan:
 
 def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Plan) -> Timed:
     """Each step of a plan with its time, measured here or stored."""
+    from plantune.measure.timing import Effort
+    from plantune.outcome import Measured
     from plantune.report.layers import TimedStep
     from plantune.report.steps import plan_steps
 
-    outcomes: dict[Any, Outcome] = {}
+    outcomes: dict[Any, Any] = {}
+    effort = Effort(budget_s=STEP_BUDGET_S)
     steps = plan_steps(plan, chosen.workload.graph)
     here = environment_here(plan.problem.arch)
     with StatusLine(sys.stderr) as line:
         for number, (step, candidate) in enumerate(steps, 1):
             line.show(f"timing step {number} of {len(steps)}: {step.name}", plan.origin)
-            if (step.signature, candidate) not in outcomes:
-                outcome = _outcome(worker, stored, step, candidate, here)
-                outcomes[step.signature, candidate] = outcome
-    return [
-        TimedStep(step, candidate, outcomes[step.signature, candidate]) for step, candidate in steps
-    ]
-
-
-def _outcome(
-    worker: Worker,
-    stored: PlanDatabase | None,
-    step: Step,
-    candidate: Candidate,
-    here: Environment,
-) -> Outcome:
-    from plantune.measure.timing import Effort
-    from plantune.outcome import Measured
-
-    known = stored.trials(step.signature, here) if stored is not None else {}
-    outcome = known.get(candidate)
-    if isinstance(outcome, Measured):
-        return outcome
-    return worker.check_and_time(step, candidate, here.arch, Effort(budget_s=STEP_BUDGET_S))
+            key = step.signature, candidate
+            if key not in outcomes:
+                known = stored.trials(step.signature, here) if stored is not None else {}
+                outcomes[key] = known.get(candidate)
+            if not isinstance(outcomes[key], Measured):
+                outcomes[key] = worker.check_and_time(step, candidate, here.arch, effort)
+    return [TimedStep(step, c, outcomes[step.signature, c]) for step, c in steps]
 
 
 def _whole(worker: Worker, chosen: Chosen) -> tuple[float | None, float | None]:
@@ -187,9 +160,8 @@ def _show(
     console.say()
     console.say(bold("What the plan made of it, by its steps"))
     rows = [
-        [step.layers[0] + (f" +{len(step.layers) - 1}" if step.layers[1:] else ""),
-         str(len(step.ops)), us_text(step.framework_us), us_text(step.plan_us),
-         us_text_signed(step.removed_us), step.candidate] for step in steps
+        [and_more(step.layers), str(len(step.ops)), us_text(step.framework_us),
+         us_text(step.plan_us), us_text(step.removed_us), step.candidate] for step in steps
     ]  # fmt: skip
     console.table(["layers", "ops", "framework", "plan", "removed", "candidate"], rows, "lrrrrl")
     for name, reason in document["not_timed"].items():
@@ -208,7 +180,3 @@ def _sums_text(steps: int, document: dict[str, Any]) -> str:
 
 def _part(us: float | None, total_us: float) -> str:
     return "-" if us is None or not total_us else percent(us / total_us)
-
-
-def us_text_signed(us: float | None) -> str:
-    return us_text(us) if us is None or us >= 0 else f"-{us_text(-us)}"

@@ -67,12 +67,9 @@ class Root(click.Group):
             return run(given, name, complete_var, standalone_mode=False, **extra)
 
         with any_locale(), shown_warnings():
-            code = _code_of(parsed, _wants_json(given))
+            as_json = any(arg == "--json" or arg.startswith("--json=") for arg in given)
+            code = _code_of(parsed, as_json)
         sys.exit(code)
-
-
-def _wants_json(args: Sequence[str]) -> bool:
-    return any(arg == "--json" or arg.startswith("--json=") for arg in args)
 
 
 def _code_of(command: Callable[[], Any], as_json: bool) -> int:

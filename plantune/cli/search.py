@@ -17,7 +17,7 @@ from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
 from plantune.cli.options import (
-    Gpus,
+    GPUS,
     budget_option,
     bundled,
     common_options,
@@ -96,7 +96,7 @@ class How:
 @click.option("--status", metavar="URL", help="Show what searches do in a shared storage; no more.")
 @click.option(
     "--gpus",
-    type=Gpus(),
+    type=GPUS,
     help="GPUs of one kind that measure beside each other: all, or numbers such as 0,1.",
 )
 @click.option(

@@ -11,15 +11,7 @@ import click
 
 from plantune.cli.console import Console, bold
 from plantune.cli.exit_codes import VerifyFailed
-from plantune.cli.lookup import (
-    Chosen,
-    chosen_plan,
-    database,
-    environment_here,
-    require_device,
-    require_match,
-    worker_for,
-)
+from plantune.cli.lookup import Chosen, database, environment_here, plan_to_run, worker_for
 from plantune.cli.options import budget_option, common_options, example, plan_options
 from plantune.errors import WrongResult
 from plantune.report.bench_text import verdict
@@ -51,9 +43,7 @@ def verify_command(
     The plan is the one for the options, or the one with this ID. Exit 5 if a number is wrong. One
     that was predicted, or measured elsewhere, is kept as measured here.
     """
-    require_device(workload.arch, "verify")
-    chosen = chosen_plan(place, workload, id)
-    require_match(chosen)
+    chosen = plan_to_run(place, workload, id, "verify")
     _say_match(console, chosen)
     from plantune.measure.subject import Raced
     from plantune.measure.timing import Effort
@@ -152,7 +142,7 @@ def _row(step: Step, candidate: Candidate, outcome: Outcome) -> dict[str, Any]:
 
     row: dict[str, Any] = {
         "step": step.name,
-        "candidate": config_text(candidate.family, candidate.config),
+        "candidate": config_text(candidate),
         "numbers": RIGHT,
         "stage": None,
         "median_us": None,

@@ -29,15 +29,7 @@ from torch.utils._pytree import tree_map_only
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
-from plantune.graph.autocast import (
-    RECURRENT,
-    TO_DTYPE,
-    Autocast,
-    Dtypes,
-    casts,
-    state_on,
-    under,
-)
+from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.lines import line_in
 from plantune.graph.memo import depend
 from plantune.graph.nested import leaves

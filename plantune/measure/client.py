@@ -12,13 +12,7 @@ from typing import TypeVar
 import torch
 
 from plantune.device import first_line
-from plantune.errors import (
-    MeasureTimeout,
-    OutOfTime,
-    PlantuneError,
-    UnsupportedDevice,
-    WorkerDied,
-)
+from plantune.errors import MeasureTimeout, OutOfTime, PlantuneError, UnsupportedDevice, WorkerDied
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure import work

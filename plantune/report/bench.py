@@ -43,7 +43,7 @@ def bench_document(
         "rows": [_row(race, name, search_s) for name in race.timings],
         "best_baseline": race.best_baseline,
         "ratio": None if race.ratio is None else race.ratio.ratio,
-        "interval": None if race.ratio is None else _interval(race.ratio),
+        "interval": _interval(race.ratio),
         "inputs": race.images,
         "inputs_in_turns": race.in_turns,
         **_live(race),
@@ -65,12 +65,11 @@ def live_ratio(race: Race) -> tuple[str, Interval] | None:
 
 
 def _live(race: Race) -> dict[str, Any]:
-    found = live_ratio(race)
-    name, ratio = found if found is not None else (None, None)
+    name, ratio = live_ratio(race) or (None, None)
     return {
         "best_live_baseline": name,
         "ratio_live": None if ratio is None else ratio.ratio,
-        "interval_live": None if ratio is None else _interval(ratio),
+        "interval_live": _interval(ratio),
     }
 
 
@@ -88,27 +87,26 @@ def _by_inputs(race: Race) -> dict[str, Any]:
 
 def _row(race: Race, name: str, search_s: float | None) -> dict[str, Any]:
     timing, detail = race.timings[name], race.details.get(name)
-    low_us, high_us = timing.interval_us
     row = {
         "name": name,
         "median_ms": timing.median_us / 1e3,
         "low_ms": timing.low_us / 1e3,
         "high_ms": timing.high_us / 1e3,
         "peak_mib": race.peaks_mib.get(name),
-        "interval_ms": [low_us / 1e3, high_us / 1e3],
+        "interval_ms": [us / 1e3 for us in timing.interval_us],
         "noisy": timing.noisy,
     }
     return row if detail is None else {**row, **_details(race, name, detail, search_s)}
 
 
 def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> dict[str, Any]:
-    searched_s = search_s if name in OURS else None
+    searched_s, latency = search_s if name in OURS else None, detail.latency.items()
     return {
         "promise": detail.promise,
         "queued_ms": {kind: t.median_us / 1e3 for kind, t in detail.queued.items()},
         "latency_ms": {
             kind: {"p50": t.median_us / 1e3, "p99": t.percentile_us(99) / 1e3, "calls": t.samples}
-            for kind, t in detail.latency.items()
+            for kind, t in latency
         },
         "host_ms": _ms(detail.host_us),
         "gpu_ms": _ms(detail.gpu_us),
@@ -120,7 +118,7 @@ def _details(race: Race, name: str, detail: Detail, search_s: float | None) -> d
         "paid_after_calls": _paid_after(race, name, detail.build_s + (searched_s or 0.0)),
         "samples_us": {
             "queued": {kind: _kept(timing) for kind, timing in detail.queued.items()},
-            "latency": {kind: _kept(timing) for kind, timing in detail.latency.items()},
+            "latency": {kind: _kept(timing) for kind, timing in latency},
         },
     }
 
@@ -152,18 +150,14 @@ def _kept(timing: Timing) -> list[float]:
     return [float(f"{us:.{SAMPLE_DIGITS}g}") for us in timing.samples_us[::step]]
 
 
-def _clocks(clocks_mhz: Sequence[int]) -> dict[str, float] | None:
-    if not clocks_mhz:
+def _clocks(mhz: Sequence[int]) -> dict[str, float] | None:
+    return {"low": min(mhz), "median": statistics.median(mhz), "high": max(mhz)} if mhz else None
+
+
+def _interval(found: Interval | None) -> dict[str, float] | None:
+    if found is None:
         return None
-    return {
-        "low": min(clocks_mhz),
-        "median": statistics.median(clocks_mhz),
-        "high": max(clocks_mhz),
-    }
-
-
-def _interval(interval: Interval) -> dict[str, float]:
-    return {"low": interval.low, "high": interval.high, "confidence": interval.confidence}
+    return {"low": found.low, "high": found.high, "confidence": found.confidence}
 
 
 def _ms(us: float | None) -> float | None:

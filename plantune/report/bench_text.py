@@ -11,7 +11,6 @@ from plantune.rivals import has_compiled
 
 if TYPE_CHECKING:
     from plantune.measure.race import Race
-    from plantune.measure.timing import Interval
 
 NOISY = "~"
 NOISE = f"{NOISY} noisy: the quartiles are far apart, or other work ran on these cores"
@@ -27,7 +26,8 @@ def verdict(race: Race) -> str:
     if race.ratio is None:
         return "there is nothing to compare: no baseline ran beside the plan"
     ratio = race.ratio
-    said = of_text(ratio, race.best_baseline)
+    interval = f"{100 * ratio.confidence:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
+    said = f"{ratio.ratio:.3f} of {race.best_baseline}'s time ({interval})"
     if not has_compiled(race.timings):
         said = f"{said}; torch.compile was not in this race"
     if ratio.high < 1:
@@ -35,14 +35,6 @@ def verdict(race: Race) -> str:
     if ratio.low > 1:
         return f"plantune is slower: {said}"
     return f"a tie within the noise: {said}"
-
-
-def of_text(ratio: Interval, name: str | None) -> str:
-    return f"{ratio.ratio:.3f} of {name}'s time ({interval_text(ratio)})"
-
-
-def interval_text(interval: Any) -> str:
-    return f"{100 * interval.confidence:.0f} % interval {interval.low:.3f} to {interval.high:.3f}"
 
 
 def other_ratios(document: Mapping[str, Any]) -> list[str]:

@@ -81,25 +81,18 @@ def other_covers(
     found = []
     for other, trials in tried:
         names = names_of(other)
-        if trials and names != own and names & own:
-            found.append(_cover(own, other, trials, planned))
+        if not trials or names == own or not names & own:
+            continue
+        if names < own:
+            found.append(OtherCover(other, trials, PART, 1, None))
+            continue
+        touched = [(step, us) for step, us in planned if names & names_of(step)]
+        whole = all(names_of(step) <= names for step, _ in touched)
+        times = [us for _, us in touched if us is not None]
+        instead_us = sum(times) if whole and len(times) == len(touched) else None
+        relation = WIDER if whole else ACROSS
+        found.append(OtherCover(other, trials, relation, len(touched), instead_us))
     return tuple(found)
-
-
-def _cover(
-    own: frozenset[str],
-    other: Step,
-    trials: Trials,
-    planned: Sequence[tuple[Step, float | None]],
-) -> OtherCover:
-    names = names_of(other)
-    if names < own:
-        return OtherCover(other, trials, PART, 1, None)
-    touched = [(step, us) for step, us in planned if names & names_of(step)]
-    whole = all(names_of(step) <= names for step, _ in touched)
-    times = [us for _, us in touched if us is not None]
-    instead_us = sum(times) if whole and len(times) == len(touched) else None
-    return OtherCover(other, trials, WIDER if whole else ACROSS, len(touched), instead_us)
 
 
 def cheapest_parts(step: Step, covers: Iterable[OtherCover]) -> tuple[OtherCover, ...]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plantune.report.tables import config_text, table
+from plantune.report.tables import and_more, config_text, table
 
 if TYPE_CHECKING:
-    from plantune.kernels.family import Candidate
     from plantune.plan import Plan
     from plantune.plan_db.rows import StoredPlan
 
-Steps = Mapping[tuple[str, ...], "Candidate"]
+Steps = Mapping[tuple[str, ...], str]  # what runs each, by the nodes that it covers
 
 
 def difference(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
@@ -26,8 +25,7 @@ def difference(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
         "environment": {name: list(pair) for name, pair in there.items()},
         "evidence": _changed(first.plan.evidence, second.plan.evidence),
         "other_candidates": [
-            {"nodes": list(nodes), "first": _text(one[nodes]), "second": _text(other[nodes])}
-            for nodes in changed
+            {"nodes": list(nodes), "first": one[nodes], "second": other[nodes]} for nodes in changed
         ],
         "only_first": _only(one, other),
         "only_second": _only(other, one),
@@ -47,19 +45,15 @@ def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _by_nodes(plan: Plan) -> Steps:
-    return {choice.nodes: choice.candidate for choice in plan.choices}
+    return {choice.nodes: config_text(choice.candidate) for choice in plan.choices}
 
 
 def _only(one: Steps, other: Steps) -> list[dict[str, Any]]:
     return [
-        {"nodes": list(nodes), "candidate": _text(candidate)}
+        {"nodes": list(nodes), "candidate": candidate}
         for nodes, candidate in one.items()
         if nodes not in other
     ]
-
-
-def _text(candidate: Candidate) -> str:
-    return config_text(candidate.family, candidate.config)
 
 
 def difference_text(found: Mapping[str, Any], width: int | None = None) -> str:
@@ -74,7 +68,7 @@ def difference_text(found: Mapping[str, Any], width: int | None = None) -> str:
         ("steps only in the first", "only_first", ["candidate"]),
         ("steps only in the second", "only_second", ["candidate"]),
     ):
-        rows = [[nodes_text(step["nodes"]), *map(step.get, values)] for step in found[name]]
+        rows = [[and_more(step["nodes"]), *map(step.get, values)] for step in found[name]]
         if rows:
             parts.append(table([title, *values], rows, "lll"[: 1 + len(values)], width))
     same = f"{found['same_steps']} steps are the same"
@@ -84,8 +78,3 @@ def difference_text(found: Mapping[str, Any], width: int | None = None) -> str:
 def _short(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 32 else f"{text[:29]}..."
-
-
-def nodes_text(nodes: Sequence[str]) -> str:
-    """The first node, and how many follow it."""
-    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} +{len(nodes) - 1}"

@@ -96,7 +96,7 @@ def _step_time(timed: TimedStep, alone: Mapping[str, float | None]) -> StepTime:
         step=step.name,
         layers=tuple(dict.fromkeys(layer_of(node.name) for node in step.nodes)),
         ops=step.ops,
-        candidate=config_text(candidate.family, candidate.config),
+        candidate=config_text(candidate),
         framework_us=_sum([alone.get(node.name) for node in step.nodes]),
         plan_us=timed.us,
     )
@@ -120,7 +120,7 @@ def compared(steps: Sequence[StepTime]) -> dict[str, Any]:
 def untimed(*sides: Timed) -> dict[str, str]:
     """Why each step without a time has none, by its name and candidate."""
     return {
-        f"{timed.step.name} with {config_text(timed.candidate.family, timed.candidate.config)}":
+        f"{timed.step.name} with {config_text(timed.candidate)}":
             rejected_text(timed.outcome)
         for side in sides
         for timed in side

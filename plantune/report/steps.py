@@ -63,6 +63,9 @@ class StepStory:
         return self.runner_up[1] / self.chosen_us - 1
 
     def to_json(self) -> dict[str, Any]:
+        runner_up = None
+        if self.runner_up is not None:
+            runner_up = {**self.runner_up[0].to_json(), "median_us": self.runner_up[1]}
         return {
             "step": self.step.name,
             "nodes": [node.name for node in self.step.nodes],
@@ -73,16 +76,10 @@ class StepStory:
             "guess_us": self.guess_us,
             "margin": self.margin,
             "roofline_us": self.roofline_us,
-            "runner_up": self._runner_up_json(),
+            "runner_up": runner_up,
             **trials_json(self.trials),
             "other_covers": [cover.to_json() for cover in self.covers],
         }
-
-    def _runner_up_json(self) -> dict[str, Any] | None:
-        if self.runner_up is None:
-            return None
-        candidate, us = self.runner_up
-        return {**candidate.to_json(), "median_us": us}
 
 
 def step_roofline_us(step: Step, arch: str) -> float | None:

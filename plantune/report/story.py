@@ -20,7 +20,7 @@ from plantune.report.covers import (
 )
 from plantune.report.reasons import counts_text, rejected_text
 from plantune.report.steps import StepStory
-from plantune.report.tables import config_text, counted, percent, table, us_text
+from plantune.report.tables import and_more, config_text, counted, percent, table, us_text
 
 # Wider fusions with a line of their own; the others are counted.
 WIDER_SHOWN = 3
@@ -32,8 +32,7 @@ Row = list[str]
 
 def title(step: Step) -> str:
     """The first op, and how many follow it."""
-    more = len(step.nodes) - 1
-    return step.name + (f" +{more}" if more else "")
+    return and_more([node.name for node in step.nodes])
 
 
 def summary_table(stories: Sequence[StepStory], total_us: float, width: int | None) -> str:
@@ -44,7 +43,7 @@ def summary_table(stories: Sequence[StepStory], total_us: float, width: int | No
             " + ".join(story.step.ops),
             ("~" if story.chosen_us is None else "") + us_text(story.about_us),
             percent(story.about_us / total_us) if total_us else "-",
-            config_text(story.chosen.family, story.chosen.config),
+            config_text(story.chosen),
             str(story.tried),
             "-" if story.margin is None else f"{100 * story.margin:+.1f} %",
         ]
@@ -57,7 +56,7 @@ def story_text(story: StepStory, *, whole: bool, predicted: bool, width: int | N
     """What was chosen and why the others lost; with `whole` every candidate on its own line."""
     lines = [f"chosen {verdict(story, predicted=predicted)}"]
     room = None if width is None else width - len(INDENT)
-    rows = list(_tried_rows(story))
+    rows = [*_family_rows(story), *_parts_row(story), *_wider_rows(story)]
     if rows:
         lines.append(table(TRIED, rows, "lrrl", room))
     if whole:
@@ -69,7 +68,7 @@ def story_text(story: StepStory, *, whole: bool, predicted: bool, width: int | N
 
 
 def verdict(story: StepStory, *, predicted: bool = False) -> str:
-    name = config_text(story.chosen.family, story.chosen.config)
+    name = config_text(story.chosen)
     if predicted:
         return f"{name} by a guess of {us_text(story.guess_us)}"
     if story.chosen_us is None:
@@ -92,27 +91,18 @@ def _limit(roofline_us: float | None, us: float) -> str:
     return f"{percent(roofline_us / us)} of the roofline, {us_text(roofline_us)}"
 
 
-def _tried_rows(story: StepStory) -> Iterator[Row]:
-    yield from _family_rows(story)
-    yield from _parts_row(story)
-    yield from _wider_rows(story)
-
-
 def _family_rows(story: StepStory) -> Iterator[Row]:
     """Other candidates for the same step, by their family, the fastest first."""
     families: dict[str, dict[Candidate, Outcome]] = {}
-    outcomes: list[tuple[Candidate, Outcome]] = [
-        *measured_of(story.trials),
-        *rejected_of(story.trials),
-    ]
-    for candidate, outcome in outcomes:
+    ordered = [c for c, _ in (*measured_of(story.trials), *rejected_of(story.trials))]
+    for candidate in ordered:
         if candidate != story.chosen:
-            families.setdefault(candidate.family, {})[candidate] = outcome
+            families.setdefault(candidate.family, {})[candidate] = story.trials[candidate]
     for family, trials in families.items():
         best = next(iter(measured_of(trials)), None)
         name = f"{family}, other configs" if family == story.chosen.family else family
         reasons = [] if best is None else [_beside(best[1].median_us, story.chosen_us)]
-        yield _row(name, trials, best, [*reasons, _rejects(trials)])
+        yield _row(name, trials, best, *reasons)
 
 
 def _parts_row(story: StepStory) -> Iterator[Row]:
@@ -125,12 +115,8 @@ def _parts_row(story: StepStory) -> Iterator[Row]:
     us = sum(map(best_us, cheapest)) if cheapest else None
     named = " + ".join(f"{'+'.join(c.step.ops)} {us_text(best_us(c))}" for c in cheapest)
     compared = _beside(us, story.chosen_us) if us is not None else "not all parts were measured"
-    yield [
-        "its ops in parts",
-        str(len(tried)),
-        us_text(us),
-        "; ".join(filter(None, (compared, named))),
-    ]
+    told = "; ".join(filter(None, (compared, named)))
+    yield ["its ops in parts", str(len(tried)), us_text(us), told]
 
 
 def _wider_rows(story: StepStory) -> Iterator[Row]:
@@ -141,7 +127,7 @@ def _wider_rows(story: StepStory) -> Iterator[Row]:
     shown, rest = known[:WIDER_SHOWN], [c for c in wider if c not in known[:WIDER_SHOWN]]
     for cover in shown:
         name = f"fused: {title(cover.step)} ({' + '.join(cover.step.ops)})"
-        yield _row(name, cover.trials, cover.best, [_instead(cover), _rejects(cover.trials)])
+        yield _row(name, cover.trials, cover.best, _instead(cover))
     if rest:
         trials = [o for cover in rest for o in cover.trials.values()]
         failed = [o for o in trials if isinstance(o, Rejected)]
@@ -150,14 +136,10 @@ def _wider_rows(story: StepStory) -> Iterator[Row]:
         yield [told, str(len(trials)), us_text(best), counts_text(failed)]
 
 
-def _row(
-    name: str,
-    trials: Trials,
-    best: tuple[Candidate, Measured] | None,
-    reasons: Sequence[str],
-) -> Row:
+def _row(name: str, trials: Trials, best: tuple[Candidate, Measured] | None, *reasons: str) -> Row:
+    rejected = counts_text(outcome for _, outcome in rejected_of(trials))
     us = None if best is None else best[1].median_us
-    return [name, str(len(trials)), us_text(us), "; ".join(filter(None, reasons))]
+    return [name, str(len(trials)), us_text(us), "; ".join(filter(None, (*reasons, rejected)))]
 
 
 def _beside(us: float, chosen_us: float | None) -> str:
@@ -178,16 +160,12 @@ def _instead(cover: OtherCover) -> str:
     return f"instead of {counted(cover.replaces, 'step')} in {us_text(cover.instead_us)}"
 
 
-def _rejects(trials: Trials) -> str:
-    return counts_text(outcome for _, outcome in rejected_of(trials))
-
-
 def _whole(trials: Trials, chosen: Candidate | None, width: int | None) -> list[str]:
     """Every candidate with its spread and its error, then those that were rejected."""
     rows = [
         [
             "*" if candidate == chosen else "",
-            config_text(candidate.family, candidate.config),
+            config_text(candidate),
             us_text(outcome.median_us),
             f"{us_text(outcome.low_us)} to {us_text(outcome.high_us)}",
             f"{outcome.error:.1e} of {outcome.bound:.1e}",
@@ -197,6 +175,6 @@ def _whole(trials: Trials, chosen: Candidate | None, width: int | None) -> list[
     titles = ["", "candidate", "median", "quartiles", "error"]
     lines = [table(titles, rows, "llrrr", width)] if rows else []
     for candidate, outcome in rejected_of(trials):
-        name = config_text(candidate.family, candidate.config)
+        name = config_text(candidate)
         lines.append(f"rejected: {name}: {rejected_text(outcome)}")
     return lines

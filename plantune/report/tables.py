@@ -5,7 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plantune.kernels.family import Candidate
 
 GAP = "  "
 # Text in narrower columns is harder to read than lines that the terminal breaks.
@@ -77,6 +80,8 @@ def us_text(us: float | None) -> str:
     """Microseconds as what reads best; "-" for what is not known."""
     if us is None:
         return "-"
+    if us < 0:
+        return f"-{us_text(-us)}"
     if us < 1000:
         return f"{us:.3g} us" if us < 100 else f"{us:.0f} us"
     return ms_text(us / 1e3)
@@ -98,10 +103,15 @@ def percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def config_text(family: str, config: Mapping[str, Any]) -> str:
-    """A candidate: its family and what its config says."""
-    words = [f"{key}={_word(value)}" for key, value in config.items()]
-    return " ".join([family, *words])
+def config_text(candidate: Candidate) -> str:
+    """Its family and what its config says."""
+    words = [f"{key}={_word(value)}" for key, value in candidate.config.items()]
+    return " ".join([candidate.family, *words])
+
+
+def and_more(names: Sequence[str]) -> str:
+    """The first, and how many follow it."""
+    return names[0] + (f" +{len(names) - 1}" if names[1:] else "")
 
 
 def _word(value: Any) -> str:
@@ -111,11 +121,7 @@ def _word(value: Any) -> str:
 def machine_text(environment: Mapping[str, Any]) -> str:
     """The processor of an environment, and how many threads if that matters."""
     threads = environment["threads"]
-    return (
-        f"{environment['device']}, {counted(threads, 'thread')}"
-        if threads
-        else (str(environment["device"]))
-    )
+    return f"{environment['device']}" + (f", {counted(threads, 'thread')}" if threads else "")
 
 
 def counted(count: int, thing: str, many: str | None = None) -> str:

@@ -11,12 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.errors import (
-    CaptureError,
-    InvalidPlan,
-    UnsupportedDevice,
-    UnsupportedModule,
-)
+from plantune.errors import CaptureError, InvalidPlan, UnsupportedDevice, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.autocast import state_on
 from plantune.graph.graph import Graph

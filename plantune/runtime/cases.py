@@ -21,14 +21,7 @@ from plantune.graph.graph import Graph
 from plantune.graph.memory import in_rows
 from plantune.graph.nested import tensors_in
 from plantune.products import float32_products
-from plantune.runtime.distances import (
-    BUFFER,
-    GRADIENT,
-    Results,
-    distances,
-    is_finite,
-    names_of,
-)
+from plantune.runtime.distances import BUFFER, GRADIENT, Results, distances, is_finite, names_of
 from plantune.runtime.draws import drawn, drawn_inputs
 from plantune.runtime.evaluated import evaluated
 

@@ -7,13 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from plantune.errors import (
-    MeasureTimeout,
-    NoViableCandidate,
-    OutOfTime,
-    WorkerDied,
-    WrongResult,
-)
+from plantune.errors import MeasureTimeout, NoViableCandidate, OutOfTime, WorkerDied, WrongResult
 from plantune.graph.graph import Graph
 from plantune.graph.tape import Tape
 from plantune.measure.client import Worker

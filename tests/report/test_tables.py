@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from plantune.canonical import Attrs
+from plantune.kernels.family import Candidate
 from plantune.report.tables import bytes_text, config_text, counted, table, us_text
 
 
@@ -79,5 +81,6 @@ def test_sizes_counts_and_configs() -> None:
         "2 matches",
     )
     assert (
-        config_text("gemm", {"layout": "nhwc", "prepack": True}) == "gemm layout=nhwc prepack=true"
+        config_text(Candidate("gemm", Attrs(layout="nhwc", prepack=True)))
+        == "gemm layout=nhwc prepack=true"
     )

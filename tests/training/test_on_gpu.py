@@ -207,6 +207,44 @@ def test_overflows_are_left_out_and_scales_move_as_torchs(name, batches):
     assert_moved_alike(start, model, other)
 
 
+@pytest.mark.parametrize("capturable", [True, False])
+def test_a_loss_scale_beside_bfloat16_and_an_optimizer_of_torchs(capturable, batches):
+    """GradScaler itself refuses it: torch unscales no gradients of this type on a GPU."""
+
+    def made(module):
+        return torch.optim.RMSprop(module.parameters(), 1e-3, momentum=0.5, capturable=capturable)
+
+    def loss(y, target, factor):
+        return cross_entropy(y.float(), target) * factor
+
+    model = linear().bfloat16()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    ours, theirs = made(model), made(other)
+    scale = LossScale(8.0, growth_interval=3)
+    step = TrainStep(model, loss, ours, scale=scale, max_norm=0.5)
+    scales = []
+    for index, (x, y) in enumerate(batches):
+        infinite = index in (4, 11)
+        factor = torch.tensor(float("inf") if infinite else 1.0, device="cuda")
+        before = held_by(model, ours)
+        step(x.bfloat16(), y, factor)
+        assert bool(step.found_inf) == infinite
+        scales.append(scale.state_dict()["scale"])
+        if infinite:
+            assert all(map(torch.equal, before, held_by(model, ours)))
+            continue
+        theirs.zero_grad()
+        loss(other(x.bfloat16()), y, factor).backward()
+        nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+        theirs.step()
+    assert captured(step) == 1
+    # Doubled each third step, halved after an overflow, which begins the count anew.
+    grown = [(8, 2), (16, 2), (8, 3), (16, 3), (32, 1), (16, 3), (32, 3), (64, 3)]
+    assert scales == [float(value) for value, steps in grown for _ in range(steps)]
+    # A rounding to 8 bits of a weight is a large part of such a step.
+    assert_moved_alike(start, model, other, 0.2)
+
+
 def test_a_saved_state_resumes_exactly(batches):
     model = nn.Sequential(nn.Flatten(), nn.Linear(35, 16), nn.Dropout(0.5), nn.Linear(16, 5)).cuda()
     other = copy.deepcopy(model)

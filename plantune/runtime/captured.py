@@ -65,7 +65,7 @@ class CapturedProgram:
         self._frozen = frozen
         # The gradients are gathered in one launch, which casts them too.
         graph, plan, self._counters = without_counters(*without_last_casts(graph, plan))
-        self._program = Program(graph, plan, space, device)
+        self._program = Program(graph, plan, space, device, seeds=True)
         self.device, self._index = device, device.index
         self._recorder = Recorder(device)
         self._stream: torch.cuda.Stream | None = None
@@ -75,7 +75,7 @@ class CapturedProgram:
         self._passes: dict[str, Pass] = {}
         inputs = [self._place(*named) for named in graph.inputs]
         self._gradients = Gradients(self._program, space.arch, device)
-        seeds = [self._place(*named) for named in graph.output_gradients]
+        seeds = [self._program.values[name] for name, _ in graph.output_gradients]
         self._ends = Ends(self._program, inputs)
         self._seeds = Ends(self._program, seeds, "backward")
 
@@ -124,6 +124,8 @@ class CapturedProgram:
         """
         if is_capturing() or is_rehearsing():
             self._enter()
+            if is_rehearsing():  # the capture to come holds what graphs of our own would hold too
+                self._passes.clear()
             return self._inside_a_capture(inputs)
         return self.replay(inputs)
 
@@ -206,16 +208,19 @@ class CapturedProgram:
         """In training the backward pass too: if that is not possible, the framework can still
         run both.
         """
+        self._ends.hold()
         if self.graph.backward_from is None:
             made = self._captured("forward", self._forward_pass, self._forward_pass)
             self._ends.serve(made.graph)
             self._passes["forward"] = made  # with the patches of no other graph
+            self._ends.drop()
             return made
         try:
             made = self._captured("forward", self._forward_pass, self._both_passes)
             self._ends.serve(made.graph)
             self._passes["forward"] = made
             self._capture_backward()
+            self._ends.drop()
             return made
         except BaseException:
             self._passes.clear()

@@ -27,12 +27,13 @@ class End:
     """An input or output. `own` is where the captured kernels look for it.
 
     If it `moves`, the few kernels that touch it can be told of another address before the graph is
-    launched; else it is copied.
+    launched; else it is copied. `own` has no memory while it is dropped.
     """
 
     def __init__(self, name: str, own: Tensor) -> None:
         self.name, self.own = name, own
         self.moves = False
+        self._memory, self._size_bytes = own.untyped_storage(), own.untyped_storage().nbytes()
         self._strides = own.stride()
         self._wide = [axis for axis, size in enumerate(own.shape) if size > 1]
 
@@ -48,12 +49,25 @@ class End:
         """Whether the kernels can work on the tensor itself."""
         return self.lies_as(tensor) and not tensor.data_ptr() % ALIGNMENT_BYTES
 
+    def drop(self) -> None:
+        """Frees the memory of `own`, which is its alone, until something must be copied there."""
+        self._memory.resize_(0)
+
+    def is_dropped(self) -> bool:
+        return self._memory.nbytes() < self._size_bytes
+
+    def hold(self) -> None:
+        """Has memory for what is copied, and for the kernels of a new capture."""
+        if self.is_dropped():
+            self._memory.resize_(self._size_bytes)
+
     def place_of(self, tensor: Tensor) -> int:
         """Where kernels find these elements."""
         if self.moves and self.lies_as(tensor):
             place = tensor.data_ptr()
             if not place % ALIGNMENT_BYTES:
                 return place
+        self.hold()
         with torch.no_grad():
             self.own.copy_(tensor)
         return self.own.data_ptr()
@@ -118,6 +132,21 @@ class Ends:
         if self._program.device.type != "cuda":
             return partial(torch.empty_strided, type_.shape, strides, dtype=type_.torch_dtype)
         return partial(empty_on_gpu, type_.shape, strides, type_.torch_dtype)
+
+    def hold(self) -> None:
+        """Before a capture: kernels must find inputs that make sense, such as valid indices."""
+        for end in self._inputs:
+            if end.is_dropped():
+                end.hold()
+                end.own.zero_()
+
+    def drop(self) -> None:
+        """Frees the places of inputs that kernels read where a caller has them: 704 MiB of 8,192
+        images of 11 planes. What must be copied later gets one again.
+        """
+        for end in self._inputs:
+            if end.moves:
+                end.drop()
 
     def serve(self, graph: Recorded) -> None:
         """Takes a captured pass, and looks for its kernels that must be told of other addresses."""
@@ -210,6 +239,8 @@ class Ends:
             if end.name in self._direct and end.fits(tensor):
                 values[end.name] = tensor
                 claim(tensor, partial(self._found, end, tensor))
+            elif end.is_dropped():  # memory of the capture's, which is its again after the pass
+                values[end.name] = torch.empty_like(end.own).copy_(tensor)
             else:
                 end.own.copy_(tensor)
         outputs = tuple([new() for new in self._new])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +38,28 @@ class MemoryPlan:
 
 
 def plan_memory(lifetimes: Iterable[Lifetime]) -> MemoryPlan:
-    """Largest first, each at the lowest place that is free during its whole life."""
+    """Each at the lowest place that is free during its whole life, in the better of two orders:
+    largest first, or those of about one size as they are made. The second takes 884 instead of 905
+    MiB for se_resnet9_fixup in training with 2,048 images, which is as much as lives at once.
+    """
+    buffers = [*lifetimes]
+    return min((_placed(buffers, order) for order in ORDERS), key=lambda plan: plan.size_bytes)
+
+
+def _by_class(buffer: Lifetime) -> tuple[object, ...]:
+    return -buffer.size_bytes.bit_length(), buffer.first, -buffer.size_bytes, buffer.name
+
+
+def _by_size(buffer: Lifetime) -> tuple[object, ...]:
+    return -buffer.size_bytes, buffer.first, buffer.name
+
+
+ORDERS = (_by_class, _by_size)
+
+
+def _placed(buffers: Iterable[Lifetime], order: Callable[[Lifetime], Any]) -> MemoryPlan:
     placed: list[tuple[int, Lifetime]] = []
-    for buffer in sorted(lifetimes, key=lambda b: (-b.size_bytes, b.first, b.name)):
+    for buffer in sorted(buffers, key=order):
         busy = sorted(
             (start, start + aligned(other.size_bytes))
             for start, other in placed
@@ -59,15 +79,16 @@ def _lowest_gap(busy: list[tuple[int, int]], size: int) -> int:
     return start
 
 
-def taker(plan: MemoryPlan, apart: Container[str], device: torch.device) -> Take:
-    """Gives each planned buffer its place in one arena, all else memory of its own.
+def taker(buffers: Iterable[Lifetime], apart: Container[str], device: torch.device) -> Take:
+    """Gives each buffer its place in one arena, all else memory of its own.
 
     Those `apart` share their memory with no other value.
     """
+    plan = plan_memory(buffer for buffer in buffers if buffer.name not in apart)
     arena = fresh(plan.size_bytes, device)
 
     def take(name: str, size_bytes: int) -> tuple[Tensor, int]:
-        if name in plan.starts and name not in apart:
+        if name in plan.starts:
             return arena, plan.starts[name]
         return fresh(size_bytes, device), 0
 
@@ -92,8 +113,11 @@ def passes(schedule: Schedule) -> tuple[Launch, ...]:
     return (*schedule.phase("forward"), *schedule.phase("backward"))
 
 
-def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
+def liveness(
+    schedule: Schedule, branches: Iterable[Branch] = (), *, seeds: bool = False
+) -> Liveness:
     """Follows every value from its making to its last use. A view is a use of what it views.
+    `seeds`, the gradients of outputs, are copied into their places before a backward pass.
 
     Of what the backward pass reads, values outside of the arena stay until its end, so that it can
     run twice. Results stay until the end of their pass, when the caller takes them. A branch holds
@@ -109,6 +133,8 @@ def liveness(schedule: Schedule, branches: Iterable[Branch] = ()) -> Liveness:
             uses.rest(rests[when], launch)
     graph = schedule.graph
     turn, end = len(schedule.phase("forward")) - 1, len(launches)
+    for name, type_ in graph.output_gradients if seeds else ():
+        uses.make(name, type_.size_bytes, range(turn + 1, turn + 2))
     for name in (*graph.outputs, *(value for _, value in graph.updates)):
         uses.use(name, turn)
     for _, name in graph.gradients:

@@ -17,12 +17,12 @@ from plantune.kernels.build import build, build_all
 from plantune.kernels.constants import Constant
 from plantune.kernels.copies import Copies
 from plantune.kernels.family import Values
-from plantune.layouts import HOST_MEMORY, in_layout
+from plantune.layouts import HOST_MEMORY, in_layout, view_bytes
 from plantune.plan import Plan, check_plan
 from plantune.runtime.arrivals import Arrivals, Told, arrival_places
 from plantune.runtime.binding import bind, made_for
 from plantune.runtime.branches import Call, Lanes, branches_of
-from plantune.runtime.memory_plan import liveness, passes, plan_memory, taker
+from plantune.runtime.memory_plan import liveness, passes, taker
 from plantune.runtime.schedule import Conversion, Launch, Schedule, make_schedule
 from plantune.runtime.weights import Weights
 from plantune.space.search_space import SearchSpace
@@ -43,18 +43,29 @@ class Program:
     keeps_copies = True
 
     def __init__(
-        self, graph: Graph, plan: Plan, space: SearchSpace, device: torch.device = HOST_MEMORY
+        self,
+        graph: Graph,
+        plan: Plan,
+        space: SearchSpace,
+        device: torch.device = HOST_MEMORY,
+        *,
+        seeds: bool = False,
     ) -> None:
+        """With `seeds` there is room for gradients of outputs among the values."""
         schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
         branches = branches_of(schedule) if plan.branches else ()
-        live = liveness(schedule, branches)
+        on_gpu = device.type == "cuda"
+        live = liveness(schedule, branches, seeds=seeds)
         self.graph = graph
         self.plan = plan
         self.device = device
-        # On a GPU a caller's memory may take the place of an output.
-        apart = graph.outputs if device.type == "cuda" else ()
-        take = taker(plan_memory(live.buffers), apart, device)
+        # On a GPU a caller's memory may take the place of an output that no other pass reads.
+        apart = {*graph.outputs} - {*graph.saved} if on_gpu else ()
+        take = taker(live.buffers, apart, device)
         self.values: Values = {}
+        for name, type_ in graph.output_gradients if seeds else ():
+            place = take(name, type_.size_bytes)
+            self.values[name] = view_bytes(*place, type_, schedule.layouts[name])
         for launch in schedule.launches:
             self.values.update(made_for(launch, take))
         self._schedule = schedule
@@ -63,7 +74,7 @@ class Program:
         build_all(((launch.step, launch.candidate) for launch in schedule.launches), space.arch)
         self._weights = None
         first = schedule.phase("refresh")
-        if device.type == "cuda":
+        if on_gpu:
             self._weights = Weights(graph, self.values, space.arch, device)
             first = self._weights.others(schedule)
         self._prepare: list[Call] = []

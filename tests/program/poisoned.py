@@ -78,8 +78,8 @@ class PoisonedProgram(Program):
                 patch.setattr(program_module, "Lanes", lanes)
             super().__init__(graph, plan, space)
 
-    def _recorded(self, schedule: Schedule, branches: Iterable[Branch]) -> Liveness:
-        self._live = memory_module.liveness(schedule, branches)
+    def _recorded(self, schedule: Schedule, branches: Iterable[Branch], *, seeds: bool) -> Liveness:
+        self._live = memory_module.liveness(schedule, branches, seeds=seeds)
         return self._live
 
     def _calls(

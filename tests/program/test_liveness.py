@@ -179,6 +179,25 @@ def test_a_backward_pass_takes_the_memory_that_it_leaves(space):
     assert plan_memory(live.buffers).size_bytes == kept + aligned(BYTES)
 
 
+def test_gradients_of_outputs_have_a_place_from_the_backward_pass_on(space):
+    """Before it they are not there, so that they need no memory of their own."""
+
+    def emit(b, x):
+        (x,) = b.emit("mul", x, b.parameter("w", TensorType((1,))))
+        return b.emit("relu", b.emit("sigmoid", x)[0])
+
+    graph = differentiate(made_by(emit))
+    plan = default_plan(graph, space, network="test")
+    schedule = make_schedule(graph, plan, check_plan(plan, graph, space))
+    ((seed, _),) = graph.output_gradients
+    plain, live = liveness(schedule), liveness(schedule, seeds=True)
+    readers = [i for i, node in enumerate(graph.nodes) if seed in node.inputs]
+    assert [b for b in live.buffers if b not in plain.buffers] == [
+        Lifetime(seed, BYTES, 3, max(readers))
+    ]
+    assert live.spent == plain.spent
+
+
 # Every way in which a decision can be wrong, as a change of the code that takes it.
 
 
@@ -214,9 +233,9 @@ def launch_without_sources(self: _Uses, when, launch, schedule) -> None:
 def without(*fields: str) -> Callable:
     """Liveness of a schedule whose graph does not say that these leave it."""
 
-    def changed(schedule, branches=()):
+    def changed(schedule, branches=(), **more):
         graph = replace(schedule.graph, **dict.fromkeys(fields, ()))
-        return original_liveness(replace(schedule, graph=graph), branches)
+        return original_liveness(replace(schedule, graph=graph), branches, **more)
 
     return changed
 
@@ -225,17 +244,17 @@ original_launch, original_liveness = _Uses.launch, module.liveness
 original_make = _Uses.make
 
 
-def at_their_own_place(schedule, branches=()):
+def at_their_own_place(schedule, branches=(), **more):
     """A branch holds nothing while others run beside it."""
-    return original_liveness(schedule)
+    return original_liveness(schedule, **more)
 
 
-def from_their_own_place(schedule, branches=()):
-    return original_liveness(schedule, [replace(b, fork=b.launch - 1) for b in branches])
+def from_their_own_place(schedule, branches=(), **more):
+    return original_liveness(schedule, [replace(b, fork=b.launch - 1) for b in branches], **more)
 
 
-def to_their_own_place(schedule, branches=()):
-    return original_liveness(schedule, [replace(b, join=b.launch + 1) for b in branches])
+def to_their_own_place(schedule, branches=(), **more):
+    return original_liveness(schedule, [replace(b, join=b.launch + 1) for b in branches], **more)
 
 
 MUTATIONS = {

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from plantune.graph.types import TensorType
 from plantune.layouts import ALIGNMENT_BYTES, aligned
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plan import check_plan
+from plantune.runtime import memory_plan as module
 from plantune.runtime.memory_plan import Lifetime, liveness, plan_memory
 from plantune.runtime.schedule import make_schedule
 
@@ -71,6 +73,20 @@ def test_the_property_sees_a_plan_that_overlaps(monkeypatch):
     monkeypatch.setattr(Lifetime, "meets", lambda a, b: a.first < b.last and b.first < a.last)
     buffers = [Lifetime("a", 64, 0, 1), Lifetime("b", 64, 1, 2)]
     assert list(overlapping(buffers, plan_memory(buffers)))
+
+
+@pytest.mark.parametrize(
+    ("lives", "wanted"),
+    [
+        ([(5, 3, 3), (5, 2, 4), (4, 1, 2)], (14, 10)),
+        ([(4, 0, 2), (5, 2, 4), (3, 1, 1), (3, 0, 1)], (10, 12)),
+    ],
+)
+def test_the_better_of_two_orders_is_taken(lives, wanted):
+    buffers = [Lifetime(str(at), 256 * size, *life) for at, (size, *life) in enumerate(lives)]
+    sizes = [module._placed(buffers, order).size_bytes // 256 for order in module.ORDERS]
+    assert tuple(sizes) == wanted
+    assert plan_memory(buffers).size_bytes == 256 * min(wanted) == peak_bytes(buffers)
 
 
 def test_nothing_needs_nothing():

@@ -81,7 +81,10 @@ class Calls:
             self._check_given_plan(self.expected().stock.graph, self.options.plan)
         elif not form.is_parametrized:
             # The plan is looked for in the first call; whether there can be one is known now.
-            self._kinds.extracted(form, self._expected_trained(), self._inputs.expected)
+            call, autocast = self._inputs.expected, state_on(self._device.type)
+            call = call if autocast is None else call.under(autocast)
+            with without_autocast(self._device.type):
+                self._kinds.extracted(form, self._expected_trained(), call)
 
     def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:
         if isinstance(plan, PlanFile):

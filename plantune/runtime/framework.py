@@ -33,6 +33,10 @@ WAY_OF_A_CALL = (
     "plantune.runtime.calls",
     "plantune.runtime.kinds",
     "plantune.runtime.module",
+    "plantune.training.loss_pass",
+    "plantune.training.models",
+    "plantune.training.replays",
+    "plantune.training.step",
     "torch.nn.modules.module",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -11,6 +12,7 @@ from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.nested import kind_of, tensors_in
 from plantune.plan import Plan
+from plantune.runtime.framework import UnplannedCall, level_of_caller
 from plantune.runtime.module import TunedModule
 from plantune.training.one_plan import agreed
 from plantune.training.ranks import Ranks
@@ -67,7 +69,7 @@ class Models:
         agreed(self._ranks, repr(model), model.run_from)
 
     def _tuned(self, inputs: tuple[Any, ...], plan: Plan | None = None) -> TunedModule | None:
-        """None if no plan covers such a call."""
+        """None if no plan covers such a call, which is said."""
         tensors = tensors_in(inputs)
         if not tensors:
             return None
@@ -80,7 +82,9 @@ class Models:
                 plan=plan,
                 device=tensors[0].device,
             )
-        except (UnsupportedModule, InvalidGraph):
+        except (UnsupportedModule, InvalidGraph) as error:
+            text = f"no plan runs {type(self._model).__name__} in a TrainStep: {error}"
+            warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
             return None
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
-from plantune import optimize
+from plantune import TrainStep, UnplannedCall, optimize
 from plantune.training.models import Models
 
 
@@ -59,5 +62,32 @@ def test_a_module_without_a_plan_sees_its_own(x):
             return x if float(x.sum()) > 0 else -x
 
     models = Models(Branching())
+    with pytest.warns(UnplannedCall, match="no plan runs Branching in a TrainStep") as said:
+        models(x)
+    assert said[0].filename == __file__
     models(x)
-    assert models.seen() == 1
+    assert models.seen() == 2
+
+
+def test_images_in_16_bits_under_autocast(x, by_hand):
+    """Without autocast such a call is an error, of which no plan can be."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.SiLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    other, y = copy.deepcopy(model), torch.randint(5, (8,))
+    x = x.bfloat16()
+
+    def loss(outputs, target):
+        return cross_entropy(outputs.float(), target)
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    step = TrainStep(model, loss, optimizer, autocast=torch.bfloat16)
+    theirs = torch.optim.SGD(other.parameters(), 0.05)
+    for _ in range(3):
+        value = step(x, y)
+        theirs.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = loss(other(x), y)
+        wanted.backward()
+        theirs.step()
+        torch.testing.assert_close(value, wanted.detach(), rtol=0.02, atol=0.02)
+    (tuned,) = step._models._made.values()
+    assert (tuned.stats().planned, tuned.stats().eager) == (3, 0)

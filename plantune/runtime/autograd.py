@@ -12,6 +12,7 @@ from plantune.errors import WeightsChanged
 from plantune.graph.differentiate import gradient_name
 from plantune.graph.graph import Graph
 from plantune.runtime.live_state import LiveState
+from plantune.runtime.own_leaves import leaf_of
 from plantune.runtime.stock import Lease, Stock
 from plantune.runtime.torch_internals import without_autocast
 
@@ -98,6 +99,6 @@ def run_with_gradients(
 ) -> tuple[Tensor, ...]:
     """The stock's outputs, connected to `inputs` and `parameters` in autograd."""
     outputs: tuple[Tensor, ...] = TunedPass.apply(  # type: ignore[no-untyped-call]
-        stock, tuple(parameters), *inputs, *parameters.values()
+        stock, tuple(parameters), *inputs, *map(leaf_of, parameters.values())
     )
     return outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +11,23 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from plantune.runtime.own_leaves import own_leaf, standing_in
+
 Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class LossPass:
-    """`loss(model(*inputs), *targets)` and its gradients with regard to `parameters`."""
+    """`loss(model(*inputs), *targets)` and its gradients with regard to `parameters`. If these are
+    to be captured, plans see leaves of the pass's own.
+    """
 
     model: Call
     loss: Call
     parameters: Sequence[Tensor]
     micro_batches: int = 1
     autocast: tuple[str, torch.dtype] | None = None
+    captured: bool = False
 
     def run(
         self,
@@ -39,20 +44,30 @@ class LossPass:
         for a parameter that the loss does not depend on.
         """
         values = []
+        own = {}
+        if self.captured:  # hooks are the parameter's
+            own = {id(p): own_leaf(p) for p in self.parameters if not p._backward_hooks}
         for number, (part, of_part) in enumerate(self._parts(inputs, targets)):
-            with torch.enable_grad(), self._casting():
+            with torch.enable_grad(), self._casting(), standing_in(own):
                 value = self.loss(self.model(*part), *of_part)
                 total = _loss_of(value)
                 total = total / self.micro_batches if self.micro_batches > 1 else total
                 scaled = total if scale is None else total * scale.to(total.dtype).view(())
             if mark is not None:
                 mark("forward")
-            found = torch.autograd.grad(scaled, self.parameters, allow_unused=True)
-            take(number, found)
+            take(number, self._gradients(scaled, own))
             if mark is not None:
                 mark("backward")
             values.append(tree_map_only(Tensor, Tensor.detach, value))
         return values[0] if len(values) == 1 else _joined(values)
+
+    def _gradients(self, loss: Tensor, own: Mapping[int, Tensor]) -> list[Tensor | None]:
+        """Through plans and past them."""
+        found = torch.autograd.grad(loss, [*self.parameters, *own.values()], allow_unused=True)
+        count = len(self.parameters)
+        through = dict(zip(own, found[count:], strict=True))
+        pairs = zip(self.parameters, found[:count], strict=True)
+        return [_sum(through.get(id(parameter)), past) for parameter, past in pairs]
 
     def _casting(self) -> AbstractContextManager[Any]:
         if self.autocast is None:
@@ -80,6 +95,10 @@ class LossPass:
 
         for start in range(0, batch, size):
             yield tree_unflatten([part(leaf, start) for leaf in leaves], structure)
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return one if other is None else other if one is None else one + other
 
 
 def _loss_of(value: Any) -> Tensor:

@@ -188,7 +188,10 @@ class TrainStep:
         arch = _arch_of(device)
         gradients = FlatGradients(parameters, device, arch)
         autocast = None if self.autocast is None else (device.type, self.autocast)
-        backward = LossPass(self._models, self.loss, parameters, self.micro_batches, autocast)
+        backward = LossPass(
+            *(self._models, self.loss, parameters, self.micro_batches, autocast),
+            captured=device.type == "cuda",
+        )
         self._update = self._update_of(gradients, arch)
         others = self._others
         whole = self.micro_batches == 1

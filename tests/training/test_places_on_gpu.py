@@ -121,3 +121,22 @@ def test_images_are_read_wherever_they_are(randomise):
         assert abs(value - wanted) <= 0.02 * wanted, index
     (kind,) = step._run._kinds.values()
     assert kind.captured._moving, "its stem reads images in place"
+
+
+def test_a_loss_that_somebody_keeps_is_no_hindrance():
+    """Its graph holds nodes of the default stream, for which a capture must not wait."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5)).cuda()
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    x, y = torch.randn(8, 3, 8, 8, device="cuda"), torch.randint(5, (8,), device="cuda")
+    kept = [cross_entropy(model(x), y)]
+    kept[0].backward()
+    step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    theirs = torch.optim.SGD(other.parameters(), 0.1)
+    for _ in range(4):
+        step(x, y)
+    for _ in range(4):
+        theirs.zero_grad()
+        cross_entropy(other(x), y).backward()
+        theirs.step()
+    assert captured(step) == 1
+    assert_moved_alike(start, model, other)

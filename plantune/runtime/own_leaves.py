@@ -1,0 +1,40 @@
+"""Leaves of autograd's graph in the place of parameters, for as long as one pass takes.
+
+Autograd keeps one node for each parameter, on the stream on which it was first needed, for as long
+as any graph holds it. A capture on another stream would wait for that one, which it must not: a
+loss of the default stream that a user keeps is enough.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor
+
+
+class _Current(threading.local):
+    leaves: Mapping[int, Tensor] = {}
+
+
+_current = _Current()
+
+
+@contextmanager
+def standing_in(leaves: Mapping[int, Tensor]) -> Iterator[None]:
+    """Inside, passes of plans give their gradients to these; the keys are ids of parameters."""
+    before, _current.leaves = _current.leaves, leaves
+    try:
+        yield
+    finally:
+        _current.leaves = before
+
+
+def leaf_of(parameter: Tensor) -> Tensor:
+    return _current.leaves.get(id(parameter), parameter)
+
+
+def own_leaf(parameter: Tensor) -> Tensor:
+    """The parameter's memory as a leaf of its own."""
+    return parameter.detach().requires_grad_()

@@ -1,0 +1,90 @@
+"""Forward and backward of a step that is captured: plans see leaves of the pass's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from plantune import optimize
+from plantune.default_plans import COMPILED, hand_plan
+from plantune.runtime.own_leaves import leaf_of, own_leaf, standing_in
+from plantune.training.loss_pass import LossPass
+
+
+@pytest.fixture
+def tuned(model, batches, monkeypatch):
+    monkeypatch.setattr(
+        "plantune.runtime.choose.guessed_plan",
+        lambda *args, **options: hand_plan(*args, **options, without=COMPILED),
+    )
+    return optimize(model, batches[0][0], mode="train", share=True)
+
+
+def gradients_of(found):
+    return lambda number, gradients: found.append(gradients)
+
+
+def test_gradients_through_plans_and_past_them_add_up(tuned, model, batches):
+    """A loss may use weights of the model's, and have some of its own."""
+    head, unused = nn.Linear(5, 5), nn.Parameter(torch.ones(3))
+
+    def loss(y, target):
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return nn.functional.cross_entropy(head(y), target) + 0.1 * penalty
+
+    parameters = [*model.parameters(), *head.parameters(), unused]
+    (x, y), found = batches[0], []
+    for captured in (False, True):
+        # With batch statistics each pass moves the running ones alone.
+        passes = LossPass(tuned, loss, parameters, captured=captured)
+        passes.run((x,), (y,), None, gradients_of(found))
+    assert tuned.stats().planned == 2
+    plain, own = found
+    assert plain[-1] is own[-1] is None
+    for one, other in zip(plain[:-1], own[:-1], strict=True):
+        torch.testing.assert_close(one, other)
+    exact = torch.autograd.grad(loss(model(x), y), parameters[:-1])
+    for one, other in zip(own[:-1], exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plan_asks_nothing_of_a_graph_that_somebody_keeps(tuned, model, batches, monkeypatch):
+    """Its nodes are of another stream."""
+    x, y = batches[0]
+    kept = tuned(x).square().sum()
+    nodes = {p.expand_as(p).grad_fn.next_functions[0][0] for p in model.parameters()}
+    seen = set()
+
+    def loss(outputs, target):
+        seen.update(function for function, _ in outputs.grad_fn.next_functions if function)
+        return nn.functional.cross_entropy(outputs, target)
+
+    for captured in (False, True):
+        seen.clear()
+        passes = LossPass(tuned, loss, [*model.parameters()], captured=captured)
+        passes.run((x,), (y,), None, lambda number, gradients: None)
+        assert len(seen) == len(nodes)
+        assert seen.isdisjoint(nodes) == captured
+    assert kept.requires_grad
+
+
+def test_hooks_of_parameters_are_called(tuned, model, batches):
+    x, y = batches[0]
+    weight, called, found = next(model.parameters()), [], []
+    handle = weight.register_hook(lambda gradient: called.append(1) or 2 * gradient)
+    passes = LossPass(tuned, nn.functional.cross_entropy, [weight], captured=True)
+    passes.run((x,), (y,), None, gradients_of(found))
+    handle.remove()
+    passes.run((x,), (y,), None, gradients_of(found))
+    assert called == [1]
+    torch.testing.assert_close(found[0][0], 2 * found[1][0])
+
+
+def test_leaves_stand_in_for_one_thread_and_one_pass():
+    weight = nn.Parameter(torch.ones(2))
+    leaf = own_leaf(weight)
+    assert leaf.data_ptr() == weight.data_ptr()
+    with standing_in({id(weight): leaf}):
+        assert leaf_of(weight) is leaf
+    assert leaf_of(weight) is weight

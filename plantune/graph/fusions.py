@@ -13,14 +13,20 @@ from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.graph.ops.overload import CONCAT, SOFTMAX
+from plantune.graph.ops.overload import CONCAT, MATMUL, SELECT, SOFTMAX, UNBIND
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.graph.step import phase_of
 from plantune.paths import data_folder
 
 POINTWISE, ACTIVATION, DERIVATIVE = "pointwise", "activation", "activation_grad"
 # Overloads of torch that a path may name, by a word.
-OVERLOADS = {CONCAT: "concat", SOFTMAX: "softmax"}
+OVERLOADS = {
+    CONCAT: "concat",
+    SOFTMAX: "softmax",
+    MATMUL: "product",
+    SELECT: "select",
+    UNBIND: "unbind",
+}
 WORDS = (POINTWISE, ACTIVATION, DERIVATIVE, *OVERLOADS.values())
 OPERANDS = ("scalar", "tensor", "broadcast")
 # Repeating items on a graph that branches would offer exponentially many groups.

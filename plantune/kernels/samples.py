@@ -11,7 +11,7 @@ from plantune.graph import Graph, Step, TensorType
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
 from plantune.graph.fusions import all_fusions
-from plantune.graph.ops.overload import CONCAT, SOFTMAX
+from plantune.graph.ops.overload import CONCAT, MATMUL, SOFTMAX
 from plantune.graph.partition import alternatives
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
@@ -92,7 +92,18 @@ def _other_layers() -> Graph:
     image = builder.emit(SOFTMAX, image, arguments=along)[0]
     rows, *statistics = builder.emit("layer_norm", image, axes=1, eps=1e-5)
     (dx,) = builder.emit("layer_norm_grad", rows, image, *statistics, axes=1, eps=1e-5, affine=0)
-    return builder.build((rows, dx, *_batch_norm(builder, rows)))
+    return builder.build((rows, dx, _attention(builder), *_batch_norm(builder, rows)))
+
+
+def _attention(builder: GraphBuilder) -> str:
+    """Of one head, whose queries, keys and values are the same."""
+    heads = builder.input("heads", TensorType((1, 1, 16, HIDDEN // 2), "float16"))
+    product = canonical({"self": {"tensor": 0}, "other": {"tensor": 1}})
+    (keys,) = builder.emit("permute", heads, dims=(0, 1, 3, 2))
+    (scores,) = builder.emit(MATMUL, heads, keys, arguments=product)
+    along = canonical({"self": {"tensor": 0}, "dim": -1})
+    (weights,) = builder.emit(SOFTMAX, scores, arguments=along)
+    return builder.emit(MATMUL, weights, heads, arguments=product)[0]
 
 
 def _batch_norm(builder: GraphBuilder, image: str) -> tuple[str, ...]:

@@ -235,6 +235,11 @@ class Rows(nn.Module):
         return (x.flatten(2).transpose(1, 2) * 0.5).softmax(-1)
 
 
+class Heads(nn.Module):
+    def forward(self, x):
+        return (x @ x.transpose(-2, -1)).softmax(-1) @ x
+
+
 @cache
 def networks() -> dict[str, Graph]:
     size = TensorType((2, 3, 64, 64))
@@ -244,6 +249,7 @@ def networks() -> dict[str, Graph]:
         "resnet18 train": differentiate(extract(resnet18(num_classes=5), size)),
         "joined": extract(Joined(), size),
         "rows of pixels": extract(Rows(), size),
+        "heads": extract(Heads(), size),
         "group norm": extract(nn.Sequential(nn.GroupNorm(1, 3), nn.ReLU()), size),
     }
 

@@ -65,8 +65,17 @@ def mobile() -> Graph:
 
 
 def trained_rows() -> Graph:
-    module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96)).half()
+    module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.GroupNorm(8, 96)).half()
     return differentiate(extract(module, TensorType((512, 64), "float16")))
+
+
+class Heads(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+def heads() -> Graph:
+    return extract(Heads(), *[TensorType((8, 2, 49, 32), "float16")] * 3)
 
 
 def translator() -> Graph:
@@ -104,6 +113,7 @@ PROBLEMS = (
     mobile,
     translator,
     trained_rows,
+    heads,
     recurrent,
     registered("resnet18", 8, 3, "train"),
 )

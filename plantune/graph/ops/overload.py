@@ -136,6 +136,8 @@ class OverloadOp(Op):
 
 CONCAT = "aten.cat.default"
 SOFTMAX = "aten.softmax.int"
+MATMUL = "aten.matmul.default"
+SELECT, UNBIND = "aten.select.int", "aten.unbind.int"
 EMBEDDING = "aten.embedding.default"
 AVERAGE = "aten.avg_pool2d.default"
 # What numbers some take, by the place of the input.

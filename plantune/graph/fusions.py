@@ -13,7 +13,7 @@ from plantune.errors import InvalidSearchSpace
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import OPS, op_named
 from plantune.graph.ops.functions import FUNCTIONS
-from plantune.graph.ops.overload import CONCAT, MATMUL, SELECT, SOFTMAX, UNBIND
+from plantune.graph.ops.overload import CONCAT, MATMUL, ROLL, SELECT, SOFTMAX, UNBIND
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.graph.step import phase_of
 from plantune.paths import data_folder
@@ -26,6 +26,7 @@ OVERLOADS = {
     MATMUL: "product",
     SELECT: "select",
     UNBIND: "unbind",
+    ROLL: "roll",
 }
 WORDS = (POINTWISE, ACTIVATION, DERIVATIVE, *OVERLOADS.values())
 OPERANDS = ("scalar", "tensor", "broadcast")

@@ -96,14 +96,17 @@ def _other_layers() -> Graph:
 
 
 def _attention(builder: GraphBuilder) -> str:
-    """Of one head, whose queries, keys and values are the same."""
+    """Of one head, whose queries, keys and values are the same; its rows are windows."""
     heads = builder.input("heads", TensorType((1, 1, 16, HIDDEN // 2), "float16"))
     product = canonical({"self": {"tensor": 0}, "other": {"tensor": 1}})
     (keys,) = builder.emit("permute", heads, dims=(0, 1, 3, 2))
     (scores,) = builder.emit(MATMUL, heads, keys, arguments=product)
     along = canonical({"self": {"tensor": 0}, "dim": -1})
     (weights,) = builder.emit(SOFTMAX, scores, arguments=along)
-    return builder.emit(MATMUL, weights, heads, arguments=product)[0]
+    (read,) = builder.emit(MATMUL, weights, heads, arguments=product)
+    (windows,) = builder.emit("reshape", read, shape=(1, 2, 2, 2, 2, HIDDEN // 2))
+    (image,) = builder.emit("permute", windows, dims=(0, 1, 3, 2, 4, 5))
+    return builder.emit("reshape", image, shape=(1, 4, 4, HIDDEN // 2))[0]
 
 
 def _batch_norm(builder: GraphBuilder, image: str) -> tuple[str, ...]:

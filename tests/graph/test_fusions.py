@@ -237,7 +237,8 @@ class Rows(nn.Module):
 
 class Heads(nn.Module):
     def forward(self, x):
-        return (x @ x.transpose(-2, -1)).softmax(-1) @ x
+        y = (x @ x.transpose(-2, -1)).softmax(-1) @ x
+        return y.view(2, 3, 8, 8, 8, 8).permute(0, 1, 2, 4, 3, 5).reshape(2, 3, 64, 64) + x
 
 
 @cache

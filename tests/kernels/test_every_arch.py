@@ -70,12 +70,15 @@ def trained_rows() -> Graph:
 
 
 class Heads(nn.Module):
+    """Of windows of an image."""
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        windows = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return windows.view(2, 2, 2, 2, 49, 32).permute(0, 2, 1, 3, 4, 5).reshape(4, 4, 49, 32) + v
 
 
 def heads() -> Graph:
-    return extract(Heads(), *[TensorType((8, 2, 49, 32), "float16")] * 3)
+    return extract(Heads(), *[TensorType((4, 4, 49, 32), "float16")] * 3)
 
 
 def translator() -> Graph:

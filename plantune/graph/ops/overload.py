@@ -136,7 +136,7 @@ class OverloadOp(Op):
 
 CONCAT = "aten.cat.default"
 SOFTMAX = "aten.softmax.int"
-MATMUL = "aten.matmul.default"
+MATMUL, ROLL = "aten.matmul.default", "aten.roll.default"
 SELECT, UNBIND = "aten.select.int", "aten.unbind.int"
 EMBEDDING = "aten.embedding.default"
 AVERAGE = "aten.avg_pool2d.default"

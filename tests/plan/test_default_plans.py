@@ -225,7 +225,8 @@ def guess_for(module, *shape, layout="nchw"):
 
 
 def test_rows_of_attention_are_no_images():
-    graph, plan = guess_for(Attention(), 8, 49, 64)
+    # With fewer rows one kernel has it all.
+    graph, plan = guess_for(Attention(), 8, 160, 64)
     schedule = make_schedule(graph, plan, check_plan(plan, graph, load_search_space("sm90")))
     assert not [copy for launch in schedule.launches for copy in launch.conversions]
     for node in graph.nodes:

@@ -32,7 +32,7 @@ from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.lines import line_in
 from plantune.graph.memo import depend
-from plantune.graph.nested import leaves
+from plantune.graph.nested import kind_of, leaves
 from plantune.graph.purity import Overload
 from plantune.graph.shadow import DOOR, Shadow, unsupported
 from plantune.graph.shapes import META, made_by
@@ -103,6 +103,7 @@ class _Tracing:
         types = arguments.types
         given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in types]
         args, kwargs = arguments.given(given)
+        before = kind_of((args, kwargs), id)
         with (
             self._refusing(),
             _modes_as_before(),
@@ -112,6 +113,8 @@ class _Tracing:
             _Calls(self),
         ):
             made = self.shadow(*args, **kwargs)
+        if kind_of((args, kwargs), id) != before:
+            raise self.unsupported("a forward that changes a list or dict among its arguments")
         if depend(self.shadow.remembered(), recorder.records, given):
             raise self.unsupported("a forward that keeps what it makes of its inputs")
         return Trace(

@@ -19,6 +19,7 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
     says of objects by their id what takes their place.
     """
     memo = {} if memo is None else memo
+    memo.update(_computed(module))
     result = copy.deepcopy(module, memo)
     rebind(result, memo)
     for child in result.modules():
@@ -26,6 +27,15 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
         if isinstance(child, nn.RNNBase):
             child.flatten_parameters()
     return result
+
+
+def _computed(module: nn.Module) -> dict[int, Any]:
+    """Copies of tensors that the last call left among the attributes, such as the weight that
+    weight_norm or pruning computes: `copy.deepcopy` refuses tensors with a history.
+    """
+    held = (held for m in module.modules() for held in (vars(m), m._buffers))
+    left = (x for each in held for x in each.values() if isinstance(x, Tensor) and not x.is_leaf)
+    return {id(x): x.detach().clone() for x in left}
 
 
 def shared_state(module: nn.Module) -> dict[int, Any]:

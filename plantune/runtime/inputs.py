@@ -54,10 +54,11 @@ class PlannedCall:
                 and x.dtype is self._dtype
                 and x.shape == self._shape
                 and x.device == self._device
+                and x.layout is torch.strided
             )
         every = zip(args, self._expected, strict=False)
         return all(type(x) is Tensor and (x.dtype, x.shape) == of for x, of in every) and all(
-            x.device == self._device for x in args
+            x.device == self._device and x.layout is torch.strided for x in args
         )
 
     def under(self, autocast: Autocast) -> PlannedCall:
@@ -215,6 +216,8 @@ def _key_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
 
 def _kind_of_leaf(leaf: Any) -> Hashable:
     kind = type(leaf)
+    if isinstance(leaf, Tensor) and leaf.layout is not torch.strided:
+        raise _Foreign(f"an input is a {leaf.layout} tensor")
     if kind is Tensor or kind is nn.Parameter:
         return leaf.dtype, leaf.shape, leaf.device
     if isinstance(leaf, Tensor):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from plantune.errors import UnsupportedModule
@@ -136,6 +137,7 @@ def optimize(
     what comes of that is dropped. No sample may depend on another one.
     """
     _refuse_packed(module, (example_inputs, example_kwargs))
+    _refuse_lazy(module)
     tensors = tensors_in((example_inputs, example_kwargs))
     if not tensors:
         raise ValueError("optimize needs an example of a call, with at least one tensor")
@@ -172,6 +174,15 @@ def _refuse_packed(module: nn.Module, given: Any) -> None:
         raise UnsupportedModule(
             f"{type(module).__name__} is given a PackedSequence, whose batch sizes are not in its "
             "shapes. Give the padded sequence, and if need be the lengths, as tensors"
+        )
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise UnsupportedModule(
+            f"{type(module).__name__}: {lazy[0]} of a lazy layer has no shape yet; call the module "
+            "once before"
         )
 
 

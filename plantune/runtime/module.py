@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from inspect import getattr_static, isfunction
-from types import MethodType
 from typing import Any
 
 import torch
@@ -24,17 +21,16 @@ from plantune.runtime.copies import rebind
 from plantune.runtime.form import OF_ALL_MODULES
 from plantune.runtime.framework import LastCall, Options, UnplannedCall, transform_of
 from plantune.runtime.padding import Padding
+from plantune.runtime.stands_in import StandsIn
 from plantune.runtime.stock import Stock
 from plantune.runtime.summary import Summary, summary_of
 
 __all__ = ["FALLBACKS", "TunedModule", "UnplannedCall"]
 
 FALLBACKS = ("warn", "error", "silent")
-# What a tuned module has of its own; all else is the reference's.
-OWN = frozenset(vars(nn.Module())) | {"_reference", "_calls", "_arguments", "training"}
 
 
-class TunedModule(nn.Module):
+class TunedModule(StandsIn):
     """Runs `reference` from plans for calls like one, and eagerly for everything else.
 
     Parameters, buffers, submodules and attributes are the reference's own, under the same names:
@@ -61,16 +57,9 @@ class TunedModule(nn.Module):
         consistent: bool = False,
         padding: Padding | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(reference)
         _one_of("mode", mode, MODES)
         _one_of("fallback", fallback, FALLBACKS)
-        self._parameters = reference._parameters
-        self._buffers = reference._buffers
-        self._modules = reference._modules
-        self._non_persistent_buffers_set = reference._non_persistent_buffers_set
-        self.training = reference.training
-        # In a tuple, so that nn.Module does not register it as a child.
-        self._reference = (reference,)
         if consistent and mode != "train":
             raise ValueError('consistent=True needs mode="train": it is about acting and learning')
         options = Options(
@@ -79,11 +68,6 @@ class TunedModule(nn.Module):
         self._arguments = (arguments, options, device)
         self._calls = Calls(reference, *self._arguments)
         self._calls.check()
-
-    @property
-    def reference(self) -> nn.Module:
-        """The module whose meaning this one has; it shares all parameters."""
-        return self._reference[0]
 
     @property
     def plan(self) -> Plan:
@@ -131,7 +115,9 @@ class TunedModule(nn.Module):
         self._calls.refresh(weights_only)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As nn.Module's, in half of its time if that would call `forward` alone."""
+        """As nn.Module's, in half of its time if that would call `forward` alone. Torch's hooks for
+        all modules are called for the reference, which runs while there are any.
+        """
         own = self.__dict__  # each attribute of a module takes five times as long
         if (
             is_dynamo_compiling()
@@ -139,7 +125,6 @@ class TunedModule(nn.Module):
             or own["_forward_pre_hooks"]
             or own["_backward_hooks"]
             or own["_backward_pre_hooks"]
-            or any(OF_ALL_MODULES)
             or transform_of((*args, *kwargs.values()) if kwargs else args) is not None
         ):
             return super().__call__(*args, **kwargs)
@@ -163,53 +148,6 @@ class TunedModule(nn.Module):
             return self._calls.framework.run(why, True, *args, **kwargs)
         return self._calls.run(args, kwargs)
 
-    def train(self, mode: bool = True) -> TunedModule:
-        self.reference.train(mode)
-        self.training = mode
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        """What the reference has under that name. Its methods get this module as `self`, so that
-        what they call runs from the plan, unless they need their class (`super`).
-        """
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name in OWN:
-                raise
-        reference = self.reference
-        found = getattr_static(reference, name, None)
-        if name not in vars(reference) and isfunction(found) and _is_free(found):
-            return MethodType(found, self)
-        return getattr(reference, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in OWN:
-            super().__setattr__(name, value)
-            if name != "training" or "_reference" not in vars(self):
-                return
-        elif hasattr(TunedModule, name):
-            raise AttributeError(f"{name!r} is the tuned module's own; set it on its reference")
-        setattr(self.reference, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.reference, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self.reference)})
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.reference[key]  # type: ignore[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.reference)  # type: ignore[call-overload, no-any-return]
-
-    def __len__(self) -> int:
-        return len(self.reference)  # type: ignore[arg-type]
-
-    def __bool__(self) -> bool:
-        return True
-
     def _replicate_for_data_parallel(self) -> Any:
         """A replica on another GPU, whose weights are not parameters: the framework runs it."""
         return self.reference._replicate_for_data_parallel()
@@ -225,18 +163,13 @@ class TunedModule(nn.Module):
         return {key: value for key, value in self.__dict__.items() if key != "_calls"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._calls = Calls(self.reference, *self._arguments)
 
     def extra_repr(self) -> str:
         arguments, options, _ = self._arguments
         calls = " and ".join(each.text() for each in (arguments, *options.also))
         return f"plantune {options.mode} plan for {calls}"
-
-
-def _is_free(function: Any) -> bool:
-    """Whether a method takes any object as `self`: one that calls `super()` needs its class."""
-    return "__class__" not in function.__code__.co_freevars
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:

@@ -326,7 +326,8 @@ def _drop(names: Sequence[str], values: Values) -> Call:
 def _owned_results(schedule: Schedule) -> frozenset[str]:
     """Results that a kernel made in fresh memory and that nothing else needs or views."""
     graph = schedule.graph
-    adopted = {name for launch in schedule.launches for name in launch.adopts}
+    # What follows from weights alone is there in the next pass, too.
+    adopted = {name for launch in passes(schedule) for name in launch.adopts}
     viewed = {source for launch in schedule.launches for source in launch.aliases.values()}
     handed = Counter((*graph.outputs, *(value for _, value in graph.gradients)))
     once = {name for name, count in handed.items() if count == 1}

@@ -49,3 +49,26 @@ def test_what_never_changes_is_made_once(space, monkeypatch):
         (y,) = program.forward(x)
         torch.testing.assert_close(y, module(x))
         assert not fixed & set(ran)
+
+
+class Parts(nn.Module):
+    """Returns what follows from no input: a fixed tensor, and a part of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(4))
+
+    def forward(self, x):
+        return x * 2.0, x.new_zeros(3), self.table[1:], self.table.exp()
+
+
+def test_results_without_an_input_are_there_in_each_pass(space):
+    module, x = Parts(), torch.randn(2)
+    graph = extract(module, TensorType((2,)))
+    program = Program(graph, default_plan(graph, space, network="parts"), space)
+    program.refresh(module.state_dict())
+    for _ in range(3):
+        outputs = program.forward(x)
+        torch.testing.assert_close(outputs, module(x))
+        for output in outputs:  # which are the caller's to change
+            output.fill_(7.0)

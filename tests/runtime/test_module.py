@@ -330,7 +330,8 @@ class TestHooks:
             model(images)
         finally:
             hook.remove()
-        assert seen.count("FixupBlock") == 4
+        assert (seen.count("FixupBlock"), seen.count("SEResNet9Fixup")) == (4, 1)
+        assert "TunedModule" not in seen
 
     @pytest.mark.usefixtures("planned")
     def test_hooks_on_the_tuned_module_itself_run_round_the_plan(self, model, images):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plantune.canonical import Attrs, canonical
+from plantune.errors import UnsupportedModule
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.ops.history import History, history_of, owned, record, row_major
 from plantune.graph.types import TensorType
@@ -57,6 +58,8 @@ def unread(forward: Forward, inputs: Types) -> tuple[int, ...]:
 
 def emit_backward(forward: Forward, grad: Gradient) -> tuple[str | None, ...]:
     """The backward node, which reads what autograd remembers of the forward node."""
+    if "sparse" in json.loads(grad.attrs["arguments"]):
+        raise UnsupportedModule(f"{forward.name} with sparse=True has sparse gradients")
     places, types = range(len(grad.inputs)), tuple(map(grad.type_of, grad.inputs))
     wanted = tuple(at for at in places if types[at].is_float and grad.needs(at))
     given = tuple(at for at, name in enumerate(grad.output_gradients) if name is not None)

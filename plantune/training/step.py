@@ -27,6 +27,9 @@ from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
 from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
+# Those of torch, by name: to import them takes long.
+SENDERS = frozenset(("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"))
+
 
 class TrainStep:
     """`value = step(x, y)`: forward, `loss(model(x), y)`, backward, and a step of the optimizer.
@@ -65,6 +68,7 @@ class TrainStep:
             raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
+        _refuse_wrappers(model)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -145,6 +149,20 @@ class TrainStep:
             self.scale.load_state_dict(state["scale"])
         load_random_state(state["random"], self._device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which have a copy of the model and capture graphs of their own."""
+        if self._others is not None:
+            raise TypeError(
+                "a TrainStep of a process group cannot be copied or pickled: keep its state_dict() "
+                "and make one in each process"
+            )
+        names = ("model", "loss", "optimizer", "micro_batches", "autocast")
+        rules = {"max_norm": self._rules.max_norm, "scale": self.scale}
+        return {**{name: getattr(self, name) for name in names}, **rules}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        TrainStep.__init__(self, **state)
+
     def refresh(self) -> None:
         """Has the next call read again what is captured: Python values that the loss or the model
         reads from elsewhere than their arguments and attributes.
@@ -224,6 +242,16 @@ class TrainStep:
         """Those whose state decides what a step computes."""
         model = self.model.reference if isinstance(self.model, TunedModule) else self.model
         return (model, self.loss) if isinstance(self.loss, nn.Module) else (model,)
+
+
+def _refuse_wrappers(model: nn.Module) -> None:
+    """Those that send gradients where autograd adds them up in `.grad`, which a step does not."""
+    names = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    for wrapper in SENDERS.intersection(names):
+        raise ValueError(
+            f"{wrapper} would not send the gradients of a TrainStep: give it the module inside, "
+            "and process_group=torch.distributed.group.WORLD"
+        )
 
 
 def _arch_of(device: torch.device) -> Arch | None:

@@ -116,6 +116,15 @@ class TestModes:
             }
 
 
+def test_a_forward_may_name_its_parts_for_a_profiler(extracts: Extracts) -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.profiler.record_function("mine"):
+                return x * 2.0
+
+    assert len(extracts(Named(), image()).nodes) == 1
+
+
 class TestParametrized:
     def test_a_weight_that_follows_from_its_original(self, extracts: Extracts) -> None:
         class Halved(nn.Module):

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from plantune.backend.spent import alone_with, remember, spent_s
 from plantune.canonical import digest
-from plantune.errors import PlantuneError
+from plantune.errors import ForeignFile, PlantuneError
+from plantune.files import read_regular, write_whole
 from plantune.kernels.registry import estimate_us
 from plantune.machine import environment_of
+from plantune.paths import cache_folder
 from plantune.plan import candidates_by_step, check_plan
 from plantune.runtime.framework import level_of_caller
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock, device_of
+
+SIZE_LIMIT_BYTES = 64
+
+
+def spent_s(key: str) -> float:
+    """Seconds, in whatever process."""
+    with suppress(OSError, ForeignFile, ValueError):
+        return float(read_regular(_place(key), SIZE_LIMIT_BYTES))
+    return 0.0
+
+
+def remember(key: str, seconds: float) -> None:
+    """If nothing can be written, the next process searches again."""
+    with suppress(OSError):
+        _place(key).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_place(key), f"{seconds:.1f}".encode())
+
+
+@contextmanager
+def alone_with(key: str) -> Iterator[None]:
+    """One process at a time, where files can be locked."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            _place(key).parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(_place(key).with_suffix(".lock").open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _place(key: str) -> Path:
+    return cache_folder() / "searched" / key
+
 
 # A shorter search would find nothing.
 LEAST_S = 2.0

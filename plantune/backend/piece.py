@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -13,17 +14,41 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from plantune.backend.budget import Budget
 from plantune.backend.captured import Captured, Code, Inputs
 from plantune.backend.limits import why_not
-from plantune.backend.names import line_of, name_of
 from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
 from plantune.graph.arguments import Arguments
+from plantune.graph.lines import lines_of
 from plantune.graph.shadow import DOOR
 from plantune.runtime.framework import UnplannedCall, level_of_caller
 from plantune.runtime.module import TunedModule
+
+
+def name_of(graph: fx.GraphModule) -> str:
+    """To be asked while Dynamo captures it. It names plans, so it is a word."""
+    names = (re.sub(r"\W", "", name) for name in _names(graph))
+    return next(filter(None, names), "function")
+
+
+def _names(graph: fx.GraphModule) -> Iterator[str]:
+    frame = InstructionTranslator.current_tx()
+    owners = (value for value in frame.f_locals.values() if isinstance(value, nn.Module))
+    yield from (type(owner).__name__ for owner in owners)
+    for node in graph.graph.nodes:
+        for _, kind in node.meta.get("nn_module_stack", {}).values():
+            yield str(getattr(kind, "__name__", kind))
+    yield frame.f_code.co_name
+
+
+def line_of(graph: fx.GraphModule) -> str:
+    """Where it begins; empty if torch has noted that nowhere."""
+    found = (lines_of(node) for node in graph.graph.nodes)
+    return next(filter(None, found), [""])[0]
+
 
 # What says that a call has no plan, before anything of it has run.
 REFUSED = (UnsupportedModule, UnsupportedDevice, InputMismatch)

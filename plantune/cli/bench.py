@@ -21,13 +21,7 @@ from plantune.cli.options import (
     workload_options,
 )
 from plantune.files import require_writable
-from plantune.report.bench_text import (
-    other_ratios,
-    phases_table,
-    queued_table,
-    single_table,
-    verdict,
-)
+from plantune.report import bench_text
 from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot, require_replaceable_plot
 from plantune.report.progress import waiting
 from plantune.report.tables import counted
@@ -175,15 +169,15 @@ def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]
     console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match), torch {torch}")
     if runner is not None:
         console.say(runner)
-    console.say(queued_table(document, console.width))
-    for more in (single_table, phases_table):
+    console.say(bench_text.queued_table(document, console.width))
+    for more in (bench_text.single_table, bench_text.phases_table):
         if (text := more(document, console.width)) is not None:
             console.say()
             console.say(text)
     for name, reason in race.failures.items():
         console.say(f"{name} did not run: {reason}")
-    for line in other_ratios(document):
+    for line in bench_text.other_ratios(document):
         console.say(line)
     if document["deterministic"]:
         console.say("the plan gives the same bits each time, which these times include")
-    console.say(bold(verdict(race)))
+    console.say(bold(bench_text.verdict(race)))

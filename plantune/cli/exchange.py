@@ -53,8 +53,8 @@ def import_command(console: Console, place: Path | None, file: Path) -> None:
 
     All of them or none, after every value in it was checked.
     """
+    from plantune.plan_db.database import lies_in_file
     from plantune.plan_db.exchange import import_plans, read_export
-    from plantune.plan_db.lasting import lies_in_file
 
     if not os.path.lexists(file):
         raise click.BadParameter(f"{file}: is not there", param_hint="'FILE'")

@@ -17,8 +17,8 @@ from plantune.report.tables import counted
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
-    from plantune.plan_db.merging import Conflict, Key
-    from plantune.plan_db.rows import StoredPlan
+    from plantune.plan_db.merging import Conflict
+    from plantune.plan_db.rows import Key, StoredPlan
 
 
 @click.command("merge", epilog=example("plantune plans merge team.db anna.db ben.db --race"))

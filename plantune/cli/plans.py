@@ -92,18 +92,10 @@ def _of_team(model: str | None, every: bool) -> list[Listed]:
 
 
 def _chosen(stored: Iterable[StoredPlan], model: str | None, every: bool) -> list[StoredPlan]:
+    from plantune.plan_db.rows import newest_complete
+
     wanted = [item for item in stored if model in (None, item.plan.problem.network)]
-    return wanted if every else _newest(wanted)
-
-
-def _newest(stored: list[StoredPlan]) -> list[StoredPlan]:
-    from plantune.plan_db.rows import COMPLETE
-
-    newest: dict[Any, StoredPlan] = {}
-    for item in stored:
-        if item.status == COMPLETE:
-            newest.setdefault((item.plan.problem.key, item.environment.key), item)
-    return list(newest.values())
+    return wanted if every else list(newest_complete(wanted).values())
 
 
 def _cells(listed: Listed) -> list[str]:

@@ -16,17 +16,10 @@ from plantune.cuda.build import Binary
 from plantune.graph.types import TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.rendering import Long, struct
 from plantune.space.arch import Arch
 
 CLUSTER_MAX = 8  # blocks that every chip with clusters can run together
-SHAPE = """  using T = {element};
-  using P = {parameter};
-  static constexpr int kVector = {vector}, kColumns = {columns}, kThreads = {threads};
-  static constexpr int kSlices = {slices}, kChannels = {channels}, kHeld = {held};
-  static constexpr long long kRows = {rows};
-  static constexpr bool kTogether = {together};
-"""
 
 
 @dataclass(frozen=True)
@@ -97,23 +90,25 @@ class Slices:
             f"{slices} slices leave most threads nothing to do": few and slices > 1,
         }
 
-    def shape(self, parameter: str) -> str:
-        """What a source says of it, with the dtype of weights."""
-        return SHAPE.format(
-            element=vector_kernel.ELEMENTS[self.type.dtype],
-            parameter=vector_kernel.ELEMENTS[parameter],
-            vector=self.vector,
-            channels=self.channels,
-            rows=self.rows,
-            held=self.held_words,
-            together=cxx_bool(self.together),
-            **{word: self.number(word) for word in ("columns", "threads", "slices")},
+    def source(self, header: str, kernel: str, parameter: str, before: str, **own: Any) -> str:
+        """That of a kernel of a struct Norm with weights of a dtype, and members of its own."""
+        norm = struct(
+            "Norm",
+            T=vector_kernel.ELEMENTS[self.type.dtype],
+            P=vector_kernel.ELEMENTS[parameter],
+            kVector=self.vector,
+            kColumns=self.number("columns"),
+            kThreads=self.number("threads"),
+            kSlices=self.number("slices"),
+            kChannels=self.channels,
+            kHeld=self.held_words,
+            kRows=Long(self.rows),
+            kTogether=self.together,
+            **own,
         )
-
-    def entries(self) -> str:
-        """The ends of a source whose header defines `Kernel`."""
-        wanted = (vector_kernel.ENTRIES, "" if self.together else vector_kernel.COLLECT)
-        return "".join(wanted).format(threads=self.number("threads"))
+        entries = vector_kernel.ENTRIES + ("" if self.together else vector_kernel.COLLECT)
+        threads = self.number("threads")
+        return vector_kernel.source(header, f"{kernel}<Norm>", threads, before + norm, entries)
 
     def part_bytes(self, entry_bytes: int) -> int:
         """What all slices leave between two launches."""

@@ -29,6 +29,14 @@ extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
 COLLECT = ENTRIES.replace("run", "collect")
 
 
+def source(
+    header: str, kernel: str, threads: int, before: str = "", entries: str = ENTRIES, **sizes: int
+) -> str:
+    """The source of a `kernel` of csrc/cuda, whose parts the lines `before` it define."""
+    text = f'#include "cuda/{header}.h"\n{before}using Kernel = plantune::{kernel};'
+    return text + entries.format(threads=threads, **sizes)
+
+
 class VectorKernel:
     """`run` and `run_unaligned` of one binary, or those of another `name`; the addresses at a
     launch choose between them.

@@ -10,10 +10,13 @@ GPUs take seconds for them in fp64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -27,9 +30,59 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Values
 from plantune.layouts import MEMORY_FORMATS, in_layout
 from plantune.measure.inputs import domain_of, draw_inputs
-from plantune.measure.kept import Kept, T, room_on
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.products import small_images_at_once
+
+# The rest of a processor's memory is for candidates.
+PART_OF_MEMORY = 16
+
+
+T = TypeVar("T")
+
+
+class Kept:
+    """Values that hold no more than `limit_bytes` together; those unused for longest go first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value under a key, made if it is missing. One over the limit is not kept."""
+        if key in self._held:
+            self._held.move_to_end(key)
+            return cast(T, self._held[key][0])
+        made = make()
+        size = sum({x.data_ptr(): x.nbytes for x in tensors_in(made)}.values())
+        if size <= self._limit:
+            self._held[key] = made, size
+            self._bytes += size
+        while self._bytes > self._limit:
+            _, (_, gone) = self._held.popitem(last=False)
+            self._bytes -= gone
+        return made
+
+    def forget(self) -> None:
+        self._held.clear()
+        self._bytes = 0
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those in the fields of a value, and in tuples there; some may be the same."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple) or is_dataclass(value):
+        for item in value if isinstance(value, tuple) else vars(value).values():
+            yield from tensors_in(item)
+
+
+def room_on(device: Device) -> int:
+    """The bytes that may be kept in the memory of a processor."""
+    if device.place.type == "cuda":
+        return int(torch.cuda.get_device_properties(device.place).total_memory) // PART_OF_MEMORY
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PART_OF_MEMORY
+
 
 # Steps with more arithmetic than this have a reference in fp32 on a GPU.
 MOST_EXACT_FLOPS = 5e10

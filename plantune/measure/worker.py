@@ -14,13 +14,7 @@ import torch
 
 from plantune.device import first_line
 from plantune.errors import PlantuneError, ProtocolError, WorkerDied
-from plantune.measure.limits import (
-    GPU_FAULTS,
-    die_with_parent,
-    leave_interrupts_to_parent,
-    leave_no_core,
-    memory_limit,
-)
+from plantune.measure import limits
 from plantune.measure.programs import Say
 from plantune.measure.protocol import Channel, Message
 from plantune.measure.work import perform
@@ -44,9 +38,9 @@ def serve(channel: Channel) -> None:
 
 def _answer(request: Message, say: Say) -> Message:
     try:
-        with memory_limit(request.get("memory_bytes")):
+        with limits.memory_limit(request.get("memory_bytes")):
             return {"answer": perform(request, say)}
-    except GPU_FAULTS as error:  # The CUDA context is lost.
+    except limits.GPU_FAULTS as error:  # The CUDA context is lost.
         return {"error": _described(WorkerDied(first_line(error)))}
     except Exception as error:  # The parent raises it.
         return {"error": _described(error)}
@@ -62,9 +56,9 @@ def _described(error: Exception) -> Message:
 
 
 def main() -> None:
-    die_with_parent()
-    leave_interrupts_to_parent()
-    leave_no_core()
+    limits.die_with_parent()
+    limits.leave_interrupts_to_parent()
+    limits.leave_no_core()
     incoming, outgoing, threads = map(int, sys.argv[1:])
     torch.set_num_threads(threads)
     gc.collect()

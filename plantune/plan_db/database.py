@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from sqlite_utils import Database
 
-from plantune.errors import NoPlan, ReadOnlyDatabase
+from plantune.canonical import canonical
+from plantune.errors import InvalidPlan, NoPlan, PlantuneError, ReadOnlyDatabase
 from plantune.kernels.family import Candidate
 from plantune.machine import Environment
-from plantune.outcome import Outcome
-from plantune.paths import database_path
+from plantune.outcome import Measured, Outcome, Rejected
+from plantune.paths import database_path, is_passing
 from plantune.plan import Plan
+from plantune.plan_db import rows
 from plantune.plan_db.leases import Lease, wait_for_lease
 from plantune.plan_db.opening import Opened, in_memory, now_text, open_database
-from plantune.plan_db.rows import (
-    COMPLETE,
-    PARTIAL,
-    Found,
-    StoredPlan,
-    environment_row,
-    find_plan,
-    plan_row,
-    read,
-    read_plans,
-)
 from plantune.plan_db.transactions import immediate, translated
-from plantune.plan_db.trial_rows import parse_trial, trial_row
 from plantune.problem import Problem
+
+_MEASURED = ("median_us", "low_us", "high_us", "samples", "error", "bound", "deterministic")
+_PLAIN = {rows.INTEGER: int, rows.REAL: float}
+
+
+def trial_row(
+    step: str, candidate: Candidate, environment: str, outcome: Outcome, created_at: str
+) -> rows.Row:
+    """`step` is the step's signature, `environment` the key of one."""
+    values: dict[str, Any] = dict.fromkeys(rows.TRIALS)
+    values.update(step=step, candidate=canonical(candidate.to_json()), environment=environment)
+    values.update(asdict(outcome), created_at=created_at)
+    values["kind"] = "measured" if isinstance(outcome, Measured) else "rejected"
+    return rows.sealed("trials", {name: _stored(name, value) for name, value in values.items()})
+
+
+def _stored(name: str, value: Any) -> Any:
+    """The value as SQLite will give it back: a column has one type."""
+    plain = _PLAIN.get(rows.TRIALS[name])
+    return value if value is None or plain is None else plain(value)
+
+
+def parse_trial(row: rows.Row) -> tuple[Candidate, Outcome]:
+    """The trial of a row whose checksum was checked; raises InvalidPlan or ValueError."""
+    candidate = Candidate.from_json(json.loads(row["candidate"]))
+    if row["kind"] == "rejected":
+        return candidate, Rejected(row["stage"], row["reason"])
+    if row["kind"] != "measured":
+        raise InvalidPlan(f"kind: must be measured or rejected, got {row['kind']!r}")
+    values = {name: row[name] for name in _MEASURED}
+    values["deterministic"] = bool(values["deterministic"])
+    return candidate, Measured(**values, cache=row["cache"])
 
 
 class PlanDatabase:
@@ -85,31 +109,31 @@ class PlanDatabase:
         """The outcomes of a step's candidates in exactly this environment."""
         where = {"step": signature, "environment": environment.key}
         with translated(self._place):
-            return dict(read(self._db.conn, "trials", where, parse_trial))
+            return dict(rows.read(self._db.conn, "trials", where, parse_trial))
 
     def put_plan(self, plan: Plan, environment: Environment, *, partial: bool = False) -> int:
         """Keeps a plan and returns its id. Earlier ones for its problem stay, but are not found."""
-        status = PARTIAL if partial else COMPLETE
+        status = rows.PARTIAL if partial else rows.COMPLETE
         with self._writing():
-            return self._add(StoredPlan(0, plan, environment, status, now_text()))
+            return self._add(rows.StoredPlan(0, plan, environment, status, now_text()))
 
-    def put_plans(self, plans: Sequence[StoredPlan]) -> None:
+    def put_plans(self, plans: Sequence[rows.StoredPlan]) -> None:
         """Keeps all of them or, if one fails, none; their ids become new ones."""
         with self._writing():
             for stored in plans:
                 self._add(stored)
 
-    def find_plan(self, problem: Problem, environment: Environment) -> Found | None:
+    def find_plan(self, problem: Problem, environment: Environment) -> rows.Found | None:
         """The newest complete plan for a problem, an exact match before a compatible one, and last
         one for another chip, which must not be used.
         """
         with translated(self._place):
-            return find_plan(self._db.conn, problem, environment)
+            return rows.find_plan(self._db.conn, problem, environment)
 
-    def plans(self) -> tuple[StoredPlan, ...]:
+    def plans(self) -> tuple[rows.StoredPlan, ...]:
         """Every plan, partial and earlier ones too, the newest first."""
         with translated(self._place):
-            return tuple(read_plans(self._db.conn, {}))
+            return tuple(rows.read_plans(self._db.conn, {}))
 
     def remove_plan(self, id: int) -> None:
         """Raises NoPlan if no plan has this id."""
@@ -143,14 +167,27 @@ class PlanDatabase:
 
     def _put_environment(self, environment: Environment) -> None:
         # Replaced, not ignored: the row that is there may be damaged.
-        known = {"key": environment.key, "json": environment_row(environment, "")["json"]}
-        with_equal = read(self._db.conn, "environments", known, lambda row: row)
+        known = {"key": environment.key, "json": rows.environment_row(environment, "")["json"]}
+        with_equal = rows.read(self._db.conn, "environments", known, lambda row: row)
         if not with_equal:
-            row = environment_row(environment, now_text())
+            row = rows.environment_row(environment, now_text())
             self._db.table("environments").insert(row, replace=True)
 
-    def _add(self, stored: StoredPlan) -> int:
+    def _add(self, stored: rows.StoredPlan) -> int:
         self._put_environment(stored.environment)
         id = int(self._db.execute("SELECT coalesce(max(id), 0) + 1 FROM plans").fetchone()[0])
-        self._db.table("plans").insert(plan_row(replace(stored, id=id)))
+        self._db.table("plans").insert(rows.plan_row(replace(stored, id=id)))
         return id
+
+
+def lies_in_file(path: Path | None, plan: Plan) -> bool:
+    """Whether a plan that was stored is in the file, as another process would see it: where a file
+    cannot be used the database was in memory.
+    """
+    if path is None or is_passing(path.parent):
+        return False
+    try:
+        with PlanDatabase.open(path, read_only=True) as opened:
+            return any(stored.plan == plan for stored in opened.plans())
+    except PlantuneError:
+        return False

@@ -18,32 +18,19 @@ from sqlite_utils import Database
 from plantune.errors import ForeignFile, InvalidPlan, NoPlan, PlantuneError
 from plantune.files import read_regular, require_replaceable, write_whole
 from plantune.plan import Plan
+from plantune.plan_db import rows
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.rows import (
-    COMPLETE,
-    ENVIRONMENTS,
-    FAULTS,
-    META,
-    PLANS,
-    SCHEMA_KEY,
-    SCHEMA_VERSION,
-    Row,
-    StoredPlan,
-    create_sql,
-    environment_row,
-    parse_plan,
-    plan_row,
-    require,
-    select,
-)
+from plantune.plan_db.rows import COMPLETE, Row, StoredPlan, require
 from plantune.plan_db.validation import check_stored_plan
-from plantune.problem import Problem
 
 SIZE_LIMIT_BYTES = 16 << 20
 PLANS_LIMIT = 10_000
-_MAGIC = b"SQLite format 3\0"
 _WAL_FORMAT = 2
-_TABLES = (("meta", META, "key"), ("environments", ENVIRONMENTS, "key"), ("plans", PLANS, "id"))
+_TABLES = (
+    ("meta", rows.META, "key"),
+    ("environments", rows.ENVIRONMENTS, "key"),
+    ("plans", rows.PLANS, "id"),
+)
 
 
 def export_plans(
@@ -91,11 +78,11 @@ def read_export(path: Path, *, size_limit_bytes: int = SIZE_LIMIT_BYTES) -> tupl
 
 def _newest(database: PlanDatabase, arch: str, network: str | None) -> list[StoredPlan]:
     """In an order that does not depend on when each was found."""
-    newest: dict[tuple[Problem, str], StoredPlan] = {}
-    for item in database.plans():
-        wanted = item.plan.problem.arch == arch and network in (None, item.plan.problem.network)
-        if wanted and item.status == COMPLETE:
-            newest.setdefault((item.plan.problem.key, item.environment.key), item)
+    newest = rows.newest_complete(
+        item
+        for item in database.plans()
+        if item.plan.problem.arch == arch and network in (None, item.plan.problem.network)
+    )
     return [newest[key] for key in sorted(newest, key=repr)]
 
 
@@ -106,10 +93,12 @@ def _packed(plans: Sequence[StoredPlan]) -> bytes:
         with db.atomic():
             for key in sorted(environments):
                 item = environments[key]
-                db.table("environments").insert(environment_row(item.environment, item.created_at))
+                db.table("environments").insert(
+                    rows.environment_row(item.environment, item.created_at)
+                )
             for number, item in enumerate(plans, 1):
                 check_stored_plan(item)
-                db.table("plans").insert(plan_row(replace(item, id=number)))
+                db.table("plans").insert(rows.plan_row(replace(item, id=number)))
         db.vacuum()
         return connection.serialize()
 
@@ -118,8 +107,10 @@ def _empty() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:")
     connection.execute("PRAGMA page_size = 4096")
     for table, columns, key in _TABLES:
-        connection.execute(create_sql(table, columns, [key]))
-    connection.execute("INSERT INTO meta VALUES (?, ?)", (SCHEMA_KEY, str(SCHEMA_VERSION)))
+        connection.execute(rows.create_sql(table, columns, [key]))
+    connection.execute(
+        "INSERT INTO meta VALUES (?, ?)", (rows.SCHEMA_KEY, str(rows.SCHEMA_VERSION))
+    )
     connection.commit()
     return connection
 
@@ -161,7 +152,7 @@ def _content(path: Path, size_limit_bytes: int) -> bytes:
 
 def _unpacked(content: bytes) -> sqlite3.Connection:
     require(
-        content.startswith(_MAGIC) and len(content) >= 512,
+        content.startswith(rows.MAGIC) and len(content) >= rows.SMALLEST_BYTES,
         "is not an exported plan; give a file that plantune export wrote",
     )
     require(
@@ -183,15 +174,15 @@ def _checked(connection: sqlite3.Connection) -> tuple[StoredPlan, ...]:
     _require_schema(connection)
     faults = connection.execute("PRAGMA integrity_check").fetchall()
     require(faults == [("ok",)], f"is damaged: {faults[0][0]}")
-    version = select(connection, "meta", {})
+    version = rows.select(connection, "meta", {})
     require(
-        version == [{"key": SCHEMA_KEY, "value": str(SCHEMA_VERSION)}],
-        f"was written by another plantune: schema {SCHEMA_VERSION} expected",
+        version == [{"key": rows.SCHEMA_KEY, "value": str(rows.SCHEMA_VERSION)}],
+        f"was written by another plantune: schema {rows.SCHEMA_VERSION} expected",
     )
     count = connection.execute("SELECT count(*) FROM plans").fetchone()[0]
     require(1 <= count <= PLANS_LIMIT, f"must hold 1 to {PLANS_LIMIT} plans, got {count}")
-    environments = {row["key"]: row for row in select(connection, "environments", {})}
-    plans = tuple(_checked_plan(row, environments) for row in select(connection, "plans", {}))
+    environments = {row["key"]: row for row in rows.select(connection, "environments", {})}
+    plans = tuple(_checked_plan(row, environments) for row in rows.select(connection, "plans", {}))
     used = {item.environment.key for item in plans}
     require(used == set(environments), "has environments without a plan")
     return plans
@@ -209,23 +200,20 @@ def _checked_plan(row: Row, environments: dict[Any, Row]) -> StoredPlan:
     """The plan of a row, after everything in the row was made again from the plan and compared."""
     with _at(f"plan {row['id']!r:.20}"):
         environment = environments.get(row["environment"])
-        stored = parse_plan(row, environment)
+        stored = rows.parse_plan(row, environment)
         check_stored_plan(stored)
         require(stored.status == COMPLETE, "status: only complete plans are exchanged")
-        require(environment == _same_environment(stored, environment), "environment: was changed")
-        require(_identical(plan_row(stored), row), "its checksum or a column does not match")
+        made_at = str(environment["created_at"]) if environment else ""
+        same = environment == rows.environment_row(stored.environment, made_at)
+        require(same, "environment: was changed")
+        same = _exact(rows.plan_row(stored)) == _exact(row)
+        require(same, "its checksum or a column does not match")
         return stored
 
 
-def _same_environment(stored: StoredPlan, row: Row | None) -> Row:
-    return environment_row(stored.environment, str(row["created_at"]) if row else "")
-
-
-def _identical(one: Row, other: Row) -> bool:
-    # 1 == 1.0 in Python; as texts they differ.
-    return {key: repr(value) for key, value in one.items()} == {
-        key: repr(value) for key, value in other.items()
-    }
+def _exact(row: Row) -> dict[str, str]:
+    """1 == 1.0 in Python; as texts they differ."""
+    return {key: repr(value) for key, value in row.items()}
 
 
 @contextmanager
@@ -235,5 +223,5 @@ def _at(place: str) -> Iterator[None]:
         yield
     except InvalidPlan as error:
         raise InvalidPlan(f"{place}: {error}") from error
-    except (*FAULTS, sqlite3.Error, MemoryError) as error:
+    except (*rows.FAULTS, sqlite3.Error, MemoryError) as error:
         raise InvalidPlan(f"{place}: is damaged: {error}") from error

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plantune.errors import InvalidPlan, NoPlan
-from plantune.plan_db.rows import COMPLETE, StoredPlan
+from plantune.plan_db.rows import Key, StoredPlan, newest_complete
 from plantune.plan_db.team import FAULTS, plans_of
-from plantune.problem import Problem
-
-Key = tuple[Problem, str]
 
 
 @dataclass(frozen=True)
@@ -26,11 +23,8 @@ class Sourced:
 class Conflict:
     """Different plans of one problem and environment, in the order of the files."""
 
+    key: Key
     plans: tuple[Sourced, ...]
-
-    @property
-    def key(self) -> Key:
-        return _key(self.plans[0].stored)
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ def merged(files: Sequence[Path]) -> Merged:
             _add(found.setdefault(key, []), Sourced(path, stored))
     if not found:
         raise NoPlan("no complete plan is in these files; run plantune search")
-    conflicts = tuple(Conflict(tuple(plans)) for plans in found.values() if len(plans) > 1)
+    conflicts = tuple(Conflict(k, tuple(plans)) for k, plans in found.items() if len(plans) > 1)
     return Merged({key: plans[0].stored for key, plans in found.items()}, conflicts)
 
 
@@ -69,15 +63,7 @@ def _newest(path: Path) -> dict[Key, StoredPlan]:
         stored = plans_of(path)
     except FAULTS as error:
         raise InvalidPlan(f"{path}: its plans cannot be read: {error}") from error
-    newest: dict[Key, StoredPlan] = {}
-    for item in stored:
-        if item.status == COMPLETE:
-            newest.setdefault(_key(item), item)
-    return newest
-
-
-def _key(stored: StoredPlan) -> Key:
-    return stored.plan.problem.key, stored.environment.key
+    return newest_complete(stored)
 
 
 def _add(plans: list[Sourced], new: Sourced) -> None:

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from sqlite_utils import Database, Migrations
 
-from plantune.plan_db.rows import (
-    ENVIRONMENTS,
-    META,
-    PLANS,
-    SCHEMA_KEY,
-    SCHEMA_VERSION,
-    TEXT,
-    TRIALS,
-    create_sql,
-)
+from plantune.plan_db import rows
 
-LEASES = dict.fromkeys(("key", "token", "pid", "process_start", "host", "boot", "heartbeat"), TEXT)
+LEASES = dict.fromkeys(
+    ("key", "token", "pid", "process_start", "host", "boot", "heartbeat"), rows.TEXT
+)
 # What a database of this schema holds, with the names of each table's key.
 TABLES = {
-    "meta": (META, ["key"]),
-    "environments": (ENVIRONMENTS, ["key"]),
-    "trials": (TRIALS, ["step", "candidate", "environment"]),
-    "plans": (PLANS, ["id"]),
+    "meta": (rows.META, ["key"]),
+    "environments": (rows.ENVIRONMENTS, ["key"]),
+    "trials": (rows.TRIALS, ["step", "candidate", "environment"]),
+    "plans": (rows.PLANS, ["id"]),
     "leases": (LEASES, ["key"]),
 }
 
@@ -34,7 +27,7 @@ migrations = Migrations("plantune")
 @migrations()
 def m001_tables(db: Database) -> None:
     for table, (columns, key) in TABLES.items():
-        db.execute(create_sql(table, columns, key))
+        db.execute(rows.create_sql(table, columns, key))
 
 
 def migrate(db: Database) -> None:
@@ -44,5 +37,5 @@ def migrate(db: Database) -> None:
 
 
 def put_version(db: Database) -> None:
-    version = {"key": SCHEMA_KEY, "value": str(SCHEMA_VERSION)}
+    version = {"key": rows.SCHEMA_KEY, "value": str(rows.SCHEMA_VERSION)}
     db.table("meta").insert(version, replace=True)

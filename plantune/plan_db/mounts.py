@@ -16,15 +16,15 @@ NETWORK = re.compile(
 def network_file_system(path: Path) -> str | None:
     """The type of the network file system under `path`, None of a local or unknown one."""
     real = os.path.realpath(path)
-    below = [(len(point), type_) for point, type_ in _mounts() if _is_under(real, point)]
+    below = [
+        (len(point), type_)
+        for point, type_ in _mounts()
+        if real == point or real.startswith(point.rstrip("/") + "/")
+    ]
     # The deepest mount point decides, the last one if several are mounted on it.
     deepest = max((length for length, _ in below), default=0)
     types = [type_ for length, type_ in below if length == deepest]
     return types[-1] if types and NETWORK.fullmatch(types[-1]) else None
-
-
-def _is_under(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _mounts() -> list[tuple[str, str]]:

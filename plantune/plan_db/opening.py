@@ -15,25 +15,17 @@ from pathlib import Path
 
 from sqlite_utils import Database
 
-from plantune.errors import (
-    DamagedDatabase,
-    DatabaseLocked,
-    DatabaseUnavailable,
-    DatabaseWarning,
-    InvalidDatabase,
-    NewerSchema,
-    PlantuneError,
-)
+from plantune import errors
 from plantune.plan_db.migrations import migrate
 from plantune.plan_db.mounts import network_file_system
-from plantune.plan_db.recognition import (
-    SIDE_FILES,
+from plantune.plan_db.recognition import SIDE_FILES, is_own, refused, require_own_kind
+from plantune.plan_db.rows import (
+    SCHEMA_VERSION,
     SMALLEST_BYTES,
-    is_own,
-    refused,
-    require_own_kind,
+    connect_read_only,
+    lenient_text,
+    schema_version,
 )
-from plantune.plan_db.rows import SCHEMA_VERSION, connect_read_only, lenient_text, schema_version
 from plantune.plan_db.soundness import fault_of
 from plantune.plan_db.transactions import immediate, primary_code, translated
 
@@ -64,9 +56,9 @@ def open_database(path: Path, *, read_only: bool, timeout_s: float) -> Opened:
         path.parent.mkdir(parents=True, exist_ok=True)
         _handle_damage(path, timeout_s)
         return Opened(_open_writable(path, timeout_s), False)
-    except DamagedDatabase:
+    except errors.DamagedDatabase:
         raise
-    except (OSError, DatabaseUnavailable) as error:
+    except (OSError, errors.DatabaseUnavailable) as error:
         return _instead_of_writable(path, error, timeout_s)
 
 
@@ -76,19 +68,23 @@ def _instead_of_writable(path: Path, reason: Exception, timeout_s: float) -> Ope
             opened = _open_read_only(path, timeout_s)
             _warn(f"{path}: is open for reading only: {reason}")
             return opened
-    except DatabaseLocked:
+    except errors.DatabaseLocked:
         raise
-    except DatabaseUnavailable:
+    except errors.DatabaseUnavailable:
         pass
     _warn(f"{path}: cannot be used, results are kept in memory until the process ends: {reason}")
     return in_memory()
 
 
-def in_memory() -> Opened:
+def in_memory(content: sqlite3.Connection | None = None, *, read_only: bool = False) -> Opened:
+    """An empty database, or one with this content, brought up to date."""
     db = _wrapped(sqlite3.connect(":memory:"))
+    if content is not None:
+        with closing(content):
+            content.backup(db.conn)
     with immediate(db):
         migrate(db)
-    return Opened(db, False)
+    return Opened(db, read_only)
 
 
 def _open_writable(path: Path, timeout_s: float) -> Database:
@@ -105,7 +101,7 @@ def _open_writable(path: Path, timeout_s: float) -> Database:
 
 def _open_read_only(path: Path, timeout_s: float) -> Opened:
     if not os.path.exists(path):
-        return Opened(in_memory().db, True)
+        return in_memory(read_only=True)
     with translated(path):
         connection = connect_read_only(path, timeout_s)
         try:
@@ -113,26 +109,17 @@ def _open_read_only(path: Path, timeout_s: float) -> Opened:
             if fault is not None:
                 raise _damaged(path, fault)
             if _require_version(path, connection) < SCHEMA_VERSION:
-                return Opened(_migrated_copy(connection), True)
+                return in_memory(connection, read_only=True)
         except BaseException:
             connection.close()
             raise
         return Opened(_wrapped(connection), True)
 
 
-def _damaged(path: Path, fault: str) -> PlantuneError:
+def _damaged(path: Path, fault: str) -> errors.PlantuneError:
     if not is_own(path):
         return refused(path, f"it is damaged: {fault}")
-    return DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
-
-
-def _migrated_copy(connection: sqlite3.Connection) -> Database:
-    db = _wrapped(sqlite3.connect(":memory:"))
-    with closing(connection):
-        connection.backup(db.conn)
-    with immediate(db):
-        migrate(db)
-    return db
+    return errors.DamagedDatabase(f"{path}: {fault}; open it for writing: it will be set aside")
 
 
 def _connect(path: Path, timeout_s: float) -> sqlite3.Connection:
@@ -159,9 +146,9 @@ def _closed_on_error(path: Path, timeout_s: float) -> Iterator[Database]:
 def _require_version(path: Path, connection: sqlite3.Connection) -> int:
     version = schema_version(connection)
     if version is None:
-        raise InvalidDatabase(f"{path}: is a database of another program; give another path")
+        raise errors.InvalidDatabase(f"{path}: is a database of another program; give another path")
     if version > SCHEMA_VERSION:
-        raise NewerSchema(
+        raise errors.NewerSchema(
             f"{path}: was written by a later plantune: schema {SCHEMA_VERSION} expected, got "
             f"{version}; install that plantune, or give another path",
             SCHEMA_VERSION,
@@ -220,7 +207,7 @@ def _handle_damage(path: Path, timeout_s: float) -> None:
 
 def _why_damaged(path: Path, timeout_s: float) -> str | None:
     if not path.is_file():
-        raise DatabaseUnavailable(f"{path}: is not a regular file; give another path")
+        raise errors.DatabaseUnavailable(f"{path}: is not a regular file; give another path")
     if 0 < os.path.getsize(path) < SMALLEST_BYTES:
         return "file is too short"  # SQLite would take it for empty and write over it
     with translated(path), closing(_connect(path, timeout_s)) as connection:
@@ -248,4 +235,4 @@ def dated(path: Path, word: str) -> Path:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, DatabaseWarning, stacklevel=4)
+    warnings.warn(message, errors.DatabaseWarning, stacklevel=4)

@@ -11,19 +11,11 @@ from plantune.errors import ForeignFile, ForeignPlan, InvalidPlan, NoPlan
 from plantune.files import read_regular
 from plantune.machine import Environment
 from plantune.plan import Plan
-from plantune.plan_db.rows import (
-    COMPLETE,
-    Found,
-    StoredPlan,
-    best_of,
-    connect_read_only,
-    read_plans,
-)
+from plantune.plan_db import rows
 from plantune.plan_db.team import why_no_plans
 from plantune.problem import Problem
 
 SIZE_LIMIT_BYTES = 16 << 20
-MAGIC = b"SQLite format 3\0"
 WAIT_S = 2.0
 NAMED = 5  # of the plans that a file has
 EXPECTED = "a plan as `plantune plans export` writes it, or a database as `plantune export` does"
@@ -34,17 +26,13 @@ class PlanFile:
     """The plans of a database that somebody gave; the one that fits is looked for in them."""
 
     path: str
-    stored: tuple[StoredPlan, ...]
+    stored: tuple[rows.StoredPlan, ...]
 
-    def find(self, problem: Problem, here: Environment) -> Found | None:
+    def find(self, problem: Problem, here: Environment) -> rows.Found | None:
         """The best plan for these layers, one for another chip included."""
-        fits = [
-            item
-            for layers in problem.layers
-            for item in self.stored
-            if layers in item.plan.problem.layers
-        ]
-        return best_of(fits, problem, here)
+        known = [(item, item.plan.problem.layers) for item in self.stored]
+        fits = [item for one in problem.layers for item, layers in known if one in layers]
+        return rows.best_of(fits, problem, here)
 
     def plan_for(self, problem: Problem, here: Environment) -> Plan:
         """Raises NoPlan if there is none, ForeignPlan if all are for other chips."""
@@ -92,17 +80,17 @@ def _is_database(path: Path) -> bool:
     if not path.is_file():  # a pipe would be waited for
         return False
     with suppress(OSError), path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(rows.MAGIC)) == rows.MAGIC
     return False
 
 
-def _plans_of(path: Path) -> tuple[StoredPlan, ...]:
+def _plans_of(path: Path) -> tuple[rows.StoredPlan, ...]:
     try:
-        with closing(connect_read_only(path, WAIT_S)) as connection:
+        with closing(rows.connect_read_only(path, WAIT_S)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             if (fault := why_no_plans(connection)) is not None:
                 raise InvalidPlan(f"{path}: {fault}; give {EXPECTED}")
-            stored = tuple(read_plans(connection, {"status": COMPLETE}))
+            stored = tuple(rows.read_plans(connection, {"status": rows.COMPLETE}))
     except (sqlite3.Error, OSError, LookupError, ValueError) as error:
         raise InvalidPlan(f"{path}: cannot be read: {error}; give {EXPECTED}") from error
     if not stored:

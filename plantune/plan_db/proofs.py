@@ -7,7 +7,6 @@ A plan's own claims do not count: only what a search, `verify` or a first call f
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 
 from plantune.canonical import digest
 from plantune.errors import ForeignFile
@@ -17,51 +16,47 @@ from plantune.paths import cache_folder
 from plantune.plan import Plan
 
 SIZE_LIMIT_BYTES = 1024
+RACED = {True: b"slower\n", False: b"not slower\n"}
 
 
 def is_proved(plan: Plan, environment: Environment) -> bool:
     """Whether this very plan was proved in this very environment."""
-    try:
-        return read_regular(_place(plan, environment), SIZE_LIMIT_BYTES) == _text(plan, environment)
-    except (OSError, ForeignFile):
-        return False
+    return _Note(plan, environment).holds()
 
 
 def remember_proof(plan: Plan, environment: Environment) -> None:
     """If nothing can be written, the plan is proved again in the next process."""
-    place = _place(plan, environment)
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, _text(plan, environment))
+    _Note(plan, environment).write()
 
 
 def is_known_slower(plan: Plan, environment: Environment) -> bool | None:
     """Whether this guess lost to the framework's kernels in this environment; None if nobody has
     looked.
     """
-    place = _place(plan, environment, "race")
-    for slower in (True, False):
-        with suppress(OSError, ForeignFile):
-            if read_regular(place, SIZE_LIMIT_BYTES) == _raced(plan, environment, slower):
-                return slower
-    return None
+    note = _Note(plan, environment, "race")
+    return next((slower for slower in (True, False) if note.holds(RACED[slower])), None)
 
 
 def remember_race(plan: Plan, environment: Environment, *, slower: bool) -> None:
     """If nothing can be written, they race again in the next process."""
-    place = _place(plan, environment, "race")
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, _raced(plan, environment, slower))
+    _Note(plan, environment, "race").write(RACED[slower])
 
 
-def _raced(plan: Plan, environment: Environment, slower: bool) -> bytes:
-    return _text(plan, environment) + (b"slower\n" if slower else b"not slower\n")
+class _Note:
+    """The file that says something of a plan in an environment."""
 
+    def __init__(self, plan: Plan, environment: Environment, *what: str) -> None:
+        name = digest([plan.digest, environment.key, *what])
+        self.place = cache_folder() / "proofs" / name
+        self.head = f"plan {plan.digest}\nenvironment {environment.key}\n".encode()
 
-def _place(plan: Plan, environment: Environment, *what: str) -> Path:
-    return cache_folder() / "proofs" / digest([plan.digest, environment.key, *what])
+    def holds(self, text: bytes = b"") -> bool:
+        try:
+            return read_regular(self.place, SIZE_LIMIT_BYTES) == self.head + text
+        except (OSError, ForeignFile):
+            return False
 
-
-def _text(plan: Plan, environment: Environment) -> bytes:
-    return f"plan {plan.digest}\nenvironment {environment.key}\n".encode()
+    def write(self, text: bytes = b"") -> None:
+        with suppress(OSError):
+            self.place.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.place, self.head + text)

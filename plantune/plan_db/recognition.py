@@ -18,11 +18,9 @@ from pathlib import Path
 from plantune.errors import InvalidDatabase
 from plantune.files import kind_of
 from plantune.paths import database_path
-from plantune.plan_db.rows import connected, schema_version
+from plantune.plan_db.rows import MAGIC, SMALLEST_BYTES, connected, schema_version
 from plantune.plan_db.soundness import is_export, is_known
 
-SMALLEST_BYTES = 512  # the smallest page of SQLite
-MAGIC = b"SQLite format 3\0"
 SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
@@ -89,7 +87,11 @@ def _is_known(path: Path, tries: int = 3) -> bool:
     """
     try:
         with looked_into(path) as connection:
-            _require_not_exported(path, connection)
+            if is_export(connection):
+                raise InvalidDatabase(
+                    f"{path}: holds exported plans, which cannot be edited; `plantune import` "
+                    "takes them into a database"
+                )
             return is_known(connection)
     except sqlite3.DatabaseError:
         if tries == 1 or is_in_use(path):
@@ -97,18 +99,11 @@ def _is_known(path: Path, tries: int = 3) -> bool:
     return _is_known(path, tries - 1)
 
 
-def _require_not_exported(path: Path, connection: sqlite3.Connection) -> None:
-    if is_export(connection):
-        raise InvalidDatabase(
-            f"{path}: holds exported plans, which cannot be edited; `plantune import` takes "
-            "them into a database"
-        )
-
-
 @contextmanager
 def looked_into(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that leaves no trace. What a killed writer left in a log counts if it is all."""
-    with closing(_untouched(path)) as connection:
+    uri = path.absolute().as_uri()
+    with closing(connected(f"{uri}?mode=ro&immutable=1")) as connection:
         if schema_version(connection) != 0 or not _has_log(path):
             yield connection
             return
@@ -128,7 +123,3 @@ def is_in_use(path: Path) -> bool:
 def _has_log(path: Path) -> bool:
     log = Path(f"{path}-wal")
     return log.is_file() and log.stat().st_size > 0
-
-
-def _untouched(path: Path) -> sqlite3.Connection:
-    return connected(path.absolute().as_uri() + "?mode=ro&immutable=1")

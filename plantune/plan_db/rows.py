@@ -27,6 +27,8 @@ Row = dict[str, Any]
 SCHEMA_VERSION = 1
 SCHEMA_KEY = "plantune_schema"  # the row of `meta` that holds the version
 CHECKSUM = "sha256"
+MAGIC = b"SQLite format 3\0"
+SMALLEST_BYTES = 512  # the smallest page of SQLite
 COMPLETE, PARTIAL = "complete", "partial"
 UNWRITABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 # What a row without sense can raise while it is parsed.
@@ -89,6 +91,18 @@ class StoredPlan:
     created_at: str
 
 
+Key = tuple[Problem, str]
+
+
+def newest_complete(stored: Iterable[StoredPlan]) -> dict[Key, StoredPlan]:
+    """The newest complete plan of each problem and environment, of plans the newest first."""
+    newest: dict[Key, StoredPlan] = {}
+    for item in stored:
+        if item.status == COMPLETE:
+            newest.setdefault((item.plan.problem.key, item.environment.key), item)
+    return newest
+
+
 @dataclass(frozen=True)
 class Found:
     """A stored plan for a problem, and how it may be used here: exact, compatible or foreign.
@@ -126,12 +140,7 @@ def sealed(table: str, row: Mapping[str, Any]) -> Row:
 def environment_row(environment: Environment, created_at: str) -> Row:
     data = environment.to_json()
     readable = {name: data[name] for name in ("arch", "device", "torch", "plantune", "system")}
-    row = {
-        "key": environment.key,
-        **readable,
-        "json": canonical(data),
-        "created_at": created_at,
-    }
+    row = {"key": environment.key, **readable, "json": canonical(data), "created_at": created_at}
     return sealed("environments", row)
 
 
@@ -287,11 +296,8 @@ def find_plan(
 
     The name of the network does not count: its layers are all in the graph.
     """
-    stored = [
-        item
-        for layers in problem.layers
-        for item in read_plans(connection, {**layers, "status": status})
-    ]
+    wanted = ({**layers, "status": status} for layers in problem.layers)
+    stored = [item for where in wanted for item in read_plans(connection, where)]
     return best_of(stored, problem, environment)
 
 
@@ -299,13 +305,13 @@ def best_of(
     stored: Iterable[StoredPlan], problem: Problem, environment: Environment
 ) -> Found | None:
     """As `find_plan`, of plans that all have the problem's graph."""
-    return best(_found(item, problem, environment) for item in stored)
 
+    def found(item: StoredPlan) -> Found:
+        here = item.plan.problem.arch == problem.arch
+        match = environment.match(item.environment) if here else "foreign"
+        return Found(item.plan, item.environment, match, item.id)
 
-def _found(stored: StoredPlan, problem: Problem, environment: Environment) -> Found:
-    here = stored.plan.problem.arch == problem.arch
-    match = environment.match(stored.environment) if here else "foreign"
-    return Found(stored.plan, stored.environment, match, stored.id)
+    return best(map(found, stored))
 
 
 def best(found: Iterable[Found | None]) -> Found | None:

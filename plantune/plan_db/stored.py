@@ -16,16 +16,7 @@ from pathlib import Path
 from plantune.errors import DatabaseWarning, PlantuneError
 from plantune.machine import Environment
 from plantune.paths import data_folder, database_path, team_plans
-from plantune.plan_db.rows import (
-    SCHEMA_VERSION,
-    Found,
-    StoredPlan,
-    best,
-    connect_read_only,
-    find_plan,
-    read_plans,
-    schema_version,
-)
+from plantune.plan_db import rows
 from plantune.plan_db.team import FAULTS, from_file, plans_of
 from plantune.problem import Problem
 
@@ -37,7 +28,7 @@ OWN, TEAM, SHIPPED = "own", "team", "shipped"
 
 def find_stored_plan(
     problem: Problem, environment: Environment, *, database: Path | None = None
-) -> Found | None:
+) -> rows.Found | None:
     """The newest complete plan for a problem; `database` is read instead of the user's.
 
     An exact match comes before a compatible one; of equal ones the user's plans come before a
@@ -45,27 +36,27 @@ def find_stored_plan(
     there are were made for another chip: they must not be used. What is wrong with a database is
     warned of and never raised.
     """
-    found: list[Found | None] = []
+    found: list[rows.Found | None] = []
     for path, whose in _places(problem.arch, database):
         found.append(_find_in(path, whose, problem, environment))
         if found[-1] is not None and found[-1].match == "exact":
             break
-    return best(found)
+    return rows.best(found)
 
 
-def stored_plans_in(path: Path) -> list[StoredPlan]:
+def stored_plans_in(path: Path) -> list[rows.StoredPlan]:
     """All plans of a database, the newest first; none if it is missing or cannot be read."""
     with suppress(sqlite3.Error, OSError, LookupError, ValueError):
         if path.is_file():
-            with closing(connect_read_only(path, WAIT_S)) as connection:
-                if schema_version(connection) == SCHEMA_VERSION:
-                    return read_plans(connection, {})
+            with closing(rows.connect_read_only(path, WAIT_S)) as connection:
+                if rows.schema_version(connection) == rows.SCHEMA_VERSION:
+                    return rows.read_plans(connection, {})
     return []
 
 
-def plans_of_team() -> list[tuple[Path, StoredPlan]]:
+def plans_of_team() -> list[tuple[Path, rows.StoredPlan]]:
     """All plans of the team with the file that has them; what cannot be read is warned of."""
-    found: list[tuple[Path, StoredPlan]] = []
+    found: list[tuple[Path, rows.StoredPlan]] = []
     for path in team_plans():
         try:
             found += [(path, item) for item in plans_of(path)]
@@ -83,9 +74,11 @@ def _places(arch: str, database: Path | None) -> Iterator[tuple[Path, str]]:
         yield data_folder("plans") / f"{arch}.db", SHIPPED
 
 
-def _find_in(path: Path, whose: str, problem: Problem, environment: Environment) -> Found | None:
-    def find(connection: sqlite3.Connection) -> Found | None:
-        found = find_plan(connection, problem, environment)
+def _find_in(
+    path: Path, whose: str, problem: Problem, environment: Environment
+) -> rows.Found | None:
+    def find(connection: sqlite3.Connection) -> rows.Found | None:
+        found = rows.find_plan(connection, problem, environment)
         return None if found is None else replace(found, whose=whose)
 
     try:
@@ -95,13 +88,13 @@ def _find_in(path: Path, whose: str, problem: Problem, environment: Environment)
             return None
         if not path.is_file():  # SQLite would wait for a pipe's other end
             raise OSError("it is not a regular file")
-        with closing(connect_read_only(path, WAIT_S)) as connection:
-            version = schema_version(connection)
-            if version == SCHEMA_VERSION:
+        with closing(rows.connect_read_only(path, WAIT_S)) as connection:
+            version = rows.schema_version(connection)
+            if version == rows.SCHEMA_VERSION:
                 return find(connection)
         if version == 0:
             return None
-        fault = f"schema {SCHEMA_VERSION} expected, got {version or 'that of another program'}"
+        fault = f"schema {rows.SCHEMA_VERSION} expected, got {version or 'that of another program'}"
     except FAULTS as error:
         fault = str(error)
     _warn_of(path, fault)

@@ -15,19 +15,10 @@ from typing import TypeVar
 
 from plantune.errors import ForeignFile, InvalidPlan
 from plantune.files import read_regular
-from plantune.plan_db.rows import (
-    SCHEMA_VERSION,
-    StoredPlan,
-    connected,
-    lenient_text,
-    read_plans,
-    schema_version,
-)
+from plantune.plan_db import rows
 
 T = TypeVar("T")
 SIZE_LIMIT_BYTES = 256 << 20
-MAGIC = b"SQLite format 3\0"
-SMALLEST_BYTES = 512
 # The bytes of the header that say how a file is written: 2 is with a log beside it, 1 without.
 WRITTEN, LOG, NO_LOG = slice(18, 20), b"\2\2", b"\1\1"
 # What reading such a file can raise.
@@ -35,9 +26,9 @@ FAULTS = (sqlite3.Error, OSError, LookupError, ValueError, ForeignFile, InvalidP
 EXPECTED = "give a file that `plantune export` or `plantune plans merge` wrote"
 
 
-def plans_of(path: Path) -> list[StoredPlan]:
+def plans_of(path: Path) -> list[rows.StoredPlan]:
     """All plans of a file, the newest first; raises one of FAULTS if it cannot be read."""
-    return from_file(path, lambda connection: read_plans(connection, {}))
+    return from_file(path, lambda connection: rows.read_plans(connection, {}))
 
 
 def from_file(path: Path, read: Callable[[sqlite3.Connection], T]) -> T:
@@ -57,11 +48,11 @@ def why_no_plans(connection: sqlite3.Connection) -> str | None:
     """
     query = "SELECT count(*) FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
     odd = connection.execute(query + " OR sql LIKE 'CREATE VIRTUAL%'").fetchone()[0]
-    version = schema_version(connection)
-    if not odd and version == SCHEMA_VERSION:
+    version = rows.schema_version(connection)
+    if not odd and version == rows.SCHEMA_VERSION:
         return None
     got = "that of another program" if odd or not version else version
-    return f"schema {SCHEMA_VERSION} expected, got {got}"
+    return f"schema {rows.SCHEMA_VERSION} expected, got {got}"
 
 
 @contextmanager
@@ -70,7 +61,7 @@ def _copied(path: Path) -> Iterator[sqlite3.Connection]:
     a folder of its own. What was torn by a writer fails its checksum.
     """
     content = read_regular(path, SIZE_LIMIT_BYTES)
-    if not content.startswith(MAGIC) or len(content) < SMALLEST_BYTES:
+    if not content.startswith(rows.MAGIC) or len(content) < rows.SMALLEST_BYTES:
         raise InvalidPlan(f"is not a plan database; {EXPECTED}")
     log = Path(f"{path}-wal")
     if content[WRITTEN] == LOG and os.path.lexists(log):
@@ -78,11 +69,11 @@ def _copied(path: Path) -> Iterator[sqlite3.Connection]:
             copy = Path(folder) / "plans.db"
             copy.write_bytes(content)
             Path(f"{copy}-wal").write_bytes(read_regular(log, SIZE_LIMIT_BYTES))
-            with closing(connected(f"{copy.as_uri()}?mode=rw")) as connection:
+            with closing(rows.connected(f"{copy.as_uri()}?mode=rw")) as connection:
                 yield connection
         return
     with closing(sqlite3.connect(":memory:")) as connection:
-        connection.text_factory = lenient_text
+        connection.text_factory = rows.lenient_text
         without = NO_LOG if content[WRITTEN] == LOG else content[WRITTEN]
         connection.deserialize(content[: WRITTEN.start] + without + content[WRITTEN.stop :])
         yield connection

@@ -7,17 +7,7 @@ from collections.abc import Iterator, Sequence
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome, Rejected
-from plantune.report.covers import (
-    ACROSS,
-    PART,
-    WIDER,
-    OtherCover,
-    Trials,
-    best_us,
-    cheapest_parts,
-    measured_of,
-    rejected_of,
-)
+from plantune.report import covers
 from plantune.report.reasons import counts_text, rejected_text
 from plantune.report.steps import StepStory
 from plantune.report.tables import and_more, config_text, counted, percent, table, us_text
@@ -94,12 +84,12 @@ def _limit(roofline_us: float | None, us: float) -> str:
 def _family_rows(story: StepStory) -> Iterator[Row]:
     """Other candidates for the same step, by their family, the fastest first."""
     families: dict[str, dict[Candidate, Outcome]] = {}
-    ordered = [c for c, _ in (*measured_of(story.trials), *rejected_of(story.trials))]
+    ordered = [c for c, _ in (*covers.measured_of(story.trials), *covers.rejected_of(story.trials))]
     for candidate in ordered:
         if candidate != story.chosen:
             families.setdefault(candidate.family, {})[candidate] = story.trials[candidate]
     for family, trials in families.items():
-        best = next(iter(measured_of(trials)), None)
+        best = next(iter(covers.measured_of(trials)), None)
         name = f"{family}, other configs" if family == story.chosen.family else family
         reasons = [] if best is None else [_beside(best[1].median_us, story.chosen_us)]
         yield _row(name, trials, best, *reasons)
@@ -107,13 +97,13 @@ def _family_rows(story: StepStory) -> Iterator[Row]:
 
 def _parts_row(story: StepStory) -> Iterator[Row]:
     """Its ops in smaller steps."""
-    parts = [cover for cover in story.covers if cover.relation == PART]
+    parts = [cover for cover in story.covers if cover.relation == covers.PART]
     if not parts:
         return
     tried = {(cover.step.signature, c) for cover in parts for c in cover.trials}
-    cheapest = cheapest_parts(story.step, parts)
-    us = sum(map(best_us, cheapest)) if cheapest else None
-    named = " + ".join(f"{'+'.join(c.step.ops)} {us_text(best_us(c))}" for c in cheapest)
+    cheapest = covers.cheapest_parts(story.step, parts)
+    us = sum(map(covers.best_us, cheapest)) if cheapest else None
+    named = " + ".join(f"{'+'.join(c.step.ops)} {us_text(covers.best_us(c))}" for c in cheapest)
     compared = _beside(us, story.chosen_us) if us is not None else "not all parts were measured"
     told = "; ".join(filter(None, (compared, named)))
     yield ["its ops in parts", str(len(tried)), us_text(us), told]
@@ -121,9 +111,9 @@ def _parts_row(story: StepStory) -> Iterator[Row]:
 
 def _wider_rows(story: StepStory) -> Iterator[Row]:
     """Fusions with the neighbours: the best ones, and how many others there are."""
-    wider = [c for c in story.covers if c.relation in (WIDER, ACROSS)]
+    wider = [c for c in story.covers if c.relation in (covers.WIDER, covers.ACROSS)]
     known = [c for c in wider if c.best is not None]
-    known.sort(key=lambda c: best_us(c) - (c.instead_us or 0.0))
+    known.sort(key=lambda c: covers.best_us(c) - (c.instead_us or 0.0))
     shown, rest = known[:WIDER_SHOWN], [c for c in wider if c not in known[:WIDER_SHOWN]]
     for cover in shown:
         name = f"fused: {title(cover.step)} ({' + '.join(cover.step.ops)})"
@@ -131,13 +121,15 @@ def _wider_rows(story: StepStory) -> Iterator[Row]:
     if rest:
         trials = [o for cover in rest for o in cover.trials.values()]
         failed = [o for o in trials if isinstance(o, Rejected)]
-        best = min((best_us(c) for c in rest if c.best is not None), default=None)
+        best = min((covers.best_us(c) for c in rest if c.best is not None), default=None)
         told = f"{counted(len(rest), 'other fusion')} with its neighbours"
         yield [told, str(len(trials)), us_text(best), counts_text(failed)]
 
 
-def _row(name: str, trials: Trials, best: tuple[Candidate, Measured] | None, *reasons: str) -> Row:
-    rejected = counts_text(outcome for _, outcome in rejected_of(trials))
+def _row(
+    name: str, trials: covers.Trials, best: tuple[Candidate, Measured] | None, *reasons: str
+) -> Row:
+    rejected = counts_text(outcome for _, outcome in covers.rejected_of(trials))
     us = None if best is None else best[1].median_us
     return [name, str(len(trials)), us_text(us), "; ".join(filter(None, (*reasons, rejected)))]
 
@@ -150,8 +142,8 @@ def _beside(us: float, chosen_us: float | None) -> str:
     return f"{percent(us / chosen_us - 1)} slower"
 
 
-def _instead(cover: OtherCover) -> str:
-    if cover.relation == ACROSS:
+def _instead(cover: covers.OtherCover) -> str:
+    if cover.relation == covers.ACROSS:
         return f"would split one of {counted(cover.replaces, 'step')} of the plan"
     if cover.instead_us is None:
         return (
@@ -160,7 +152,7 @@ def _instead(cover: OtherCover) -> str:
     return f"instead of {counted(cover.replaces, 'step')} in {us_text(cover.instead_us)}"
 
 
-def _whole(trials: Trials, chosen: Candidate | None, width: int | None) -> list[str]:
+def _whole(trials: covers.Trials, chosen: Candidate | None, width: int | None) -> list[str]:
     """Every candidate with its spread and its error, then those that were rejected."""
     rows = [
         [
@@ -170,11 +162,11 @@ def _whole(trials: Trials, chosen: Candidate | None, width: int | None) -> list[
             f"{us_text(outcome.low_us)} to {us_text(outcome.high_us)}",
             f"{outcome.error:.1e} of {outcome.bound:.1e}",
         ]
-        for candidate, outcome in measured_of(trials)
+        for candidate, outcome in covers.measured_of(trials)
     ]
     titles = ["", "candidate", "median", "quartiles", "error"]
     lines = [table(titles, rows, "llrrr", width)] if rows else []
-    for candidate, outcome in rejected_of(trials):
+    for candidate, outcome in covers.rejected_of(trials):
         name = config_text(candidate)
         lines.append(f"rejected: {name}: {rejected_text(outcome)}")
     return lines

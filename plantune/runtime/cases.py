@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from plantune.cuda.flags import plain_float32
 from plantune.errors import CannotJudge
+from plantune.generators import numbers_of
 from plantune.graph.arguments import Arguments
 from plantune.graph.autocast import under
 from plantune.graph.graph import Graph
@@ -23,7 +24,27 @@ from plantune.graph.nested import tensors_in
 from plantune.products import float32_products
 from plantune.runtime.distances import BUFFER, GRADIENT, Results, distances, is_finite, names_of
 from plantune.runtime.draws import drawn, drawn_inputs
-from plantune.runtime.evaluated import evaluated
+
+# Of the random numbers that a network draws where it is compared.
+SEED = 0
+
+
+def evaluated(
+    graph: Graph, given: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Every value of a graph from its sources, in its own dtypes or in `dtype`.
+
+    What is random is drawn from one seed, as a program draws it: in its own dtype, row by row.
+    """
+    known = dict(given)
+    if dtype is not None:
+        known = {k: t.to(dtype) if t.is_floating_point() else t for k, t in known.items()}
+    with numbers_of(next(iter(given.values())).device, SEED):
+        for node in graph.nodes:
+            values = node.evaluate([known[value] for value in node.inputs], dtype)
+            known.update(zip(node.outputs, values, strict=True))
+    return known
+
 
 # How much smaller images and weights become, in turn, where the framework overflows.
 SCALES = ((1.0, 1.0), (2**-4, 1.0), (2**-8, 1.0), (2**-8, 0.5), (2**-8, 2**-6), (2**-8, 2**-12))

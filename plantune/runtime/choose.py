@@ -10,17 +10,8 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from plantune import errors
 from plantune.default_plans import default_plan, guessed_plan
-from plantune.errors import (
-    BuildError,
-    CannotJudge,
-    CaptureError,
-    CudaError,
-    IllegalCandidate,
-    InvalidPlan,
-    NoPlan,
-    WrongResult,
-)
 from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.machine import environment_of
@@ -44,12 +35,12 @@ log = logging.getLogger(__name__)
 
 # What a plan may raise that is none for this machine as it is now: other libraries, less memory.
 CANNOT_RUN = (
-    InvalidPlan,
-    IllegalCandidate,
-    BuildError,
-    CannotJudge,
-    CudaError,
-    WrongResult,
+    errors.InvalidPlan,
+    errors.IllegalCandidate,
+    errors.BuildError,
+    errors.CannotJudge,
+    errors.CudaError,
+    errors.WrongResult,
     torch.OutOfMemoryError,
 )
 
@@ -219,7 +210,7 @@ class Choice:
         runs = plan.run_by(frozen=self._options.frozen) == PROGRAM
         if runs and not is_proved(plan, self._here):
             if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise CaptureError(_not_in_a_capture(plan.problem))
+                raise errors.CaptureError(_not_in_a_capture(plan.problem))
             held = self._held
             recheck(self._graph, own, self._space, held.module, held.otherwise, self._arguments)
             remember_proof(plan, self._here)
@@ -266,7 +257,7 @@ def _advise(module: nn.Module, name: str) -> None:
 
 def _without_plan(text: str, fallback: str) -> None:
     if fallback == "error":
-        raise NoPlan(text)
+        raise errors.NoPlan(text)
     if fallback == "warn":
         warnings.warn(text, NoStoredPlan, stacklevel=4)
 

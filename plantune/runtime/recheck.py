@@ -20,7 +20,7 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
-from plantune.runtime.cases import Called, Case, judgeable, moving, near
+from plantune.runtime.cases import SEED, Called, Case, judgeable, moving, near
 from plantune.runtime.copies import copied
 from plantune.runtime.distances import (
     BUFFER,
@@ -32,7 +32,6 @@ from plantune.runtime.distances import (
     joined,
     names_of,
 )
-from plantune.runtime.evaluated import SEED
 from plantune.runtime.program import Program
 from plantune.runtime.stock import device_of
 from plantune.space.search_space import SearchSpace

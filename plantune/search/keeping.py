@@ -11,8 +11,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.outcome import Outcome
 from plantune.plan import Plan
-from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.lasting import lies_in_file
+from plantune.plan_db.database import PlanDatabase, lies_in_file
 from plantune.plan_db.leases import Lease
 from plantune.plan_db.rows import Found, StoredPlan
 from plantune.problem import Problem

@@ -13,16 +13,18 @@ from plantune.paths import data_folder
 from plantune.space.rules import (
     TABLE,
     Rule,
+    SpaceFile,
     invalid,
     one_of,
+    parse_space_file,
     pattern,
     quantity,
+    read_space_file,
     require,
     require_keys,
     require_list,
     whole_number,
 )
-from plantune.space.space_file import SpaceFile, parse_space_file, read_space_file
 
 ARCH_NAMES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 FEATURES = ("bf16", "clusters", "cp_async", "fp8", "ldmatrix", "tcgen05", "tf32", "tma", "wgmma")

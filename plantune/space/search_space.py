@@ -14,69 +14,58 @@ from types import MappingProxyType
 from typing import Any
 
 from plantune.canonical import Attrs, Scalar, digest
+from plantune.space import rules
 from plantune.space.arch import Arch, load_space_file, parse_arch
-from plantune.space.rules import (
-    TABLE,
-    Rule,
-    invalid,
-    one_of,
-    pattern,
-    require,
-    require_keys,
-    require_list,
-    whole_number,
-)
-from plantune.space.space_file import SpaceFile
 
 Axes = Mapping[str, tuple[Scalar, ...]]
 
 # The one set of axis words: what a config may say, and which values have a meaning.
-AXES: Mapping[str, Rule] = {
-    "layout": one_of("nchw", "nhwc"),
-    "prepack": one_of(False, True),
+AXES: Mapping[str, rules.Rule] = {
+    "layout": rules.one_of("nchw", "nhwc"),
+    "prepack": rules.one_of(False, True),
     # Matrix instructions read rows of 8 fp16 values (16 bytes), so every tile is made of eights.
-    "tile_m": whole_number(8, 512, multiple_of=8),
-    "tile_n": whole_number(8, 512, multiple_of=8),
-    "tile_k": whole_number(8, 256, multiple_of=8),
-    "warp_m": whole_number(8, 256, multiple_of=8),
-    "warp_n": whole_number(8, 256, multiple_of=8),
-    "stages": whole_number(1, 16),
-    "split_k": whole_number(1, 64),
+    "tile_m": rules.whole_number(8, 512, multiple_of=8),
+    "tile_n": rules.whole_number(8, 512, multiple_of=8),
+    "tile_k": rules.whole_number(8, 256, multiple_of=8),
+    "warp_m": rules.whole_number(8, 256, multiple_of=8),
+    "warp_n": rules.whole_number(8, 256, multiple_of=8),
+    "stages": rules.whole_number(1, 16),
+    "split_k": rules.whole_number(1, 64),
     # Who adds the parts of a split K: the block that finishes a tile, or a second kernel.
-    "split_mode": one_of("serial", "parallel"),
+    "split_mode": rules.one_of("serial", "parallel"),
     # How products are made: by matrix instructions of a 16-bit type, of tf32, or one by one.
-    "math": one_of("mma", "tf32", "simt"),
-    "swizzle": one_of(1, 2, 4, 8, 16),
-    "reuse": one_of(False, True),
-    "slices": whole_number(1, 1024),
-    "launches": whole_number(1, 2),
-    "blocks_per_sm": whole_number(1, 32),
+    "math": rules.one_of("mma", "tf32", "simt"),
+    "swizzle": rules.one_of(1, 2, 4, 8, 16),
+    "reuse": rules.one_of(False, True),
+    "slices": rules.whole_number(1, 1024),
+    "launches": rules.whole_number(1, 2),
+    "blocks_per_sm": rules.whole_number(1, 32),
     # Which neighbours a box of pixels has in memory: those of an image, or those of other images.
-    "order": one_of("pixels", "images"),
+    "order": rules.one_of("pixels", "images"),
     # Where a block keeps its images until it reads them again.
-    "hold": one_of("registers", "shared"),
+    "hold": rules.one_of("registers", "shared"),
     # How many share the work, about.
-    "blocks": whole_number(1, 4096),
+    "blocks": rules.whole_number(1, 4096),
     # Of one block: its threads, and how many images, samples, rows, or vectors for each thread, it
     # takes; of one thread, or one block: rows and columns of pixels.
-    "threads": whole_number(32, 1024, multiple_of=32),
-    "images": whole_number(1, 64),
-    "samples": whole_number(1, 32),
-    "units": whole_number(1, 64),
-    "rows": whole_number(1, 64),
-    "columns": whole_number(1, 64),
-    "vectors": whole_number(1, 16),
+    "threads": rules.whole_number(32, 1024, multiple_of=32),
+    "images": rules.whole_number(1, 64),
+    "samples": rules.whole_number(1, 32),
+    "units": rules.whole_number(1, 64),
+    "rows": rules.whole_number(1, 64),
+    "columns": rules.whole_number(1, 64),
+    "vectors": rules.whole_number(1, 16),
     # Threads that share a row of numbers, and groups of channels that a block has.
-    "lanes": one_of(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-    "groups": whole_number(1, 64),
+    "lanes": rules.one_of(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    "groups": rules.whole_number(1, 64),
     # An execution plan of cuDNN: its engine, and the values of its knobs.
-    "plan": pattern(r"eng[0-9]{1,4}(_k[0-9]{1,3}=-?[0-9]{1,9}){0,64}", "eng58_k2=12_k13=1"),
+    "plan": rules.pattern(r"eng[0-9]{1,4}(_k[0-9]{1,3}=-?[0-9]{1,9}){0,64}", "eng58_k2=12_k13=1"),
 }
 # Axes whose values a family finds on the machine: an empty list leaves them open.
 FOUND_HERE = frozenset(("plan",))
 # A tile is divided among warps without a rest, so each value on the left by each on the right.
 _DIVIDED_BY = (("tile_m", "warp_m"), ("tile_n", "warp_n"))
-_FAMILY_NAME = pattern(r"[a-z][a-z0-9_]*", "implicit_gemm_conv")
+_FAMILY_NAME = rules.pattern(r"[a-z][a-z0-9_]*", "implicit_gemm_conv")
 
 
 @dataclass(frozen=True)
@@ -122,8 +111,8 @@ class SearchSpace:
         return hash(self.digest)
 
 
-def _rule(axis: str, values: tuple[Scalar, ...]) -> Rule:
-    return one_of(*values) if values else AXES[axis]
+def _rule(axis: str, values: tuple[Scalar, ...]) -> rules.Rule:
+    return rules.one_of(*values) if values else AXES[axis]
 
 
 def load_search_space(arch_name: str) -> SearchSpace:
@@ -132,7 +121,7 @@ def load_search_space(arch_name: str) -> SearchSpace:
 
 
 @lru_cache(maxsize=32)
-def parse_search_space(file: SpaceFile) -> SearchSpace:
+def parse_search_space(file: rules.SpaceFile) -> SearchSpace:
     """The search space that a file describes."""
     families = {
         name: _axes(f"{file.path}: [families.{name}]", name, table)
@@ -142,11 +131,13 @@ def parse_search_space(file: SpaceFile) -> SearchSpace:
 
 
 def _axes(place: str, family: str, table: Any) -> Axes:
-    require(f"{place} name", family, _FAMILY_NAME)
-    require(place, table, TABLE)
-    require_keys(place, table, required=(), optional=tuple(AXES))
+    rules.require(f"{place} name", family, _FAMILY_NAME)
+    rules.require(place, table, rules.TABLE)
+    rules.require_keys(place, table, required=(), optional=tuple(AXES))
     axes = {
-        axis: require_list(f"{place} {axis}", values, AXES[axis], may_be_empty=axis in FOUND_HERE)
+        axis: rules.require_list(
+            f"{place} {axis}", values, AXES[axis], may_be_empty=axis in FOUND_HERE
+        )
         for axis, values in table.items()
     }
     for tile, warp in _DIVIDED_BY:
@@ -158,6 +149,6 @@ def _require_division(place: str, axes: Axes, tile: str, warp: str) -> None:
     pairs = itertools.product(axes.get(tile, ()), axes.get(warp, ()))
     for tile_size, warp_size in pairs:
         if int(tile_size) % int(warp_size):
-            raise invalid(
+            raise rules.invalid(
                 f"{place} {tile}", tile_size, f"a multiple of every {warp}, here of {warp_size}"
             )

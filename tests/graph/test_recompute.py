@@ -14,7 +14,7 @@ from plantune.graph.extract import extract
 from plantune.graph.fusions import fusions_named, groups_from
 from plantune.graph.types import TensorType
 from plantune.models.se_resnet9 import SEResNet9Fixup
-from plantune.runtime.evaluated import evaluated
+from plantune.runtime.cases import evaluated
 
 IMAGE = TensorType((2, 8, 6, 6))
 

@@ -17,7 +17,7 @@ from plantune.graph.extract import extract
 from plantune.graph.tape import Tape, packed, tape_of, unpacked
 from plantune.graph.types import TensorType
 from plantune.jsonable import from_json, to_json
-from plantune.measure.rebuilt import rebuilt
+from plantune.measure.subject import rebuilt
 from plantune.models.se_resnet9 import SEResNet9Fixup
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from torch import nn
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.runtime.evaluated import evaluated
+from plantune.runtime.cases import evaluated
 
 
 def pools(graph):

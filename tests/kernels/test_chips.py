@@ -15,8 +15,8 @@ from plantune.kernels.cuda_family import block_shared_bytes, why_not_fits, why_n
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import all_families, candidates, estimate_us
 from plantune.space.arch import ARCH_NAMES, load_arch, parse_arch
+from plantune.space.rules import parse_space_file
 from plantune.space.search_space import load_search_space
-from plantune.space.space_file import parse_space_file
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from plantune.kernels.dropout_states import keeping
+from plantune.kernels.torch_ops import keeping
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates
 from plantune.measure import scenes
-from plantune.measure.kept import Kept, tensors_in
 from plantune.measure.numerics import check
-from plantune.measure.scenes import Scenes
+from plantune.measure.scenes import Kept, Scenes, tensors_in
 
 IMAGE = TensorType((2, 3, 5, 7))
 

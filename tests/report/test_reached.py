@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plantune.report.reached import longer_s, tried_text, unraced_text
+from plantune.cli.search_report import longer_s, tried_text, unraced_text
 from plantune.search.results import Result
 
 PLAN: Any = None

@@ -21,7 +21,7 @@ from plantune.space.arch import (
     load_space_file,
     parse_arch,
 )
-from plantune.space.space_file import SpaceFile, parse_space_file
+from plantune.space.rules import SpaceFile, parse_space_file
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 

@@ -11,13 +11,13 @@ from plantune.canonical import Attrs
 from plantune.errors import InvalidSearchSpace
 from plantune.kernels.registry import family_named
 from plantune.space.arch import ARCH_NAMES
+from plantune.space.rules import parse_space_file
 from plantune.space.search_space import (
     AXES,
     SearchSpace,
     load_search_space,
     parse_search_space,
 )
-from plantune.space.space_file import parse_space_file
 
 CUDA_ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
 

@@ -12,17 +12,11 @@ from plantune.kernels.channel_slices import Slices, SlicesKernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts, images
-from plantune.kernels.patterns.expression import Chain, rendered
+from plantune.kernels.patterns.expression import Chain, expression, functors
 from plantune.kernels.patterns.sample_norm import what_follows
 
 HELD = 16  # words of a thread
 ENTRY_BYTES = 12  # plantune::Moments
-SOURCE = """#include "cuda/batch_norm.h"
-{functors}struct Norm {{
-{shape}  using Expression = {expression};
-  static constexpr float kEps = {eps!r}f, kMomentum = {momentum!r}f;
-}};
-using Kernel = plantune::BatchNorm<Norm>;"""
 
 
 @dataclass(frozen=True)
@@ -80,11 +74,16 @@ class BatchNorm(CudaFamily[BatchNormParts]):
         return us * self.slowdown(parts, arch)
 
     def source(self, parts: BatchNormParts, config: Attrs, arch: Arch) -> str:
-        slices, attrs = parts.slices(config), parts.norm.attrs
-        shape = slices.shape(parts.step.types[parts.norm.inputs[1]].dtype)
-        numbers = {word: float(attrs[word]) for word in ("eps", "momentum")}
-        text = SOURCE.format(shape=shape, **numbers, **rendered(parts.chain))
-        return text + slices.entries()
+        chain, attrs = parts.chain, parts.norm.attrs
+        return parts.slices(config).source(
+            self.name,
+            "BatchNorm",
+            parts.step.types[parts.norm.inputs[1]].dtype,
+            functors(chain),
+            Expression=expression(chain),
+            kEps=float(attrs["eps"]),
+            kMomentum=float(attrs["momentum"]),
+        )
 
     def bind(self, parts: BatchNormParts, config: Attrs, frame: Frame) -> Binding:
         constants, values = rows_of(parts.step, frame), frame.values

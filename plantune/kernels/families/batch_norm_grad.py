@@ -20,19 +20,14 @@ INPUTS_MAX, OUTPUTS_MAX = 3, 3
 HELD = {1: 8, 2: 4, 3: 4}  # words of a thread, by the images that dy follows from
 ENTRY_BYTES = 8  # plantune::Sums
 AGAIN = "batch_norm_again"
-SOURCE = """#include "cuda/batch_norm_grad.h"
-struct Result {{
+HEAD = """struct Result {{
   static constexpr int kInputs = {inputs}, kOutputs = {outputs};
   static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
                                                   float (&out)[kOutputs]) {{
     {lines}
   }}
 }};
-struct Norm {{
-  using Head = Result;
-  static constexpr int kAgain = {again};
-{shape}}};
-using Kernel = plantune::BatchNormGrad<Norm>;"""
+"""
 
 
 @dataclass(frozen=True)
@@ -122,16 +117,18 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         return us * self.slowdown(parts, arch)
 
     def source(self, parts: BatchNormGradParts, config: Attrs, arch: Arch) -> str:
-        slices, expression = parts.slices(config), parts.expression
+        expression, weight = parts.expression, parts.step.types[parts.norm.inputs[2]]
         made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
-        text = SOURCE.format(
+        head = HEAD.format(
             inputs=len(expression.operands),
-            again=parts.operands.index(parts.again.name) if parts.again is not None else -1,
             outputs=len(expression.results),
             lines="\n    ".join((*expression.lines, *made)),
-            shape=slices.shape(parts.step.types[parts.norm.inputs[2]].dtype),
         )
-        return text + slices.entries()
+        again = parts.operands.index(parts.again.name) if parts.again is not None else -1
+        slices = parts.slices(config)
+        return slices.source(
+            self.name, "BatchNormGrad", weight.dtype, head, Head="Result", kAgain=again
+        )
 
     def bind(self, parts: BatchNormGradParts, config: Attrs, frame: Frame) -> Binding:
         constants, values = rows_of(parts.step, frame), frame.values

@@ -17,26 +17,13 @@ from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, Form, Parameter, channel_values
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
-from plantune.kernels.patterns.expression import Chain, rendered
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.patterns.expression import Chain, expression, functors
+from plantune.kernels.rendering import struct
 from plantune.kernels.slices import pitch_of
 
 # A kernel takes 4096 bytes of arguments, twelve for each image.
 SOURCES_MAX = 128
 CHANNEL_OPS = {"mul_channel": "scale", "add_channel": "bias"}
-SOURCE = (
-    """#include "cuda/concat.h"
-{functors}struct Join {{
-  using T = {element};
-  using Expression = {expression};
-  static constexpr int kSources = {sources};
-  static constexpr int kBegins[] = {{{begins}}};
-  static constexpr int kVector = {vector}, kVectors = {vectors}, kThreads = {threads};
-  static constexpr bool kScale = {scale}, kBias = {bias};
-}};
-using Kernel = plantune::Concat<Join>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 @dataclass(frozen=True)
@@ -107,15 +94,20 @@ class Concat(CudaFamily[ConcatParts]):
         return frozenset(parts.x)
 
     def source(self, parts: ConcatParts, config: Attrs, arch: Arch) -> str:
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            sources=len(parts.x),
-            begins=", ".join(map(str, parts.begins)),
-            vector=parts.vector,
-            **config,
-            **cxx_bools({"scale": parts.scale, "bias": parts.bias}),
-            **rendered(parts.chain),
+        join = struct(
+            "Join",
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            Expression=expression(parts.chain),
+            kSources=len(parts.x),
+            kBegins=parts.begins,
+            kVector=parts.vector,
+            kVectors=config["vectors"],
+            kThreads=config["threads"],
+            kScale=parts.scale is not None,
+            kBias=parts.bias is not None,
         )
+        before, threads = functors(parts.chain) + join, config["threads"]
+        return vector_kernel.source(self.name, "Concat<Join>", threads, before)
 
     def bind(self, parts: ConcatParts, config: Attrs, frame: Frame) -> Binding:
         values, kind = frame.values, _arguments(len(parts.x))

@@ -15,23 +15,11 @@ from plantune.kernels.constants import Constants, Form
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
-from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
+from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
 
 # Sums that a thread holds: more, with what it reads, do not fit into its registers.
 SUMS_MAX = 64
 FILTER_MAX = 11
-SOURCE = (
-    """#include "cuda/depthwise_conv.h"
-{functors}struct Conv {{
-"""
-    + SHAPE
-    + """  using Index = {index};
-  static constexpr int kC = {channels};
-  static constexpr int kVector = {vector}, kRows = {rows}, kColumns = {columns};
-}};
-using Kernel = plantune::DepthwiseConv<Conv>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 @dataclass(frozen=True)
@@ -84,12 +72,15 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
 
     def source(self, parts: DepthwiseParts, config: Attrs, arch: Arch) -> str:
         elements = max(parts.step.types[parts.x].numel, parts.conv.types[0].numel)
-        return SOURCE.format(
-            index=vector_kernel.index_of(elements),
-            channels=parts.outputs,
-            vector=parts.vector,
-            **parts.shape(config),
+        conv = parts.struct(
+            config,
+            Index=vector_kernel.index_of(elements),
+            kC=parts.outputs,
+            kVector=parts.vector,
+            kRows=config["rows"],
+            kColumns=config["columns"],
         )
+        return vector_kernel.source(self.name, "DepthwiseConv<Conv>", config["threads"], conv)
 
     def bind(self, parts: DepthwiseParts, config: Attrs, frame: Frame) -> Binding:
         values, work = frame.values, parts.work(config)

@@ -7,25 +7,12 @@ from typing import ClassVar
 
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, first_reason
-from plantune.kernels.patterns.expression import rendered
+from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.sample_norm import NormParts, norm_parts
-from plantune.kernels.rendering import cxx_bool, cxx_bools
+from plantune.kernels.rendering import struct
 
 # Sums of a block's threads, each of 12 bytes.
 SUMS_MAX = 3 << 10
-SOURCE = (
-    """#include "cuda/group_norm.h"
-{functors}struct Norm {{
-  using T = {element};
-  using Expression = {expression};
-  static constexpr int kChannels = {channels}, kPixels = {pixels}, kOfGroup = {of_group};
-  static constexpr int kVector = {vector}, kGroups = {groups}, kThreads = {threads};
-  static constexpr float kEps = {eps!r}f;
-  static constexpr bool kNhwc = {nhwc}, kWeight = {weight}, kBias = {bias};
-}};
-using Kernel = plantune::GroupNorm<Norm>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 class GroupNorm(CudaFamily[NormParts]):
@@ -61,19 +48,22 @@ class GroupNorm(CudaFamily[NormParts]):
         return cost["launch_us"] + moved * self.slowdown(parts, arch)
 
     def source(self, parts: NormParts, config: Attrs, arch: Arch) -> str:
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            channels=parts.type.shape[1],
-            pixels=_pixels(parts),
-            of_group=_of_group(parts),
-            vector=_vector(parts, config),
-            groups=config["groups"],
-            threads=config["threads"],
-            eps=float(parts.norm.attrs["eps"]),
-            nhwc=cxx_bool(config["layout"] == "nhwc"),
-            **rendered(parts.chain),
-            **cxx_bools(parts.affine),
+        norm = struct(
+            "Norm",
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            Expression=expression(parts.chain),
+            kChannels=parts.type.shape[1],
+            kPixels=_pixels(parts),
+            kOfGroup=_of_group(parts),
+            kVector=_vector(parts, config),
+            kGroups=config["groups"],
+            kThreads=config["threads"],
+            kEps=float(parts.norm.attrs["eps"]),
+            kNhwc=config["layout"] == "nhwc",
+            **parts.affine,
         )
+        before, threads = functors(parts.chain) + norm, config["threads"]
+        return vector_kernel.source(self.name, "GroupNorm<Norm>", threads, before)
 
     def bind(self, parts: NormParts, config: Attrs, frame: Frame) -> Binding:
         return parts.bind(frame, _blocks(parts, config), int(config["threads"]))

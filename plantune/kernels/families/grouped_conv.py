@@ -18,7 +18,7 @@ from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_re
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
 from plantune.kernels.patterns.other_step import as_convolution, filter_form
-from plantune.kernels.patterns.tiled_conv import SHAPE, TiledConv, arguments
+from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
 from plantune.kernels.small_matrix import MMA_FROM
 from plantune.kernels.warp_mma import DTYPES, why_not_elements
 
@@ -30,20 +30,8 @@ WIDTH_MAX = 128
 # Channels without groups: in, with filters of several taps and of one, and out. More are what
 # warpgroups multiply.
 FEW, FEW_OF_ONE_TAP, WIDE = 32, 48, 256
-SOURCE = (
-    """#include "cuda/grouped_conv.h"
-{functors}struct Conv {{
-"""
-    + SHAPE
-    + """  static constexpr int kGroups = {groups.count}, kGroupC = {groups.inputs};
-  static constexpr int kGroupO = {groups.outputs}, kSlab = {groups.slab};
-  static constexpr int kTileP = {rows}, kTileQ = {columns};
-}};
-using Kernel = plantune::GroupedConv<Conv>;
-static_assert(Kernel::kSharedBytes == {shared_bytes},
-              "the launch asks for what the kernel uses");"""
-    + vector_kernel.ENTRIES
-)
+CHECK = """
+static_assert(Kernel::kSharedBytes == {}, "the launch asks for what the kernel uses");"""
 
 
 @dataclass(frozen=True)
@@ -164,10 +152,19 @@ class GroupedConv(CudaFamily[GroupedParts]):
         return parts.shared_bytes(config)
 
     def source(self, parts: GroupedParts, config: Attrs, arch: Arch) -> str:
-        return SOURCE.format(
-            groups=parts.groups,
-            shared_bytes=parts.shared_bytes(config),
-            **parts.shape(config),
+        groups, check = parts.groups, CHECK.format(parts.shared_bytes(config))
+        conv = parts.struct(
+            config,
+            kGroups=groups.count,
+            kGroupC=groups.inputs,
+            kGroupO=groups.outputs,
+            kSlab=groups.slab,
+            kTileP=config["rows"],
+            kTileQ=config["columns"],
+        )
+        entries = check + vector_kernel.ENTRIES
+        return vector_kernel.source(
+            self.name, "GroupedConv<Conv>", config["threads"], conv, entries
         )
 
     def bind(self, parts: GroupedParts, config: Attrs, frame: Frame) -> Binding:

@@ -11,9 +11,8 @@ from plantune.kernels.constants import Constants
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.design import Design
-from plantune.kernels.hopper.gather import PoolGather
 from plantune.kernels.hopper.launch import Launch
-from plantune.kernels.hopper.tiles import dense_box, reused_box
+from plantune.kernels.hopper.tiles import PoolGather, dense_box, reused_box
 from plantune.kernels.patterns.epilogue import conv_epilogue
 from plantune.kernels.patterns.other_step import as_convolution
 

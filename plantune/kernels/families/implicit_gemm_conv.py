@@ -18,11 +18,11 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
-from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
     Gemm,
     counters_of,
+    estimate_us,
     partial_bytes,
     why_not_channels,
     why_not_mode,

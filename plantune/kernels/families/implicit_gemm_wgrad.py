@@ -13,11 +13,11 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
-from plantune.kernels.cutlass.cost import estimate_us
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
     Gemm,
     counters_of,
+    estimate_us,
     partial_bytes,
     why_not_split,
     why_not_tile,

@@ -9,25 +9,12 @@ from typing import ClassVar
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason
 from plantune.kernels.family import Binding, Frame, images
-from plantune.kernels.patterns.expression import rendered
+from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.sample_norm import NormParts, norm_parts
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.rendering import struct
 
 # Elements of a row that a thread holds: more do not fit into its registers.
 HELD_MAX = 64
-SOURCE = (
-    """#include "cuda/layer_norm.h"
-{functors}struct Norm {{
-  using T = {element};
-  using Expression = {expression};
-  static constexpr int kSize = {size}, kVector = {vector};
-  static constexpr int kLanes = {lanes}, kThreads = {threads};
-  static constexpr float kEps = {eps!r}f;
-  static constexpr bool kWeight = {weight}, kBias = {bias};
-}};
-using Kernel = plantune::LayerNorm<Norm>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 class LayerNorm(CudaFamily[NormParts]):
@@ -64,16 +51,19 @@ class LayerNorm(CudaFamily[NormParts]):
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: NormParts, config: Attrs, arch: Arch) -> str:
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            size=_size(parts),
-            vector=_vector(parts),
-            lanes=config["lanes"],
-            threads=config["threads"],
-            eps=float(parts.norm.attrs["eps"]),
-            **rendered(parts.chain),
-            **cxx_bools(parts.affine),
+        norm = struct(
+            "Norm",
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            Expression=expression(parts.chain),
+            kSize=_size(parts),
+            kVector=_vector(parts),
+            kLanes=config["lanes"],
+            kThreads=config["threads"],
+            kEps=float(parts.norm.attrs["eps"]),
+            **parts.affine,
         )
+        before, threads = functors(parts.chain) + norm, config["threads"]
+        return vector_kernel.source(self.name, "LayerNorm<Norm>", threads, before)
 
     def bind(self, parts: NormParts, config: Attrs, frame: Frame) -> Binding:
         rows, threads = parts.type.numel // _size(parts), int(config["threads"])

@@ -12,6 +12,7 @@ from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.rendering import struct
 
 # Elements of a row that a thread holds, with as many of dy and of two sums.
 HELD_MAX = 32
@@ -20,16 +21,6 @@ SHARED_BYTES_MAX = 40 << 10
 # More leave more to add: two for each multiprocessor of the chip that was measured.
 BLOCKS = 264
 COLUMNS = 32  # that a block collects
-SOURCE = (
-    """#include "cuda/layer_norm_grad.h"
-struct Norm {{
-  using T = {element};
-  static constexpr int kSize = {size}, kVector = {vector}, kSums = {sums};
-  static constexpr int kLanes = {lanes}, kThreads = {threads};
-}};
-using Kernel = plantune::LayerNormGrad<Norm>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 @dataclass(frozen=True)
@@ -127,14 +118,18 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
         return launches * cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: LayerNormGradParts, config: Attrs, arch: Arch) -> str:
-        text = SOURCE + (vector_kernel.COLLECT if parts.sums else "")
-        return text.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            size=parts.size,
-            vector=parts.vector,
-            sums=parts.sums,
-            lanes=config["lanes"],
-            threads=config["threads"],
+        norm = struct(
+            "Norm",
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            kSize=parts.size,
+            kVector=parts.vector,
+            kSums=parts.sums,
+            kLanes=config["lanes"],
+            kThreads=config["threads"],
+        )
+        entries = vector_kernel.ENTRIES + (vector_kernel.COLLECT if parts.sums else "")
+        return vector_kernel.source(
+            self.name, "LayerNormGrad<Norm>", config["threads"], norm, entries
         )
 
     def bind(self, parts: LayerNormGradParts, config: Attrs, frame: Frame) -> Binding:

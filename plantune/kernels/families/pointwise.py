@@ -13,22 +13,10 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.rendering import struct
 from plantune.kernels.slices import pitch_of
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
-SOURCE = (
-    """#include "cuda/pointwise.h"
-struct Chain {{
-  using T = {element};
-  using From = {read};
-  using Index = {index};
-  static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
-  static constexpr int kChannels = {channels};
-  static constexpr bool kCut[] = {{{cut}}};
-{members}}};
-using Kernel = plantune::Pointwise<Chain>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 @dataclass(frozen=True)
@@ -93,21 +81,21 @@ class Pointwise(CudaFamily[Chain]):
 
     def source(self, parts: Chain, config: Attrs, arch: Arch) -> str:
         geometry = parts.geometry(config)
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            read="unsigned char" if _casts_bytes(parts.step) else "T",
-            index=vector_kernel.index_of(parts.type.numel),
-            width=geometry.width,
-            vectors=config["vectors"],
-            threads=config["threads"],
+        images = parts.images(config)
+        chain = struct(
+            "Chain",
+            pointwise_chain.members(parts.expression, geometry),
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            From="unsigned char" if _casts_bytes(parts.step) else "T",
+            Index=vector_kernel.index_of(parts.type.numel),
+            kWidth=geometry.width,
+            kVectors=config["vectors"],
+            kThreads=config["threads"],
             # Of images that may be slices of others.
-            channels=parts.type.shape[1] if parts.images(config) else 1,
-            cut=", ".join(
-                str(operand.name in parts.images(config)).lower()
-                for operand in parts.expression.operands
-            ),
-            members=pointwise_chain.members(parts.expression, geometry),
+            kChannels=parts.type.shape[1] if images else 1,
+            kCut=[operand.name in images for operand in parts.expression.operands],
         )
+        return vector_kernel.source(self.name, "Pointwise<Chain>", config["threads"], chain)
 
     def bind(self, parts: Chain, config: Attrs, frame: Frame) -> Binding:
         values, count = frame.values, parts.type.numel

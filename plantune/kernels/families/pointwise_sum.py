@@ -16,30 +16,15 @@ from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.sums import SUMS, kept_axes
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.rendering import Long, struct
 
 INPUTS_MAX, OUTPUTS_MAX = 6, 4
 ADDED = 32  # results of a block of the second kernel
-SOURCE = (
-    """#include "cuda/pointwise_sum.h"
-struct Chain {{
-  using T = {element};
-  using From = T;
-  using Index = {index};
-  static constexpr int kWidth = {width}, kVectors = {vectors}, kThreads = {threads};
-  static constexpr int kChannels = {channels};
-  static constexpr long long kRows = {rows}, kRowsOfBlock = {rows_of_block};
-  static constexpr bool kAll = {all}, kImages = {images};
-  static constexpr float kScale = {scale}f;
-{members}}};
-using Kernel = plantune::PointwiseSum<Chain>;"""
-    + vector_kernel.ENTRIES
-    + """
+ADD = """
 extern "C" __global__ __launch_bounds__({threads}) void add(Kernel::Arguments arguments) {{
   Kernel::add(arguments);
 }}
 """
-)
 
 
 @dataclass(frozen=True)
@@ -143,20 +128,24 @@ class PointwiseSum(CudaFamily[SumParts]):
         layout = "nhwc" if len(parts.type.shape) == 4 else "nchw"
         geometry = pointwise_chain.geometry_of(parts.head, expression, layout, parts.width)
         added = parts.type.numel // parts.step.types[parts.node.name].numel
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            index=vector_kernel.index_of(parts.type.numel),
-            width=geometry.width,
-            vectors=config["vectors"],
-            threads=config["threads"],
-            channels=parts.channels,
-            rows=parts.rows,
-            rows_of_block=parts.rows_of_block(config),
-            all=cxx_bool(not parts.kept),
-            images=cxx_bool(parts.of_images),
-            scale=repr(1 / added if parts.node.op == "mean" else 1.0),
-            members=pointwise_chain.members(expression, geometry),
+        chain = struct(
+            "Chain",
+            pointwise_chain.members(expression, geometry),
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            From="T",
+            Index=vector_kernel.index_of(parts.type.numel),
+            kWidth=geometry.width,
+            kVectors=config["vectors"],
+            kThreads=config["threads"],
+            kChannels=parts.channels,
+            kRows=Long(parts.rows),
+            kRowsOfBlock=Long(parts.rows_of_block(config)),
+            kAll=not parts.kept,
+            kImages=parts.of_images,
+            kScale=1 / added if parts.node.op == "mean" else 1.0,
         )
+        threads, entries = config["threads"], vector_kernel.ENTRIES + ADD
+        return vector_kernel.source(self.name, "PointwiseSum<Chain>", threads, chain, entries)
 
     def bind(self, parts: SumParts, config: Attrs, frame: Frame) -> Binding:
         values, threads = frame.values, int(config["threads"])

@@ -14,16 +14,7 @@ MAX_POOLS = ("max_pool2d", "max_pool2d_taps")
 POOLS = ("avg_pool2d", *MAX_POOLS)
 # A row of so many channels of a pixel is worth a block of its own.
 SLICE_MIN = 64
-POOL = (
-    """#include "cuda/pool.h"
-{window}using Kernel = plantune::Pool<Window>;"""
-    + vector_kernel.ENTRIES
-)
-MEAN = (
-    """#include "cuda/pool.h"
-using Kernel = plantune::PixelMean<{element}, {channels}, {slice}, {pixels}, {threads}>;"""
-    + vector_kernel.ENTRIES
-)
+MEAN = "PixelMean<{element}, {channels}, {slice}, {pixels}, {threads}>"
 
 
 @dataclass(frozen=True)
@@ -72,15 +63,17 @@ class Pool(CudaFamily[PoolParts]):
 
     def source(self, parts: PoolParts, config: Attrs, arch: Arch) -> str:
         if not parts.is_mean:
-            return POOL.format(window=parts.window.source(config), threads=config["threads"])
+            window = parts.window.source(config)
+            return vector_kernel.source(self.name, "Pool<Window>", config["threads"], window)
         _, channels, height, width = parts.x.shape
-        return MEAN.format(
+        mean = MEAN.format(
             element=vector_kernel.ELEMENTS[parts.x.dtype],
             channels=channels,
             slice=_slice(parts, config),
             pixels=height * width,
             threads=config["threads"],
         )
+        return vector_kernel.source(self.name, mean, config["threads"])
 
     def bind(self, parts: PoolParts, config: Attrs, frame: Frame) -> Binding:
         node, values = parts.node, frame.values

@@ -15,23 +15,12 @@ from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.pool_window import PoolWindow
+from plantune.kernels.rendering import struct
 
 GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad", "max_pool2d_taps_grad")
 INPUTS_MAX, OUTPUTS_MAX, ALONG_MAX = 4, 4, 8
 # Threads that add what the blocks leave of a sum.
 ADD_THREADS = 1024
-SOURCE = (
-    """#include "cuda/pool_grad.h"
-{window}struct Chain {{
-  using T = Window::T;
-  using From = T;
-  using Index = Window::Index;
-  static constexpr int kTotals = {totals}, kGathered = {gathered};
-  static constexpr int kWidth = Window::kVector, kVectors = 1, kThreads = Window::kThreads;
-{members}}};
-using Kernel = plantune::PoolGrad<Window, Chain>;"""
-    + vector_kernel.ENTRIES
-)
 ADD = f"""
 extern "C" __global__ __launch_bounds__({ADD_THREADS}) void add(Kernel::Arguments arguments) {{
   Kernel::add(arguments);
@@ -127,13 +116,19 @@ class PoolGrad(CudaFamily[GradientParts]):
     def source(self, parts: GradientParts, config: Attrs, arch: Arch) -> str:
         expression, geometry = parts.expression, parts.geometry(config)
         names = [operand.name for operand in expression.operands]
-        source = SOURCE.format(
-            window=parts.window.source(config, geometry.width),
-            totals=len(parts.totals),
-            gathered=names.index(parts.node.name),
-            members=pointwise_chain.members(expression, geometry),
-            threads=config["threads"],
+        chain = struct(
+            "Chain",
+            pointwise_chain.members(expression, geometry),
+            T="Window::T",
+            From="T",
+            Index="Window::Index",
+            kTotals=len(parts.totals),
+            kGathered=names.index(parts.node.name),
+            **{"kWidth": geometry.width, "kVectors": 1, "kThreads": config["threads"]},
         )
+        before = parts.window.source(config, geometry.width) + chain
+        kernel, threads = "PoolGrad<Window, Chain>", config["threads"]
+        source = vector_kernel.source(self.name, kernel, threads, before)
         return source + (ADD if parts.totals else "")
 
     def bind(self, parts: GradientParts, config: Attrs, frame: Frame) -> Binding:

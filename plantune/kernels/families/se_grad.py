@@ -17,40 +17,25 @@ from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.element_passes import Pass, axes_of
 from plantune.kernels.patterns.excite_gradient import LayerGradient, excite_gradient_of
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.rendering import struct
 from plantune.kernels.se_gradient import SeGradParts, Workspace
 from plantune.kernels.small_matrix import HIDDEN_MAX, kind_of, matrix, unit_of, why_not_block
 
-SOURCE = (
-    """#include "cuda/se_grad.h"
-struct Chain {{
-  using T = {element};
-  static constexpr int kChannels = {channels}, kHidden = {hidden}, kPixels = {pixels};
-  static constexpr int kImages = {images}, kThreads = {threads}, kChunk = {chunk};
-  static constexpr int kHold = {hold};
-  static constexpr bool kLayers = {layers};
-  static constexpr bool kByRows1 = {by_rows1}, kByRows2 = {by_rows2};
-  static constexpr int kRead = {read}, kSmall = {small}, kValues = {values}, kHeld = {held};
-  static constexpr int kStoredFirst = {stored_first}, kSumsFirst = {sums_first};
-  static constexpr int kStoredSecond = {stored_second}, kSumsSecond = {sums_second};
-  static constexpr int kHeldAs[] = {{{held_as}}}, kSlotOf[] = {{{slot_of}}};
-  static constexpr bool kOfImages[] = {{{of_images}}}, kOfChannels[] = {{{of_channels}}};
-  static constexpr float kAlpha = {alpha}f;
-  static __device__ __forceinline__ float gate(float dy, float of) {{ return {gate}; }}
-  static __device__ __forceinline__ float hidden(float dy, float of) {{ return {hidden_grad}; }}
-  static __device__ __forceinline__ void first(const float (&images)[{read}],
-                                               const float (&small)[{small} + 1],
+MEMBERS = """  static __device__ __forceinline__ float gate(float dy, float of) {{ return {gate}; }}
+  static __device__ __forceinline__ float hidden(float dy, float of) {{ return {hidden}; }}
+  static __device__ __forceinline__ void first(const float (&images)[kRead],
+                                               const float (&small)[kSmall + 1],
                                                float (&out)[{first_results}]) {{
     {first}
   }}
-  static __device__ __forceinline__ void second(const float (&images)[{held}],
-                                                const float (&small)[{small} + 1], float spread,
+  static __device__ __forceinline__ void second(const float (&images)[kHeld],
+                                                const float (&small)[kSmall + 1], float spread,
                                                 float (&out)[{second_results}]) {{
     {second}
   }}
-}};
-using Kernel = plantune::SeGrad<Chain, plantune::{matrix}>;"""
-    + vector_kernel.ENTRIES.replace("({threads})", "({threads}, {blocks_per_sm})")
+"""
+ENTRIES = (
+    vector_kernel.ENTRIES.replace("({threads})", "({threads}, {blocks_per_sm})")
     + """
 extern "C" __global__ __launch_bounds__({adding_threads}) void add(Kernel::Arguments arguments) {{
   Kernel::add(arguments);
@@ -134,42 +119,39 @@ class SeGrad(CudaFamily[SeGradParts]):
         first, second = parts.first, parts.second if held else parts.second_anew
         made = {name: len(first.images) + i for i, name in enumerate(parts.values)}
         places = {**{name: i for i, name in enumerate(first.images)}, **made}
-        small = parts.small
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.image.dtype],
-            channels=parts.channels,
-            hidden=parts.hidden,
-            pixels=parts.pixels,
-            images=config["images"],
-            threads=config["threads"],
-            chunk=max(ASKED[parts.hold(config)] // len(first.images), 1),
-            hold=HOLDS[parts.hold(config)],
-            adding_threads=ADDING_THREADS,
-            blocks_per_sm=config["blocks_per_sm"],
-            layers=cxx_bool(parts.makes_layers),
-            by_rows1=cxx_bool(gradient.squeeze.by_rows),
-            by_rows2=cxx_bool(gradient.excite.by_rows),
-            read=len(first.images),
-            small=len(small),
-            values=len(parts.values),
-            held=len(second.images),
-            stored_first=len(parts.stored[0]),
-            sums_first=len(parts.sums[0]),
-            stored_second=len(parts.stored[1]),
-            sums_second=len(parts.sums[1]),
-            held_as=", ".join(str(places[name]) for name in second.images),
-            slot_of=", ".join(map(str, _slots(first.images, second.images))),
-            of_images=", ".join(cxx_bool(0 in axes_of(operand)) for operand in small) or "false",
-            of_channels=", ".join(cxx_bool(1 in axes_of(o)) for o in small) or "false",
-            alpha=repr(gradient.alpha),
+        small, threads = parts.small, config["threads"]
+        functions = MEMBERS.format(
             gate=_cxx(gradient.excite.derivative),
-            hidden_grad=_cxx(gradient.squeeze.derivative),
+            hidden=_cxx(gradient.squeeze.derivative),
             first=_lines(first, parts),
             second=_lines(second, parts),
             first_results=len(first.results),
             second_results=len(second.results),
-            matrix=kind_of(config),
         )
+        chain = struct(
+            "Chain",
+            functions,
+            T=vector_kernel.ELEMENTS[parts.image.dtype],
+            **{"kChannels": parts.channels, "kHidden": parts.hidden, "kPixels": parts.pixels},
+            **{"kImages": config["images"], "kThreads": threads},
+            kChunk=max(ASKED[parts.hold(config)] // len(first.images), 1),
+            kHold=HOLDS[parts.hold(config)],
+            kLayers=parts.makes_layers,
+            kByRows1=gradient.squeeze.by_rows,
+            kByRows2=gradient.excite.by_rows,
+            **{"kRead": len(first.images), "kSmall": len(small), "kValues": len(parts.values)},
+            kHeld=len(second.images),
+            **{"kStoredFirst": len(parts.stored[0]), "kSumsFirst": len(parts.sums[0])},
+            **{"kStoredSecond": len(parts.stored[1]), "kSumsSecond": len(parts.sums[1])},
+            kHeldAs=[places[name] for name in second.images],
+            kSlotOf=_slots(first.images, second.images),
+            kOfImages=[0 in axes_of(operand) for operand in small] or [False],
+            kOfChannels=[1 in axes_of(operand) for operand in small] or [False],
+            kAlpha=gradient.alpha,
+        )
+        kernel = f"SeGrad<Chain, plantune::{kind_of(config)}>"
+        sizes = {"blocks_per_sm": config["blocks_per_sm"], "adding_threads": ADDING_THREADS}
+        return vector_kernel.source(self.name, kernel, threads, chain, ENTRIES, **sizes)
 
     def bind(self, parts: SeGradParts, config: Attrs, frame: Frame) -> Binding:
         threads = int(config["threads"])

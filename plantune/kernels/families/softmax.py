@@ -16,19 +16,10 @@ from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, 
 from plantune.kernels.family import Binding, Frame, Parts, images
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.pointwise_chain import Expression, Operand, whole
+from plantune.kernels.rendering import struct
 
 # Elements of a row that a thread holds, with what they are computed from.
 HELD_MAX, INPUTS_MAX = 32, 4
-SOURCE = (
-    """#include "cuda/softmax.h"
-struct Chain {{
-  using T = {element};
-  using Index = {index};
-  static constexpr int kSize = {size}, kLanes = {lanes}, kThreads = {threads};
-{members}}};
-using Kernel = plantune::Softmax<Chain>;"""
-    + vector_kernel.ENTRIES
-)
 
 
 @dataclass(frozen=True)
@@ -106,14 +97,16 @@ class Softmax(CudaFamily[SoftmaxParts]):
 
     def source(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> str:
         geometry = pointwise_chain.geometry_of(parts.before, parts.expression, "nchw", 1)
-        return SOURCE.format(
-            element=vector_kernel.ELEMENTS[parts.type.dtype],
-            index=vector_kernel.index_of(parts.type.numel),
-            size=parts.size,
-            lanes=config["lanes"],
-            threads=config["threads"],
-            members=pointwise_chain.members(parts.expression, geometry),
+        chain = struct(
+            "Chain",
+            pointwise_chain.members(parts.expression, geometry),
+            T=vector_kernel.ELEMENTS[parts.type.dtype],
+            Index=vector_kernel.index_of(parts.type.numel),
+            kSize=parts.size,
+            kLanes=config["lanes"],
+            kThreads=config["threads"],
         )
+        return vector_kernel.source(self.name, "Softmax<Chain>", config["threads"], chain)
 
     def bind(self, parts: SoftmaxParts, config: Attrs, frame: Frame) -> Binding:
         constants, y = rows_of(parts.step, frame), parts.step.nodes[-1].name

@@ -6,16 +6,17 @@ import math
 from dataclasses import dataclass
 
 from plantune.kernels.chips import measured_chip, measured_facts
-from plantune.kernels.hopper.gather import NO_POOL, PoolGather
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.sums import EpilogueSums, sums_type
 from plantune.kernels.hopper.tiles import (
     CHUNK,
+    NO_POOL,
     ROW_BYTES,
     SHAPE,
     SWIZZLE_BYTES,
     Box,
     ConvShape,
+    PoolGather,
     copied_pixels,
 )
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.graph.graph import Node
-from plantune.kernels.hopper.gather import PoolGather
 from plantune.kernels.hopper.launch import word
-from plantune.kernels.hopper.tiles import Box, ConvShape
+from plantune.kernels.hopper.tiles import Box, ConvShape, PoolGather
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 TILE_O = 64

@@ -27,8 +27,8 @@ class NormParts(Parts):
 
     @property
     def affine(self) -> dict[str, bool]:
-        """Whether there is a weight and a bias."""
-        return {"weight": len(self.norm.inputs) > 1, "bias": len(self.norm.inputs) > 2}
+        """Whether there is a weight and a bias, in the words of headers."""
+        return {"kWeight": len(self.norm.inputs) > 1, "kBias": len(self.norm.inputs) > 2}
 
     def bind(self, frame: Frame, blocks: int, threads: int, *more: int) -> Binding:
         """Launches a kernel whose arguments are plantune::NormArguments and `more`."""

@@ -9,19 +9,9 @@ from plantune.canonical import Attrs
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Parameter
 from plantune.kernels.patterns.epilogue import ConvParts
-from plantune.kernels.patterns.expression import rendered
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.patterns.expression import expression, functors
+from plantune.kernels.rendering import struct
 
-# What their headers ask of the struct Conv.
-SHAPE = """  using T = {element};
-  using Expression = {expression};
-  static constexpr int kH = {image[0]}, kW = {image[1]}, kP = {out[0]}, kQ = {out[1]};
-  static constexpr int kR = {filter[0]}, kS = {filter[1]};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-  static constexpr int kThreads = {threads};
-  static constexpr bool kScale = {scale}, kBias = {bias};
-"""
 IMAGES = ("x", "w", "residual", "y")
 PARAMETERS = ("scale", "bias", "offset")
 
@@ -61,20 +51,23 @@ class TiledConv(ConvParts):
             for word, size in sizes
         }
 
-    def shape(self, config: Attrs) -> dict[str, Any]:
-        """What a source says in SHAPE, and of its tiles."""
-        flags = {part: getattr(self.epilogue, part) is not None for part in ("scale", "bias")}
-        return {
-            "element": vector_kernel.ELEMENTS[self.dtype],
-            "image": self.step.types[self.x].shape[2:],
-            "out": self.conv.types[0].shape[2:],
-            "filter": self.filter,
-            "stride": self.conv.attrs["stride"],
-            "padding": self.conv.attrs["padding"],
-            **config,
-            **cxx_bools(flags),
-            **rendered(self.epilogue.chain),
-        }
+    def struct(self, config: Attrs, **own: Any) -> str:
+        """The struct Conv of a source, with members of the kernel's own, and its functions."""
+        (height, width), (rows, columns) = self.step.types[self.x].shape[2:], self.filter
+        (p, q), attrs = self.conv.types[0].shape[2:], self.conv.attrs
+        members = struct(
+            "Conv",
+            T=vector_kernel.ELEMENTS[self.dtype],
+            Expression=expression(self.epilogue.chain),
+            **{"kH": height, "kW": width, "kP": p, "kQ": q, "kR": rows, "kS": columns},
+            **dict(zip(("kStrideH", "kStrideW"), attrs["stride"], strict=True)),
+            **dict(zip(("kPadH", "kPadW"), attrs["padding"], strict=True)),
+            kThreads=config["threads"],
+            kScale=self.epilogue.scale is not None,
+            kBias=self.epilogue.bias is not None,
+            **own,
+        )
+        return functors(self.epilogue.chain) + members
 
 
 def arguments(*numbers: str) -> tuple[tuple[str, Any], ...]:

@@ -93,7 +93,7 @@ def test_frozen_weights_and_the_images_own_gradient(network):
     model = optimize(network, x, mode="train", fallback="error", share=True)
     for frozen in ((), ("layers.1", "stem"), ("layers", "stem"), ()):
         for name, parameter in network.named_parameters():
-            parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
+            parameter.requires_grad_(not name.startswith(frozen))
         x = torch.randn_like(x).requires_grad_()
         ours, theirs = (gradients(module, x, [x]) for module in (model, network))
         assert_near(ours[-1:], theirs[-1:])

@@ -116,13 +116,18 @@ def test_a_folder_without_the_files_is_refused(part, tmp_path: Path) -> None:
         part("images").read_folder(tmp_path, 100)
 
 
+def named_right(data) -> float:
+    train, test = data.train.pixels.float().flatten(1), data.test.pixels.float().flatten(1)
+    means = torch.stack([train[data.train.labels == label].mean(0) for label in range(4)])
+    named = torch.cdist(test, means).argmin(1)
+    return float((named == data.test.labels).float().mean())
+
+
 def test_made_images_are_the_same_each_time_and_can_be_told_apart(part) -> None:
     made = part("images").made
-    first, again = made(4, 200, 40), made(4, 200, 40)
+    first, again, empty = made(4, 200, 40), made(4, 200, 40), made(4, 200, 40, (0.0, 0.0))
     assert torch.equal(first.train.pixels, again.train.pixels)
     assert not torch.equal(first.train.pixels[:40], first.test.pixels)
     # By the nearest mean of a class: no network is needed to learn them.
-    train, test = first.train.pixels.float().flatten(1), first.test.pixels.float().flatten(1)
-    means = torch.stack([train[first.train.labels == label].mean(0) for label in range(4)])
-    named = torch.cdist(test, means).argmin(1)
-    assert (named == first.test.labels).float().mean() > 0.9
+    assert named_right(first) > 0.9
+    assert named_right(empty) < 0.6  # without contrast by luck alone

@@ -4,12 +4,17 @@
     python tools/cifar_study --data cifar-100-python        # CIFAR-100 instead of made images
     python tools/cifar_study --network airbench94           # another network and step, 2,000 images
     python tools/cifar_study --small                        # on 2 cores of a CPU in two minutes
+    python tools/cifar_study --pairs 8                      # how good networks become, seed by seed
 
 Every row begins with the same weights and meets the same images, and ends with its loss and its
 accuracy. The rows up to `all-three` take the step as one writes it at first, with images from
 torch's loader; the others, torch's best and plantune's, make their images on the GPU. Then the
 steps of the latter run in turns. Prints tables; writes cifar_study.json and cifar_study.png (if
 matplotlib is there) under --out. Exit code 1 if a row failed.
+
+With --pairs rows are runs at several seeds instead, and nothing is timed: the mean difference of
+the first row's accuracy and another one's, beside its standard error. It is kept if three of these
+are within one point.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from images import DataSet, made, read_folder
+from images import CONTRAST, DataSet, made, read_folder
+from pairs import paired, shown_pairs
 from race import raced
 from shown import plotted, row_of, shown, shown_race
 from traces import profiled, python_profiled
@@ -36,7 +42,7 @@ from plantune import UnplannedCall, tune
 from plantune.device import first_line
 from plantune.machine import environment_of
 
-SMALL_IMAGES, SMALL_TESTED = 232, 200
+SMALL_IMAGES, SMALL_TESTED = 136, 200
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,10 +50,12 @@ def main(argv: list[str] | None = None) -> int:
     warnings.simplefilter("ignore", UnplannedCall)  # rows tell what ran
     study = study_of(given)
     on_gpu = study.device.type == "cuda"
-    variants = chosen(given.variants, study.workload.name, on_gpu=on_gpu)
+    variants = chosen(_names(given, on_gpu=on_gpu), study.workload.name, on_gpu=on_gpu)
     feed, done, failures = Feed(study), list[Trained](), dict[str, str]()
     if given.search:
         search(study, feed, given.search)
+    if given.pairs:
+        return _pairs(given, study, variants, feed)
     for variant in variants:
         found = _row(study, variant, feed, failures)
         if found is not None:
@@ -65,6 +73,21 @@ def main(argv: list[str] | None = None) -> int:
             {**_document(given, study), "rows": rows} | {"failures": failures},
         )
     return 1 if failures else 0
+
+
+def _names(given: argparse.Namespace, *, on_gpu: bool) -> list[str] | None:
+    if given.pairs and not given.variants:
+        return ["cuda-graph" if on_gpu else "baseline", "plantune-step"]
+    names: list[str] | None = given.variants
+    return names
+
+
+def _pairs(given: argparse.Namespace, study: Study, variants: list[Variant], feed: Feed) -> int:
+    found = paired(study, variants, feed, given.pairs)
+    print(f"\n{shown_pairs(found)}")
+    _write(given, {**_document(given, study), "pairs": found})
+    kept = [apart["accuracy"]["kept"] for apart in found["differences"].values()]
+    return 0 if all(kept) else 1
 
 
 def _row(study: Study, variant: Variant, feed: Feed, failures: dict[str, str]) -> Trained | None:
@@ -102,12 +125,17 @@ def _finish(
             print(python_profiled(each, batch, given.out))
         if each.variant.name == given.save_of and given.save is not None:
             save_weights(each.model, given.save)
-    text = json.dumps(document, indent=1)
-    (given.out / "cifar_study.json").write_text(text + "\n", encoding="utf-8")
+    _write(given, document)
     try:
         plotted(document, given.out / "cifar_study.png")
     except ImportError:
         print("no plot: matplotlib is not installed")
+
+
+def _write(given: argparse.Namespace, document: dict[str, Any]) -> None:
+    given.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(document, indent=1)
+    (given.out / "cifar_study.json").write_text(text + "\n", encoding="utf-8")
 
 
 def study_of(given: argparse.Namespace) -> Study:
@@ -144,12 +172,14 @@ def _data(given: argparse.Namespace, classes: int, batch: int) -> DataSet:
     if given.data is not None:
         data = read_folder(given.data, classes)
         return replace(data, train=data.train.first(given.images or len(data.train.labels)))
+    sizes: tuple[int, ...] = ()
     if given.dry_run:  # a whole batch and a smaller one
-        return made(classes, batch + batch * 5 // 8, batch)
-    if given.small:
-        return made(classes, given.images or SMALL_IMAGES, SMALL_TESTED)
-    count = given.images
-    return made(classes, count, max(count // 5, 1)) if count else made(classes)
+        sizes = batch + batch * 5 // 8, batch
+    elif given.small:
+        sizes = given.images or SMALL_IMAGES, SMALL_TESTED
+    elif given.images:
+        sizes = given.images, max(given.images // 5, 1)
+    return made(classes, *sizes, contrast=tuple(given.contrast))
 
 
 def _document(given: argparse.Namespace, study: Study) -> dict[str, Any]:
@@ -160,6 +190,7 @@ def _document(given: argparse.Namespace, study: Study) -> dict[str, Any]:
         "network": study.workload.name,
         "data": study.data.name,
         "images": len(study.data.train.labels),
+        "contrast": None if given.data else [*given.contrast],
         "batch": study.batch,
         "epochs": study.epochs,
         "steps": study.steps,
@@ -183,6 +214,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     say("--epochs", type=int)
     say("--steps", type=int, help="at most so many in all")
     say("--images", type=int, metavar="N", help="the first N of the training set")
+    shades = {"nargs": 2, "type": float, "default": CONTRAST, "metavar": ("LEAST", "MOST")}
+    say("--contrast", **shades, help="of made images: less is harder to learn")
     say("--seed", type=int, default=0)
     say("--workers", type=int, default=2, help="processes of torch's loader, on a GPU")
     say("--weights", type=Path, metavar="FILE", help="a checkpoint to begin with")
@@ -191,6 +224,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     say("--profile", nargs="+", default=(), choices=VARIANTS, metavar="NAME", help="with traces")
     say("--cprofile", nargs="+", default=(), choices=VARIANTS, metavar="NAME", help="Python's")
     say("--search", type=float, metavar="SECONDS", help="for a plan first, where none is autocast")
+    say("--pairs", type=int, metavar="N", help="runs of each at N seeds, for their accuracy")
     say("--race-seconds", type=float, default=5.0, metavar="SECONDS", help="0 for no race")
     say("--dry-run", action="store_true", help="two steps of each row; nothing is written")
     say("--out", type=Path, default=Path())

@@ -17,8 +17,8 @@ PIXELS = 3 * SIDE * SIDE
 TRAINED, TESTED = 50_000, 10_000
 # Made at once: noise in float32 takes four times as much memory as the images.
 CHUNK = 5_000
-# How much a made image shows of its class beside noise, in shades of 256.
-LEAST_CONTRAST, MORE_CONTRAST, NOISE = 25.0, 35.0, 40.0
+# How much a made image shows of its class beside noise, in shades of 256: from least to most.
+CONTRAST, NOISE = (25.0, 60.0), 40.0
 
 
 @dataclass(frozen=True)
@@ -117,26 +117,36 @@ def _joined(parts: list[Images]) -> Images:
     return Images(torch.cat([p.pixels for p in parts]), torch.cat([p.labels for p in parts]))
 
 
-def made(classes: int, trained: int = TRAINED, tested: int = TESTED) -> DataSet:
+def made(
+    classes: int,
+    trained: int = TRAINED,
+    tested: int = TESTED,
+    contrast: tuple[float, float] = CONTRAST,
+) -> DataSet:
     """Each class has a pattern of few waves, which an image shows more or less clearly beside
-    noise: a network learns them within some epochs. The same numbers on every machine.
+    noise: a network learns them within some epochs. If the least contrast is 0, some images show
+    nothing, and how many are named right says how good a network is. The same numbers on every
+    machine.
     """
-    random = torch.Generator().manual_seed(7)
+    random, (least, most) = torch.Generator().manual_seed(7), contrast
     patterns = torch.randn(classes, 3, 4, 4, generator=random)
     patterns = interpolate(patterns, (SIDE, SIDE), mode="bicubic")
     patterns = patterns / patterns.flatten(1).std(1).view(-1, 1, 1, 1)
 
     def images(count: int) -> Images:
         labels = torch.randint(classes, (count,), generator=random)
-        parts = [*_drawn(labels, patterns, random)]
+        parts = [*_drawn(labels, patterns, (least, most - least), random)]
         return Images(torch.cat(parts), labels)
 
     return DataSet("made", classes, images(trained), images(tested))
 
 
-def _drawn(labels: Tensor, patterns: Tensor, random: torch.Generator) -> Iterator[Tensor]:
+def _drawn(
+    labels: Tensor, patterns: Tensor, contrasts: tuple[float, float], random: torch.Generator
+) -> Iterator[Tensor]:
+    least, more = contrasts
     for part in labels.split(CHUNK):
-        contrast = torch.rand(len(part), 1, 1, 1, generator=random) * MORE_CONTRAST
+        contrast = torch.rand(len(part), 1, 1, 1, generator=random) * more
         noise = torch.randn(len(part), 3, SIDE, SIDE, generator=random) * NOISE
-        shades = patterns[part] * (contrast + LEAST_CONTRAST) + noise + 128
+        shades = patterns[part] * (contrast + least) + noise + 128
         yield shades.clamp_(0, 255).byte()

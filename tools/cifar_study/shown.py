@@ -35,7 +35,7 @@ def row_of(trained: Trained, baseline: Trained | None) -> dict[str, Any]:
         "seconds": trained.seconds,
         "peak_mib": trained.peak_mib,
         "accuracy": trained.accuracy,
-        "last_loss": _last(trained.losses),
+        "last_loss": last_loss(trained.losses),
         "losses": trained.losses,
     }
     if baseline is not None:
@@ -46,7 +46,7 @@ def row_of(trained: Trained, baseline: Trained | None) -> dict[str, Any]:
     return row
 
 
-def _last(losses: Sequence[float]) -> float:
+def last_loss(losses: Sequence[float]) -> float:
     """The mean of the last tenth."""
     return statistics.fmean(losses[-max(len(losses) // 10, 1) :])
 

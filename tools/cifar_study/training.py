@@ -74,6 +74,12 @@ class Feed:
         self._study = study
         self._cutters: dict[str, Cutter] = {}
 
+    def for_study(self, study: Study) -> Feed:
+        """That of the same images for another seed."""
+        other = Feed(study)
+        other._cutters = self._cutters
+        return other
+
     def cutter(self, device: torch.device) -> Cutter:
         """Of the images to train on; kept for the next variant."""
         if device.type not in self._cutters:

@@ -2,6 +2,7 @@
 
     python tools/follow_training.py free --dtype float16  # paired runs of 500 steps
     python tools/follow_training.py steps --dtype amp     # single steps from one state
+    torchrun --nproc-per-node 2 tools/follow_training.py ranks --dtype amp
 
 `free` trains pairs of one small network on one task, from the same weights and batches, with eager
 (whose libraries may choose other algorithms) and with a TrainStep: with a schedule of the rate, a
@@ -10,7 +11,9 @@ mean losses of the last tenth must differ by less than three standard errors of 
 difference, that error must be below 2 % of the loss's fall, and the steps that were left out and
 the optimizer's count must be equal. `steps` takes eager's own weights and optimizer state before
 each of some steps of a run: the update of each parameter must be within twice eager's own error,
-against float64. Prints one JSON object; exit code 1 if a bound does not hold.
+against float64. `ranks` is `free` for a TrainStep of all processes together, each with its part of
+every batch, beside eager's with the whole one; parameters must be equal on all to the bit. Prints
+one JSON object; exit code 1 if a bound does not hold.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import argparse
 import copy
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,6 +32,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -46,6 +51,11 @@ class Settings:
     device: torch.device
     dtype: str  # of parameters and products; "amp" is float32 with products in float16
     steps: int
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.group is None else self.group.size()
 
     @property
     def parameters(self) -> torch.dtype:
@@ -140,6 +150,12 @@ class Eager:
         of_step["found_inf_per_device"] = {inverse.device: found}
         of_step["stage"] = torch.amp.grad_scaler.OptState.UNSCALED
 
+    def over_ranks(self, losses: Tensor) -> Tensor:
+        return losses
+
+    def unequal(self) -> int:
+        return 0
+
     def scale(self) -> dict[str, Any]:
         return self._scaler.state_dict()
 
@@ -148,15 +164,42 @@ class Ours:
     def __init__(self, model: nn.Module, settings: Settings) -> None:
         self.model, self.optimizer = model, optimizer_of(model, settings)
         self._scale = LossScale(64.0, growth_interval=GROWTH)
-        self.step = TrainStep(
+        self._group, self._ranks = settings.group, settings.ranks
+        self._step = TrainStep(
             model,
             loss_of,
             self.optimizer,
-            micro_batches=PARTS,
+            micro_batches=max(PARTS // self._ranks, 1),
             max_norm=MAX_NORM,
             scale=self._scale,
             autocast=settings.autocast,
+            process_group=self._group,
         )
+
+    def step(self, x: Tensor, y: Tensor, factor: Tensor) -> Tensor:
+        if self._group is None:
+            return self._step(x, y, factor)
+        rank = self._group.rank()
+        return self._step(x.chunk(self._ranks)[rank], y.chunk(self._ranks)[rank], factor)
+
+    def over_ranks(self, losses: Tensor) -> Tensor:
+        """The mean of what each of them has."""
+        if self._group is not None:
+            dist.all_reduce(losses := losses / self._ranks, group=self._group)
+        return losses
+
+    def unequal(self) -> int:
+        """Parameters that are not rank 0's to the bit, on any rank."""
+        if self._group is None:
+            return 0
+        found = []
+        for parameter in self.model.parameters():
+            own = parameter.detach().contiguous()
+            dist.broadcast(first := own.clone(), 0, group=self._group)
+            found.append((own != first).any())
+        others = torch.stack(found).int()
+        dist.all_reduce(others, dist.ReduceOp.MAX, group=self._group)
+        return int(others.sum())
 
     def scale(self) -> dict[str, Any]:
         return self._scale.state_dict()
@@ -173,7 +216,7 @@ def trained(run: Eager | Ours, seed: int, settings: Settings) -> dict[str, Any]:
         if number % 10 == 9:
             with torch.no_grad(), settings.casting():
                 evaluated.append(loss_of(run.model(x), y, torch.ones_like(factor)))
-    found = torch.stack(losses).double().cpu()
+    found = run.over_ranks(torch.stack(losses)).double().cpu()
     found = found[found.isfinite()]
     tenth = max(settings.steps // 10, 1)
     counts = {int(state["step"]) for state in run.optimizer.state.values() if "step" in state}
@@ -183,6 +226,7 @@ def trained(run: Eager | Ours, seed: int, settings: Settings) -> dict[str, Any]:
         "evaluated": float(torch.stack(evaluated)[-3:].mean()) if evaluated else None,
         "counts": sorted(counts),
         "scale": run.scale(),
+        "unequal": run.unequal(),
     }
 
 
@@ -207,7 +251,8 @@ def free(settings: Settings, runs: int, jobs: int = 1) -> dict[str, Any]:
     error = float(apart.std() / len(apart) ** 0.5) if runs > 1 else float("nan")
     fall = sum(their["first"] - their["last"] for _, their in pairs) / runs
     counted = all(own[what] == their[what] for own, their in pairs for what in ("counts", "scale"))
-    holds = abs(float(apart.mean())) <= MOST_ERRORS * error and counted
+    equal = not any(own["unequal"] for own, _ in pairs)
+    holds = abs(float(apart.mean())) <= MOST_ERRORS * error and counted and equal
     return {
         "differences": [round(float(each), 6) for each in apart],
         "mean_difference": float(apart.mean()),
@@ -215,6 +260,7 @@ def free(settings: Settings, runs: int, jobs: int = 1) -> dict[str, Any]:
         "fall": fall,
         "error_of_fall": error / fall,
         "counts_are_equal": counted,
+        "unequal_parameters": sum(own["unequal"] for own, _ in pairs),
         "counts": [pairs[0][0]["counts"], pairs[0][1]["counts"]],
         "last": [[round(own["last"], 5), round(their["last"], 5)] for own, their in pairs],
         "holds": bool(holds and error < MOST_OF_FALL * fall),
@@ -261,21 +307,38 @@ def steps(settings: Settings, sampled: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=["free", "steps"])
+    parser.add_argument("what", choices=["free", "ranks", "steps"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--dtype", default="float16", choices=["float16", "bfloat16", "amp", "float32"]
     )
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--runs", type=int, default=8, help="pairs of runs (free)")
+    parser.add_argument("--runs", type=int, default=8, help="pairs of runs (free, ranks)")
     parser.add_argument("--jobs", type=int, default=1, help="processes for these pairs")
     parser.add_argument("--sampled", type=int, default=50, help="steps to compare (steps)")
     given = parser.parse_args()
-    settings = Settings(torch.device(given.device), given.dtype, given.steps)
-    compared = given.what == "free"
+    device, group = torch.device(given.device), None
+    if given.what == "ranks":
+        device, group = joined(device)
+    settings = Settings(device, given.dtype, given.steps, group)
+    compared = given.what != "steps"
     found = free(settings, given.runs, given.jobs) if compared else steps(settings, given.sampled)
-    print(json.dumps({"what": given.what, "dtype": given.dtype, "steps": given.steps, **found}))
+    if group is None or group.rank() == 0:
+        about = {"what": given.what, "ranks": settings.ranks, "dtype": given.dtype}
+        print(json.dumps({**about, "steps": given.steps, **found}))
+    if group is not None:
+        dist.destroy_process_group()
     return 0 if found["holds"] else 1
+
+
+def joined(device: torch.device) -> tuple[torch.device, dist.ProcessGroup]:
+    """The processes of torchrun, each with a GPU of its own if there are any."""
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    group: dist.ProcessGroup = dist.group.WORLD
+    return device, group
 
 
 if __name__ == "__main__":

@@ -163,14 +163,32 @@ def test_the_guides_actors_compute_with_the_learners_weights(tmp_path):
 def test_the_study_of_ranks_times_each_way_and_compares_weights(tmp_path):
     path, file = JOBS.parents[2] / "tools" / "ranks_study.py", tmp_path / "study.json"
     counts = ["--images", "1", "--steps", "2", "--rounds", "1", "--calls", "1"]
-    arguments = [str(path), *counts, "--json", str(file)]
+    arguments = [str(path), *counts, "--one-step", "--json", str(file)]
     run(2, tmp_path.name, RUN.format(arguments=arguments, path=str(path)))
     found = json.loads(file.read_text())
     assert found["unequal_parameters"] == 0
-    assert set(found["rows"]) == {"one", "ranks", "ranks, float16 sent", "DDP"}
+    ranks = {"ranks", "ranks, reduced at the end", "ranks, float16 sent"}
+    assert set(found["rows"]) == {"one", *ranks, "DDP", "DDP around a plan"}
+    # Eager's products are in bfloat16 here.
+    assert found["one_step"]["ranks_of_eagers_error"]["worst"] < 0.1
+    assert found["one_step"]["apart"]["worst"] < 1e-4
     medians = {name: row["median_ms"] for name, row in found["rows"].items()}
     assert found["of_one"] == medians["ranks"] / medians["one"]
     assert found["of_best_ddp"] == medians["ranks"] / medians["DDP"]
+
+
+def test_ranks_train_beside_eager_with_whole_batches(tmp_path, capfd):
+    path = JOBS.parents[2] / "tools" / "follow_training.py"
+    counts = ["--device", "cpu", "--dtype", "amp", "--steps", "10", "--runs", "2"]
+    arguments = [str(path), "ranks", *counts]
+    # Ten steps are too few for its bounds: it ends with 1.
+    code = RUN.format(arguments=arguments, path=str(path))
+    run(2, tmp_path.name, f"try:\n    {code}\nexcept SystemExit: pass")
+    found = json.loads(capfd.readouterr().out)
+    assert (found["ranks"], found["unequal_parameters"]) == (2, 0)
+    assert found["counts_are_equal"]
+    assert found["counts"] == [[7], [7]]
+    assert abs(found["mean_difference"]) < 0.05
 
 
 @pytest.mark.multigpu

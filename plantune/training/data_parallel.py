@@ -64,6 +64,7 @@ class DataParallel:
         if self._watch is not None:
             self._watch.stop()
         self.ranks.leave("closed its training step", self.ranks.call)
+        self.ranks.forget()
 
 
 def settings_of(optimizer: Optimizer, scale: LossScale | None, **others: Any) -> Iterator[str]:

@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_process_group_store
 
 Group = dist.ProcessGroup
-# How many training steps each group has: their messages are apart, as all ranks make equal ones.
-_made: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
 # What is called before a group is shut down, as long as it is there.
 _before: weakref.WeakKeyDictionary[Group, list[weakref.WeakMethod[Any]]] = (
     weakref.WeakKeyDictionary()
@@ -22,9 +20,14 @@ _before: weakref.WeakKeyDictionary[Group, list[weakref.WeakMethod[Any]]] = (
 
 
 def new_store(group: Group) -> Store:
-    """A part of the group's store for another training step."""
-    number = _made[group] = _made.get(group, 0) + 1
-    return PrefixStore(f"plantune/{number}", _get_process_group_store(group))
+    """A part of the group's store for another training step.
+
+    The steps of each rank are counted in the store itself, so that their messages are apart: all
+    ranks make equal ones, and torchrun's store outlives a group that is destroyed.
+    """
+    store = _get_process_group_store(group)
+    number = store.add(f"plantune/made/{group.rank()}", 1)
+    return PrefixStore(f"plantune/{number}", store)
 
 
 def mean(tensor: Tensor, group: Group) -> None:

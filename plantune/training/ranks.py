@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from torch.distributed.distributed_c10d import Store
+
 from plantune.errors import RanksDiffer
 from plantune.training.groups import Group, new_store
 
@@ -28,13 +30,33 @@ class Ranks:
     """
 
     def __init__(self, group: Group, deadline_s: float) -> None:
-        self.group, self.deadline_s = group, deadline_s
+        self.deadline_s = deadline_s
         self.rank, self.size = group.rank(), group.size()
         self.call = 0
         self._meetings = 0
         self._past = -1
         self._left: str | None = None
-        self.store = new_store(group)
+        self._held: tuple[Group, Store] | None = group, new_store(group)
+
+    @property
+    def group(self) -> Group:
+        return self._still_held()[0]
+
+    @property
+    def store(self) -> Store:
+        return self._still_held()[1]
+
+    def forget(self) -> None:
+        """Lets go of the group and its store. As long as something holds these, rank 0 serves the
+        store, and a group that is made later meets in it what was said in this one: NCCL's id of a
+        communicator that is gone, for which it waits without end.
+        """
+        self._held = None
+
+    def _still_held(self) -> tuple[Group, Store]:
+        if self._held is None:
+            raise RuntimeError(f"rank {self.rank} no longer takes part: it {self._left}")
+        return self._held
 
     @property
     def others(self) -> list[int]:

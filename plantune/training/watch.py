@@ -125,8 +125,12 @@ class Watch:
         threading.Thread(target=_exit_later, daemon=True).start()
         with suppress(Exception):
             ranks.leave(f"ended, as {why}", ranks.call - 1)
+            # Each waits for the other: a communicator for graphs that hold its collectives, these
+            # for the GPU, which is in a collective until the communicator is aborted.
+            aborting = threading.Thread(target=abort, args=(ranks.group,), daemon=True)
+            aborting.start()
             self._let_go()
-            abort(ranks.group)
+            aborting.join()
         os._exit(EXIT_CODE)
 
     def _let_go(self) -> None:

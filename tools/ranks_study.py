@@ -35,6 +35,8 @@ from plantune.training.data_parallel import DataParallel
 from plantune.training.groups import Group
 
 Call = Callable[[], Any]
+# So large that no gradient is so small that float16 has less than its 11 bits.
+SCALE = 8192.0
 OURS_IN_DDP = "DDP around a plan"
 
 
@@ -174,7 +176,7 @@ def updated(study: Study, images: int, x: Tensor, target: Tensor, **more: Any) -
     module = study.planned(images)
     start = [p.detach().clone() for p in module.parameters()]
     optimizer = torch.optim.SGD(module.parameters(), 1.0)
-    step = TrainStep(module, loss, optimizer, scale=LossScale(1024.0), **more)
+    step = TrainStep(module, loss, optimizer, scale=LossScale(SCALE), **more)
     for _ in range(3):
         with torch.no_grad():
             for parameter, first in zip(module.parameters(), start, strict=True):
@@ -228,12 +230,12 @@ def gradients(study: Study, x: Tensor, target: Tensor) -> tuple[list[Tensor], li
     """Eager's and those in float64."""
     eager, exact = study.eager(), study.eager().double()
     with study.casting():
-        value = loss(eager(x), target) * 1024
+        value = loss(eager(x), target) * SCALE
     value.backward()
     count = max(len(x) // 256, 1)
     for part, of_part in zip(x.chunk(count), target.chunk(count), strict=True):
         ((exact(part.double()).mean((2, 3)) - of_part).square().mean() / count).backward()
-    return [p.grad.double() / 1024 for p in eager.parameters()], [
+    return [p.grad.double() / SCALE for p in eager.parameters()], [
         p.grad for p in exact.parameters()
     ]
 

@@ -109,8 +109,11 @@ def looked_into(path: Path) -> Iterator[sqlite3.Connection]:
             return
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy.db"
-        for ending in ("", "-wal"):
-            shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
+        shutil.copyfile(path, copy)
+        try:
+            shutil.copyfile(f"{path}-wal", f"{copy}-wal")
+        except FileNotFoundError:  # its last writer has put it into the file meanwhile
+            shutil.copyfile(path, copy)
         with closing(connected(f"{copy.as_uri()}?mode=rw")) as connection:
             yield connection
 

@@ -177,3 +177,13 @@ def test_an_export_replaces_exports_alone(tmp_path: Path, here: Environment, pla
             (tmp_path / "places.sqlite").read_bytes(),
             (tmp_path / "other.db").read_bytes(),
         )
+
+
+def test_a_log_that_vanishes_while_it_is_looked_at_is_in_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does when its last writer closes the file between two looks."""
+    sqlite3.connect(path).execute("PRAGMA user_version = 7").connection.close()
+    monkeypatch.setattr(recognition, "_has_log", lambda path: True)
+    with recognition.looked_into(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (7,)

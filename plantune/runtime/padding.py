@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.graph import Graph, TensorType
+from plantune.graph import TensorType
 from plantune.graph.arguments import Arguments, ordered
 from plantune.graph.extract import extract_with_outputs
 from plantune.graph.nested import leaves, mapped, tensors_in
@@ -120,7 +120,7 @@ def _check_results(module: nn.Module, one: Arguments, more: Arguments) -> None:
             "pad_to: the module moves buffers, such as a batch norm's statistics, which the "
             "samples added would move, too; call eval() before"
         )
-    shapes = [_shapes(graph) for graph in graphs]
+    shapes = [[graph.types[name].shape for name in graph.outputs] for graph in graphs]
     begins = all(
         a[:1] == one.types[0].shape[:1] and b[:1] == more.types[0].shape[:1] and a[1:] == b[1:]
         for a, b in zip(*shapes, strict=True)
@@ -131,7 +131,3 @@ def _check_results(module: nn.Module, one: Arguments, more: Arguments) -> None:
             f"more {shapes[1]}; each result must begin with the samples, so that those added can "
             "be dropped"
         )
-
-
-def _shapes(graph: Graph) -> list[tuple[int, ...]]:
-    return [graph.types[name].shape for name in graph.outputs]

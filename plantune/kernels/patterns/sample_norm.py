@@ -1,29 +1,168 @@
-"""Reads steps as a norm and what follows it."""
+"""Norms of samples, with what follows them, and their gradients."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from plantune.canonical import Attrs
 from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.family import Binding, Frame, Parts
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.expression import Chain
+
+COLLECTED = 32  # elements of weight and bias that a block of the second launch collects
 
 
 @dataclass(frozen=True)
-class NormParts(Parts):
-    """y = chain of (x - mean) * rstd * weight + bias."""
+class OfNorm(Parts):
+    """A step with a norm, or with the gradient of one."""
 
     norm: Node
-    chain: Chain
-    residual: str | None
 
     @property
     def type(self) -> TensorType:
         return self.norm.types[0]
+
+
+class RowsOfNorm(OfNorm):
+    """One that makes rows of the last axes; lanes of a block share a row."""
+
+    @property
+    def size(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.type.shape[-self.norm.attrs["axes"] :])
+
+    @property
+    def rows(self) -> int:
+        return self.type.numel // self.size
+
+    @property
+    def vector(self) -> int:
+        return math.gcd(self.size, vector_kernel.width(self.type))
+
+    def held(self, lanes: int) -> int:
+        """Elements that a thread holds."""
+        return -(-self.size // self.vector // lanes) * self.vector
+
+    def why_not(self, config: Attrs, most: int) -> str | None:
+        """Why no block takes rows so, where a thread has room for so many elements."""
+        lanes, threads = int(config["lanes"]), int(config["threads"])
+        held = self.held(lanes)
+        idle = lanes > 4 and held == self.held(lanes // 2)  # half of them would do as well
+        return first_reason(
+            {
+                f"a block of {threads} threads has no {lanes} for a row": lanes > threads,
+                f"a thread would hold {held} elements, {most} fit": held > most,
+                f"{lanes} lanes are more than a row has vectors": idle,
+            }
+        )
+
+
+class GroupsOfNorm(OfNorm):
+    """One of groups of channels."""
+
+    @property
+    def channels(self) -> int:
+        return self.type.shape[1]
+
+    @property
+    def pixels(self) -> int:
+        return math.prod(self.type.shape[2:])
+
+    @property
+    def of_group(self) -> int:
+        """Channels of a group."""
+        return int(self.channels // self.norm.attrs["groups"])
+
+    def blocks(self, config: Attrs) -> int:
+        return int(self.type.shape[0] * self.norm.attrs["groups"] // config["groups"])
+
+    def why_not(self, config: Attrs, vector: int) -> str | None:
+        """Why no block takes groups so, where it reads so many neighbours at once."""
+        groups, nhwc = int(config["groups"]), config["layout"] == "nhwc"
+        columns = groups * self.of_group // vector
+        return first_reason(
+            {
+                "only images have the layout nhwc": nhwc and len(self.type.shape) != 4,
+                "groups are apart in nchw": not nhwc and groups > 1,
+                f"{groups} do not divide the groups": self.norm.attrs["groups"] % groups,
+                f"{columns} vectors of a pixel are too many": nhwc
+                and columns > int(config["threads"]),
+            }
+        )
+
+    def moving_us(self, moved: float, config: Attrs, cost: Mapping[str, float]) -> float:
+        """Of memory, of which short rows use a part, and which few blocks do not keep busy."""
+        row_bytes = cost["row_bytes"]
+        if config["layout"] == "nhwc":
+            row_bytes = self.of_group * config["groups"] * self.type.torch_dtype.itemsize
+        used = min(1.0, row_bytes / cost["row_bytes"]) ** 0.6
+        filled = min(1.0, self.blocks(config) / cost["blocks"]) ** 0.5
+        return float(moved / cost["bytes_per_us"] / used / filled)
+
+
+class GradientOfNorm(OfNorm):
+    """The gradients of x, and of the first `sums` of weight and bias."""
+
+    @property
+    def sums(self) -> int:
+        return int(self.norm.attrs["affine"])
+
+    @property
+    def entries(self) -> str:
+        """The ends of a source: a second launch collects sums."""
+        return vector_kernel.ENTRIES + (vector_kernel.COLLECT if self.sums else "")
+
+    def require_alone(self) -> None:
+        """Raises IllegalCandidate for what no kernel of such gradients takes."""
+        step = self.step
+        weights = step.phase == "refresh" or not step.constants.isdisjoint(self.norm.inputs[:4])
+        refuse(
+            {
+                **vector_kernel.not_an_element(self.type.dtype),
+                "there is nothing to normalise": self.type.numel == 0,
+                "weights are in nchw": weights,
+            }
+        )
+
+    def bind(
+        self, frame: Frame, blocks: int, threads: int, width: int, ends: Sequence[int]
+    ) -> Binding:
+        """Launches a kernel that leaves sums of `width` elements, and one that collects them;
+        `ends` are the last of their arguments.
+        """
+        constants, values = rows_of(self.step, frame), frame.values
+        kernels = [vector_kernel.VectorKernel(frame.built, blocks, threads)]
+        if self.sums:
+            columns = -(-self.sums * width // COLLECTED)
+            kernels += [vector_kernel.VectorKernel(frame.built, columns, threads, name="collect")]
+        leaving = dict(self.step.outputs)
+        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
+
+        def launch(stream: int) -> None:
+            read = [constants.tensor(name) for name in self.norm.inputs]
+            given = [tensor.data_ptr() for tensor in read] + [0] * (5 - len(read))
+            made = [values[n].data_ptr() if n in leaving else 0 for n in self.norm.outputs]
+            made += [0] * (3 - len(made))
+            arguments = vector_kernel.members(*given, *made, sums, *ends)
+            for kernel in kernels:
+                kernel.launch(stream, arguments, [*read[:2], *read[4:]])
+
+        return Binding(launch, constants=constants.all)
+
+
+@dataclass(frozen=True)
+class NormParts(OfNorm):
+    """y = chain of (x - mean) * rstd * weight + bias."""
+
+    chain: Chain
+    residual: str | None
 
     @property
     def affine(self) -> dict[str, bool]:
@@ -49,7 +188,10 @@ class NormParts(Parts):
         return Binding(launch, constants=constants.all)
 
 
-def norm_parts(step: Step, op: str) -> NormParts:
+N = TypeVar("N", bound=NormParts)
+
+
+def norm_parts(kind: type[N], step: Step, op: str) -> N:
     """Reads a step that starts with `op`; raises IllegalCandidate with the reason."""
     norm = step.nodes[0]
     refuse({f"the step starts with {norm.op}, not with a {op}": norm.op != op})
@@ -65,7 +207,7 @@ def norm_parts(step: Step, op: str) -> NormParts:
             "weights are in nchw": step.phase == "refresh" or norm.inputs[0] in step.constants,
         }
     )
-    return NormParts(step, norm, chain, residual)
+    return kind(step, norm, chain, residual)
 
 
 def what_follows(step: Step) -> tuple[Chain, str | None]:

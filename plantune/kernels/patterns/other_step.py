@@ -21,7 +21,9 @@ from plantune.graph.ops.pointwise import ChannelOp
 from plantune.kernels.constants import Form, by_pixels, conv_weight
 from plantune.kernels.legality import refuse
 
-EIGHT = 8  # channels, without which these kernels run no pixel
+EIGHT = 8  # channels, without which most of these kernels run no pixel
+# Channels of which one moves four at once. It takes two, so what is odd has no kernel as it is.
+FOUR = 4
 ONE_PIXEL = Attrs(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
 Typed = Callable[[str, TensorType], TensorType]
 
@@ -91,7 +93,8 @@ def _can_widen(step: Step, conv: Node) -> bool:
     (_, channels, _, columns), width = step.types[conv.inputs[0]].shape, conv.attrs["stride"][1]
     taps, padding = step.types[conv.inputs[1]].shape[3], conv.attrs["padding"][1]
     whole = not any(size % width for size in (columns, taps, padding))
-    return bool(width > 1 and whole and channels % EIGHT and channels * width % EIGHT == 0)
+    wanted = FOUR if channels % 2 else EIGHT
+    return bool(width > 1 and whole and channels % EIGHT and channels * width % wanted == 0)
 
 
 def _of_wide_pixels(step: Step, conv: Node) -> Step:

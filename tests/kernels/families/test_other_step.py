@@ -94,6 +94,23 @@ WIDE = {
 }
 
 
+# Of so few channels that one family alone moves them.
+NARROW = {
+    "three channels": (patches(x=(2, 3, 24, 32), w=(32, 3, 8, 8)), (32, 12, 8, 2)),
+    "a patch": (patches("add_channel", x=(2, 3, 16, 16), w=(96, 3, 4, 4)), (96, 12, 4, 1)),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_pixels_of_three_channels_make_one_that_cutlass_moves(step_of, name):
+    emit, filter_shape = NARROW[name]
+    step, (hopper, cutlass) = step_of(emit, "float16"), FAMILIES
+    parts = cutlass.parts(step)
+    assert parts.step.types[parts.weight].shape == filter_shape
+    assert parts.access(best(cutlass, step, load_search_space("sm90")).config) == 4
+    assert "pixels of 12" in hopper.why_not_step(step)
+
+
 @pytest.mark.parametrize("name", WIDE)
 def test_pixels_that_a_stride_steps_over_are_one(step_of, name):
     emit, filter_shape = WIDE[name]
@@ -127,7 +144,8 @@ def test_the_wide_convolution_is_the_same(step_of):
         patches(x=(2, 4, 24, 30)),
         patches(w=(32, 4, 8, 6)),
         patches(padding=(0, 2)),
-        patches(x=(2, 3, 24, 32), w=(32, 3, 8, 8)),
+        patches(x=(2, 3, 24, 32), w=(32, 3, 8, 8), stride=(2, 2)),
+        patches(x=(2, 6, 24, 32), w=(32, 6, 8, 8), stride=(2, 2)),
     ],
 )
 def test_pixels_that_do_not_make_whole_ones_stay(step_of, emit):
@@ -185,10 +203,10 @@ FLAT = {"a flat image": (flat,)}
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", [*LAYERS, *WIDE, *FLAT])
+@pytest.mark.parametrize("name", [*LAYERS, *WIDE, *NARROW, *FLAT])
 def test_it_is_right_on_a_gpu(step_of, assert_right, gpu_space, name, dtype):
-    step = step_of((LAYERS | WIDE | FLAT)[name][0], dtype)
-    for family in FAMILIES:
+    step = step_of((LAYERS | WIDE | NARROW | FLAT)[name][0], dtype)
+    for family in FAMILIES[name in NARROW :]:
         if family.name in gpu_space.families:
             assert_right(step, best(family, step, gpu_space), gpu_space)
 

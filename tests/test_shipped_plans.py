@@ -105,15 +105,10 @@ def test_measured_plans_are_there_with_what_was_measured() -> None:
 @pytest.mark.parametrize("arch", [*PREDICTED, MEASURED])
 def test_plans_fit_todays_networks_and_kernels(arch: str) -> None:
     space = load_search_space(arch)
-    known = [("se_resnet9_fixup", n, c) for c in CHANNELS for n in (*BATCHES, 1, 32)]
-    graphs = {
-        problem.graph.digest: problem.graph
-        for network, batch, channels in (*known, ("resnet18", 64, 3))
-        for problem in [Workload(network, batch, channels, "infer", "float16", arch)]
-    }
     for item in plans_in(data_folder("plans") / f"{arch}.db"):
-        graph = graphs[item.plan.problem.graph]
-        assert item.plan.problem.call == graph.inputs
+        problem = item.plan.problem
+        graph = Workload.of(problem).graph
+        assert (problem.graph, problem.call) == (graph.digest, graph.inputs)
         steps = check_plan(item.plan, graph, space)
         in_a_pass = [step for step in steps if step.phase != "refresh"]
-        assert len(in_a_pass) <= MOST_STEPS
+        assert problem.mode == "train" or len(in_a_pass) <= MOST_STEPS

@@ -64,6 +64,7 @@ def test_what_a_process_group_shares_is_not_copied(model, tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
 def test_torch_compile_round_the_model(model, twin, eager, batches, assert_alike):
     torch._dynamo.reset()

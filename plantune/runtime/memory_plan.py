@@ -46,15 +46,15 @@ def plan_memory(lifetimes: Iterable[Lifetime]) -> MemoryPlan:
     return min((_placed(buffers, order) for order in ORDERS), key=lambda plan: plan.size_bytes)
 
 
-def _by_class(buffer: Lifetime) -> tuple[object, ...]:
-    return -buffer.size_bytes.bit_length(), buffer.first, -buffer.size_bytes, buffer.name
-
-
 def _by_size(buffer: Lifetime) -> tuple[object, ...]:
     return -buffer.size_bytes, buffer.first, buffer.name
 
 
-ORDERS = (_by_class, _by_size)
+def _by_class(buffer: Lifetime) -> tuple[object, ...]:
+    return -buffer.size_bytes.bit_length(), buffer.first, -buffer.size_bytes, buffer.name
+
+
+ORDERS = (_by_size, _by_class)
 
 
 def _placed(buffers: Iterable[Lifetime], order: Callable[[Lifetime], Any]) -> MemoryPlan:

@@ -78,8 +78,8 @@ def test_the_property_sees_a_plan_that_overlaps(monkeypatch):
 @pytest.mark.parametrize(
     ("lives", "wanted"),
     [
-        ([(5, 3, 3), (5, 2, 4), (4, 1, 2)], (14, 10)),
-        ([(4, 0, 2), (5, 2, 4), (3, 1, 1), (3, 0, 1)], (10, 12)),
+        ([(5, 3, 3), (5, 2, 4), (4, 1, 2)], (10, 14)),
+        ([(4, 0, 2), (5, 2, 4), (3, 1, 1), (3, 0, 1)], (12, 10)),
     ],
 )
 def test_the_better_of_two_orders_is_taken(lives, wanted):

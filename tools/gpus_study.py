@@ -3,18 +3,21 @@
     python tools/gpus_study.py [--batch 128] [--candidates 96] [--seats 2] [--json FILE]
 
 Kernels are compiled first, once for all runs, which go one, all, all, one, so that what changes
-with time concerns both alike. Each run has fresh workers and knows nothing; the
-plans that follow from the runs race each other on the first GPU. On a machine without a GPU,
-`--seats` workers share the CPU, which shows that it works and nothing else.
+with time concerns both alike. Each run has fresh workers and knows nothing, and ranks its best
+covers on the first GPU as a search does, after the time that counts. The four plans race there in
+turns: what the two plans of one GPU differ by is the noise. On a machine without a GPU, `--seats`
+workers share the CPU, which shows that it works and nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -25,14 +28,17 @@ from plantune.kernels.family import Candidate
 from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.timing import Effort, Timing, ratio_interval
 from plantune.outcome import Measured, Outcome
+from plantune.plan import Choice, Plan
 from plantune.search.budget import Budget
 from plantune.search.builds import builds_for
 from plantune.search.candidates import StepCandidate
 from plantune.search.crew import Crew
 from plantune.search.elsewhere import start_all
 from plantune.search.measuring import WorkerMeasurer
+from plantune.search.phases import Run, rank
 from plantune.search.ranking import plan_of
-from plantune.search.results import silent
+from plantune.search.results import Settings, silent
+from plantune.search.search import COVERS_TO_RANK
 from plantune.search.seats import environment_on
 from plantune.search.session import worker_for
 from plantune.search.step_search import StepSearch
@@ -40,6 +46,10 @@ from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
 LONG_S = 3600.0
+ORDER = ("one", "all", "all", "one")
+# The budget of a search whose ranking alone is run here: some six seconds of it.
+RANKING_S = 9.0
+RACE_S = 6.0
 
 
 class Memory:
@@ -79,8 +89,20 @@ def build_all(workload: Workload, wanted: list[StepCandidate], seats: tuple[Seat
     return time.monotonic() - start
 
 
-def run(workload: Workload, seats: tuple[Seat, ...], count: int) -> dict[str, object]:
-    """Seconds from the first candidate to the last outcome, and what was measured."""
+@dataclass(frozen=True)
+class Found:
+    """Of one run: seconds from the first candidate to the last outcome, outcomes, and its plan."""
+
+    seconds: float
+    rows: dict[tuple[str, Candidate], Outcome]
+    plan: Plan
+
+    @property
+    def times_us(self) -> dict[tuple[str, Candidate], float]:
+        return {k: o.median_us for k, o in self.rows.items() if isinstance(o, Measured)}
+
+
+def run(workload: Workload, seats: tuple[Seat, ...], count: int) -> Found:
     space, memory, budget = load_search_space(workload.arch), Memory(), Budget(LONG_S)
     graph, problem = workload.graph, workload.problem
     machine = machine_for(space.arch.kind, gpu_watcher(workload.arch, seats[0].gpu))
@@ -94,18 +116,36 @@ def run(workload: Workload, seats: tuple[Seat, ...], count: int) -> dict[str, ob
         start = time.monotonic()
         steps.measure_all(wanted, budget, silent)
         seconds = memory.at[-1] - start
-    covers = steps.covers(1)
-    plan = plan_of(covers[0][1], graph, space, network=problem.network)
-    return {"seconds": seconds, "rows": memory.rows, "plan": plan, "cover_us": covers[0][0]}
+        settings = Settings(RANKING_S, seats=seats)
+        ranking = Budget(RANKING_S)
+        phase = Run(graph, problem, space, settings, workers[0], ranking, steps, silent)
+        covers = [cover for _, cover in steps.covers(COVERS_TO_RANK)]
+        plans = [plan_of(cover, graph, space, network=problem.network) for cover in covers]
+        best = rank(phase, plans, None, machine.look())[0]
+    return Found(seconds, memory.rows, best)
 
 
-def race(workload: Workload, seat: Seat, plans: list[object]) -> dict[str, float]:
-    """The second plan's time by the first one's, in turns, on one GPU."""
+def race(workload: Workload, seat: Seat, plans: Sequence[Plan]) -> list[Timing]:
+    """The plans' times, in turns, on one GPU; equal plans are timed once."""
+    different = list({chosen(plan): plan for plan in plans}.values())
     with worker_for(workload.graph, workload.problem, seat=seat) as worker:
-        timings = worker.time_programs(workload.graph, plans, Effort(budget_s=4.0))
+        timings = worker.time_programs(workload.graph, different, Effort(budget_s=RACE_S))
     assert all(isinstance(timing, Timing) for timing in timings), timings
-    ratio = ratio_interval(timings[1], timings[0])
-    return {**asdict(ratio), "first_us": timings[0].median_us, "second_us": timings[1].median_us}
+    found = {chosen(plan): timing for plan, timing in zip(different, timings, strict=True)}
+    return [found[chosen(plan)] for plan in plans]
+
+
+def chosen(plan: Plan) -> tuple[frozenset[Choice], bool]:
+    """What a plan runs."""
+    return frozenset(plan.choices), plan.branches
+
+
+def spread(run: Found, other: Found) -> dict[str, float]:
+    """A run's times by those of another one, of the same candidates."""
+    times, by = run.times_us, other.times_us
+    ratios = [times[key] / by[key] for key in times.keys() & by.keys()]
+    median, near = statistics.median(ratios), sum(0.95 < ratio < 1.05 for ratio in ratios)
+    return {"median": median, "within_5_percent": near / len(ratios)}
 
 
 def main() -> None:
@@ -127,35 +167,48 @@ def main() -> None:
     known = StepSearch(workload.graph, load_search_space(arch), Crew([None]), Memory())
     built_s = build_all(workload, wanted_of(known, given.candidates), seats)
     print(f"kernels built in {built_s:.1f} s", flush=True)
-    runs: dict[str, dict[str, object]] = {}
-    seconds: dict[str, list[float]] = {"one": [], "all": []}
-    for name in ("one", "all", "all", "one"):
-        used = seats[:1] if name == "one" else seats
-        runs[name] = found = run(workload, used, given.candidates)
-        seconds[name].append(found["seconds"])
-        rows = found["rows"]
-        good = sum(isinstance(outcome, Measured) for outcome in rows.values())
-        text = f"{found['seconds']:.2f} s, {len(rows)} candidates, {good} measured"
-        print(f"{name}: {len(used)} workers, {text}, cover {found['cover_us']:.1f} us", flush=True)
-    one, every = runs["one"], runs["all"]
-    assert set(one["rows"]) == set(every["rows"]), "not the same candidates"
-    speedup = sum(seconds["one"]) / sum(seconds["all"])
+    runs: list[Found] = []
+    for name in ORDER:
+        found = run(workload, seats[:1] if name == "one" else seats, given.candidates)
+        runs.append(found)
+        counts = f"{len(found.rows)} candidates, {len(found.times_us)} measured"
+        print(f"{name}: {found.seconds:.2f} s, {counts}", flush=True)
+    assert all(set(found.rows) == set(runs[0].rows) for found in runs), "not the same candidates"
+    one, every = (of(ORDER, runs, name) for name in ("one", "all"))
+    speedup = sum(found.seconds for found in one) / sum(found.seconds for found in every)
     print(f"from the first candidate to the last: {speedup:.3f} times as fast", flush=True)
-    result = race(workload, seats[0], [one["plan"], every["plan"]])
-    print(f"the plan of all by that of one: {result}", flush=True)
-    if given.json is not None:
-        document = {
-            "environment": environment.to_json(),
-            "workload": workload.to_json(),
-            "gpus": len(seats),
-            "candidates": len(one["rows"]),
-            "built_s": built_s,
-            "one_s": seconds["one"],
-            "all_s": seconds["all"],
-            "speedup": speedup,
-            "race": result,
-        }
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    spreads = {"one_by_one": spread(*one), "all_by_one": spread(every[0], one[0])}
+    print(f"times of the same candidates: {spreads}", flush=True)
+    document = {
+        "environment": environment.to_json(),
+        "workload": workload.to_json(),
+        "gpus": len(seats),
+        "candidates": len(runs[0].rows),
+        "built_s": built_s,
+        "order": ORDER,
+        "seconds": [found.seconds for found in runs],
+        "speedup": speedup,
+        "candidates_times": spreads,
+        "plans": [json.loads(found.plan.dumps()) for found in runs],
+    }
+    save(document, given.json)  # a race may fail
+    timings = race(workload, seats[0], [found.plan for found in runs])
+    ratios = [asdict(ratio_interval(timing, timings[0])) for timing in timings]
+    for name, found, timing, ratio in zip(ORDER, runs, timings, ratios, strict=True):
+        same = chosen(found.plan) == chosen(runs[0].plan)
+        text = "the first plan" if same else f"{ratio['low']:.4f} to {ratio['high']:.4f} of it"
+        print(f"plan of {name}: {timing.median_us:.1f} us, {text}", flush=True)
+    plans_us = [timing.median_us for timing in timings]
+    save({**document, "plans_us": plans_us, "plans_by_the_first": ratios}, given.json)
+
+
+def save(document: dict[str, object], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def of(names: Sequence[str], runs: Sequence[Found], name: str) -> list[Found]:
+    return [found for given, found in zip(names, runs, strict=True) if given == name]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_all_gpus_measure_and_the_plan_runs_on_each(tmp_path):
     import torch
 
-    options = ["--batch", "8", "--budget", "40", "--no-shipped", "--gpus", "all", "--json"]
+    options = ["--batch", "8", "--budget", "20", "--no-shipped", "--gpus", "all", "--json"]
     place = ["--db", str(tmp_path / "plans.db")]
     command = [sys.executable, "-m", "plantune", "search", *options, *place]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)

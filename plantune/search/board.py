@@ -35,6 +35,7 @@ from plantune.search.board_rows import (
     PLAN,
     RANK,
     ROLE,
+    ROW,
     SEARCH,
     TOLD,
     TRIAL,
@@ -48,7 +49,7 @@ from plantune.search.candidates import Key, StepCandidate
 from plantune.search.rdb import FAULTS, Persistent
 
 MEASURING, WAITING = "measuring", "waiting"
-# A text in MySQL has 65,535 bytes.
+# A text in MySQL has 65,535 bytes; JSON in JSON takes up to twice as many as it has characters.
 PART = 30_000
 # Without the warning that heartbeats are experimental: another thread's filters would change.
 end_silent = inspect.unwrap(optuna.storages.fail_stale_trials)
@@ -120,7 +121,9 @@ class Board:
         self._forget()
 
     def beat(self, told: Mapping[str, Any]) -> None:
-        """Shows that this search lives, and what it does; ends searches that are silent."""
+        """Shows that this search lives, and what it does; ends searches that are silent. Raises
+        what the database does: the next beat is as good.
+        """
         me, study = self._me, self._study
         if me is None or study is None:
             return
@@ -173,11 +176,15 @@ class Board:
         return text_of(candidate) in self._elsewhere
 
     def claim(self, *candidates: StepCandidate) -> list[StepCandidate]:
-        """Takes candidates, and gives those that no other search has, or had."""
-        texts = list(map(text_of, candidates))
+        """Takes as many of the candidates as a row has room for, and gives those that no other
+        search has, or had; none if this search was silent meanwhile.
+        """
+        texts = fitting(map(text_of, candidates))
         self._do(lambda: self._add(TRIAL, {ITEMS: texts}, self._number))
         rows = [r for r in self._rows() if r.role == TRIAL and r.id not in self._heard]
         own = [r for r in rows if r.by == self._number and r.is_open and r.texts == texts]
+        if not own:
+            return []
         for row in own[1:]:  # added twice, as a connection broke
             self._end(row.id)
         earlier = (r for r in rows if r.number < own[0].number and r.by != self._number)
@@ -233,9 +240,8 @@ class Board:
             return False
         if any(row.is_open and row.by in living and row.by != me for row in ranks):
             return False
-        row = self._first_rank()
-        self._rank = row.id if row.by == me else None
-        return row.by == me
+        self._rank = self._claimed_rank()
+        return self._rank is not None
 
     def publish(self, plan: str, value: float) -> None:
         """Gives the plan to all."""
@@ -263,21 +269,21 @@ class Board:
     def _number(self) -> int:
         return -1 if self._me is None else self._me.number
 
-    def _first_rank(self) -> Row:
-        """The first open row of its role, after one of this search's was added, which is ended if
-        it is not the first.
+    def _claimed_rank(self) -> int | None:
+        """This search's row if it is the first open one of its role, after one was added, which is
+        ended if it is not.
         """
         self._do(lambda: self._add(RANK, {}, self._number))
         rows = [row for row in self._rows() if row.role == RANK and row.is_open]
         for row in rows[1:]:
             if row.by == self._number:
                 self._end(row.id)
-        return rows[0]
+        return next((row.id for row in rows[:1] if row.by == self._number), None)
 
     def _add(self, role: str, what: Mapping[str, Any], by: int) -> int:
         assert self._study is not None
         trial = optuna.trial.create_trial(
-            state=TrialState.RUNNING, user_attrs={ROLE: role, BY: by, **what}
+            state=TrialState.RUNNING, user_attrs={ROW: {ROLE: role, BY: by, **what}}
         )
         trial.datetime_start = datetime.now()
         return self._storage.create_new_trial(self._study._study_id, trial)
@@ -291,12 +297,13 @@ class Board:
 
     def _end_unseen(self) -> None:
         """Ends searches that were killed before their first heartbeat, once they are silent."""
-        now, rows = time.monotonic(), self._rows()
+        now, rows = time.monotonic(), self._read()
         unseen = [r.id for r in rows if r.role == SEARCH and r.is_open and TOLD not in r.attributes]
         self._unseen = {id: self._unseen.get(id, now) for id in unseen}
         for id, since in self._unseen.items():
             if now - since > self._place.patience.silent_s:
-                self._end(id)
+                with suppress(*GONE):
+                    self._storage.set_trial_state_values(id, TrialState.FAIL)
 
     def _stay(self, rows: Iterable[Row]) -> None:
         """Joins again after others ended this search because it was silent."""
@@ -318,9 +325,11 @@ class Board:
         return optuna.create_study(storage=self._storage, study_name=name, load_if_exists=True)
 
     def _rows(self) -> list[Row]:
+        return self._do(self._read)
+
+    def _read(self) -> list[Row]:
         assert self._study is not None
-        id = self._study._study_id
-        return list(rows_of(self._do(lambda: self._storage.get_all_trials(id, deepcopy=False))))
+        return list(rows_of(self._storage.get_all_trials(self._study._study_id, deepcopy=False)))
 
     def _rows_of(self, name: str) -> list[Row]:
         def read() -> list[FrozenTrial]:
@@ -350,3 +359,15 @@ class Board:
         if first is None or first.attributes.get(ENVIRONMENT) != self._environment.to_json():
             return []
         return [told for row in rows if row.role == TRIAL for told in row.told]
+
+
+def fitting(texts: Iterable[str]) -> list[str]:
+    """The first texts, as many as one attribute of a row has room for, but at least one."""
+    kept: list[str] = []
+    size = 0
+    for text in texts:
+        size += len(text)
+        if kept and size > PART:
+            break
+        kept.append(text)
+    return kept

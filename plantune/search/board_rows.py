@@ -18,6 +18,8 @@ from plantune.search.candidates import Key, StepCandidate
 from plantune.search.results import Patience
 
 SEARCH, TRIAL, RANK = "search", "trial", "rank"
+# One attribute, as each is two statements under the study's lock.
+ROW = "row"
 ROLE, BY, ITEMS, OUTCOME, TOLD = "role", "by", "items", "outcome", "told"
 HOST, PID, ENVIRONMENT, PHASE, PLAN = "host", "pid", "environment", "phase", "plan"
 PREFIX = "plantune search"
@@ -75,9 +77,10 @@ def rows_of(trials: Iterable[FrozenTrial]) -> Iterator[Row]:
     reads.
     """
     for trial in trials:
-        told = trial.user_attrs
-        if ROLE in told and isinstance(told.get(BY), int):
-            role, by = str(told[ROLE]), told[BY]
+        made = trial.user_attrs.get(ROW)
+        if isinstance(made, dict) and isinstance(made.get(BY), int):
+            role, by = str(made.get(ROLE)), made[BY]
+            told = {**made, **trial.user_attrs}
             yield Row(trial._trial_id, trial.number, trial.state, role, by, told)
 
 

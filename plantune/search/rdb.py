@@ -20,10 +20,13 @@ T = TypeVar("T")
 _opening = threading.Lock()
 FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
 # What `plantune[storage]` installs, where a URL names no driver.
-DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
+# A search that is stopped in the middle of a transaction, or whose host is gone, holds the study's
+# lock: the server ends what is silent. MySQL knows only connections that do nothing, which Optuna
+# tries before it uses them again.
+LIMITS = {
+    "postgresql": "SET idle_in_transaction_session_timeout = '{s}s'",
+    "mysql": "SET SESSION wait_timeout = {s}, innodb_lock_wait_timeout = {s}",
 }
 HIDDEN = "***"
 SECRET = re.compile(r"pass|secret|token", re.IGNORECASE)
@@ -33,8 +36,12 @@ AGAIN_S = 0.2
 
 
 def with_driver(url: str) -> str:
-    """The URL with the driver that plantune's extra installs, if it names none."""
+    """The URL with the driver that plantune's extra installs, if it names none. MariaDB is named
+    MySQL: Optuna writes its statements for MySQL by that name alone.
+    """
     name, separator, rest = url.partition("://")
+    dialect, plus, driver = name.partition("+")
+    name = f"mysql{plus}{driver}" if dialect == "mariadb" else name
     return f"{DRIVERS.get(name, name)}{separator}{rest}"
 
 
@@ -81,10 +88,6 @@ def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
     engine: dict[str, Any] = {}
     if url.startswith("sqlite"):
         engine = {"poolclass": sqlalchemy.pool.NullPool}
-    elif url.startswith("postgresql"):
-        # A search that is stopped in the middle of a transaction holds the study's lock.
-        limit = f"-c idle_in_transaction_session_timeout={1000 * patience.silent_s}"
-        engine = {"connect_args": {"options": limit}}
     with _opening, warnings.catch_warnings():  # whose filters are those of all threads
         warnings.simplefilter("ignore")  # Optuna calls heartbeats experimental
         # Two that make the tables at once disturb each other: without a pool nothing stays open.
@@ -97,7 +100,18 @@ def opened_shared(url: str, patience: Patience) -> optuna.storages.BaseStorage:
             heartbeat_interval=patience.heartbeat_s,
             grace_period=patience.silent_s,
         )
+    limits = LIMITS.get(storage.engine.name, "").format(s=patience.silent_s)
+    if limits:
+        sqlalchemy.event.listen(storage.engine, "connect", lambda made, _: _execute(made, limits))
+        storage.engine.dispose()  # it was connected without them
     return optuna.storages.get_storage(storage)
+
+
+def _execute(connection: Any, statement: str) -> None:
+    cursor = connection.cursor()
+    cursor.execute(statement)
+    cursor.close()
+    connection.commit()
 
 
 def close_shared(storage: optuna.storages.BaseStorage) -> None:
@@ -105,6 +119,12 @@ def close_shared(storage: optuna.storages.BaseStorage) -> None:
     backend: Any = getattr(storage, "_backend", storage)
     backend.scoped_session.remove()
     backend.engine.dispose()
+
+
+def _deeper(error: BaseException) -> BaseException | None:
+    if isinstance(error, sqlalchemy.exc.PendingRollbackError):
+        return error.__context__
+    return error.__cause__
 
 
 class Persistent:
@@ -129,23 +149,28 @@ class Persistent:
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Raises StorageLost."""
-        since: float | None = None
+        since, first = 0.0, ""
         while True:
             try:
                 return work()
             except FAULTS as error:
                 why = self.reason(error)
-                if since is None:
-                    since = self._clock()
+                if not first:
+                    since, first = self._clock(), why
                     self._say(f"{shown(self._url)}: {why}; waiting up to {self._gone_s:.0f} s")
                 if self._clock() - since > self._gone_s:
-                    text = f"{shown(self._url)}: is gone for {self._gone_s:.0f} s: {why}"
-                    raise StorageLost(f"{text}; what was measured is kept, search again") from None
+                    last = "" if why == first else f"; at last: {why}"
+                    raise StorageLost(
+                        f"{shown(self._url)}: has failed for {self._gone_s:.0f} s: {first}{last}. "
+                        "What was measured is kept: once the database works, search again"
+                    ) from None
                 self._sleep(AGAIN_S)
 
     def reason(self, error: BaseException) -> str:
-        """What a driver says, in a line: Optuna's own words are of commits in general."""
-        while error.__cause__ is not None:
-            error = error.__cause__
+        """What a driver says, in a line: Optuna's own words are of commits in general, and it asks
+        once more where a connection broke, which SQLAlchemy refuses.
+        """
+        while (deeper := _deeper(error)) is not None:
+            error = deeper
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return without_secrets(lines[0], self._url)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import optuna
 import pytest
+import sqlalchemy
 
 from plantune.search.rdb import is_shareable
+from plantune.search.results import Patience
 
 from .conftest import FakeWorker, Run, object_of
 
@@ -33,6 +37,35 @@ def test_a_search_shares_what_it_finds_and_its_status_tells(
     text = run("search", "--status", url).stdout
     assert f"{first['measured']} measured" in text
     assert "done" in text
+
+
+def test_a_database_that_stays_full_ends_a_search_with_what_it_has(
+    run: Run, worker: FakeWorker, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Patience, "gone_s", 0.0)
+    real, told = optuna.storages.RDBStorage.set_trial_user_attr, []
+
+    def fills(self: Any, trial_id: int, key: str, value: Any) -> None:
+        told.append(key)
+        if sum(key.startswith("outcome") for key in told) > 3:
+            raise sqlalchemy.exc.OperationalError("INSERT", {}, OSError("No space left on device"))
+        real(self, trial_id, key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.storages.RDBStorage, "set_trial_user_attr", fills)
+        result = run("search", *KEY, "--storage", url, "--json")
+    assert result.exit_code == 1
+    message = object_of(result)["error"]["message"]
+    assert "has failed for 0 s: " in message
+    assert "No space left on device" in message
+    assert "What was measured is kept" in message
+    assert "the best plan so far is kept as partial" in result.stderr
+    assert [p["status"] for p in object_of(run("plans", "list", "--all", "--json"))["plans"]] == [
+        "partial"
+    ]
+    # The next one goes on from there, and nobody is waited for.
+    again = object_of(run("search", *KEY, "--storage", url, "--json"))
+    assert again["raced"]
 
 
 def test_a_storage_that_nobody_shared_is_empty(run: Run, url: str) -> None:

@@ -131,21 +131,35 @@ class Postgres:
         self._limit("0")
 
     def empty(self) -> None:
-        """There is room again; a server that gave up is started anew."""
-        self._limit("unlimited")
-        time.sleep(0.1)
+        """There is room again; a server that gave up, or does so yet, is started anew."""
         assert self._server is not None
-        if self._server.poll() is not None:
-            self.start()
-        self._await()
+        self._limit("unlimited")
+        end = time.monotonic() + START_S
+        while not self._answers():
+            assert time.monotonic() < end, (self.folder / "log").read_text()
+            if self._server.poll() is not None:
+                self.start()
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        with contextlib.suppress(psycopg.OperationalError):
+            psycopg.connect(self.url, connect_timeout=10).close()
+            return True
+        return False
 
     def _limit(self, size: str) -> None:
-        """For the server and its processes, so also for those that it starts later."""
+        """For the server first, so that those that it starts meanwhile have it, then for them."""
         assert self._server is not None
-        for pid in (self._server.pid, *_children(self._server.pid)):
-            command = ["prlimit", "--pid", str(pid), f"--fsize={size}:"]
-            done = subprocess.run(command, capture_output=True, check=False, **self._as())
-            assert done.returncode == 0 or not Path(f"/proc/{pid}").exists(), done.stderr
+        self._limit_one(self._server.pid, size)
+        for pid in _children(self._server.pid):
+            self._limit_one(pid, size)
+
+    def _limit_one(self, pid: int, size: str) -> None:
+        command = ["prlimit", "--pid", str(pid), f"--fsize={size}:"]
+        done = subprocess.run(command, capture_output=True, check=False, **self._as())
+        assert done.returncode == 0 or not Path(f"/proc/{pid}").exists(), done.stderr
 
     def close(self) -> None:
         if self._server is not None and self._server.poll() is None:

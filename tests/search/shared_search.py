@@ -1,16 +1,23 @@
-"""Searches that share a study, each in a process that may be killed: URL FOLDER CANDIDATES PACE_S.
+"""Searches that share a study, each in a process that may be killed: URL FOLDER CANDIDATES.
 
 Each line on stdin is the name of a search to start, which keeps what it finds in FOLDER/NAME.db;
 its process is forked, because importing all of it takes seconds. The process says on stdout when it
-starts, and in the end which plan it has. Times follow from the candidate alone.
+starts, when it has joined the others, and in the end which plan it has, or that it failed. Times
+follow from the candidate alone.
+
+FOLDER/room holds how many outcomes a search may know: then it measures until there is room for
+more, so that however slow a machine is, no search ends before its time.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +26,14 @@ from torch import nn
 
 from plantune.canonical import canonical, digest
 from plantune.graph.extract import extract
+from plantune.graph.graph import Graph
 from plantune.graph.types import TensorType
 from plantune.machine import cpu_environment
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan_db.database import PlanDatabase
 from plantune.problem import Problem
 from plantune.search.budget import Budget
+from plantune.search.candidates import step_candidates
 from plantune.search.crew import Crew
 from plantune.search.joint import joined, wait_for_turn
 from plantune.search.measuring import StoredTrials
@@ -34,10 +43,10 @@ from plantune.space.search_space import load_search_space
 
 
 class Hasty(Patience):
-    """Silent after three seconds, gone after a minute."""
+    """Silent after two seconds, gone after two minutes."""
 
-    silent_s = 3
-    gone_s = 60.0
+    silent_s = 2
+    gone_s = 120.0
 
 
 # Of each convolution's size there are so many.
@@ -72,17 +81,21 @@ def outcome_of(key: tuple[str, object]) -> Outcome:
 
 
 class Measurer:
-    def __init__(self, pace_s: float) -> None:
-        self._pace_s = pace_s
+    """Waits for room."""
+
+    def __init__(self, room: Path) -> None:
+        self._room = room
+        self.known: Callable[[], int] = lambda: 0
 
     def measure(self, step: object, candidate: object, limit_us: float) -> Outcome:
-        time.sleep(self._pace_s)
+        while self.known() >= int(self._room.read_text()):
+            time.sleep(0.02)
         return outcome_of((step.signature, candidate))
 
 
-def search(url: str, path: Path, count: int, pace_s: float) -> str:
+def search(url: str, path: Path, graph: Graph, count: int) -> str:
     """Measures until nobody lacks anything; the plan that all end with is the first one's name."""
-    graph, space = extract(Deep(count).eval(), TensorType((2, 4, 8, 8))), load_search_space("cpu")
+    space = load_search_space("cpu")
     problem, environment = Problem.of(graph, "cpu", "deep"), cpu_environment()
 
     def say(text: str) -> None:
@@ -90,9 +103,11 @@ def search(url: str, path: Path, count: int, pace_s: float) -> str:
 
     shared = joined(url, problem, environment, Hasty(1), say)
     with PlanDatabase.open(path) as database, shared as (board, heart):
+        print(f"joined {path.stem} -", flush=True)
         store = StoredTrials(database, environment, fresh=False)
-        crew = Crew([Measurer(pace_s)], shared=board)
-        steps = StepSearch(graph, space, crew, store)
+        measurer = Measurer(path.with_name("room"))
+        steps = StepSearch(graph, space, Crew([measurer], shared=board), store)
+        measurer.known = lambda: len(steps.costs.outcomes)
         budget = Budget(3600.0)
         wanted = list({c.key: c for c in steps.candidates}.values())[:count]
 
@@ -112,7 +127,10 @@ def search(url: str, path: Path, count: int, pace_s: float) -> str:
 
 
 def main() -> None:
-    url, folder, count, pace_s = sys.argv[1:]
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    url, folder, count = sys.argv[1:]
+    graph = extract(Deep(int(count)).eval(), TensorType((2, 4, 8, 8)))
+    step_candidates(graph, load_search_space("cpu"))  # what it computed once is kept
     for line in sys.stdin:
         name = line.strip()
         if pid := os.fork():
@@ -120,11 +138,12 @@ def main() -> None:
             continue
         code = 1
         try:
-            plan = search(url, Path(folder) / f"{name}.db", int(count), float(pace_s))
+            plan = search(url, Path(folder) / f"{name}.db", graph, int(count))
             print(f"done {name} {plan}", flush=True)
             code = 0
         except BaseException:
             traceback.print_exc()
+            print(f"failed {name} -", flush=True)
         finally:
             sys.stdout.flush()
             os._exit(code)

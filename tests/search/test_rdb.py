@@ -1,0 +1,66 @@
+"""Databases of Optuna's storages: what is repeated, and what is shown of their URLs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import optuna
+import pytest
+import sqlalchemy
+
+from plantune.errors import StorageLost
+from plantune.search.rdb import Persistent, opened_shared, shown, with_driver, without_secrets
+from plantune.search.results import Patience
+
+from .postgres import PASSWORD
+
+
+def test_a_database_that_is_gone_ends_the_search_with_a_message(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    said = []
+    url = f"postgresql+psycopg://me:{PASSWORD}@127.0.0.1:1/none"
+
+    def sleep(seconds):
+        clock.now += 10 * seconds
+
+    does = Persistent(url, 30.0, said.append, lambda: clock.now, sleep)
+    with pytest.raises(StorageLost, match="has failed for 30 s") as caught:
+        does(lambda: opened_shared(url, Patience(1)))
+    assert len(said) == 1
+    assert PASSWORD not in said[0] + str(caught.value)
+
+
+def test_a_connection_that_broke_is_told_of_and_not_what_was_refused_after_it():
+    broke = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("the server is gone"))
+    broke.__cause__ = broke.orig
+    refused = sqlalchemy.exc.PendingRollbackError("Can't reconnect until ...")
+    refused.__context__ = broke
+    error = optuna.exceptions.StorageInternalError("An exception is raised")
+    error.__cause__ = refused
+    assert Persistent("sqlite://", 1.0, print).reason(error) == "the server is gone"
+
+
+URLS = {
+    f"postgresql://me:{PASSWORD}@h:1/d": "postgresql://me:***@h:1/d",
+    f"mysql+pymysql://me@h/d?password={PASSWORD}": "mysql+pymysql://me@h/d?password=***",
+    "sqlite:////tmp/a.db": "sqlite:////tmp/a.db",
+}
+
+
+@pytest.mark.parametrize("url", [*URLS, f"post gres://me:{PASSWORD}@h:x/d"], ids=range(4))
+def test_passwords_are_not_shown(url):
+    assert PASSWORD not in shown(url) + without_secrets(f"could not open {url}", url)
+    assert shown(url) == URLS.get(url, shown(url))
+
+
+def test_what_a_driver_says_of_a_password_is_not_shown():
+    url = next(iter(URLS))
+    assert without_secrets(f"no user with {PASSWORD}", url) == "no user with ***"
+
+
+def test_drivers_follow_from_the_extra():
+    assert with_driver("postgresql://h/d") == "postgresql+psycopg://h/d"
+    assert with_driver("mysql://h/d") == "mysql+pymysql://h/d"
+    assert with_driver("mariadb://h/d") == "mysql+pymysql://h/d"
+    assert with_driver("mariadb+mysqldb://h/d") == "mysql+mysqldb://h/d"
+    assert with_driver("postgresql+pg8000://h/d") == "postgresql+pg8000://h/d"

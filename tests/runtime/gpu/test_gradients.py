@@ -1,5 +1,6 @@
 """The gradient of every parameter of the first users' network, by our own kernels: each for itself,
-its errors pooled over draws of weights and images, at most twice PyTorch's own.
+its errors pooled over draws of weights and images, at most twice PyTorch's own. Also that of images
+of any number of planes, on request (A4 of what it has to replace).
 """
 
 from __future__ import annotations
@@ -29,20 +30,35 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("planned")]
 def test_every_parameter(randomise, tuned, batch, dtype):
     x = torch.randn(batch, 3, 64, 64, device="cuda", dtype=dtype)
     model = tuned(randomise(SEResNet9Fixup(3)).to("cuda", dtype), x, mode="train", plan="hand")
+    assert_at_most_twice_torchs(model, x)
+
+
+@pytest.mark.parametrize("channels", [1, 11, 14])
+def test_every_parameter_and_the_images(randomise, tuned, channels):
+    x = torch.randn(7, channels, 64, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+    module = randomise(SEResNet9Fixup(channels)).cuda().half()
+    model = tuned(module, x, mode="train", plan="hand")
+    assert_at_most_twice_torchs(model, x)
+    assert model.stats().eager == 0
+
+
+def assert_at_most_twice_torchs(model, x):
+    batch, dtype = len(x), x.dtype
     module = model.reference
     wide = torch.float64 if batch <= MOST_IN_DOUBLE else torch.float32
     weights = [parameter.detach().clone() for parameter in module.parameters()]
     ours, theirs, sizes = Counter(), Counter(), Counter()
     for draw in range(max(DRAWS, IMAGES // batch)):
         torch.manual_seed(draw)
-        x.normal_()
         with torch.no_grad():
+            x.normal_()
             for parameter, weight in zip(module.parameters(), weights, strict=True):
                 # Always of the first ones: products of all factors would make one draw the largest.
                 parameter.copy_(weight * torch.empty_like(weight).uniform_(0.9, 1.1))
         dy = torch.randn_like(module(x)) / 8
         with plain_float32():
-            exact = gradients(copy.deepcopy(module).to(wide), x.to(wide), dy.to(wide))
+            images = x.detach().to(wide).requires_grad_(x.requires_grad)
+            exact = gradients(copy.deepcopy(module).to(wide), images, dy.to(wide))
         sizes.update({name: squared(wanted) for name, wanted in exact.items()})
         for which, errors in ((model, ours), (module, theirs)):
             for name, found in gradients(which, x, dy).items():
@@ -56,8 +72,12 @@ def test_every_parameter(randomise, tuned, batch, dtype):
 
 def gradients(module, x, dy):
     module.zero_grad()
+    x.grad = None
     module(x).backward(dy)
-    return {name: p.grad.clone() for name, p in module.named_parameters()}
+    asked = {"images": x} if x.requires_grad else {}
+    return {
+        name: p.grad.clone() for name, p in {**dict(module.named_parameters()), **asked}.items()
+    }
 
 
 def squared(x):

@@ -1,7 +1,8 @@
 """The layer graph: values, ops, extraction, differentiation, steps and partition."""
 
+from plantune.canonical import Attrs
 from plantune.graph.graph import Graph, Node
 from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 
-__all__ = ["Graph", "Node", "Step", "TensorType"]
+__all__ = ["Attrs", "Graph", "Node", "Step", "TensorType"]

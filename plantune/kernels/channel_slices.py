@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
-from plantune.graph.types import TensorType
+from plantune.graph import Attrs, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.rendering import Long, struct
-from plantune.space.arch import Arch
+from plantune.space import Arch
 
 CLUSTER_MAX = 8  # blocks that every chip with clusters can run together
 

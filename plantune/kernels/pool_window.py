@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from plantune.canonical import Attrs
-from plantune.graph import Node, TensorType
+from plantune.graph import Attrs, Node, TensorType
 from plantune.kernels.rendering import struct
 from plantune.kernels.vector_kernel import ELEMENTS, index_of, width
 

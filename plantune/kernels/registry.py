@@ -14,14 +14,13 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from plantune.errors import IllegalCandidate
-from plantune.graph.step import Step
+from plantune.graph import Step
 from plantune.host import NO_COMPILER
 from plantune.kernels import families
 from plantune.kernels.chips import measured_arch
 from plantune.kernels.family import AnyFamily, Candidate
 from plantune.settings import extra_families
-from plantune.space.arch import Arch
-from plantune.space.search_space import SearchSpace
+from plantune.space import Arch, SearchSpace
 
 ENTRY_POINTS = "plantune.families"
 

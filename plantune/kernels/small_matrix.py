@@ -5,13 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
-from plantune.canonical import Attrs
-from plantune.graph.types import TensorType
+from plantune.graph import Attrs, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Form
 from plantune.kernels.legality import first_reason
 from plantune.kernels.patterns.squeeze_excite import Layer
-from plantune.space.arch import Arch
+from plantune.space import Arch
 
 # Images that one product of tensor cores has columns for, and the chips that have it.
 IMAGES_MIN, IMAGES_MAX, MMA_FROM = 2, 4, (8, 0)

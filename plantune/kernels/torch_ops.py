@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plantune.canonical import Attrs
 from plantune.cuda.workspaces import kept_workspaces
-from plantune.graph.graph import Node
+from plantune.graph import Attrs, Node
 from plantune.graph.ops import op_named
 from plantune.graph.ops.functions import FunctionOp
 from plantune.graph.ops.matmul import operands

@@ -11,13 +11,12 @@ from typing import cast
 import torch
 from torch import Tensor, fx, nn
 
-from plantune.canonical import Attrs
-from plantune.graph import Graph
+from plantune.graph import Attrs, Graph, TensorType
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract
 from plantune.graph.ops.overload import DTYPE, OverloadOp, overload_op
 from plantune.graph.tape import Tape, TapeCall, unpacked
-from plantune.graph.types import TensorType, dtype_name
+from plantune.graph.types import dtype_name
 from plantune.problem import Problem
 from plantune.runtime.draws import drawn_inputs
 from plantune.workload import Workload

@@ -8,15 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plantune.canonical import Attrs
 from plantune.errors import PlantuneError
-from plantune.graph.graph import Graph
+from plantune.graph import Attrs, Graph
 from plantune.plan import PROGRAM, Plan, check_plan
 from plantune.problem import Problem
 from plantune.runtime.draws import drawn_inputs
 from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import is_capturing
-from plantune.space.search_space import SearchSpace
+from plantune.space import SearchSpace
 
 PRODUCTS = ("conv2d", "matmul")
 

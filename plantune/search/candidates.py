@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from plantune.canonical import digest
+from plantune.graph import Graph, Node, Step
 from plantune.graph.fusions import all_fusions
-from plantune.graph.graph import Graph, Named, Node
+from plantune.graph.graph import Named
 from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
-from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us, family_named
-from plantune.space.arch import Arch
-from plantune.space.search_space import SearchSpace
+from plantune.space import Arch, SearchSpace
 
 FRAMEWORK, VIEW = "framework", "view"
 LONG_BUILD_S = 3.0

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from plantune.canonical import Attrs
 from plantune.default_plans import default_plan, guessed_plan
 from plantune.errors import DatabaseUnavailable, PlantuneError
-from plantune.graph import Graph, Step
+from plantune.graph import Attrs, Graph, Step
 from plantune.graph.partition import one_by_one, partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us
@@ -22,7 +21,7 @@ from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.stored import find_stored_plan, plans_of_team, stored_plans_in
 from plantune.problem import Problem
 from plantune.search.ranking import distinct, fallback
-from plantune.space.search_space import SearchSpace
+from plantune.space import SearchSpace
 
 # How many plans of the problem itself, and of others of the same network.
 MOST_OWN, MOST_OTHERS = 4, 4

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plantune.canonical import Attrs
 from plantune.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
-from plantune.graph import Graph, Step
+from plantune.graph import Attrs, Graph, Step
 from plantune.kernels.build import build
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.cuda_family import CudaFamily, block_shared_bytes
@@ -32,7 +31,7 @@ from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
 from plantune.search.cover import CONVERSIONS, Conversion, Cover, best_covers
 from plantune.search.ranking import plan_of
-from plantune.space.arch import Arch
+from plantune.space import Arch
 from plantune.space.search_space import load_search_space
 
 # After so many failed configs of a family for a step and layout, the rest of them is left alone.

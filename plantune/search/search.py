@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from plantune.canonical import Attrs
 from plantune.default_plans import COMPILED, default_plan, guessed_plan, hand_plan
 from plantune.errors import MeasureTimeout, OutOfTime, WorkerDied
-from plantune.graph.graph import Graph
+from plantune.graph import Attrs, Graph
 from plantune.graph.tape import Tape
 from plantune.machine import Environment
 from plantune.measure.client import Worker

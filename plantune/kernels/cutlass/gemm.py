@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plantune.canonical import Attrs
-from plantune.graph.step import Step
+from plantune.graph import Attrs, Step
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.cutlass.main_loop import MainLoop
 from plantune.kernels.launcher import PROGRAMMATIC_FROM

@@ -8,8 +8,7 @@ from typing import ClassVar
 from plantune.graph import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, refuse
-from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, images, refuse
 from plantune.kernels.patterns.attention import Addend, AttentionParts, Operand, attention_parts
 from plantune.kernels.warp_mma import DTYPES
 

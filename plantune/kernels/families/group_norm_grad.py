@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from plantune.graph import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, refuse
-from plantune.kernels.family import Binding, Frame
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, refuse
 from plantune.kernels.patterns.sample_norm import GradientOfNorm, GroupsOfNorm
 from plantune.kernels.rendering import struct
 

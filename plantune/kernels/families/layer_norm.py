@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step
-from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, images
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.sample_norm import NormParts, RowsOfNorm, norm_parts
 from plantune.kernels.rendering import struct

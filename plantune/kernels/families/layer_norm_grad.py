@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from plantune.graph import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, refuse
-from plantune.kernels.family import Binding, Frame, images
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, images, refuse
 from plantune.kernels.patterns.sample_norm import GradientOfNorm, RowsOfNorm
 from plantune.kernels.rendering import struct
 

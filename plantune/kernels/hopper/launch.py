@@ -98,9 +98,7 @@ class Launch:
             maps = kind(x=image_map(x, design), **self._weights())
             for i, phase in enumerate(phases):
                 for word, image in images.items():
-                    pooled = word == "residual" and design.pool is not None
-                    map_ = _pool_map(image, design) if pooled else _output_map(image, design, phase)
-                    setattr(maps.out[i], word, map_)
+                    setattr(maps.out[i], word, self._map(word, image, phase))
             scalars = self.constants.into(self.scalars, {}, parts=parts)
             kernel.launch(stream, maps, scalars, programmatic=not copied)
 
@@ -110,6 +108,18 @@ class Launch:
         weights = [word for word in ("w", "w2") if word in self.constants]
         rows = CHUNK if self.design.transposed else self.design.tile_n
         return {word: weight_map(self._filter(word), rows) for word in weights}
+
+    def _map(self, word: str, image: Tensor, phase: tuple[int, int]) -> TensorMap:
+        """Of the channels that a block finishes: boxes of a phase of what it writes or adds, or of
+        a pool's gradient, with a margin.
+        """
+        design, shape = self.design, self.design.shape
+        channels = min(design.own, CHUNK)
+        if word == "residual" and design.pool is not None:
+            sides = Box(*design.pool.sides(design.box), design.box.n)
+            return tile_map(image, image.shape, sides, channels)
+        sizes = (shape.n, shape.o, shape.p, shape.q)
+        return tile_map(image, sizes, design.box, channels, shape.phases, phase)
 
     def _filter(self, word: str) -> Tensor:
         """As (O, R, S, C); pixels of images that were laid flat are one."""
@@ -212,50 +222,26 @@ def weight_map(packed: Tensor, rows: int) -> TensorMap:
     )
 
 
-def _output_map(y: Tensor, design: Design, phase: tuple[int, int]) -> TensorMap:
-    """Of a phase of y, or of what is added to it: boxes of the channels that a block finishes."""
-    shape, (rows_apart, columns_apart) = design.shape, design.shape.phases
-    row, column = phase
-    pixel = shape.o * y.element_size()
-    line = pixel * shape.q
-    return _finished_map(
-        word(y),
-        y.data_ptr() + row * line + column * pixel,
-        (
-            shape.o,
-            -(-(shape.q - column) // columns_apart),
-            -(-(shape.p - row) // rows_apart),
-            shape.n,
-        ),
-        (pixel * columns_apart, line * rows_apart, line * shape.p),
-        design,
-        design.box,
-    )
-
-
-def _pool_map(dy: Tensor, design: Design) -> TensorMap:
-    """Of a pool's gradient: boxes with a margin."""
-    assert design.pool is not None
-    n, c, h, w = dy.shape
-    pixel = c * dy.element_size()
-    strides = (pixel, pixel * w, pixel * w * h)
-    box = Box(*design.pool.sides(design.box), design.box.n)
-    return _finished_map(word(dy), dy.data_ptr(), (c, w, h, n), strides, design, box)
-
-
-def _finished_map(
-    dtype: str,
-    address: int,
-    sizes: tuple[int, ...],
-    strides_bytes: tuple[int, ...],
-    design: Design,
+def tile_map(
+    image: Tensor,
+    sizes: Sequence[int],
     box: Box,
+    channels: int,
+    phases: tuple[int, int] = (1, 1),
+    phase: tuple[int, int] = (0, 0),
 ) -> TensorMap:
-    """Boxes of the channels that a block finishes."""
-    channels = min(design.own, CHUNK)
-    swizzle_bytes = channels * 2 if channels > 8 else 0
-    sides = (channels, *box)
-    return tensor_map(dtype, address, sizes, strides_bytes, sides, swizzle_bytes=swizzle_bytes)
+    """Boxes of so many channels of an image of these sizes, or of the pixels of one phase of it."""
+    n, c, h, w = sizes
+    (down, across), (row, column) = phases, phase
+    pixel = c * image.element_size()
+    return tensor_map(
+        word(image),
+        image.data_ptr() + (row * w + column) * pixel,
+        (c, -(-(w - column) // across), -(-(h - row) // down), n),
+        (pixel * across, pixel * w * down, pixel * w * h),
+        (channels, *box),
+        swizzle_bytes=channels * 2 if channels > 8 else 0,
+    )
 
 
 def word(tensor: Tensor) -> str:

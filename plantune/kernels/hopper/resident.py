@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor
 
 from plantune.cuda.tensor_map import TensorMap, tensor_map
-from plantune.graph.graph import Node
-from plantune.kernels.hopper.launch import word
+from plantune.kernels.hopper.launch import tile_map, word
 from plantune.kernels.hopper.tiles import Box, ConvShape, PoolGather
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 
@@ -64,36 +63,15 @@ def put_map(maps: Maps, what: str, image: Tensor, design: Tiles) -> None:
     """Says how tiles of an image are copied that the epilogue reads or writes."""
     phases, pool = design.shape.phases, design.epilogue.pool
     if what == "residual" and pool is not None:
-        maps.windows = _windows_map(image, design, pool)
+        sides = Box(*PoolGather.of(pool).sides(design.box), 1)  # with a margin
+        maps.windows = tile_map(image, image.shape, sides, TILE_O)
     elif phases == (1, 1):
-        setattr(maps, what, _tile_map(image, design, (0, 0)))
+        setattr(maps, what, tile_map(image, image.shape, design.box, TILE_O))
     else:
         down, across = map(range, phases)
         for i, place in enumerate(itertools.product(down, across)):
-            getattr(maps, what)[i] = _tile_map(image, design, place)
-
-
-def _tile_map(image: Tensor, design: Tiles, phase: tuple[int, int]) -> TensorMap:
-    """Boxes of a tile's pixels of one phase."""
-    n, c, h, w = image.shape
-    (down, across), (row, column) = design.shape.phases, phase
-    pixel = c * image.element_size()
-    return tensor_map(
-        word(image),
-        image.data_ptr() + (row * w + column) * pixel,
-        (c, -(-(w - column) // across), -(-(h - row) // down), n),
-        (pixel * across, pixel * w * down, pixel * w * h),
-        (TILE_O, *design.box),
-    )
-
-
-def _windows_map(dy: Tensor, design: Tiles, pool: Node) -> TensorMap:
-    """Boxes of a pool's gradient, with a margin."""
-    n, c, h, w = dy.shape
-    pixel = c * dy.element_size()
-    sides = PoolGather.of(pool).sides(design.box)
-    strides = (pixel, pixel * w, pixel * w * h)
-    return tensor_map(word(dy), dy.data_ptr(), (c, w, h, n), strides, (TILE_O, *sides, 1))
+            made = tile_map(image, image.shape, design.box, TILE_O, phases, place)
+            getattr(maps, what)[i] = made
 
 
 def weight_map(weight: Tensor) -> TensorMap:

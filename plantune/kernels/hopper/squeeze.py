@@ -6,9 +6,8 @@ import ctypes
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from plantune.canonical import Attrs
 from plantune.errors import IllegalCandidate
-from plantune.graph.step import Step
+from plantune.graph import Attrs, Step
 from plantune.kernels.constants import Form, Parameter, channel_values
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.family import HopperFamily, WarpgroupParts, why_not_reuse
@@ -17,7 +16,7 @@ from plantune.kernels.hopper.tiles import Box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
 from plantune.kernels.small_matrix import matrix
-from plantune.space.arch import Arch
+from plantune.space import Arch
 
 HIDDEN = """  static constexpr int kHidden = {hidden}, kHiddenUsed = {used};
   static constexpr bool kBias1 = {bias1}, kBias2 = {bias2};

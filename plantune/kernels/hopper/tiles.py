@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from plantune.graph.graph import Node
-from plantune.graph.step import Step
+from plantune.graph import Node, Step
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 
 CHUNK = 64  # channels of one step of the reduction: a swizzled row of 128 bytes

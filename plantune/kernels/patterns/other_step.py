@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from plantune.canonical import Attrs
-from plantune.graph import Node, Step, TensorType
+from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
 from plantune.kernels.constants import Form, by_pixels, conv_weight

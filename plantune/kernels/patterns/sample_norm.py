@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from plantune.canonical import Attrs
-from plantune.graph import Node, Step, TensorType
+from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of

@@ -12,9 +12,9 @@ from plantune.graph import Node, Step, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.families.pool import PoolWindow
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
-from plantune.kernels.pool_window import PoolWindow
 from plantune.kernels.rendering import struct
 
 GRADIENTS = ("avg_pool2d_grad", "max_pool2d_grad", "max_pool2d_taps_grad")

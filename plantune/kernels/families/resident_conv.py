@@ -11,6 +11,7 @@ from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.constants import Constants, Parameter, channel_values, conv_weight, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
+from plantune.kernels.hopper.design import EpilogueSums, sums_type
 from plantune.kernels.hopper.launch import (
     beyond_copies,
     image_map,
@@ -20,7 +21,6 @@ from plantune.kernels.hopper.launch import (
 )
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.resident import TILE_O, maps_of, put_map, weight_map
-from plantune.kernels.hopper.sums import EpilogueSums, sums_type
 from plantune.kernels.hopper.tiles import (
     NO_POOL,
     ROW_BYTES,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -26,20 +28,31 @@ class SpaceToDepth(nn.Module):
         return f"block={self.block}"
 
 
-class EpisodicGRU(nn.GRU):
+class _Episodic(nn.RNNBase):
+    """One of torch's recurrent layers, with its parameters."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
+        super().__init__(input_size, hidden_size, num_layers)  # type: ignore[arg-type] # of nn.GRU
+
+    @classmethod
+    def of(cls, layer: nn.RNNBase) -> Self:
+        """In the place of a layer, with its parameters."""
+        others = (layer.bidirectional, layer.batch_first, layer.dropout > 0, layer.proj_size > 0)
+        if any(others) or not layer.bias:
+            raise ValueError(
+                f"a sequence of episodes is (T, N, inputs), in one direction, with biases and "
+                f"without dropout and projections: got {layer}"
+            )
+        made = cls(layer.input_size, layer.hidden_size, layer.num_layers)
+        for name, parameter in layer.named_parameters():
+            setattr(made, name, parameter)
+        return made.train(layer.training)
+
+
+class EpisodicGRU(_Episodic, nn.GRU):
     """A GRU over sequences (T, N, inputs) in which episodes end: where `done` (T, N) holds, the
     state is zeros before that step. Its parameters are those of nn.GRU.
     """
-
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
-        super().__init__(input_size, hidden_size, num_layers)
-
-    @classmethod
-    def of(cls, layer: nn.GRU) -> EpisodicGRU:
-        """In the place of a layer, with its parameters."""
-        made = cls(layer.input_size, layer.hidden_size, layer.num_layers)
-        _take_parameters(made, layer)
-        return made
 
     def forward(  # type: ignore[override]
         self, x: Tensor, state: Tensor | None = None, done: Tensor | None = None
@@ -53,18 +66,8 @@ class EpisodicGRU(nn.GRU):
         return x, torch.stack(last)
 
 
-class EpisodicLSTM(nn.LSTM):
+class EpisodicLSTM(_Episodic, nn.LSTM):
     """As EpisodicGRU; the state is a pair, as that of nn.LSTM."""
-
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
-        super().__init__(input_size, hidden_size, num_layers)
-
-    @classmethod
-    def of(cls, layer: nn.LSTM) -> EpisodicLSTM:
-        """In the place of a layer, with its parameters."""
-        made = cls(layer.input_size, layer.hidden_size, layer.num_layers)
-        _take_parameters(made, layer)
-        return made
 
     def forward(  # type: ignore[override]
         self,
@@ -81,18 +84,6 @@ class EpisodicLSTM(nn.LSTM):
             last.append(x[-1])
             last_cells.append(cells[-1])
         return x, (torch.stack(last), torch.stack(last_cells))
-
-
-def _take_parameters(made: nn.RNNBase, layer: nn.RNNBase) -> None:
-    others = (layer.bidirectional, layer.batch_first, layer.dropout > 0, layer.proj_size > 0)
-    if any(others) or not layer.bias:
-        raise ValueError(
-            f"a sequence of episodes is (T, N, inputs), in one direction, with biases and without "
-            f"dropout and projections: got {layer}"
-        )
-    for name, parameter in layer.named_parameters():
-        setattr(made, name, parameter)
-    made.train(layer.training)
 
 
 def _zeros(layer: nn.RNNBase, x: Tensor) -> Tensor:

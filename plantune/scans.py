@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-GATES = {"gru_scan": 3, "lstm_scan": 4}
 SCHEMAS = (
     "gru_scan(Tensor gates, Tensor state, Tensor weight, Tensor bias, Tensor? done) -> Tensor",
     "gru_scan_grad(Tensor dy, Tensor y, Tensor gates, Tensor state, Tensor weight, Tensor bias, "

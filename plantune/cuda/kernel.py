@@ -84,11 +84,6 @@ class Kernel:
     def registers(self) -> int:
         return driver.attribute(self._function, driver.REGISTERS)
 
-    @property
-    def local_bytes(self) -> int:
-        """Memory of a thread outside of registers: its stack and what was spilled."""
-        return driver.attribute(self._function, driver.LOCAL_BYTES)
-
 
 def _module(binary: Binary) -> ctypes.c_void_p:
     device = torch.cuda.current_device()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -127,13 +127,12 @@ class MaxPool2dGrad(PoolOp):
 
     name = "max_pool2d_grad"
     arity = 2
+    index: ClassVar[tuple[str, str]] = ("int64", "places")  # of what says which place won
 
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
-        dy, places = inputs
-        self.require(
-            places.dtype == "int64" and places.shape == dy.shape,
-            f"needs int64 places of shape {dy.shape}, got {places}",
-        )
+        (dy, won), (dtype, what) = inputs, self.index
+        fits = won.dtype == dtype and won.shape == dy.shape
+        self.require(fits, f"needs {dtype} {what} of shape {dy.shape}, got {won}")
         return (self.gradient_type(dy, attrs),)
 
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
@@ -184,27 +183,17 @@ class MaxPool2dTaps(PoolOp):
         return (y, taps_of(places, inputs[0].shape[3], attrs))
 
 
-class MaxPool2dTapsGrad(PoolOp):
+class MaxPool2dTapsGrad(MaxPool2dGrad):
     """Each window's gradient goes to the tap that won."""
 
     name = "max_pool2d_taps_grad"
-    arity = 2
-
-    def infer(self, inputs: Types, attrs: Attrs) -> Types:
-        dy, taps = inputs
-        fits = taps.dtype == "uint8" and taps.shape == dy.shape
-        self.require(fits, f"needs uint8 taps of shape {dy.shape}, got {taps}")
-        return (self.gradient_type(dy, attrs),)
+    index = ("uint8", "taps")
 
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
         dy, taps = inputs
-        n, c, h, w = attrs["shape"]
-        first, columns = _first_places(dy.shape, w, attrs, dy.device), attrs["kernel"][1]
-        wide = taps.long()
-        places = first + wide // columns * w + wide % columns
-        dx = dy.new_zeros(n, c, h * w)
-        dx.scatter_add_(2, places.reshape(n, c, -1), dy.reshape(n, c, -1))
-        return (dx.view(n, c, h, w),)
+        width, columns, wide = attrs["shape"][3], attrs["kernel"][1], taps.long()
+        first = _first_places(dy.shape, width, attrs, dy.device)
+        return super().evaluate((dy, first + wide // columns * width + wide % columns), attrs)
 
     def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain:
         if position == 0:

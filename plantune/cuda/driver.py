@@ -110,11 +110,12 @@ def blocks_at_once(function: c_void_p, threads: int, shared_bytes: int) -> int:
     return int(_made(name, c_int(), function, threads, room))
 
 
-def make_stream() -> int:
+def make_stream(priority: int = 0) -> int:
     """A stream of the current device for plantune alone: torch deals out the same 32 in turns,
     and what another thread sends to a stream that is being captured becomes a part of that graph.
+    Blocks of streams with smaller numbers come first.
     """
-    return _made("cuStreamCreate", c_void_p(), NON_BLOCKING) or 0
+    return _made("cuStreamCreateWithPriority", c_void_p(), NON_BLOCKING, priority) or 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -46,12 +45,6 @@ def from_first(tensors: list[Tensor], group: Group) -> None:
         dist.broadcast(flat, group=group, group_src=0)
         with torch.no_grad():
             tensor.copy_(flat)
-
-
-def abort(group: Group) -> None:
-    """Ends its collectives, also those that wait for a rank that is gone."""
-    with suppress(RuntimeError, AttributeError, NotImplementedError):  # gloo cannot
-        group.abort()
 
 
 def before_shutdown(group: Group, call: Callable[[], None]) -> None:

@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-from plantune.training.groups import abort
 from plantune.training.ranks import Ranks
 
 TICK_S = 0.25
-# What must be over in that time once a process ends: dropping graphs, and the communicator.
-LAST_S = 10.0
+# What is told at the end must be told in that time; then others have some ticks to hear it, if
+# it is this process that keeps the store.
+LAST_S, HEARD_S = 10.0, 3 * TICK_S
 EXIT_CODE = 1
 # How long a call may go on once the store is gone, with the process that kept it.
 WITHOUT_STORE_S = 30.0
@@ -32,7 +32,11 @@ class Watch:
     """Follows the steps of one rank from a thread of its own, in which it gives signs of life.
 
     A step may wait for others for `ranks.deadline_s`. After that, or once a rank that it waits for
-    has left, `drop` is called, the communicator is aborted and the process ends.
+    has left, the process ends with a message. That ends its collectives, too. A communicator that
+    is aborted before releases the main thread, and what that does then ended half of all processes
+    by SIGABRT; a graph that is dropped before waits for its collective (H200s, 2026-11-23).
+
+    At an orderly end of the process `drop` is called.
     """
 
     def __init__(self, ranks: Ranks, device: torch.device, drop: Callable[[], None]) -> None:
@@ -125,12 +129,7 @@ class Watch:
         threading.Thread(target=_exit_later, daemon=True).start()
         with suppress(Exception):
             ranks.leave(f"ended, as {why}", ranks.call - 1)
-            # Each waits for the other: a communicator for graphs that hold its collectives, these
-            # for the GPU, which is in a collective until the communicator is aborted.
-            aborting = threading.Thread(target=abort, args=(ranks.group,), daemon=True)
-            aborting.start()
-            self._let_go()
-            aborting.join()
+            time.sleep(HEARD_S)
         os._exit(EXIT_CODE)
 
     def _let_go(self) -> None:
@@ -139,12 +138,14 @@ class Watch:
             drop()
 
     def leave(self) -> None:
-        """At the end of the process: no graph may hold a collective when torch ends these."""
-        self.stop()
+        """At the end of the process: no graph may hold a collective when torch ends these. The
+        thread goes on meanwhile, as a graph may wait in its collective for a rank that is gone.
+        """
         error = getattr(sys, "last_value", None)
         how = "ended" if error is None else f"ended by {_text(error)}"
         self._ranks.leave(f"{how} after its call {self._ranks.call}", self._ranks.call)
         self._let_go()
+        self.stop()
 
 
 def _follow(watched: weakref.ref[Watch], stop: threading.Event) -> None:

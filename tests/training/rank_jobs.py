@@ -200,8 +200,26 @@ def on_gpus(group: Group, rank: int, ranks: int) -> Found:
     found |= {"captured with a penalty": captured(penalty)}
     for name, module in {"weights": model, "penalized": other}.items():
         found[name] = {key: value.cpu() for key, value in module.state_dict().items()}
+    found["sent"] = [y.cpu() for y in sent(rank, every[0][0])]
     dist.destroy_process_group()
     return found
+
+
+def sent(rank: int, x: Tensor) -> list[Tensor]:
+    """What an actor of each rank says of the same images, before and after rank 0 has sent its
+    weights into the memory of the others', twice; the last is eager's word.
+    """
+    model = network(5 + rank).cuda().eval()
+    actor = optimize(model, x, share=True)
+    with torch.no_grad():
+        found = [actor(x) for _ in range(3)][-1:]
+        for factor in (1.0, 1.5):
+            for parameter in model.parameters():
+                if rank == 0:
+                    parameter.mul_(factor)
+                dist.broadcast(parameter.data, 0)
+            found.append(actor(x))
+        return [*found, model(x)]
 
 
 def breaking(group: Group, rank: int, ranks: int, when: str) -> Found:

@@ -210,6 +210,12 @@ def test_two_gpus_are_one_to_the_bit_in_captured_steps(tmp_path, own):
         assert_equal(one[way], other[way])
     for found in (one, other):
         assert found["captured"] == found["captured with a penalty"] == [True]
+    (before, *after), (learners, *wanted) = other["sent"], one["sent"]
+    assert not torch.allclose(before, learners, rtol=1e-2)
+    assert not torch.allclose(after[0], after[1], rtol=1e-2)
+    bound = {"rtol": 1e-2, "atol": 5e-3}  # eager's products are in tf32
+    torch.testing.assert_close(after, wanted, **bound)
+    torch.testing.assert_close(after[1], after[2], **bound)
     start = own.network().state_dict()
     assert not any(torch.equal(start[name], value) for name, value in one["weights"].items())
     model = own.network()

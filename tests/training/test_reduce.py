@@ -21,15 +21,38 @@ from plantune.training.update import FlatGradients
 CPU = torch.device("cpu")
 
 
-def test_buckets_are_whole_parameters_from_the_last_one_on():
+@pytest.mark.parametrize(
+    ("last", "wanted"),
+    [
+        (0, [(12, 24, [3, 4]), (0, 32, [1, 5]), (0, 12, [0, 2])]),
+        (48, [(12, 24, [3, 4]), (0, 32, [1, 5]), (0, 12, [0, 2])]),
+        (64, [(12, 24, [3, 4]), (0, 12, [0, 2]), (0, 32, [1, 5])]),
+        (96, [(0, 32, [1, 5]), (0, 24, [0, 2, 3, 4])]),
+    ],
+)
+def test_buckets_are_whole_parameters_from_the_last_one_on(last, wanted):
     wide = [torch.zeros(n) for n in (6, 3, 8, 1)]
     half = [torch.zeros(n, dtype=torch.float16) for n in (20, 4)]
     layout = FlatGradients([wide[0], half[0], *wide[1:], half[1]], CPU).layout
-    buckets = buckets_of(layout, 40)
+    buckets = buckets_of(layout, 40, last)
     found = [(bucket.start, bucket.stop, sorted(bucket.members)) for bucket in buckets]
-    assert found == [(12, 24, [3, 4]), (0, 32, [1, 5]), (0, 12, [0, 2])]
-    assert [bucket.dtype.itemsize for bucket in buckets] == [4, 2, 4]
+    assert sorted(found) == sorted(wanted)
     assert sum(bucket.stop - bucket.start for bucket in buckets) == sum(layout.sizes.values())
+    sizes = {bucket.dtype: 0 for bucket in buckets}
+    for bucket in reversed(buckets):  # one beside the other, the first elements at last
+        assert bucket.start == sizes[bucket.dtype]
+        sizes[bucket.dtype] = bucket.stop
+    assert sizes == layout.sizes
+
+
+def test_a_network_of_20_mb_sends_its_last_block_while_the_rest_is_made():
+    from plantune.models.se_resnet9 import SEResNet9Fixup
+
+    model = SEResNet9Fixup(3)
+    names = [name for name, _ in model.named_parameters()]
+    first, last = buckets_of(FlatGradients([*model.parameters()], CPU).layout)
+    assert {names[at].split(".")[1] for at in first.members} == {"3"}
+    assert len(first.members | last.members) == len(names)
 
 
 class Side:
@@ -68,11 +91,12 @@ class TestOverlap:
             flat.mul_(10)
 
         monkeypatch.setattr(module, "mean", mean)
-        monkeypatch.setattr(module, "BUCKET_BYTES", 60)
-        monkeypatch.setattr(module, "buckets_of", lambda layout: buckets_of(layout, 60))
         monkeypatch.setattr(module, "is_capturing", lambda: "captures" in said)
         ranks = SimpleNamespace(group=None, size=2, past=lambda: said.append("past"))
         gradients = FlatGradients([*layers.parameters()], CPU)
+        places = [(40, 56, (4, 5)), (20, 40, (2, 3)), (0, 20, (0, 1))]
+        three = [module.Bucket(torch.float32, *ends, frozenset(of)) for *ends, of in places]
+        monkeypatch.setattr(module, "buckets_of", lambda layout: tuple(three))
         made = Reducer(ranks, gradients, CPU)
         made._side = Side(said)
         made._agreed = lambda: gradients.present

@@ -29,12 +29,9 @@ def pair(monkeypatch):
     """Two ranks in one process."""
     store = dist.HashStore()
     monkeypatch.setattr(ranks_module, "new_store", lambda group: store)
-    aborted = []
 
     def rank(number):
-        group = SimpleNamespace(rank=lambda: number, size=lambda: 2, aborted=aborted)
-        group.abort = lambda: aborted.append(number)
-        return Ranks(group, 5.0)
+        return Ranks(SimpleNamespace(rank=lambda: number, size=lambda: 2), 5.0)
 
     return rank(0), rank(1)
 
@@ -127,7 +124,7 @@ class TestWatch:
         found = []
         monkeypatch.setattr(watch_module.os, "_exit", lambda code: found.append(f"exit {code}"))
         monkeypatch.setattr(watch_module, "_exit_later", lambda: None)
-        monkeypatch.setattr(watch_module, "abort", lambda group: found.append("abort"))
+        monkeypatch.setattr(watch_module, "HEARD_S", 0.0)
         monkeypatch.setattr(watch_module, "TICK_S", 1000.0)
         monkeypatch.setattr(watch_module.atexit, "register", lambda *call: None)
         return found
@@ -154,7 +151,7 @@ class TestWatch:
             assert done == []  # it does not wait for others yet
             one.past()
             watch.look()
-        assert (sorted(done[:2]), done[2:]) == (["abort", "drop"], ["exit 1"])
+        assert done == ["exit 1"]
         assert capsys.readouterr().err == (
             "plantune: rank 0 ends: call 1 of its training step cannot end: "
             "rank 1 raised ValueError: no luck in its call 1\n"
@@ -175,7 +172,7 @@ class TestWatch:
             watch.look()
             assert done == []
             watch.look()
-        assert (sorted(done[:2]), done[2:]) == (["abort", "drop"], ["exit 1"])
+        assert done == ["exit 1"]
         assert "nothing was heard of rank 1" in capsys.readouterr().err
 
     def test_steps_that_end_are_no_waiting(self, pair, watch, done):
@@ -234,25 +231,23 @@ class TestWatch:
         assert done[-1] == "exit 1"
         assert "the store of the process group is gone" in capsys.readouterr().err
 
-    def test_graphs_and_communicator_end_beside_each_other(self, pair, done, monkeypatch):
-        """A graph that is in a collective goes once this is aborted, and the other way round."""
-        aborting, dropped = threading.Event(), threading.Event()
+    def test_at_the_end_it_watches_until_graphs_are_gone(self, pair, done, capsys):
+        """One may wait in a collective for a rank that is gone."""
 
         class Owner:
             def drop(self):
-                done.append(f"drop, {aborting.wait(5)}")
-                dropped.set()
-
-        def abort(group):
-            aborting.set()
-            done.append(f"abort, {dropped.wait(5)}")
+                pair[1].leave("ended by a signal", 0)
+                watch.look()
+                done.append("drop")
 
         owner = Owner()
-        monkeypatch.setattr(watch_module, "abort", abort)
         watch = Watch(pair[0], CPU, owner.drop)
-        watch._end("rank 1 is gone")
-        watch.stop()
-        assert (sorted(done[:2]), done[2:]) == (["abort, True", "drop, True"], ["exit 1"])
+        pair[0].begin()
+        watch._latest = (1, SimpleNamespace(query=lambda: False))
+        watch.leave()
+        assert done == ["exit 1", "drop"]
+        assert "rank 1 ended by a signal" in capsys.readouterr().err
+        assert watch._stop.is_set()
 
     def test_an_error_in_a_step_is_told(self, pair, watch):
         with pytest.raises(ValueError, match="no"), watch.step():

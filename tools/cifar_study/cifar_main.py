@@ -83,9 +83,10 @@ def _names(given: argparse.Namespace, *, on_gpu: bool) -> list[str] | None:
 
 
 def _pairs(given: argparse.Namespace, study: Study, variants: list[Variant], feed: Feed) -> int:
-    found = paired(study, variants, feed, given.pairs)
+    document = _document(given, study)
+    for found in paired(study, variants, feed, given.pairs):
+        _write(given, {**document, "pairs": found})
     print(f"\n{shown_pairs(found)}")
-    _write(given, {**_document(given, study), "pairs": found})
     kept = [apart["accuracy"]["kept"] for apart in found["differences"].values()]
     return 0 if all(kept) else 1
 

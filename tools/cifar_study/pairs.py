@@ -6,7 +6,7 @@ counts is the mean difference of several pairs beside its standard error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, nan
 from statistics import fmean, stdev
@@ -26,8 +26,12 @@ MOST_ACCURACY = 0.01
 MOST_OF_FALL = 0.02
 
 
-def paired(study: Study, variants: Sequence[Variant], feed: Feed, pairs: int) -> dict[str, Any]:
-    """All variants beside the first of them, at `pairs` seeds from the study's own on."""
+def paired(
+    study: Study, variants: Sequence[Variant], feed: Feed, pairs: int
+) -> Iterator[dict[str, Any]]:
+    """All variants beside the first of them, at `pairs` seeds from the study's own on: what is
+    known after each seed.
+    """
     runs: dict[str, list[dict[str, float]]] = {variant.name: [] for variant in variants}
     for seed in range(study.seed, study.seed + pairs):
         own = replace(study, seed=seed)
@@ -38,7 +42,7 @@ def paired(study: Study, variants: Sequence[Variant], feed: Feed, pairs: int) ->
             run = {"accuracy": trained.accuracy, "last_loss": last_loss(losses)}
             runs[variant.name].append({**run, "first_loss": losses[0]})
             print(f"seed {seed}: {variant.name} {run}", flush=True)
-    return compared(runs, study.seed)
+        yield compared(runs, study.seed)
 
 
 def compared(runs: Mapping[str, Sequence[Mapping[str, float]]], first_seed: int) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def unread(forward: Forward, inputs: Types) -> tuple[int, ...]:
 
 def emit_backward(forward: Forward, grad: Gradient) -> tuple[str | None, ...]:
     """The backward node, which reads what autograd remembers of the forward node."""
-    if "sparse" in json.loads(grad.attrs["arguments"]):
+    if json.loads(grad.attrs["arguments"]).get("sparse"):
         raise UnsupportedModule(f"{forward.name} with sparse=True has sparse gradients")
     places, types = range(len(grad.inputs)), tuple(map(grad.type_of, grad.inputs))
     wanted = tuple(at for at in places if types[at].is_float and grad.needs(at))

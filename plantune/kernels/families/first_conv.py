@@ -13,11 +13,11 @@ from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, images, refuse
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
-from plantune.kernels.hopper.tiles import SHAPE
+from plantune.kernels.hopper.tiles import ConvShape
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, epilogue_of
-from plantune.kernels.patterns.expression import rendered
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.patterns.expression import expression, functors
+from plantune.kernels.rendering import struct
 
 WARPGROUP, TILE_O, UNIT_BYTES = 128, 64, 16
 WARPGROUPS = 3  # of a multiprocessor
@@ -28,19 +28,7 @@ ROWS_MIN = 4
 # Of a multiprocessor, in units of 64 rows by 16 products.
 COLUMNS_PER_CYCLE = 2.0
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
-SOURCE = (
-    """#include "cuda/first_conv.h"
-{product}{functors}struct Conv {{
-"""
-    + SHAPE
-    + """  static constexpr int kOutH = {out[0]}, kOutW = {out[1]};
-  static constexpr int kColumns = {columns}, kTilesW = {tiles_w};
-  static constexpr int kRows = {rows}, kGroups = {groups};
-  static constexpr bool kPool = {pool}, kScale = {scale};
-  static constexpr bool kBias = {bias}, kReluLast = {relu_last}, kNhwc = {nhwc};
-  using Expression = {expression};
-}};
-using Kernel = plantune::FirstConv<Conv>;
+SOURCE = """using Kernel = plantune::FirstConv<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
                   Kernel::kBlocks == {blocks},
               "what is launched is what was planned");
@@ -49,7 +37,6 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {resident})
   Kernel::run(arguments);
 }}
 """
-)
 
 
 @dataclass(frozen=True)
@@ -127,31 +114,28 @@ class Design:
 
     def source(self, dtype: str, layout: str) -> str:
         (n, c, h, w), (o, _, r, s), (_, _, p, q) = self.x, self.weight, self.conv
-        element = ELEMENTS[dtype]
-        sizes = {"n": n, "c": c, "h": h, "w": w, "o": o, "p": p, "q": q, "r": r, "s": s}
-        own = ("columns", "tiles_w", "rows", "groups", "stride", "threads", "shared_bytes")
+        padding = self.epilogue.conv.attrs["padding"]
         # It commutes with rounding and with the pool, and pairs take it at once.
         relu_last = self.epilogue.chain[-1:] == ("relu",)
         chain = self.epilogue.chain[:-1] if relu_last else self.epilogue.chain
-        flags = {
-            "pool": self.pool,
-            "scale": self.epilogue.scale is not None,
-            "bias": self.epilogue.bias is not None,
-            "relu_last": relu_last,
-            "nhwc": layout == "nhwc",
-        }
-        return SOURCE.format(
-            product=product(dtype, self.columns),
-            element=element,
-            out=self.out[2:],
-            padding=self.epilogue.conv.attrs["padding"],
-            blocks=self.blocks,
-            resident=self.resident,
-            **sizes,
-            **{key: getattr(self, key) for key in own},
-            **cxx_bools(flags),
-            **rendered(chain),
+        conv = struct(
+            "Conv",
+            T=ELEMENTS[dtype],
+            **ConvShape(n, c, h, w, o, r, s, p, q, self.stride, padding).members,
+            **dict(zip(("kOutH", "kOutW"), self.out[2:], strict=True)),
+            **{"kColumns": self.columns, "kTilesW": self.tiles_w},
+            **{"kRows": self.rows, "kGroups": self.groups},
+            kPool=self.pool,
+            kScale=self.epilogue.scale is not None,
+            kBias=self.epilogue.bias is not None,
+            kReluLast=relu_last,
+            kNhwc=layout == "nhwc",
+            Expression=expression(chain),
         )
+        before = product(dtype, self.columns) + functors(chain) + conv
+        own = ("threads", "shared_bytes", "blocks", "resident")
+        sizes = {word: getattr(self, word) for word in own}
+        return '#include "cuda/first_conv.h"\n' + before + SOURCE.format(**sizes)
 
 
 @dataclass(frozen=True)

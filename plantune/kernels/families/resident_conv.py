@@ -11,7 +11,7 @@ from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.constants import Constants, Parameter, channel_values, conv_weight, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.hopper import family as hopper
-from plantune.kernels.hopper.design import EpilogueSums, sums_type
+from plantune.kernels.hopper.design import EpilogueSums, epilogue_members
 from plantune.kernels.hopper.launch import (
     beyond_copies,
     image_map,
@@ -22,9 +22,7 @@ from plantune.kernels.hopper.launch import (
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.resident import TILE_O, maps_of, put_map, weight_map
 from plantune.kernels.hopper.tiles import (
-    NO_POOL,
     ROW_BYTES,
-    SHAPE,
     SWIZZLE_BYTES,
     Box,
     ConvShape,
@@ -33,8 +31,8 @@ from plantune.kernels.hopper.tiles import (
 )
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
-from plantune.kernels.patterns.expression import expression, rendered
-from plantune.kernels.rendering import cxx_bools
+from plantune.kernels.patterns.expression import functors
+from plantune.kernels.rendering import struct
 
 WARPGROUP = 128
 # Sums of more pixels, and what is added to them, leave no registers.
@@ -51,22 +49,7 @@ KERNELS = {
     (True, False): ("resident_phases", "ResidentPhases"),
     (True, True): ("resident_phases_staged", "ResidentPhasesStaged"),
 }
-TAKEN = ("stages", "groups", "blocks", "threads", "shared_bytes", "staged", "staged_bytes")
-SOURCE = (
-    """#include "cuda/{header}.h"
-{product}{functors}struct Conv {{
-"""
-    + SHAPE
-    + """  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
-  static constexpr int kBoxH = {box_h}, kSlots = {stages}, kGroups = {groups};
-  static constexpr int kBlocks = {blocks}, kStaged = {staged}, kStagedBytes = {staged_bytes};
-  static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
-  static constexpr bool kFlips = {flips};
-{pool}  using Expression = {expression};
-  using Unshifted = {inner};
-  using Sums = {sums};
-}};
-using Kernel = plantune::{kernel}<Conv>;
+SOURCE = """using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
 extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
@@ -75,7 +58,6 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
   Kernel::run(maps, arguments);
 }}
 """
-)
 
 
 @dataclass(frozen=True)
@@ -175,26 +157,22 @@ class Design:
         return weights + boxes + staged + 8 * barriers + SWIZZLE_BYTES
 
     def source(self, dtype: str) -> str:
-        columns, element = 8 * self.box.h, ELEMENTS[dtype]
-        epilogue = self.epilogue
+        epilogue, (phases_h, phases_w) = self.epilogue, self.shape.phases
         pool = None if epilogue.pool is None else PoolGather.of(epilogue.pool)
         header, kernel = self.kernel
-        named = {part: getattr(epilogue, part) for part in ("scale", "bias", "unshifted")}
-        flags = {**named, "flips": self.flips}
-        return SOURCE.format(
-            header=header,
-            kernel=kernel,
-            pool=NO_POOL if pool is None else pool.source,
-            product=product(dtype, columns),
-            element=element,
-            box_h=self.box.h,
-            **vars(self.shape),
-            **{key: getattr(self, key) for key in TAKEN},
-            **cxx_bools(flags),
-            **rendered(epilogue.chain),
-            inner=expression(epilogue.unshifted_chain),
-            sums=sums_type(epilogue.sums),
+        conv = struct(
+            "Conv",
+            T=ELEMENTS[dtype],
+            **self.shape.members,
+            **{"kPhasesH": phases_h, "kPhasesW": phases_w},
+            **{"kBoxH": self.box.h, "kSlots": self.stages, "kGroups": self.groups},
+            **{"kBlocks": self.blocks, "kStaged": self.staged, "kStagedBytes": self.staged_bytes},
+            kFlips=self.flips,
+            **epilogue_members(epilogue, pool),
         )
+        before = product(dtype, 8 * self.box.h) + functors(epilogue.chain) + conv
+        sizes = {"threads": self.threads, "shared_bytes": self.shared_bytes}
+        return f'#include "cuda/{header}.h"\n{before}' + SOURCE.format(kernel=kernel, **sizes)
 
 
 class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):

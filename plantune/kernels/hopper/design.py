@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.constants import Constant
@@ -15,7 +16,6 @@ from plantune.kernels.hopper.tiles import (
     CHUNK,
     NO_POOL,
     ROW_BYTES,
-    SHAPE,
     SWIZZLE_BYTES,
     Box,
     ConvShape,
@@ -25,7 +25,7 @@ from plantune.kernels.hopper.tiles import (
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain, expression, functors
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.rendering import cxx_bool, struct
 
 THREADS, AT_ONCE = 512, 8
 SOURCE = """extern "C" __global__ void __launch_bounds__({threads})
@@ -91,25 +91,20 @@ def sums_type(sums: tuple[Sum, ...]) -> str:
     return f"plantune::SumsOf<{', '.join(types)}>"
 
 
+def epilogue_members(epilogue: ConvEpilogue, pool: PoolGather | None) -> dict[str, Any]:
+    """What the struct Conv says of what follows the products."""
+    parts = ("scale", "bias", "unshifted")
+    return {
+        **{f"k{part.title()}": getattr(epilogue, part) is not None for part in parts},
+        **(NO_POOL if pool is None else pool.members),
+        "Expression": expression(epilogue.chain),
+        "Unshifted": expression(epilogue.unshifted_chain),
+        "Sums": sums_type(epilogue.sums),
+    }
+
+
 # What the assembler gives to a thread, by the channels of a tile.
 REGISTERS = {64: 64, 128: 104, 256: 168}
-CONSTANTS = (
-    "struct Conv {{\n"
-    + SHAPE
-    + """  static constexpr int kPhasesH = {phases[0]}, kPhasesW = {phases[1]};
-  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kSplitK = {split_k};
-  static constexpr int kImageStages = {image_stages}, kWeightStages = {stages};
-  static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
-  static constexpr int kSharedFloor = {shared_floor};  // keeps other blocks off the SM
-  static constexpr bool kReuse = {reuse}, kTransposed = {transposed};
-  static constexpr bool kPersistent = {persistent};
-  static constexpr bool kScale = {scale}, kBias = {bias}, kUnshifted = {unshifted};
-{pool}  using Expression = {expression};
-  using Unshifted = {inner};
-  using Sums = {sums};
-{more}}};
-"""
-)
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
               "what is launched is what was planned");
@@ -260,33 +255,28 @@ class Design:
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def constants(
-        self, dtype: str, epilogue: ConvEpilogue, more: str = "", inner: Chain = ()
-    ) -> str:
+    def constants(self, dtype: str, epilogue: ConvEpilogue, inner: Chain = (), **more: Any) -> str:
         """The product, functions, and the struct that the kernel is instantiated with; `more` are
-        lines at its end, which may name the functions of `inner`.
+        members of the kernel's own, which may name the functions of `inner`.
         """
-        parts = ("scale", "bias", "unshifted")
-        has = {part: "true" if getattr(epilogue, part) else "false" for part in parts}
-        before = product(dtype, self.tile_n, transposed=self.transposed)
-        before += functors(epilogue.chain + inner)
-        return before + CONSTANTS.format(
-            **vars(self.shape),
-            **has,
-            **{key: getattr(self, key) for key in ("tile_m", "tile_n", "stages", "split_k")},
-            expression=expression(epilogue.chain),
-            inner=expression(epilogue.unshifted_chain),
-            sums=sums_type(epilogue.sums),
-            reuse="true" if self.reuse else "false",
-            transposed="true" if self.transposed else "false",
-            persistent="true" if self.persistent else "false",
-            element=ELEMENTS[dtype],
-            pool=NO_POOL if self.pool is None else self.pool.source,
-            box=self.box,
-            image_stages=self.image_stages,
-            shared_floor=self.shared_floor,
-            more=more,
+        phases_h, phases_w = self.shape.phases
+        conv = struct(
+            "Conv",
+            T=ELEMENTS[dtype],
+            **self.shape.members,
+            **{"kPhasesH": phases_h, "kPhasesW": phases_w},
+            **{"kTileM": self.tile_m, "kTileN": self.tile_n, "kSplitK": self.split_k},
+            **{"kImageStages": self.image_stages, "kWeightStages": self.stages},
+            **{"kBoxW": self.box.w, "kBoxH": self.box.h, "kBoxN": self.box.n},
+            kSharedFloor=self.shared_floor,  # keeps other blocks off the SM
+            kReuse=self.reuse,
+            kTransposed=self.transposed,
+            kPersistent=self.persistent,
+            **epilogue_members(epilogue, self.pool),
+            **more,
         )
+        before = product(dtype, self.tile_n, transposed=self.transposed)
+        return before + functors(epilogue.chain + inner) + conv
 
     def kernel(self, name: str, scalars: str, maps: str | None = None) -> str:
         """The kernel's instantiation, which holds what was planned against what it takes."""

@@ -18,9 +18,6 @@ from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_exci
 from plantune.kernels.small_matrix import matrix
 from plantune.space import Arch
 
-HIDDEN = """  static constexpr int kHidden = {hidden}, kHiddenUsed = {used};
-  static constexpr bool kBias1 = {bias1}, kBias2 = {bias2};
-"""
 HIDDEN_MAX = 32  # rows of both layers in shared memory
 TILE_NS = (64, 128)  # of 256 channels the sums leave no registers for the layers
 
@@ -85,14 +82,11 @@ def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Form]]:
     return found
 
 
-def hidden_constants(layers: SqueezeExcite) -> str:
+def hidden_members(layers: SqueezeExcite) -> dict[str, Any]:
     """What the kernel is instantiated with beside the convolution."""
-    return HIDDEN.format(
-        hidden=padded(layers.squeeze.width),
-        used=layers.squeeze.width,
-        bias1=str(layers.squeeze.bias is not None).lower(),
-        bias2=str(layers.excite.bias is not None).lower(),
-    )
+    squeeze, excite = layers.squeeze, layers.excite
+    sizes = {"kHidden": padded(squeeze.width), "kHiddenUsed": squeeze.width}
+    return {**sizes, "kBias1": squeeze.bias is not None, "kBias2": excite.bias is not None}
 
 
 def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:

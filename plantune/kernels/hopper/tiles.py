@@ -16,14 +16,6 @@ ROW_BYTES = 128
 SWIZZLE_BYTES = 1024  # rows after which the swizzle's pattern repeats
 BOX_SIDE_MAX = 256  # of a tensor copy, in elements of the tensor
 
-# What headers ask of the struct Conv first.
-SHAPE = """  using T = {element};
-  static constexpr int kN = {n}, kC = {c}, kH = {h}, kW = {w}, kO = {o}, kP = {p}, kQ = {q};
-  static constexpr int kR = {r}, kS = {s};
-  static constexpr int kStrideH = {stride[0]}, kStrideW = {stride[1]};
-  static constexpr int kPadH = {padding[0]}, kPadW = {padding[1]};
-"""
-
 
 @dataclass(frozen=True)
 class ConvShape:
@@ -44,6 +36,13 @@ class ConvShape:
     stride: tuple[int, int]
     padding: tuple[int, int]
     phases: tuple[int, int] = (1, 1)
+
+    @property
+    def members(self) -> dict[str, int]:
+        """What headers ask of it."""
+        sizes = {f"k{word.upper()}": getattr(self, word) for word in "nchworspq"}
+        strides = dict(zip(("kStrideH", "kStrideW"), self.stride, strict=True))
+        return {**sizes, **strides, **dict(zip(("kPadH", "kPadW"), self.padding, strict=True))}
 
     @property
     def phase_p(self) -> int:
@@ -168,11 +167,10 @@ def _taps(
     return max(counts), sum(counts)
 
 
-SOURCE = """  static constexpr bool kGathers = {gathers};
-  static constexpr int kPoolR = {r}, kPoolS = {s}, kPoolPadH = {pad_h}, kPoolPadW = {pad_w};
-  static constexpr float kPoolScale = {scale!r}f;
-"""
-NO_POOL = SOURCE.format(gathers="false", r=1, s=1, pad_h=0, pad_w=0, scale=1.0)
+NO_POOL: dict[str, Any] = {
+    **{"kGathers": False, "kPoolR": 1, "kPoolS": 1, "kPoolPadH": 0, "kPoolPadW": 0},
+    "kPoolScale": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -210,9 +208,8 @@ class PoolGather:
         return boxes * -(-copied // SWIZZLE_BYTES) * SWIZZLE_BYTES
 
     @property
-    def source(self) -> str:
-        """What a kernel is instantiated with."""
+    def members(self) -> dict[str, Any]:
+        """What headers ask of it."""
         (r, s), (pad_h, pad_w) = self.kernel, self.padding
-        return SOURCE.format(
-            gathers="true", r=r, s=s, pad_h=r - 1 - pad_h, pad_w=s - 1 - pad_w, scale=1 / (r * s)
-        )
+        sizes = {"kPoolR": r, "kPoolS": s, "kPoolPadH": r - 1 - pad_h, "kPoolPadW": s - 1 - pad_w}
+        return {"kGathers": True, **sizes, "kPoolScale": 1 / (r * s)}

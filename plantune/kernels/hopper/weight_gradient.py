@@ -12,12 +12,11 @@ from plantune.kernels.hopper.tiles import (
     BOX_SIDE_MAX,
     CHUNK,
     ROW_BYTES,
-    SHAPE,
     SWIZZLE_BYTES,
     Box,
     ConvShape,
 )
-from plantune.kernels.rendering import cxx_bool
+from plantune.kernels.rendering import struct
 
 # Channels and threads of a block that adds parts.
 CHANNELS, THREADS = 32, 768
@@ -61,27 +60,16 @@ class PartSum:
         return 4 * self.parts * self.taps * self.o * self.c
 
     @property
-    def members(self) -> str:
+    def members(self) -> dict[str, int]:
         """What the header's class C says of them."""
-        return (
-            f"static constexpr int kSumChannels = {CHANNELS}, kSumWays = {self.ways};\n"
-            f"  static constexpr int kSumRows = {self.rows}, kSplitK = {self.parts};"
-        )
+        sums = {"kSumChannels": CHANNELS, "kSumWays": self.ways, "kSumRows": self.rows}
+        return {**sums, "kSplitK": self.parts}
 
 
 INCLUDE = '#include "cuda/hopper_wgrad.h"\n#include "cuda/wgrad_sum.h"\n'
 # Of a thread, where one warpgroup copies and so many multiply; what else a thread keeps.
 REGISTERS, OTHER_REGISTERS = {1: 232, 2: 232, 3: 160}, 56
-SOURCE = (
-    "struct Gradient {{\n"
-    + SHAPE
-    + """  static constexpr int kTileM = {tile_m}, kTileN = {tile_n}, kStages = {stages};
-  static constexpr int kBoxW = {box.w}, kBoxH = {box.h}, kBoxN = {box.n};
-  static constexpr int kPhaseW = {phase[0]}, kPhaseH = {phase[1]};
-  static constexpr bool kImagesInside = {inside}, kChannelsLast = {channels_last};
-  {sum.members}
-}};
-using Kernel = plantune::HopperWgrad<Gradient>;
+SOURCE = """using Kernel = plantune::HopperWgrad<Gradient>;
 using Sum = plantune::WgradSum<Gradient>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes} &&
               Sum::kThreads == {sum.threads}, "what is launched is what was planned");
@@ -94,7 +82,6 @@ extern "C" __global__ void __launch_bounds__(Sum::kThreads)
   Sum::run(sums, dw);
 }}
 """
-)
 
 
 @dataclass(frozen=True)
@@ -275,18 +262,18 @@ class WgradDesign:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def source(self, dtype: str, layout: str) -> str:
-        own = ("tile_m", "tile_n", "stages", "threads", "shared_bytes", "sum")
-        product = register_product(dtype, self.tile_n)
-        return (
-            INCLUDE
-            + product
-            + SOURCE.format(
-                **vars(self.shape),
-                **{name: getattr(self, name) for name in own},
-                element=ELEMENTS[dtype],
-                box=self.cut.box,
-                phase=self.cut.phase,
-                inside=cxx_bool(self.cut.inside),
-                channels_last=cxx_bool(layout == "nhwc"),
-            )
+        box, (phase_w, phase_h) = self.cut.box, self.cut.phase
+        gradient = struct(
+            "Gradient",
+            T=ELEMENTS[dtype],
+            **self.shape.members,
+            **{"kTileM": self.tile_m, "kTileN": self.tile_n, "kStages": self.stages},
+            **{"kBoxW": box.w, "kBoxH": box.h, "kBoxN": box.n},
+            **{"kPhaseW": phase_w, "kPhaseH": phase_h},
+            kImagesInside=self.cut.inside,
+            kChannelsLast=layout == "nhwc",
+            **self.sum.members,
         )
+        own = {word: getattr(self, word) for word in ("threads", "shared_bytes", "sum")}
+        before = INCLUDE + register_product(dtype, self.tile_n) + gradient
+        return before + SOURCE.format(**own)

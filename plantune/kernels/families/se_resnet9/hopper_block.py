@@ -14,13 +14,8 @@ from plantune.kernels.hopper.launch import Launch
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, SWIZZLE_BYTES, ConvShape, conv_shape
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.expression import expression
-from plantune.kernels.rendering import cxx_bools
 
 INCLUDE = '#include "cuda/se_resnet9/hopper_block.h"\n'
-CONSTANTS = """  static constexpr int kR2 = {r}, kS2 = {s};
-  static constexpr bool kMidScale = {scale}, kMidBias = {bias};
-  using MidExpression = {expression};
-"""
 
 
 class BlockScalars(squeeze.SeScalars):
@@ -78,11 +73,16 @@ class HopperBlock(squeeze.SeFamily[BlockParts]):
     def source(self, parts: BlockParts, config: Attrs, arch: Arch) -> str:
         design, second = self.design(parts, config), parts.second_shape
         first = parts.first
-        flags = cxx_bools({part: getattr(first, part) for part in ("scale", "bias")})
-        mid = expression(first.chain)
-        more = CONSTANTS.format(r=second.r, s=second.s, expression=mid, **flags)
-        more += squeeze.hidden_constants(parts.layers)
-        constants = design.constants(parts.dtype, parts.epilogue, more, first.chain)
+        constants = design.constants(
+            parts.dtype,
+            parts.epilogue,
+            first.chain,
+            **{"kR2": second.r, "kS2": second.s},
+            kMidScale=first.scale is not None,
+            kMidBias=first.bias is not None,
+            MidExpression=expression(first.chain),
+            **squeeze.hidden_members(parts.layers),
+        )
         return INCLUDE + constants + design.kernel("HopperBlock", "BlockScalars", "BlockMaps")
 
     def bind(self, parts: BlockParts, config: Attrs, frame: Frame) -> Binding:

@@ -42,8 +42,8 @@ class HopperConvSe(squeeze.SeFamily[squeeze.SeParts]):
 
     def source(self, parts: squeeze.SeParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
-        more = squeeze.hidden_constants(parts.layers)
-        constants = design.constants(parts.dtype, parts.epilogue, more)
+        more = squeeze.hidden_members(parts.layers)
+        constants = design.constants(parts.dtype, parts.epilogue, **more)
         return INCLUDE + constants + design.kernel("HopperConvSe", "ConvSeScalars")
 
     def bind(self, parts: squeeze.SeParts, config: Attrs, frame: Frame) -> Binding:

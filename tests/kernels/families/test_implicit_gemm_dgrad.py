@@ -13,20 +13,9 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, why_not
 from plantune.space.search_space import load_search_space
 
+from .cutlass_configs import MMA
 from .image_gradients import MASKED, POOLED, Gradient
 
-MMA = Attrs(
-    math="mma",
-    tile_m=64,
-    tile_n=64,
-    tile_k=32,
-    warp_m=32,
-    warp_n=32,
-    stages=2,
-    split_k=1,
-    split_mode="serial",
-    swizzle=1,
-)
 SIMT = Attrs(MMA, math="simt", tile_m=128, tile_n=128, tile_k=8, warp_m=32, warp_n=64)
 SPLIT = Attrs(MMA, split_k=2)
 PARALLEL = Attrs(SPLIT, split_mode="parallel")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 from plantune.canonical import Attrs
@@ -14,51 +12,13 @@ from plantune.kernels.registry import candidates, why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-MMA = Attrs(
-    math="mma",
-    tile_m=64,
-    tile_n=64,
-    tile_k=32,
-    warp_m=32,
-    warp_n=32,
-    stages=2,
-    split_k=1,
-    split_mode="serial",
-    swizzle=1,
-)
+from .cutlass_configs import MMA
+from .weight_gradients import Gradient
+
 SPLIT = Attrs(MMA, split_k=4)
 PARALLEL = Attrs(MMA, split_k=16, split_mode="parallel")
 DEEP = Attrs(MMA, stages=3, tile_k=64, split_k=4)
 WIDE = Attrs(MMA, tile_m=128, tile_n=128, warp_m=64)
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """Of the weight of a convolution of so many images of c channels to o."""
-
-    n: int = 2
-    c: int = 64
-    size: tuple[int, int] = (8, 8)
-    o: int = 64
-    kernel: int = 3
-    stride: int = 1
-    padding: int = 1
-    dilation: int = 1
-    groups: int = 1
-
-    def __call__(self, b):
-        reach = self.dilation * (self.kernel - 1) - 2 * self.padding
-        result = [(size - reach - 1) // self.stride + 1 for size in self.size]
-        return b(
-            "conv2d_wgrad",
-            b.x(self.n, self.o, *result),
-            b.x(self.n, self.c, *self.size),
-            shape=(self.o, self.c // self.groups, self.kernel, self.kernel),
-            stride=(self.stride,) * 2,
-            padding=(self.padding,) * 2,
-            dilation=(self.dilation,) * 2,
-            groups=self.groups,
-        )
 
 
 RUN = {
@@ -91,7 +51,7 @@ def test_what_is_to_run_is_legal(step_of, name):
         (Gradient(groups=2), "float16", "without groups"),
         (Gradient(), "float64", "not float64"),
         (Gradient(c=3), "float16", "both must be even"),
-        (Gradient(kernel=1), "float16", "is not smaller than the kernel"),
+        (Gradient(kernel=1, padding=1), "float16", "is not smaller than the kernel"),
         (Gradient(kernel=33, size=(40, 40)), "float16", "up to 32 rows"),
         (lambda b: b("relu", b.x(2, 8, 4, 4)), "float16", "weight alone"),
     ],

@@ -27,6 +27,7 @@
 #include "cuda/launch.h"
 #include "cuda/se_grad_held.h"
 #include "cuda/se_grad_layers.h"
+#include "cuda/se_grad_layers_mma.h"
 #include "cuda/small_matrix.h"
 #include "cuda/small_matrix_mma.h"
 #include "cuda/sums.h"
@@ -56,6 +57,14 @@ struct SeGrad {
   static constexpr int kChunk = smaller(kRounds, Chain::kChunk);
   using Held = SeGradHeld<Chain, Word, kRounds>;
   static constexpr bool kInRegisters = Held::kInRegisters;
+
+  template <template <typename, int, int, int, bool, bool> typename Kind>
+  using LayersOf = Kind<T, kChannels, kHidden, kAddingThreads, Chain::kByRows1, Chain::kByRows2>;
+  using Layers = typename ChosenLayers<Chain::kLayersMma, LayersOf<SeGradLayers>,
+                                       LayersOf<SeGradLayersMma>>::Type;
+  static constexpr int kTiles = Chain::kLayers ? Layers::kTiles : 0;
+  /// What `add` leaves of each tile and split.
+  static constexpr int kTileSums = Chain::kLayers ? Layers::kTileSums : 0;
 
   struct Arguments {
     const T* read[kRead];
@@ -153,9 +162,6 @@ struct SeGrad {
 
  private:
   static constexpr int kWarps = kThreads / 32;
-  using Layers =
-      SeGradLayers<T, kChannels, kHidden, kAddingThreads, Chain::kByRows1, Chain::kByRows2>;
-  static constexpr int kTiles = Chain::kLayers ? Layers::kTiles : 0;
 
   static __device__ __forceinline__ void put(const Arguments& a, T* to, long long image, int team,
                                              int width, int column, float value) {

@@ -23,6 +23,7 @@ struct SeGradLayers {
   static constexpr int kTiles = ceil_div(kChannels, 32) * kColumnTiles;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kSums = 2 * kColumns + 2;  // weight1, weight2, bias2, bias1
+  static constexpr int kTileSums = kSums * 32;
   static constexpr int kWidth = smaller(power_in(kHidden), smaller(kColumns, 16 / int(sizeof(T))));
   static constexpr int kWords = kColumns / kWidth;
   static constexpr int kBatch = 4;  // images whose values a warp asks for at once
@@ -53,6 +54,18 @@ struct SeGradLayers {
       own[i] = sum;
     }
     if (is_last(a, tile)) finish(a, tile);
+  }
+
+  /// Whether all other blocks of the tile have stored their parts.
+  template <typename Arguments>
+  static __device__ __forceinline__ bool is_last(const Arguments& a, int tile) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(a.arrived + tile, 1u) + 1 == unsigned(a.splits);
+    __syncthreads();
+    __threadfence();
+    return last;
   }
 
  private:
@@ -98,18 +111,6 @@ struct SeGradLayers {
       const int at = column + k * kWidth;
       if (found && at < kHidden) to[k].template load<kAligned>(row + at);
     }
-  }
-
-  /// Whether all other blocks of the tile have stored their parts.
-  template <typename Arguments>
-  static __device__ __forceinline__ bool is_last(const Arguments& a, int tile) {
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(a.arrived + tile, 1u) + 1 == unsigned(a.splits);
-    __syncthreads();
-    __threadfence();
-    return last;
   }
 
   template <typename Arguments>

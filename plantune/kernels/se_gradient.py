@@ -14,8 +14,8 @@ from plantune.kernels.vector_kernel import VECTOR_BYTES, width
 # Vectors of images that a block holds in registers, and registers of a thread beside them.
 HELD_MOST, LEAST_REGISTERS = 4096, 64
 WEIGHT_KEPT_BYTES = 32 << 10  # of a weight in registers
-# Of the layers' gradients: channels and hidden channels of a tile, and sums of each lane.
-TILE_CHANNELS, TILE_HIDDEN, SUMS_OF_TILE = 32, 8, 18 * 32
+# Of the layers' gradients, by whether tensor cores make them: a tile's channels, and hidden ones.
+TILES = {False: (32, 8), True: (64, 32)}
 # Warps of a block that adds them.
 ADDING_WARPS = 8
 
@@ -39,10 +39,25 @@ class SeGradParts(ElementParts):
         return self.makes_layers or bool(self.gradient.sums)
 
     @property
+    def layers_mma(self) -> bool:
+        """Whether tensor cores make the layers' gradients: of 16-bit values."""
+        return self.image.torch_dtype.itemsize == 2
+
+    @property
     def tiles(self) -> int:
         """Tiles of the layers' gradients."""
-        tiles = -(-self.channels // TILE_CHANNELS) * -(-self.hidden // TILE_HIDDEN)
+        channels, hidden = TILES[self.layers_mma]
+        tiles = -(-self.channels // channels) * -(-self.hidden // hidden)
         return tiles if self.makes_layers else 0
+
+    @property
+    def sums_of_tile(self) -> int:
+        """Of both weights and both biases."""
+        channels, hidden = TILES[self.layers_mma]
+        if not self.layers_mma:  # a warp adds its 8 values of the second bias by 32 lanes
+            return channels * (2 * hidden + 2)
+        columns = min(-(-self.hidden // 8) * 8, hidden)
+        return 2 * channels * columns + channels + columns
 
     @property
     def splits(self) -> int:
@@ -123,7 +138,7 @@ class Workspace:
             "dexcite": images * parts.channels * size * layers,
             "dsqueeze": images * parts.hidden * size * layers,
             "parts": 4 * len(parts.gradient.sums) * parts.blocks(self.config),
-            "layers": 4 * SUMS_OF_TILE * parts.tiles * parts.splits,
+            "layers": 4 * parts.sums_of_tile * parts.tiles * parts.splits,
             "arrived": 4 * parts.tiles,
         }
 

@@ -5,6 +5,7 @@ one pass over each image.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -37,6 +38,8 @@ MEMBERS = """  static __device__ __forceinline__ float gate(float dy, float of) 
 ENTRIES = (
     vector_kernel.ENTRIES.replace("({threads})", "({threads}, {blocks_per_sm})")
     + """
+static_assert(Kernel::kTiles == {tiles} && Kernel::kTileSums == {tile_sums},
+              "what is launched is what was planned");
 extern "C" __global__ __launch_bounds__({adding_threads}) void add(Kernel::Arguments arguments) {{
   Kernel::add(arguments);
 }}
@@ -49,6 +52,7 @@ ADDING_THREADS = 256
 IMAGES_MOST, SMALL_MOST = 8, 6
 # Of those that a thread is thought to take: with 194, 255 were too few on five kinds of GPU.
 REGISTERS_MOST = 168
+ROUNDS = 8  # vectors of an image that a thread does best to take
 WEIGHTS = ("excite weight", "squeeze weight")
 OWN = ("dexcite", "dsqueeze", "parts", "layers", "arrived")
 
@@ -136,7 +140,7 @@ class SeGrad(CudaFamily[SeGradParts]):
             **{"kImages": config["images"], "kThreads": threads},
             kChunk=max(ASKED[parts.hold(config)] // len(first.images), 1),
             kHold=HOLDS[parts.hold(config)],
-            kLayers=parts.makes_layers,
+            **{"kLayers": parts.makes_layers, "kLayersMma": parts.layers_mma},
             kByRows1=gradient.squeeze.by_rows,
             kByRows2=gradient.excite.by_rows,
             **{"kRead": len(first.images), "kSmall": len(small), "kValues": len(parts.values)},
@@ -151,6 +155,7 @@ class SeGrad(CudaFamily[SeGradParts]):
         )
         kernel = f"SeGrad<Chain, plantune::{kind_of(config)}>"
         sizes = {"blocks_per_sm": config["blocks_per_sm"], "adding_threads": ADDING_THREADS}
+        sizes |= {"tiles": parts.tiles, "tile_sums": parts.sums_of_tile * parts.makes_layers}
         return vector_kernel.source(self.name, kernel, threads, chain, ENTRIES, **sizes)
 
     def bind(self, parts: SeGradParts, config: Attrs, frame: Frame) -> Binding:
@@ -194,6 +199,8 @@ class SeGrad(CudaFamily[SeGradParts]):
         moved_us = parts.moved_bytes(config) / cost["bytes_per_us"]
         work = moved_us * (1 + cost["in_step"] / max(turns, 1) + cost["alone"] * (resident == 1))
         work += parts.weights_bytes(config) / cost["cached_bytes_per_us"]
+        # Few vectors of a thread leave its block waiting at each barrier, many leave few threads.
+        work *= 1 + cost["rounds"] * abs(math.log2(parts.rounds(config) / ROUNDS))
         waits = max(turns, 1) * cost["block_us"] / (resident * int(config["threads"]))
         adding = cost["adding_us"] if parts.adds else 0.0
         return cost["launch_us"] + adding + waits + work * self.slowdown(parts, arch)

@@ -25,8 +25,8 @@ from plantune.space.search_space import SearchSpace
 @dataclass(frozen=True)
 class Preference:
     """Candidates of `family` or its `rivals` whose config has these values, for steps that start
-    with an op of `starts`, if any are named, and read `most` elements first, in rows of at least
-    `wide`, if these are given.
+    with an op of `starts`, if any are named, have no op of `without` if they read few elements, and
+    read `most` elements first, in rows of at least `wide`, if these are given.
     """
 
     family: str
@@ -35,6 +35,7 @@ class Preference:
     rivals: tuple[str, ...] = ()
     most: int | None = None
     wide: int = 0
+    without: tuple[str, ...] = ()
 
     def admits(self, step: Step, candidate: Candidate) -> bool:
         fits = all(candidate.config.get(key) == value for key, value in self.config.items())
@@ -42,9 +43,11 @@ class Preference:
         read = step.types[step.nodes[0].inputs[0]]
         few = self.most is None or read.numel <= self.most
         large = few and (not self.wide or read.shape[-1] >= self.wide)
+        large &= read.numel > FEW or {*self.without}.isdisjoint(step.ops)
         return candidate.family in (self.family, *self.rivals) and fits and starts and large
 
 
+FEW = 1 << 22  # elements
 # A view costs nothing, so it is part of every plan; nchw is what callers bring.
 FALLBACK = (Preference("view"), Preference("framework", {"layout": "nchw"}))
 # Fewer products before fewer passes, all in nhwc so that nothing is converted between.
@@ -83,8 +86,8 @@ CUDA_PREFERENCES = (
     Preference("grouped_conv"),
     # Of few pixels: each block reads the weights. With 2,048 images se_resnet9's second one took 28
     # us, both ops alone 24, its third 26 and 14 (H200, 2026-11-22).
-    Preference("pool_conv", most=1 << 22),
-    Preference("se_tail"),
+    Preference("pool_conv", most=FEW),
+    Preference("se_tail", without=("avg_pool2d",)),
     # densenet121 took 1.53 ms instead of 2.93, 32 images in float16 (H100, 2026-11-23).
     Preference("concat"),
     Preference("layer_norm"),
@@ -119,6 +122,7 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
         "pool_conv",
         "se_tail",
         "scaled_se_tail",
+        "pooled_se_tail",
         "linear",
         "se_grad",
         "linear_epilogue",

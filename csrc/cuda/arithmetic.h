@@ -17,6 +17,18 @@ __device__ __forceinline__ float relu(float x) {
 /// dy where y > 0 or y is NaN.
 __device__ __forceinline__ float relu_grad(float dy, float y) { return y <= 0.f ? 0.f : dy; }
 
+/// y + b, but where y is above zero at least b's next neighbour among numbers that are `step` of
+/// their size apart, and `least` at least.
+__device__ __forceinline__ float add_apart(float y, float b, float step, float least) {
+  const float next = b + fmaxf(fabsf(b) * step, least), z = y + b;
+  return y > 0.f && z < next ? next : z;
+}
+
+/// The gradient of a ReLU to whose result b was added so.
+__device__ __forceinline__ float apart_grad(float dy, float z, float b) {
+  return z <= b ? 0.f : dy;
+}
+
 /// Its absolute error is below 2e-7.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
 

@@ -41,6 +41,34 @@ struct PlusOffset : X {
   static __device__ __forceinline__ float of(const At& at) { return X::of(at) + at.offset; }
 };
 
+/// How far apart numbers of a type are: of their size, and at least.
+struct OfHalf {
+  static constexpr float kStep = 0x1p-10f, kLeast = 0x1p-24f;
+};
+struct OfBfloat16 {
+  static constexpr float kStep = 0x1p-7f, kLeast = 0x1p-126f;
+};
+
+/// An offset of a ReLU's result that leaves the sign of the result to be read.
+template <class Numbers, class X>
+struct PlusApart : X {
+  using Inner = X;
+  static constexpr bool kOffset = true;
+  static __device__ __forceinline__ float of(const At& at) {
+    return add_apart(X::of(at), at.offset, Numbers::kStep, Numbers::kLeast);
+  }
+};
+
+/// The gradient of a ReLU whose result was saved with such an offset.
+template <class X>
+struct MaskedApart : X {
+  using Inner = X;
+  static constexpr bool kSaved = true, kOffset = true;
+  static __device__ __forceinline__ float of(const At& at) {
+    return apart_grad(X::of(at), at.saved, at.offset);
+  }
+};
+
 /// The gradient of a ReLU whose result was saved.
 template <class X>
 struct Masked : X {

@@ -3,8 +3,9 @@
 //   x = scale * image + shift               mean = mean of x over the pixels
 //   hidden = Hidden(W1 mean + b1)           gate = Gate(W2 hidden + b2)
 //   y = Expression(x * gate, residual, offset), unshifted = y without the offset
+//   pooled = mean of y over the windows of Pool
 //
-//   image, residual, y, unshifted  (N, kPixels, kChannels)
+//   image, residual, y, unshifted  (N, kPixels, kChannels), pooled (N, Pool::kPixels, kChannels)
 //   weight1  (kHidden, kChannels) and weight2 (kChannels, kHiddenPadded), zeros after kHidden, or
 //            both with zeros up to whole 16 columns for SmallMatrixMma
 //   bias1 (kHidden), bias2 (kChannels), offset, scale, shift (1)
@@ -13,8 +14,8 @@
 // Every output is written by `=`. Biases, scale, shift, offset, means, hidden and gates may be null.
 //
 // Arithmetic is float; what leaves is rounded once. A block keeps its images in registers between
-// the mean and the product where they fit, else it reads them again. Deterministic: all sums have a
-// fixed order.
+// the mean and the product where they fit, else it reads them again. With a Pool it also has y in
+// shared memory. Deterministic: all sums have a fixed order.
 
 #pragma once
 
@@ -30,18 +31,31 @@ namespace plantune {
 template <typename T>
 struct SeTailArguments {
   const T *image, *weight1, *bias1, *weight2, *bias2, *scale, *shift, *residual, *offset;
-  T *y, *unshifted, *means[2], *hidden, *gates[2];
+  T *y, *unshifted, *pooled, *means[2], *hidden, *gates[2];
   long long images;
 };
+
+/// Windows of kSide x kSide pixels, kApart apart, from kBefore pixels before the image on; none if
+/// kSide is 0. What is outside counts as zeros.
+template <int kSide_, int kApart, int kBefore_, int kHigh_, int kWide_>
+struct TailPool {
+  static constexpr int kSide = kSide_, kStep = kApart, kBefore = kBefore_;
+  static constexpr int kHigh = kHigh_, kWide = kWide_;
+  static constexpr int kDown = (kHigh + 2 * kBefore - kSide) / kStep + 1;
+  static constexpr int kAcross = (kWide + 2 * kBefore - kSide) / kStep + 1;
+  static constexpr int kPixels = kDown * kAcross;
+};
+using NoPool = TailPool<0, 1, 0, 0, 0>;
 
 /// Which parts there are; `kSaved` says that means, hidden or gates leave, `kHead` that the image is
 /// scaled or shifted.
 template <class Expression_, class Hidden_, class Gate_, bool kGated_, bool kUnshifted_,
-          bool kSaved_, bool kHead_>
+          bool kSaved_, bool kHead_, class Pool_>
 struct SeTailParts {
   using Expression = Expression_;
   using Hidden = Hidden_;
   using Gate = Gate_;
+  using Pool = Pool_;
   static constexpr bool kGated = kGated_, kUnshifted = kUnshifted_, kSaved = kSaved_,
                         kHead = kHead_;
 };
@@ -61,12 +75,18 @@ struct SeTail {
   using Squeeze = Matrix<T, kHidden, kChannels, kImages, kThreads>;
   using Excite = Matrix<T, kChannels, kHiddenPadded, kImages, kThreads>;
 
+  using Pool = typename Parts::Pool;
+  static constexpr bool kPools = Pool::kSide > 0;
+  static constexpr int kChunks = Tile::kChunks;
+  static_assert(!kPools || Pool::kHigh * Pool::kWide == kPixels, "the pool's image is the tile's");
+
   struct Shared {
     typename Tile::Shared tile;
     typename Squeeze::Vectors means;
     typename Squeeze::Scratch squeeze;
     typename Excite::Vectors hidden;
     typename Excite::Scratch excite;
+    Word results[kPools ? kImages * kPixels * kChunks : 1];
 
     /// In the place of the sums, which are done with by then.
     __device__ __forceinline__ float (&gates(int team)) [Tile::kRow] { return tile.sums[team][0]; }
@@ -151,9 +171,9 @@ struct SeTail {
     if (!Parts::kGated) return;
     __syncthreads();
 
-    if (!tile.active) return;
-    typename Tile::Floats gate;
-    Channels::load(shared.gates(tile.team), tile.chunk, gate);
+    if (!kPools && !tile.active) return;
+    typename Tile::Floats gate = {};
+    if (tile.active) Channels::load(shared.gates(tile.team), tile.chunk, gate);
 #pragma unroll 1
     for (int batch = 0; batch < Tile::kBatches; ++batch) {
       if constexpr (!kKept) {
@@ -165,23 +185,59 @@ struct SeTail {
 #pragma unroll
       for (int i = 0; i < Tile::kBatch; ++i) {
         const int round = batch * Tile::kBatch + i;
-        if (tile.has(round)) finish(a, tile.at(round), x[i], residual[i], gate, numbers);
+        if (!tile.has(round) || (kPools && !tile.active)) continue;
+        const Word y = finish(a, tile.at(round), x[i], residual[i], gate, numbers);
+        if constexpr (kPools) {
+          const int pixel = tile.team * kPixels + tile.group + round * Tile::kGroups;
+          shared.results[pixel * kChunks + tile.chunk] = y;
+        }
       }
+    }
+    if constexpr (kPools) {
+      __syncthreads();
+      pool(a, shared);
     }
   }
 
-  static __device__ __forceinline__ void finish(const Arguments& a, long long at, const Word& x,
+  static __device__ __forceinline__ void pool(const Arguments& a, const Shared& shared) {
+    constexpr int kResults = kImages * Pool::kPixels * kChunks;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kResults; i += kThreads) {
+      const int chunk = i % kChunks, pixel = i / kChunks % Pool::kPixels;
+      const int team = i / (kChunks * Pool::kPixels);
+      if (!is_there(a, team)) return;
+      const int top = pixel / Pool::kAcross * Pool::kStep - Pool::kBefore;
+      const int left = pixel % Pool::kAcross * Pool::kStep - Pool::kBefore;
+      float sum[Word::kSize] = {};
+#pragma unroll
+      for (int tap = 0; tap < Pool::kSide * Pool::kSide; ++tap) {
+        const int h = top + tap / Pool::kSide, w = left + tap % Pool::kSide;
+        if (unsigned(h) >= unsigned(Pool::kHigh) || unsigned(w) >= unsigned(Pool::kWide)) continue;
+        const Word& y = shared.results[(team * kPixels + h * Pool::kWide + w) * kChunks + chunk];
+#pragma unroll
+        for (int k = 0; k < Word::kSize; ++k) sum[k] += y[k];
+      }
+#pragma unroll
+      for (int k = 0; k < Word::kSize; ++k) sum[k] *= 1.f / (Pool::kSide * Pool::kSide);
+      Word word;
+      word.round(sum);
+      const long long image = blockIdx.x * (long long)(kImages) + team;
+      word.store(a.pooled + ((image * Pool::kPixels + pixel) * kChunks + chunk) * Word::kSize);
+    }
+  }
+
+  static __device__ __forceinline__ Word finish(const Arguments& a, long long at, const Word& x,
                                                 const Word& residual,
                                                 const typename Tile::Floats& gate,
                                                 const Numbers& numbers) {
     if constexpr (Parts::kUnshifted) {
       store<typename Expression::Inner>(a.unshifted + at, x, residual, gate, numbers);
     }
-    store<Expression>(a.y + at, x, residual, gate, numbers);
+    return store<Expression>(a.y + at, x, residual, gate, numbers);
   }
 
   template <class Stored>
-  static __device__ __forceinline__ void store(T* to, const Word& x, const Word& residual,
+  static __device__ __forceinline__ Word store(T* to, const Word& x, const Word& residual,
                                                const typename Tile::Floats& gate,
                                                const Numbers& numbers) {
     float v[Word::kSize];
@@ -193,6 +249,7 @@ struct SeTail {
     Word word;
     word.round(v);
     word.store(to);
+    return word;
   }
 };
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
+from plantune.graph.apart import with_sums_apart
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import op_named
@@ -45,7 +46,7 @@ def differentiate(graph: Graph, wrt: Collection[str] | None = None) -> Graph:
         output_gradients=tuple(backward.seeds),
         gradients=gradients,
     )
-    return with_taps(recomputed(whole))
+    return with_sums_apart(with_taps(recomputed(whole)))
 
 
 def _depending(graph: Graph, wanted: Collection[str]) -> frozenset[str]:

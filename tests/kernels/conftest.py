@@ -7,6 +7,7 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph
+from plantune.graph.ops.pointwise import numbers_apart
 from plantune.graph.step import Step, make_step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
@@ -41,6 +42,11 @@ class Builder:
     def conv(self, x: str, w: str, **changed: object) -> str:
         plain = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
         return self("conv2d", x, w, **{**plain, **changed})
+
+    def apart(self, x: str) -> str:
+        """A number added to what a ReLU made, as training keeps it."""
+        numbers = numbers_apart(TensorType((), self.dtype).torch_dtype)
+        return self("add_apart", x, self.w(1), **numbers)
 
     def linear(self, x: str, w: str) -> str:
         return self("matmul", x, w, transpose_a=False, transpose_b=True)

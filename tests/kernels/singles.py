@@ -43,6 +43,8 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "add a scalar": lambda b: b("add", b.x(2, 3, 5, 7), b.w(1)),
     "add per image": lambda b: b("add", b.x(2, 3, 5, 7), b.x(2, 3, 1, 1)),
     "add a row": lambda b: b("add", b.x(5, 7), b.x(7)),
+    "add_apart": lambda b: b("add_apart", b.x(2, 3, 5, 7), b.w(1), step=2**-7, least=2**-24),
+    "apart_grad": lambda b: b("apart_grad", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7), b.w(1)),
     "sub": lambda b: b("sub", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7)),
     "sub of constants": lambda b: b("sub", b.w(7), b.w(7)),
     "mul": lambda b: b("mul", b.x(2, 3, 5, 7), b.x(2, 3, 5, 7)),

@@ -125,6 +125,16 @@ class TestGuess:
         found = {choice.candidate.family for choice in plan.choices}
         assert ("pool_conv" in found) == together
 
+    @pytest.mark.parametrize(("n", "together"), [(64, False), (1024, True)])
+    def test_or_with_the_tail_before_it_where_they_are_many(self, n, together):
+        module = SEResNet9Fixup().half().eval()
+        graph = extract(module, TensorType((n, 3, 64, 64), "float16"))
+        plan = guessed_plan(graph, load_search_space("sm90"), network="tails")
+        ops = {node.name: node.op for node in graph.nodes}
+        pooled = [c for c in plan.choices if ops[c.nodes[-1]] == "avg_pool2d" and len(c.nodes) > 1]
+        assert [c.candidate.family for c in pooled] == ["se_tail"] * len(pooled)
+        assert ("layers.1.0.downsample.0/avg_pool2d" in {c.nodes[-1] for c in pooled}) == together
+
     @pytest.mark.parametrize(("groups", "family"), [(32, "depthwise_conv"), (4, "grouped_conv")])
     def test_it_has_the_kernels_for_groups(self, groups, family):
         conv = nn.Conv2d(32, 32, 3, padding=1, groups=groups)

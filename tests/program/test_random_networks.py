@@ -12,7 +12,7 @@ from plantune.kernels.registry import all_families
 # No module here runs over time.
 SCANS = {f"{cell}_scan{grad}" for cell in ("gru", "lstm") for grad in ("", "_grad")}
 # In 16 bits alone.
-SHORT = {"batch_norm_again", "max_pool2d_taps", "max_pool2d_taps_grad"}
+SHORT = {"add_apart", "apart_grad", "batch_norm_again", "max_pool2d_taps", "max_pool2d_taps_grad"}
 UNUSED = {"gru_translate", *SCANS, *SHORT}
 MODES = ("infer", "eval", "train")
 

@@ -52,6 +52,46 @@ class Add(BroadcastOp):
         return (dy, _to_shape_of(grad, dy, 1) if grad.needs(1) else None)
 
 
+class AddApart(BroadcastOp):
+    """x + y, but where x is above zero at least y's next neighbour: what remains of x says whether
+    it is above zero, however it is rounded. `step` is how far apart numbers of the result's dtype
+    are, of their size, and `least` how far at least.
+    """
+
+    name = "add_apart"
+
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
+        x, y = inputs
+        next_ = y + (y.abs() * attrs["step"]).clamp(min=attrs["least"])
+        z = x + y
+        return (torch.where((x > 0) & (z < next_), next_, z),)
+
+
+def numbers_apart(dtype: torch.dtype) -> Attrs:
+    """How far apart numbers of a dtype are, as `add_apart` asks for it."""
+    found = torch.finfo(dtype)
+    least = max(found.smallest_normal * found.eps, torch.finfo(torch.float32).smallest_normal)
+    return Attrs(step=found.eps, least=least)
+
+
+class ApartGrad(BroadcastOp):
+    """The gradient of a ReLU whose result a scalar was added to by `add_apart`: of dy, the sum and
+    the scalar.
+    """
+
+    name = "apart_grad"
+    arity = 3
+
+    def infer(self, inputs: Types, attrs: Attrs) -> Types:
+        dy, z, y = inputs
+        self.require(dy == z, f"inputs differ: {dy} and {z}")
+        return super().infer((z, y), attrs)
+
+    def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:
+        dy, z, y = inputs
+        return (torch.where(z <= y, 0, dy),)
+
+
 class Sub(BroadcastOp):
     name = "sub"
 
@@ -191,6 +231,8 @@ class Rsqrt(PointwiseOp):
 
 OPS: tuple[Op, ...] = (
     Add(),
+    AddApart(),
+    ApartGrad(),
     Sub(),
     Mul(),
     Div(),

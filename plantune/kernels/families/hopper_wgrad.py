@@ -22,6 +22,7 @@ from plantune.kernels.hopper.weight_gradient import Cut, WgradDesign, best_cut
 from plantune.kernels.launcher import Launcher
 
 STRIDE_MAX, KERNEL_MAX = 2, 3
+BOX_US = 0.01
 
 
 class Maps(ctypes.Structure):
@@ -181,7 +182,8 @@ def _estimate_us(design: WgradDesign, traffic_bytes: float, arch: Arch) -> float
     if design.taps > 1:  # pixels at the edge of a box are read by its neighbours, too
         slow = max(slow, 1 / cost["bytes_per_us"])
     moving_us = max(traffic_bytes - cost["cached_bytes"], 0) * slow
-    return max(busy_us, moving_us) + adds_us
+    # Of two that move as much in the same time, that of the larger boxes was quicker.
+    return max(busy_us, moving_us) + BOX_US * design.boxes_of_block + adds_us
 
 
 def _result_map(dy: Tensor, cut: Cut) -> TensorMap:

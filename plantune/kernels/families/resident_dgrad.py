@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.kernels.constants import Constants, Form
+from plantune.kernels.constants import Constants, Form, channel_values
 from plantune.kernels.families.hopper_dgrad import GradientParts
 from plantune.kernels.families.resident_conv import Design, ResidentConv
 from plantune.kernels.family import Arch, Attrs, Frame, Step, refuse
@@ -59,7 +59,9 @@ class ResidentDgrad(ResidentConv):
         o, c, r, s = type_.shape
         rows = 0 if c % 16 == 0 else design.tiles_o * TILE_O
         form = Form((c, r, s, o), type_.torch_dtype, by_image_channels, rows=rows)
-        return Constants(frame, {"w": (parts.weight, form)})
+        offset = parts.epilogue.offset
+        one = channel_values(parts.step.types[offset or parts.weight], 1)
+        return Constants(frame, {"w": (parts.weight, form), "offset": (offset, one)})
 
 
 def by_image_channels(weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.graph import Node
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
 from plantune.kernels.constants import Constants, in_rows
@@ -17,6 +18,8 @@ from plantune.kernels.patterns.squeeze_excite import Head, TailParts, head_of, s
 from plantune.kernels.rendering import cxx_bool
 from plantune.kernels.small_matrix import (
     HIDDEN_MAX,
+    IMAGES_MAX,
+    by_tiles,
     kind_of,
     matrix,
     shared_bytes_at_most,
@@ -38,6 +41,16 @@ class SeTailParts(TailParts):
     """A tail as threads divide it, with what comes before its mean."""
 
     head: Head
+    pool: Node | None = None  # of the result, which leaves, too
+
+    @property
+    def pooled_type(self) -> str:
+        """What the kernel calls the pool's windows."""
+        if self.pool is None:
+            return "plantune::NoPool"
+        _, _, height, width = self.image.shape
+        sizes = (self.pool.attrs[key][0] for key in ("kernel", "stride", "padding"))
+        return f"plantune::TailPool<{', '.join(map(str, (*sizes, height, width)))}>"
 
     def shared_bytes_at_most(self, config: Attrs) -> int:
         """What plantune::SeTail declares: the sums of each group of pixels, and for both layers."""
@@ -48,6 +61,8 @@ class SeTailParts(TailParts):
         groups = min(threads // images // vectors, height * width)
         # Rows are padded so that threads that read several at once meet other banks.
         sums = images * groups * (channels + 16) * 4
+        if self.pool is not None:
+            sums += images * self.image.size_bytes // self.image.shape[0]
         squeeze = shared_bytes_at_most(hidden, channels, images, threads)
         return int(sums + squeeze + shared_bytes_at_most(channels, hidden, images, threads))
 
@@ -62,6 +77,8 @@ class SeTail(CudaFamily[SeTailParts]):
 
     def read(self, step: Step) -> SeTailParts:
         head, nodes = head_of(step)
+        pool = nodes[-1] if len(nodes) > 1 and nodes[-1].op == "avg_pool2d" else None
+        nodes = nodes if pool is None else nodes[:-1]
         tail = squeeze_excite_of(step, nodes, any_function=True)
         type_, width = step.types[tail.image], tail.squeeze.width
         by_eights = type_.numel and type_.shape[1] % 8 == 0
@@ -72,9 +89,10 @@ class SeTail(CudaFamily[SeTailParts]):
                 f"channels are read by eights, got shape {type_.shape}": not by_eights,
                 f"it takes up to {HIDDEN_MAX} hidden channels, got {width}": width > HIDDEN_MAX,
                 "more than two shapes of the means or gates are read outside": many,
+                **_why_not_pool(step, pool, tail.result),
             }
         )
-        return SeTailParts(step, tail, head)
+        return SeTailParts(step, tail, head, pool)
 
     def why_not_config(self, parts: SeTailParts, config: Attrs, arch: Arch) -> str | None:
         return why_not_block(parts.image, config, parts.shared_bytes_at_most(config), arch)
@@ -104,8 +122,11 @@ class SeTail(CudaFamily[SeTailParts]):
         again = 1 + cost["held_again"] * (held > cost["held_elements"])
         work = parts.step.traffic_bytes / cost["bytes_per_us"] * again
         work += 2 * products * image.torch_dtype.itemsize * blocks / cost["cached_bytes_per_us"]
-        work += 2 * products * n / cost[f"{config['math']}_products_per_us"]
-        wide_us = cost["wide_us"] * (threads / 256 - 1) + cost["mma_us"] * (config["math"] == "mma")
+        # Tensor cores have columns for so many images, whether they are there or not.
+        multiplied = blocks * IMAGES_MAX if by_tiles(config) else n
+        work += 2 * products * multiplied / cost[f"{config['math']}_products_per_us"]
+        wide_us = cost["wide_us"] * (threads / 256 - 1) + cost["mma_us"] * by_tiles(config)
+        wide_us += cost["pooled_us"] * images * (parts.pool is not None)
         idle = max(measured_chip().multiprocessors / blocks, 1)
         return float(cost["launch_us"] + wide_us + work * idle * self.slowdown(parts, arch))
 
@@ -120,6 +141,7 @@ class SeTail(CudaFamily[SeTailParts]):
             "offset": None if tail.offset in parts.step.constants else tail.offset,
             "y": tail.result,
             "unshifted": tail.unshifted,
+            "pooled": None if parts.pool is None else parts.pool.name,
             "hidden": tail.hidden,
         }
         read = (parts.head.image, tail.residual)
@@ -139,7 +161,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight1", "bias1", "weight2", "bias2")),
         *((name, ctypes.c_void_p) for name in ("scale", "shift")),
-        *((name, ctypes.c_void_p) for name in ("residual", "offset", "y", "unshifted")),
+        *((name, ctypes.c_void_p) for name in ("residual", "offset", "y", "unshifted", "pooled")),
         ("means", ctypes.c_void_p * 2),
         ("hidden", ctypes.c_void_p),
         ("gates", ctypes.c_void_p * 2),
@@ -181,7 +203,23 @@ def _flags(parts: SeTailParts) -> str:
     tail, head = parts.tail, parts.head
     saved = tail.means or tail.hidden or tail.gates
     flags = (tail.result, tail.unshifted, saved, head.scale or head.shift)
-    return ", ".join(map(cxx_bool, flags))
+    return ", ".join((*map(cxx_bool, flags), parts.pooled_type))
+
+
+def _why_not_pool(step: Step, pool: Node | None, result: str | None) -> dict[str, object]:
+    """Reasons to refuse what is made of the result beside it, and whether they hold."""
+    if pool is None:
+        return {}
+    attrs = pool.attrs
+    equal = all(len({*attrs[key]}) == 1 for key in ("kernel", "stride", "padding"))
+    return {
+        f"{pool.inputs[0]!r} is pooled, which is not the result": result is None
+        or pool.inputs[0] != result,
+        f"only pools with windows of equal sides, got {attrs}": not equal,
+        "windows of the pool count other pixels at the border": not attrs["count_padding"]
+        and attrs["padding"] != (0, 0),
+        f"{pool.name!r} is not read": pool.name not in dict(step.outputs),
+    }
 
 
 FAMILY = SeTail()

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
+from plantune.graph.ops.pointwise import numbers_apart
 from plantune.kernels.constants import Form, channel_values
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.expression import Chain, functions_in
+from plantune.kernels.patterns.expression import ADDED, Chain, functions_in
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,11 @@ class ConvEpilogue:
         return function
 
 
-def usual_chain(residual: str | None, function: str | None, offset: str | None) -> Chain:
+def usual_chain(
+    residual: str | None, function: str | None, offset: str | None, offset_by: str = "offset"
+) -> Chain:
     """The order that most networks have."""
-    parts = ("residual" if residual else None, function, "offset" if offset else None)
+    parts = ("residual" if residual else None, function, offset_by if offset else None)
     return tuple(part for part in parts if part is not None)
 
 
@@ -146,7 +149,7 @@ def epilogue_of(
         if operand is not None:
             parts[part] = operand
         if part not in ("scale", "bias"):
-            chain.append(part)
+            chain.append(offset_by(node) if part == "offset" else part)
         last = node.name
     for part, operand in (("weight", conv.inputs[1]), *parts.items()):
         if part != "residual" and operand not in step.constants:
@@ -162,6 +165,14 @@ def epilogue_of(
     return ConvEpilogue(
         conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, sums=(), pool=None, **parts
     )
+
+
+def offset_by(node: Node) -> str:
+    """What a chain calls the addition of an offset; "apart" with other numbers than a dtype's."""
+    if node.op != "add_apart":
+        return "offset"
+    usual = node.attrs == numbers_apart(node.types[0].torch_dtype)
+    return f"apart.{node.types[0].dtype}" if usual else "apart"
 
 
 def channel_parts(
@@ -200,6 +211,8 @@ def _may_follow(part: str, before: Chain) -> bool:
 def _kind(step: Step, node: Node, others: list[str], before: Chain) -> str | None:
     if node.op in FUNCTIONS:
         return node.op
+    if node.op == "add_apart":
+        return "offset" if before[-1:] == ("relu",) and offset_by(node) in ADDED else None
     if len(others) != 1 or node.op not in ("add", "mul", "add_channel", "mul_channel"):
         return None
     scalar = step.types[others[0]].numel == 1

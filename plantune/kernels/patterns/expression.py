@@ -1,7 +1,8 @@
 """What follows a kernel's sums, as the types of `csrc/cuda/epilogue.h`.
 
 A chain names what is done to the value, first to last: "residual" and "offset" are added to it,
-"mask" is the gradient of a ReLU, anything else is a function of the table.
+"mask" is the gradient of a ReLU, anything else is a function of the table. "apart" is an offset by
+`add_apart`, and "mask.apart" the gradient of the ReLU before it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ Chain = tuple[str, ...]
 ADDED = {
     "residual": "plantune::PlusResidual<{}>",
     "offset": "plantune::PlusOffset<{}>",
+    "apart.float16": "plantune::PlusApart<plantune::OfHalf, {}>",
+    "apart.bfloat16": "plantune::PlusApart<plantune::OfBfloat16, {}>",
     "mask": "plantune::Masked<{}>",
+    "mask.apart": "plantune::MaskedApart<{}>",
 }
 FUNCTOR = """struct {name} {{
   static __device__ __forceinline__ float of(float x) {{ return {cxx}; }}

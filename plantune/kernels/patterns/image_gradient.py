@@ -12,11 +12,11 @@ from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
 from plantune.kernels.patterns.expression import Chain
 from plantune.kernels.patterns.sums import kept_axes
 
-PARTS = {"add": "residual", "relu_grad": "saved"}
+PARTS = {"add": "residual", "relu_grad": "saved", "apart_grad": "saved"}
 POOL = "avg_pool2d_grad"
 ADDED = ("sum", "sum_to")
 # What a chain calls them.
-IN_CHAIN = {"residual": "residual", "saved": "mask"}
+IN_CHAIN = {"add": "residual", "relu_grad": "mask", "apart_grad": "mask.apart"}
 
 
 def image_gradient(step: Step) -> ConvEpilogue:
@@ -38,7 +38,9 @@ def image_gradient(step: Step) -> ConvEpilogue:
     for node in rest:
         part = _part(step, node, last, parts)
         parts[part] = next(value for value in node.inputs if value != last)
-        chains[node.name] = (*chains[last], IN_CHAIN[part])
+        if node.op == "apart_grad":
+            parts["offset"] = node.inputs[2]
+        chains[node.name] = (*chains[last], IN_CHAIN[node.op])
         last = node.name
     pool = _pool(step, conv, pools, parts)
     if pool is not None:
@@ -85,8 +87,9 @@ def _pool(step: Step, conv: Node, pools: Sequence[Node], parts: Mapping[str, str
 def _part(step: Step, node: Node, last: str, before: dict[str, str]) -> str:
     """Which part a node is."""
     part = PARTS.get(node.op)
-    types = {step.types[value] for value in node.inputs}
-    fits = len({*node.inputs}) == 2 and types == {step.types[last]}
+    images = node.inputs[:2]
+    types = {step.types[value] for value in images}
+    fits = len({*images}) == 2 and types == {step.types[last]}
     reads = last in node.inputs and (part != "saved" or node.inputs[0] == last)
     if part is None or not (fits and reads) or part in before or "saved" in before:
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place after the gradient")
@@ -106,5 +109,8 @@ def _require_constants(step: Step, conv: Node, parts: dict[str, str]) -> None:
     """The weight is one, and no image is."""
     if conv.inputs[1] not in step.constants:
         raise IllegalCandidate(f"the weight {conv.inputs[1]!r} is not constant between calls")
-    for image in {conv.inputs[0], *parts.values()} & step.constants:
+    if (offset := parts.get("offset")) is not None and offset not in step.constants:
+        raise IllegalCandidate(f"the offset {offset!r} is not constant between calls")
+    images = {value for part, value in parts.items() if part != "offset"}
+    for image in {conv.inputs[0], *images} & step.constants:
         raise IllegalCandidate(f"{image!r} is constant, not an image that each call brings")

@@ -17,6 +17,8 @@ NONE = -1
 EXPRESSIONS = {
     "cast": "{0}",
     "add": "{0} + {1}",
+    "add_apart": "plantune::add_apart({0}, {1}, {step}, {least})",
+    "apart_grad": "plantune::apart_grad({0}, {1}, {2})",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "div": "{0} / {1}",
@@ -112,7 +114,8 @@ def _kept(shape: tuple[int, ...], place: Place) -> Place:
 
 
 def _numbers(node: Node) -> tuple[str, ...]:
-    return {"affine": ("alpha", "beta"), "rsqrt": ("eps",)}.get(node.op, ())
+    named = {"affine": ("alpha", "beta"), "rsqrt": ("eps",), "add_apart": ("step", "least")}
+    return named.get(node.op, ())
 
 
 def _literal(number: float) -> str:

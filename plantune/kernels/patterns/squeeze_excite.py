@@ -11,8 +11,8 @@ from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels.family import Parts
-from plantune.kernels.patterns.epilogue import usual_chain
-from plantune.kernels.patterns.expression import Chain
+from plantune.kernels.patterns.epilogue import offset_by, usual_chain
+from plantune.kernels.patterns.expression import ADDED, Chain
 from plantune.kernels.patterns.pointwise_conv import is_pointwise
 
 
@@ -114,11 +114,16 @@ def squeeze_excite_of(
     second = chain.need(*seconds)
     gates = [second.name, *chain.reshaped()]
     residual = function = offset = unshifted = result = None
+    by = "offset"
     if chain.rest:
         chain.gated(image)
         residual = chain.residual()
         function = chain.function()
-        before, offset = chain.last, chain.offset()
+        before, adding = chain.last, chain.rest[:1]
+        offset = chain.offset()
+        by = offset_by(adding[0]) if offset is not None else by
+        if by not in ADDED:
+            raise IllegalCandidate(f"{chain.last!r} is off by other numbers than its dtype's")
         result = chain.last
         unshifted = before if before != result else None
     if chain.rest:
@@ -130,7 +135,7 @@ def squeeze_excite_of(
         excite=excite,
         functions=(first.op, second.op),
         residual=residual,
-        chain=usual_chain(residual, function, offset),
+        chain=usual_chain(residual, function, offset, by),
         offset=offset,
         means=left.of(*means),
         hidden=left.one(first.name),
@@ -246,12 +251,12 @@ class _Chain:
         other = self._added()
         if other is None or self.step.types[other].numel != 1:
             return None
-        self.need("add")
+        self.need("add", "add_apart")
         return other
 
     def _added(self) -> str | None:
         """What the next node adds to the value before it."""
-        if not self.rest or self.rest[0].op != "add":
+        if not self.rest or self.rest[0].op not in ("add", "add_apart"):
             return None
         first, second = self.rest[0].inputs
         return first if second == self.last else second

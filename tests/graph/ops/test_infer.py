@@ -72,6 +72,9 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("group_norm_grad", [(2, 4)] * 4, {"groups": 3, "affine": 0}, "do not divide"),
     ("add", [(3,), (2, 3)], {}, r"shape \(2, 3\) does not broadcast to \(3,\)"),
     ("add", [(2, 1), (2, 3)], {}, "does not broadcast"),
+    ("add_apart", [(2, 1), (2, 3)], {"step": 0.1, "least": 0.0}, "does not broadcast"),
+    ("apart_grad", [(2, 3), (3, 2), (1,)], {}, "inputs differ"),
+    ("apart_grad", [(2, 1), (2, 1), (2, 3)], {}, "does not broadcast"),
     ("sub", [(2, 3), (2,)], {}, "does not broadcast"),
     ("mul", [(4,), HALF], {}, "dtypes differ: float32 and float16"),
     ("div", [(2, 1), (2, 3)], {}, "does not broadcast"),
@@ -156,7 +159,7 @@ def test_refuses(op: str, inputs: list[Any], attrs: dict[str, Any], message: str
 
 
 def test_an_unknown_op_is_named_with_the_known_ones() -> None:
-    with pytest.raises(InvalidGraph, match=r"op 'conv3d' is neither one of add, add_channel"):
+    with pytest.raises(InvalidGraph, match=r"op 'conv3d' is neither one of add, add_apart"):
         op_named("conv3d")
 
 

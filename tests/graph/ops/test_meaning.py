@@ -124,6 +124,14 @@ class Case:
     """How the last input is drawn."""
 
 
+def added_apart(x: Tensor, y: Tensor) -> Tensor:
+    """By single numbers."""
+    (number,) = y.tolist()
+    next_ = number + max(abs(number) / 4, 0.125)
+    rows = [[max(e + number, next_) if e > 0 else e + number for e in row] for row in x.tolist()]
+    return torch.tensor(rows, dtype=x.dtype)
+
+
 def normalised(shape: Shape) -> Iterator[Case]:
     c, a = (shape[1],), {"eps": 1e-3, "momentum": 0.3}
     formula = lambda *t: batch_norm(*t, a)  # noqa: E731
@@ -254,6 +262,8 @@ CASES = [
         ]
         for other in [(2, 3, 4), (1,), (), (3, 1), (2, 1, 4), (4,)]
     ],
+    Case("add_apart", ((3, 4), (1,)), added_apart, {"step": 0.25, "least": 0.125}),
+    Case("apart_grad", ((3, 4), (3, 4), (1,)), lambda dy, z, y: dy * (z - y).clamp(min=0).sign()),
     *channels(),
     Case("affine", ((3, 4),), lambda x: -2.5 * x + 0.75, {"alpha": -2.5, "beta": 0.75}),
     Case("affine", ((),), lambda n: n * 3 + 1, {"alpha": 3, "beta": 1}, seven),

@@ -11,6 +11,8 @@ SECOND = ("all", "relu_grad", "all")
 FIRST = ("add", "all", "relu_grad")
 POOLED = ("pool", "all", "relu_grad")
 EARLIEST = ("all", "add", "relu_grad")
+APART = ("all", "apart_grad", "all")
+POOLED_APART = ("pool", "all", "apart_grad")
 SUMS = {
     "all": ("sum_to", {"shape": (1,)}),
     "channels": ("sum", {"dims": (0, 2, 3), "keepdim": False}),
@@ -56,6 +58,8 @@ class Gradient:
                 last = b("add", last, last)
             elif part == "pool":
                 last = b("add", self.pooled(b, shape), last)
+            elif part == "apart_grad":
+                last = b(part, last, b.x(*shape), b.w(1))
             elif part == "swapped":
                 last = b("relu_grad", b.x(*shape), last)
             else:

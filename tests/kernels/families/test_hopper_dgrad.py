@@ -20,7 +20,16 @@ from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .image_gradients import EARLIEST, FIRST, MASKED, POOLED, SECOND, Gradient
+from .image_gradients import (
+    APART,
+    EARLIEST,
+    FIRST,
+    MASKED,
+    POOLED,
+    POOLED_APART,
+    SECOND,
+    Gradient,
+)
 
 ARCH = load_arch("sm90")
 SPACE = load_search_space("sm90")
@@ -76,8 +85,8 @@ def test_steps_of_the_network_have_all_that_follows_a_gradient():
         step = make_step(graph, max(groups, key=len, default=(node.name,)))
         if node.op == "conv2d_dgrad" and FAMILY.why_not_step(step) is None:
             found[tuple(op for op in step.ops if op != "conv2d_dgrad")] += 1
-    second, first = ("sum_to", "relu_grad", "sum_to"), ("add", "sum_to", "relu_grad")
-    pooled, earliest = ("avg_pool2d_grad", *first), ("sum_to", "add", "relu_grad")
+    second, pooled = ("sum_to", "apart_grad", "sum_to"), ("add", "sum_to", "apart_grad")
+    pooled, earliest = ("avg_pool2d_grad", *pooled), ("sum_to", "add", "relu_grad")
     assert found == {(): 3, second: 4, pooled: 3, earliest: 1}
 
 
@@ -242,6 +251,11 @@ STAYING = {
     "staying, few steps": (Gradient(270, 128, (8, 8), 40, 1, parts=MASKED), config(128, 64, 1)),
     "staying, pooled": (
         Gradient(270, 128, (8, 8), 256, stride=2, parts=POOLED),
+        config(64, 64),
+    ),
+    "staying, apart": (Gradient(130, 64, (16, 16), 64, parts=APART), config(128, 64)),
+    "staying, pooled, apart": (
+        Gradient(270, 128, (8, 8), 256, stride=2, parts=POOLED_APART),
         config(64, 64),
     ),
     "staying, wide": (Gradient(270, 128, (8, 8), 256, stride=2, parts=POOLED), config(64, 128, 3)),

@@ -92,7 +92,13 @@ def scaled(b):
     return dx, total(b, dx), masked, total(b, b("mul", masked, b.w(1)))
 
 
+def apart(b):
+    whole = b("add", STEPS["average"](b), b.x(2, 16, 5, 7))
+    return total(b, whole), b("apart_grad", whole, b.x(2, 16, 5, 7), b.w(1))
+
+
 STEPS |= {
+    "average, joined, apart": apart,
     "average, joined": joined(STEPS["average"], (2, 16, 5, 7)),
     "average, joined, odd": joined(STEPS["average without padding"], (2, 3, 5, 7)),
     "average, joined, many": joined(alone((70, 64, 16, 16), (70, 64, 8, 8)), (70, 64, 16, 16)),

@@ -19,6 +19,8 @@ from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 
+from .epilogues import ended
+
 ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
 
 
@@ -39,20 +41,7 @@ class Conv:
         geometry = {"stride": (self.stride, self.stride), "padding": padding}
         x = b.x(self.n, self.c, *self.size)
         y = b.conv(x, b.w(self.o, self.c, *self.kernel), **geometry)
-        if "scale" in self.parts:
-            y = b("mul_channel", y, b.w(self.o), axis=1)
-        if "bias" in self.parts:
-            y = b("add_channel", y, b.w(self.o), axis=1)
-        if "residual" in self.parts:
-            y = b("add", y, b.x(*b.graph.types[y].shape))
-        if "input" in self.parts:
-            y = b("add", y, x)
-        if "relu" in self.parts:
-            y = b("relu", y)
-        before = y
-        if "offset" in self.parts:
-            y = b("add", y, b.w(1))
-        return (before, y) if "unshifted" in self.parts else y
+        return ended(b, x, y, self.parts)
 
 
 SCALED = ("scale", "bias", "residual", "relu")
@@ -237,6 +226,7 @@ RUN = {
 STAGED = {
     "staged": (Conv(n=270, size=(16, 16), parts=()), config(2)),
     "staged, with and without the offset": (Conv(n=270, size=(16, 16), parts=FIXUP), config(1)),
+    "staged, apart": (Conv(n=270, size=(16, 16), parts=("bias", "relu", "apart")), config(2)),
     "staged, three groups": (Conv(n=270, size=(16, 16), parts=FIXUP), config(2, 384)),
     "staged, uneven": (Conv(n=140, c=72, size=(19, 13), o=40, parts=SCALED), config(1)),
     "staged, strided": (Conv(n=300, size=(16, 16), o=128, stride=2, parts=FIXUP), config(1)),

@@ -11,7 +11,16 @@ from plantune.kernels.registry import why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .image_gradients import EARLIEST, FIRST, MASKED, POOLED, SECOND, Gradient
+from .image_gradients import (
+    APART,
+    EARLIEST,
+    FIRST,
+    MASKED,
+    POOLED,
+    POOLED_APART,
+    SECOND,
+    Gradient,
+)
 
 ARCH, SPACE = load_arch("sm90"), load_search_space("sm90")
 
@@ -20,6 +29,7 @@ RESIDENT = {
     "layer": (Gradient(5, 64, (16, 16), 64), 2),
     "second": (Gradient(129, 64, (16, 16), 64, parts=SECOND), 2),
     "second, two tiles": (Gradient(40, 128, (8, 8), 128, parts=SECOND), 1),
+    "apart": (Gradient(7, 64, (16, 16), 64, parts=APART), 2),
     "earliest": (Gradient(7, 64, (16, 16), 64, parts=EARLIEST, leaves="conv"), 1),
     "both": (Gradient(3, 72, (19, 13), 40, parts=MASKED, leaves="add"), 2),
     "channels": (
@@ -51,6 +61,8 @@ STAGED = {
         1,
     ),
     "strided": (Gradient(540, 64, (16, 16), 128, stride=2, parts=POOLED), 2),
+    "apart": (Gradient(270, 64, (16, 16), 64, parts=APART), 2),
+    "strided, apart": (Gradient(540, 64, (16, 16), 128, stride=2, parts=POOLED_APART), 2),
     "strided, odd": (Gradient(270, 64, (15, 17), 72, stride=2, parts=SECOND), 2),
     "strided, other channels": (Gradient(270, 72, (9, 22), 40, stride=2, parts=("pool",)), 1),
     "strided, no padding": (Gradient(270, 64, (10, 17), 64, stride=2, padding=0), 2),
@@ -117,7 +129,7 @@ def test_what_many_tiles_read_and_write_is_staged(step_of, name):
     assert design.kernel[1].endswith("Staged")
 
 
-@pytest.mark.parametrize("name", ["earliest", "strided"])
+@pytest.mark.parametrize("name", ["earliest", "strided", "strided, apart"])
 def test_staged_kernels_build_without_spilling(step_of, build_within_limits, name):
     emit, stages = STAGED[name]
     build_within_limits(FAMILY, step_of(emit, "float16"), config(stages), ARCH)

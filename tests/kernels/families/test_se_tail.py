@@ -38,6 +38,8 @@ class Tail:
     residual: str = "after"
     relu: bool = True
     offset: bool = True
+    apart: bool = False
+    pool: dict[str, tuple[int, int]] | None = None
     saved: bool = False
     unshifted: bool = False
     head: tuple[str, ...] = ()
@@ -68,7 +70,12 @@ class Tail:
         if self.relu:
             y = b("relu", y)
         outputs = [*saved, *([image_gate] if self.saved else ()), *([y] if self.unshifted else ())]
-        return (*outputs, b("add", y, b.w(1)) if self.offset else y)
+        if self.apart:
+            y = b.apart(y)
+        elif self.offset:
+            y = b("add", y, b.w(1))
+        pooled = () if self.pool is None else (b("avg_pool2d", y, **self.pool, count_padding=True),)
+        return (*outputs, y, *pooled)
 
 
 @dataclass(frozen=True)
@@ -135,8 +142,15 @@ def block(channels, size, n=2, **parts):
     return Tail(n, channels, size, size, max(channels // 16, 1), **parts)
 
 
+def window(kernel, stride, padding):
+    return {"kernel": (kernel,) * 2, "stride": (stride,) * 2, "padding": (padding,) * 2}
+
+
 VARIANTS = {
     "all parts": Tail(),
+    "pooled": Tail(3, pool=window(3, 2, 1)),
+    "pooled, odd": Tail(3, 24, 5, 7, 5, pool=window(2, 2, 0)),
+    "pooled, of one pixel": Tail(3, 24, 5, 7, 5, pool=window(3, 1, 1), offset=False),
     "no biases": Tail(biases=False),
     "weights by columns": Tail(by_rows=False),
     "mean keeps its axes": Tail(keepdim=True),
@@ -160,6 +174,12 @@ VARIANTS = {
     "wide hidden layer": Tail(2, 512, 2, 2, 256),
     "an image read twice": Tail(2, 256, 30, 31, 16),
     **{f"block {c}": block(c, size, n=3) for c, size in BLOCKS},
+    **{
+        f"trained block {c}": block(
+            c, size, n=5, saved=True, head=("mul", "add"), apart=True, pool=window(3, 2, 1)
+        )
+        for c, size in BLOCKS[:3]
+    },
 }
 
 
@@ -175,9 +195,23 @@ def test_the_network_offers_a_tail_for_each_block():
     assert ends == {"sigmoid", "reshape", "mul", "add", "relu"}
 
 
+def pool_beside(b):
+    (y,) = Tail()(b)
+    return y, b("avg_pool2d", b.graph.inputs[0][0], **window(3, 2, 1), count_padding=True)
+
+
 REFUSED = {
     "another start": (lambda b: b("relu", b.x(2, 64, 4, 4)), "followed by relu, not by mean"),
     "no end": (lambda b: b("mean", b.x(2, 8, 4, 4), dims=(2, 3), keepdim=False), "not by matmul"),
+    "a pool of something else": (pool_beside, "is pooled, which is not the result"),
+    "a pool without its sum": (
+        lambda b: Tail(pool=window(3, 2, 1))(b)[-1],
+        "is pooled, which is not the result",
+    ),
+    "a pool that counts pixels": (
+        lambda b: (y := Tail()(b)[-1], b("avg_pool2d", y, **window(3, 2, 1), count_padding=False)),
+        "count other pixels at the border",
+    ),
     "a head that is not a number": (
         lambda b: Tail(biases=False).layer(b, pooled(b, b.w(64, 1, 1)), 4, 64),
         "with one constant value",

@@ -88,7 +88,10 @@ class SeGradParts(ElementParts):
         held = self.held(config) * VECTOR_BYTES * (self.hold(config) == "registers")
         weight = self.channels * self.hidden * self.image.torch_dtype.itemsize
         kept = 2 * weight * (weight <= WEIGHT_KEPT_BYTES)
-        return LEAST_REGISTERS + math.ceil((held + kept) / 4 / int(config["threads"]))
+        # In float each weight is multiplied with all images; with four of them 128 were too few on
+        # sm80 and sm100.
+        sums = max(int(config["images"]) - 2, 0) if config["math"] == "simt" else 0
+        return LEAST_REGISTERS + sums + math.ceil((held + kept) / 4 / int(config["threads"]))
 
     def blocks(self, config: Attrs) -> int:
         return -(-self.image.shape[0] // int(config["images"]))

@@ -3,10 +3,10 @@
     python tools/gpus_study.py [--batch 128] [--candidates 96] [--seats 2] [--json FILE]
 
 Kernels are compiled first, once for all runs, which go one, all, all, one, so that what changes
-with time concerns both alike. Each run has fresh workers and knows nothing, and ranks its best
-covers on the first GPU as a search does, after the time that counts. The four plans race there in
-turns: what the two plans of one GPU differ by is the noise. On a machine without a GPU, `--seats`
-workers share the CPU, which shows that it works and nothing else.
+with time concerns both alike. Each run has fresh workers and knows nothing; once its time was
+taken, it compares its best covers as whole plans on the first GPU, as a search does. The four
+plans race there in turns: what the two plans of one GPU differ by is the noise. On a machine
+without a GPU, `--seats` workers share the CPU, which shows that it works and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -35,9 +35,8 @@ from plantune.search.candidates import StepCandidate
 from plantune.search.crew import Crew
 from plantune.search.elsewhere import start_all
 from plantune.search.measuring import WorkerMeasurer
-from plantune.search.phases import Run, rank
-from plantune.search.ranking import plan_of
-from plantune.search.results import Settings, silent
+from plantune.search.ranking import fastest, plan_of
+from plantune.search.results import silent
 from plantune.search.search import COVERS_TO_RANK
 from plantune.search.seats import environment_on
 from plantune.search.session import worker_for
@@ -47,9 +46,7 @@ from plantune.workload import Workload
 
 LONG_S = 3600.0
 ORDER = ("one", "all", "all", "one")
-# The budget of a search whose ranking alone is run here: some six seconds of it.
-RANKING_S = 9.0
-RACE_S = 6.0
+RANKING_S, RACE_S = 3.0, 6.0
 
 
 class Memory:
@@ -109,6 +106,8 @@ def run(workload: Workload, seats: tuple[Seat, ...], count: int) -> Found:
     with ExitStack() as stack:
         workers = [stack.enter_context(worker_for(graph, problem, seat=seat)) for seat in seats]
         start_all(workers, time.monotonic() + 120.0)
+        for worker in workers:
+            worker.settle()
         measurers = [WorkerMeasurer(each, space, 0, budget, machine) for each in workers]
         crew = Crew(measurers, [seat.name for seat in seats])
         steps = StepSearch(graph, space, crew, memory)
@@ -116,12 +115,11 @@ def run(workload: Workload, seats: tuple[Seat, ...], count: int) -> Found:
         start = time.monotonic()
         steps.measure_all(wanted, budget, silent)
         seconds = memory.at[-1] - start
-        settings = Settings(RANKING_S, seats=seats)
-        ranking = Budget(RANKING_S)
-        phase = Run(graph, problem, space, settings, workers[0], ranking, steps, silent)
         covers = [cover for _, cover in steps.covers(COVERS_TO_RANK)]
         plans = [plan_of(cover, graph, space, network=problem.network) for cover in covers]
-        best = rank(phase, plans, None, machine.look())[0]
+        plans = [replace(plan, branches=space.arch.kind == "cuda") for plan in plans]
+        timings = workers[0].time_programs(graph, plans, Effort(budget_s=RANKING_S))
+        best = plans[fastest(plans, timings) or 0]
     return Found(seconds, memory.rows, best)
 
 

@@ -103,6 +103,11 @@ class Worker:
         with self._lock:
             self._ready(Effort(cut_at=cut_at))
 
+    def settle(self) -> None:
+        """Waits until the process in reserve has started, which disturbs what is timed."""
+        if self._reserve is not None:
+            self._reserve.wait()
+
     def close(self) -> None:
         """Ends the process, if there is one, whatever another thread asks it."""
         self._closing = True

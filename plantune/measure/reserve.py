@@ -32,6 +32,11 @@ class Reserve:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
+    def wait(self) -> None:
+        """Waits until a child that was started is warmed up."""
+        if self._thread is not None:
+            self._thread.join()
+
     def take(self) -> Child | None:
         """The child, once it is ready; None if there is none or it did not start."""
         thread, self._thread = self._thread, None

@@ -15,11 +15,13 @@ import torch
 
 from plantune.errors import BuildError, UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
-from plantune.graph import Graph, Step
+from plantune.graph import Graph, Step, TensorType
+from plantune.graph.builder import GraphBuilder
+from plantune.graph.partition import partition_into
 from plantune.jsonable import from_json, to_json
 from plantune.kernels.build import build
 from plantune.kernels.family import Candidate
-from plantune.kernels.registry import family_named, refuse_illegal
+from plantune.kernels.registry import candidates, family_named, refuse_illegal
 from plantune.measure import programs, roofline, scenes
 from plantune.measure.limits import attempted, rejection
 from plantune.measure.numerics import check
@@ -99,11 +101,32 @@ def rooflines(say: Say, steps: tuple[Step, ...], arch: str) -> list[float]:
 
 
 def warm_up(say: Say, arch: str) -> None:
-    """Loads what the first candidate would wait for: the driver's context, cuDNN."""
+    """Loads what the first candidate would wait for: the driver's context, cuDNN, and whatever
+    references, checks and clocks run.
+    """
     device = device_for(load_arch(arch))
     image = torch.ones(1, 8, 8, 8, device=device.place)
     torch.conv2d(image, image)
     device.synchronize()
+    for step, candidate in small_candidates(load_search_space(arch)):
+        check_and_time(lambda stage: None, step, candidate, arch, Effort(0.005, 0.0), (0,))
+
+
+def small_candidates(space: SearchSpace) -> list[tuple[Step, Candidate]]:
+    """The framework's way to run a convolution, a function and a product, all of them small."""
+    dtype = "float16" if space.arch.kind == "cuda" else "float32"
+    builder = GraphBuilder()
+    image = builder.input("x", TensorType((2, 16, 8, 8), dtype))
+    weight = builder.parameter("weight", TensorType((16, 16, 3, 3), dtype))
+    geometry: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    (image,) = builder.emit("conv2d", image, weight, groups=1, **geometry)
+    (image,) = builder.emit("relu", image)
+    (rows,) = builder.emit("mean", image, dims=(2, 3), keepdim=False)
+    square = builder.parameter("square", TensorType((16, 16), dtype))
+    (rows,) = builder.emit("matmul", rows, square, transpose_a=False, transpose_b=False)
+    graph = builder.build((rows,))
+    steps = partition_into(graph, [(node.name,) for node in graph.nodes])
+    return [(step, candidates(step, space, ("framework",))[0]) for step in steps]
 
 
 OF_CANDIDATES = (check_and_time, build_ahead, check_elsewhere, rooflines, warm_up)

@@ -18,6 +18,9 @@ from plantune.search.candidates import Key, StepCandidate
 
 # After these a seat is of no use, and another one measures what it was given.
 LOST = (UnsupportedDevice, WorkerDied)
+# So many candidates wait for each seat: of fewer it would often know the step of none, and making a
+# step's references takes as long as measuring three candidates.
+WAITING = 3
 
 
 class Measurer(Protocol):
@@ -72,8 +75,8 @@ class _Ended:
 
 class Crew:
     """Measurers with a seat each. One alone works in the calling thread; several have threads, and
-    as many candidates as seats wait, so that no seat does while the next ones are chosen. A seat
-    takes one of a step that it has measured, if there is one: it has the references for that step.
+    candidates wait for them, so that no seat does while the next ones are chosen. A seat takes one
+    of a step that it has measured, if there is one: it has the references for that step.
 
     A seat that is lost is warned of, and the others go on; the last one's error is raised. With
     `shared` other searches measure too.
@@ -95,13 +98,19 @@ class Crew:
         self._seen: list[set[str]] = [set() for _ in self._measurers]
         self._ended: queue.SimpleQueue[_Ended] = queue.SimpleQueue()
         self.seats = len(self._measurers)
-        self._room = 1 if self.seats == 1 else 2 * self.seats
+        self._room = 1 if self.seats == 1 else (1 + WAITING) * self.seats
         for seat in range(self.seats if self.seats > 1 else 0):
             threading.Thread(target=self._work, args=(seat,), daemon=True).start()
 
     @property
     def is_full(self) -> bool:
+        """Whether nothing more can be begun."""
         return len(self._flight) >= self._room
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether each seat has something to measure now, and next."""
+        return len(self._flight) >= min(2 * self.seats, self._room)
 
     @property
     def is_idle(self) -> bool:
@@ -152,7 +161,7 @@ class Crew:
     def _lose(self, ended: _Ended) -> None:
         assert ended.error is not None
         self.seats -= 1
-        self._room -= 2
+        self._room -= 1 + WAITING
         if not self.seats:
             raise ended.error
         text = f"{self._names[ended.lost or 0]} was lost, the others go on: {ended.error}"

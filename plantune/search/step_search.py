@@ -111,7 +111,7 @@ class StepSearch:
             elsewhere = not self._crew.is_idle or any(map(self._is_taken, missing))
             if not fitting and not elsewhere:
                 return False
-            if not fitting and not self._crew.is_full:
+            if not fitting and not self._crew.is_busy:
                 # All that the best cover lacks is being measured: what will probably be next?
                 fitting = self._fitting(self._want(missing), budget)
             batch = self._built(fitting, budget) if fitting else ()

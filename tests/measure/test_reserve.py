@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from plantune.canonical import Attrs
 from plantune.errors import WorkerDied
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
+from plantune.measure import work
 from plantune.measure.client import Limits, Worker
 from plantune.measure.reserve import Reserve
 from plantune.measure.timing import Effort
 from plantune.measure.work import request, warm_up
 from plantune.outcome import Measured, Rejected
+from plantune.space.arch import ARCH_NAMES
+from plantune.space.search_space import load_search_space
 
 FAMILIES = {"PLANTUNE_FAMILIES": "faulty_kernels", "PYTHONPATH": str(Path(__file__).parent)}
 EFFORT = Effort(budget_s=0.03, warm_up_s=0.01, retries=20)
@@ -49,6 +54,35 @@ def test_the_child_is_warmed_up_and_taken_once():
     assert started == [child]
     assert child.asked == [request(warm_up, "sm90").message()]
     assert reserve.take() is None
+
+
+def test_one_that_waits_for_the_reserve_finds_it_warmed_up():
+    child = FakeChild()
+    reserve = Reserve(lambda: child, "sm90")
+    reserve.wait()
+    reserve.fill()
+    reserve.wait()
+    assert child.asked
+
+
+def test_warming_up_checks_and_times_small_candidates(monkeypatch):
+    outcomes, real = {}, work.check_and_time
+
+    def noted(say, step, *rest):
+        outcomes[step.nodes[0].op] = outcome = real(say, step, *rest)
+        return outcome
+
+    monkeypatch.setattr(work, "check_and_time", noted)
+    warm_up(lambda stage: None, "cpu")
+    assert [*outcomes] == ["conv2d", "relu", "mean", "matmul"]
+    assert not [o for o in outcomes.values() if isinstance(o, Rejected) and o.stage != "noisy"]
+
+
+@pytest.mark.parametrize("arch", [name for name in ARCH_NAMES if name != "cpu"])
+def test_every_arch_has_small_candidates(arch):
+    steps = work.small_candidates(load_search_space(arch))
+    types = {type_.dtype for step, _ in steps for type_ in step.types.values()}
+    assert types == {"float16"}
 
 
 def test_a_child_that_died_meanwhile_is_not_given():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from contextlib import closing
+import sys
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +116,43 @@ def test_a_file_that_may_only_be_read_serves(tmp_path: Path) -> None:
         assert find_stored_plan(PROBLEM, HERE).plan == PLAN
     finally:
         path.parent.chmod(stat.S_IRWXU)
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[list[tuple[str, object]]]:
+    """Files that Python opens, with how, and databases that SQLite does."""
+    seen: list[tuple[str, object]] = []
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in ("open", "sqlite3.connect") and watching:
+            seen.append((str(arguments[0]), arguments[2] if event == "open" else "by SQLite"))
+
+    watching = [True]
+    sys.addaudithook(hook)
+    yield seen
+    watching.clear()
+
+
+@pytest.mark.parametrize("worked_in", [False, True])
+def test_a_file_of_a_network_is_only_read_and_sqlite_never_has_it(
+    tmp_path: Path, opened: list[tuple[str, object]], worked_in: bool
+) -> None:
+    """Where it may only be read, a lock, a log or memory that is mapped would fail."""
+    path = tmp_path / "team" / "a.db"
+    with PlanDatabase.open(path) if worked_in else nullcontext() as database:
+        if database is None:
+            share(path)
+        else:
+            database.put_plan(PLAN, HERE)
+        opened.clear()
+        assert find_stored_plan(PROBLEM, HERE).plan == PLAN
+        assert [item.plan for item in merged([path]).decided({})] == [PLAN]
+        there = [how for name, how in opened if str(path.parent) in name]
+        of_sqlite = [name for name, how in opened if how == "by SQLite"]
+    assert len(there) == (4 if worked_in else 2)
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    assert not any(isinstance(how, str) or how & writing for how in there)
+    assert of_sqlite
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" + bytes(600)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -15,9 +16,12 @@ from plantune.machine import cpu_environment
 from plantune.outcome import Measured
 from plantune.report.progress import progress_text
 from plantune.search import seats as seats_module
+from plantune.search.board import Board
+from plantune.search.board_rows import Place
 from plantune.search.budget import Budget
 from plantune.search.crew import Crew
-from plantune.search.results import silent
+from plantune.search.rdb import Persistent, close_shared, opened_shared
+from plantune.search.results import Patience, silent
 from plantune.search.seats import environment_on
 from plantune.search.step_search import StepSearch
 from plantune.space.arch import load_arch
@@ -90,6 +94,66 @@ def test_a_given_set_is_measured_whole(graph, space, store, measurer):
     search.measure_all(wanted, Budget(PLENTY), silent)
     assert {key for seated in crew for key in seated.asked} == {c.key for c in wanted}
     assert all(map(search.costs.knows, wanted))
+
+
+def test_seats_of_searches_that_share_measure_each_candidate_once(
+    graph, space, store, measurer, tmp_path
+):
+    """`--gpus` beside `--storage`: all four seats are busy at once."""
+    url, meeting = f"sqlite:///{tmp_path}/shared.db", Meeting(threading.Barrier(4))
+    seats = [Seated(measurer, meeting) for _ in range(4)]
+    close_shared(opened_shared(url, Patience(30)))  # made the tables
+
+    def searched(own):
+        storage = opened_shared(url, Patience(30))
+        does = Persistent(url, NEVER_S, print)
+        board = Board(Place(storage, "net"), cpu_environment(), does, print)
+        board.join()
+        crew = Crew(own, shared=board)
+        steps = StepSearch(graph, space, crew, type(store)())
+        wanted = list({c.key: c for c in steps.candidates}.values())[:16]
+        while missing := [c for c in wanted if not steps.costs.knows(c)]:
+            free = board.spread([c for c in missing if not board.has(c)])
+            steps.measure_all(free[:4], Budget(PLENTY), silent)
+            steps.hear()
+        board.leave()
+        close_shared(storage)
+        return {candidate.key for candidate in wanted}
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(searched, (seats[:2], seats[2:]))
+    asked = [key for seated in seats for key in seated.asked]
+    assert len(asked) == len(set(asked))
+    assert set(asked) == one == other
+
+
+def test_seldom_do_two_seats_make_the_references_of_one_step():
+    """The seats measure in step, and candidates come as a search has them: the first of each step,
+    then the second ones.
+    """
+    together, asked = threading.Barrier(2), ([], [])
+
+    def seat(own):
+        def measure(step, candidate, limit_us):
+            own.append((step.signature, candidate))
+            together.wait(NEVER_S)
+            return Measured(1.0, 1.0, 1.0, 9, 0.0, 1.0, True)
+
+        return SimpleNamespace(measure=measure)
+
+    crew = Crew([seat(own) for own in asked])
+    steps = [SimpleNamespace(signature=f"step {number}") for number in range(21)]
+    for candidate in range(4):
+        for step in steps:
+            while crew.is_full:
+                crew.finished()
+            key = (step.signature, candidate)
+            crew.begin(SimpleNamespace(key=key, step=step, candidate=candidate), 1.0)
+    while not crew.is_idle:
+        crew.finished()
+    assert sum(map(len, asked)) == 84
+    made = [{step for step, _ in own} for own in asked]
+    assert sum(map(len, made)) <= len(steps) + 2
 
 
 @pytest.mark.parametrize("error", [WorkerDied("it does not start"), UnsupportedDevice("lost")])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 import pytest
 
 from .conftest import ROOT, Costly, costly_tests
 
 
+@cache
+def statements_of(file: str) -> list[ast.stmt]:
+    return ast.parse((ROOT / file).read_text()).body if (ROOT / file).is_file() else []
+
+
 def is_there(name: str) -> bool:
     file, *path = name.split("::")
-    body = ast.parse((ROOT / file).read_text()).body if (ROOT / file).is_file() else []
+    body = statements_of(file)
     for part in path:
         found = [
             node

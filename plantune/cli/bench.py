@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from plantune.cli.console import Console, bold, note, require_replaceable_json, 
 from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
 from plantune.cli.options import (
     FILE,
+    SECONDS,
     budget_option,
     bundled,
     common_options,
@@ -45,6 +47,7 @@ class Wanted:
     peers: str | None
     step: bool
     budget: float
+    build_limit: float | None
     seed: int
     plot: Path | None
     output: Path | None
@@ -62,6 +65,11 @@ class Wanted:
 @click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
 @click.option("--step", is_flag=True, help="In training: whole steps, with AdamW.")
 @budget_option(10.0, "Seconds for timing; building comes on top.")
+@click.option(
+    "--build-limit",
+    type=SECONDS,
+    help="Leaves out baselines whose turn to be built comes later.",
+)
 @seed_option("Of weights and images.")
 @click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
 @click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE too.")
@@ -74,6 +82,9 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     The ratio is that of the worse of both kinds of images. Each way says whether it notices that
     weights change (live) or need not (frozen).
     """
+    from plantune.cli.quiet import wait_for_quiet
+    from plantune.measure.machine_state import Machine
+
     if wanted.step and workload.mode != "train":
         raise click.UsageError("--step needs --mode train: a step is both passes and the optimizer")
     require_device(workload.arch, "measure")
@@ -87,6 +98,7 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     slow = [name for name in peers if name in SLOW_PEERS]
     if slow:
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
+    wait_for_quiet(wanted.budget, Machine())
     race = _race(chosen, peers, wanted)
     document = _document(chosen, race, wanted)
     # The files first: a pipe that somebody closes ends the text.
@@ -142,8 +154,11 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
     from plantune.measure.subject import Raced
     from plantune.measure.timing import Effort
 
-    effort = Effort(budget_s=wanted.budget)
-    what = f"building {counted(len(peers) + 1, 'way')}, then {wanted.budget:g} s of timing"
+    limit = wanted.build_limit
+    build_until = None if limit is None else time.monotonic() + limit
+    effort = Effort(budget_s=wanted.budget, build_until=build_until)
+    most = "" if limit is None else f" ({limit:g} s and what is begun by then)"
+    what = f"building {counted(len(peers) + 1, 'way')}{most}, then {wanted.budget:g} s of timing"
     with worker_for(chosen.workload, PEER_BUILD_S) as worker, waiting(sys.stderr, what):
         raced = Raced(chosen.workload.problem, chosen.workload.tape, wanted.step)
         return worker.race(raced, chosen.plan, peers, effort, wanted.seed, detailed=True)

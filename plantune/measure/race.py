@@ -32,6 +32,7 @@ QUEUED_PART = 0.6
 # On busy cores a call may take a hundred times as long: after so many times the budget no round of
 # calls begins, however few there were.
 LONGEST = 6.0
+NOT_BUILT = "the time for building was over before its turn"
 
 Sides = tuple[float | None, float | None]
 
@@ -95,7 +96,7 @@ def race(
     detailed: bool = False,
 ) -> Race:
     """Times the plan and the named baselines in turns; a baseline that fails says why, and so does
-    one whose turn comes after the effort's `until`.
+    one whose turn comes after the effort's `until` or `build_until`.
 
     If it is `detailed`, also on fresh images, call by call, and frozen. cuDNN times its algorithms
     for all baselines. Raises WrongResult if the plan's output is not the network's.
@@ -152,6 +153,9 @@ def _baselines(
     for name in sorted(names, key=entrants.is_captured):
         if ready and effort.is_over:
             failures[name] = NO_TIME
+            continue
+        if ready and effort.build_until is not None and time.monotonic() >= effort.build_until:
+            failures[name] = NOT_BUILT
             continue
         say("build")
         try:

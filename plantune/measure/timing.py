@@ -42,7 +42,7 @@ class Effort:
 
     `until` and `cut_at` are times of the monotonic clock, which all processes of a machine share.
     Nothing more is begun after `until`, but for the rounds without which no ratio is known, if they
-    are quick; at `cut_at` the worker is killed.
+    are quick; at `cut_at` the worker is killed. After `build_until` no further rival is built.
     """
 
     budget_s: float = 0.3
@@ -52,6 +52,7 @@ class Effort:
     retries: int = 2
     until: float | None = None
     cut_at: float | None = None
+    build_until: float | None = None
 
     @property
     def is_over(self) -> bool:

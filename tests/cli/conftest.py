@@ -37,6 +37,10 @@ EVIDENCE = Attrs(median_ms=2.0, baseline="eager", baseline_ms=4.0, ratio=0.5)
 Run = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_storages(migrations_read_once: None) -> None: ...
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test sees the user's own plans."""
@@ -167,7 +171,7 @@ class FakeWorker:
         *,
         detailed: bool = False,
     ) -> Race:
-        self.raced = raced
+        self.raced, self.effort = raced, effort
         if self.failure is not None:
             raise self.failure
         names = ["plantune", *(["plantune-frozen"] if detailed else []), *baselines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,15 @@ def test_peers_limit_the_baselines(run: Run) -> None:
     data = object_of(run("bench", "--batch", 1, "--peers", "eager, torchscript", "--json"))
     names = ["plantune", "plantune-frozen", "eager", "torchscript"]
     assert [row["name"] for row in data["rows"]] == names
+
+
+def test_building_may_be_limited(run: Run, worker: FakeWorker) -> None:
+    began = time.monotonic()
+    result = run("bench", "--batch", 1, "--build-limit", 600)
+    assert "ways (600 s and what is begun by then), then 10 s of timing" in result.stderr
+    assert began + 600 <= worker.effort.build_until <= time.monotonic() + 600
+    run("bench", "--batch", 1)
+    assert worker.effort.build_until is None
 
 
 @pytest.mark.parametrize("peers", ["tensorrt", "eager,cuda-graph", ",", ""])

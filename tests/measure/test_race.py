@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -40,10 +42,10 @@ def fails(module, x):
 def racing(monkeypatch):
     """A race of these ways alone."""
 
-    def run(made, plan=None, stages=None, **options):
+    def run(made, plan=None, stages=None, effort=EFFORT, **options):
         monkeypatch.setitem(ways.WAYS, "cpu", made)
         say = ready if stages is None else stages.append
-        return race.race(say, Raced(WORKLOAD.problem), plan, tuple(made), EFFORT, 0, **options)
+        return race.race(say, Raced(WORKLOAD.problem), plan, tuple(made), effort, 0, **options)
 
     return run
 
@@ -74,6 +76,14 @@ def test_a_way_that_fails_says_why_in_one_line(racing):
     assert found.failures == {"torchscript": "RuntimeError: it does not compile"}
     assert found.best_baseline == "eager"
     assert stages == ["build", "build", "build", "time"]
+
+
+def test_after_the_time_for_building_no_other_way_is_built(racing):
+    over = replace(EFFORT, build_until=0.0)
+    ways = {"eager": Way(as_it_is), "torchscript": Way(fails)}
+    found = racing(ways, effort=over)
+    assert tuple(found.timings) == ("eager",)  # without one there would be no ratio
+    assert found.failures == {"torchscript": "the time for building was over before its turn"}
 
 
 def test_what_is_captured_is_made_after_all_others(racing):

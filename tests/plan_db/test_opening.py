@@ -211,7 +211,7 @@ def next_schema(monkeypatch: pytest.MonkeyPatch) -> None:
         db.table("plans").add_column("later", str)
 
     monkeypatch.setattr(migrations, "migrations", history)
-    for module in (migrations, opening):
+    for module in (migrations.rows, opening):
         monkeypatch.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
 
 

@@ -106,6 +106,22 @@ class Flat(nn.Module):
         return torch.relu(self.fc(torch.relu(x).flatten(1)))
 
 
+class Rolled(nn.Module):
+    """An image moved and turned, as windows are taken from one."""
+
+    def forward(self, x):
+        return torch.relu(x).roll(1, 2).transpose(2, 3).roll(2, 1) + x
+
+
+class Attending(nn.Module):
+    """Scores, what they weigh, and heads put beside each other."""
+
+    def forward(self, x):
+        q, k, v = x, x.sigmoid(), torch.relu(x)
+        weighed = (q @ k.transpose(-2, -1) * 0.5 + v).softmax(-1) @ v
+        return weighed.permute(0, 2, 1, 3).reshape(2, 4, 16)
+
+
 def graphs() -> Iterator[Graph]:
     """Graphs in which every shipped fusion has its longest path, without and with gradients."""
     for module, shape in (
@@ -120,6 +136,8 @@ def graphs() -> Iterator[Graph]:
         (Turned(), (2, 4, 4, 4)),
         (Scores(), (2, 4, 3, 3)),
         (Flat(), (2, 4, 3, 3)),
+        (Rolled(), (2, 4, 4, 4)),
+        (Attending(), (2, 4, 4, 4)),
     ):
         yield extract(module.eval(), TensorType(shape))
         graph = extract(module.train(), TensorType(shape), fold=False)

@@ -85,6 +85,10 @@ class Quiet(Machine):
         return 1.0
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_storages(migrations_read_once: None) -> None: ...
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A server that all tests of this process share."""

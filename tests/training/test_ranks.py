@@ -103,7 +103,7 @@ def test_a_tuned_module_gets_that_plan_too(two):
     [
         ("settings", "rank 0 has max_norm=1.0, rank 1 has max_norm=2.0", None),
         ("strides", r"strides \(27, 9, 3, 1\), rank 1 has .* strides \(27, 1, 9, 3\)", None),
-        ("plan", "failed on rank 1: BuildError: this chip has no", "BuildError: this chip has no"),
+        ("plan", "rank 1.* BuildError: this chip has no", "BuildError: this chip has no"),
         ("again", "no longer takes part: it raised RanksDiffer", "it raised BuildError"),
     ],
 )

@@ -86,11 +86,11 @@ def sample(count: int) -> list[str]:
 
 def build(name: str, image_size: int | None = None) -> nn.Module:
     """The network with random weights, for images of that size if it asks for it."""
-    _import_torchvision()
     collection, _, own = name.partition("/")
     torch.manual_seed(0)
     if collection == "policies":
         return policies.POLICIES[own]()
+    _import_torchvision()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _timm(own, image_size) if collection == "timm" else _torchvision(own, image_size)

@@ -15,7 +15,7 @@ from plantune.kernels.preparation import FEW_JOBS, MANY_FROM_CHIP, MANY_JOBS, SO
 from plantune.space.arch import ARCH_NAMES, load_arch
 from plantune.workload import Workload
 
-ARCHS = [name for name in ARCH_NAMES if name != "cpu"]
+ARCHS = [name for name in ARCH_NAMES if name not in ("cpu", "sm86", "sm89")]
 NUMBERS = {"alpha": "0.5f", "beta": "-2.0f", "eps": "1e-05f"}
 EVERY_OP = tuple(
     ((f"const float v0 = {text.format('in[0]', 'in[1]', **NUMBERS)};",), "v0")
@@ -24,7 +24,9 @@ EVERY_OP = tuple(
 
 
 def in_turns():
-    """Each arch with one number of jobs, and all of them for one: the code is the same for all."""
+    """Each arch with one number of jobs, and all of them for one: the code is the same for all.
+    What the assembler makes for sm86 and sm89 is within two registers what it makes for sm80.
+    """
     every = (FEW_JOBS, SOME_JOBS, MANY_JOBS)
     taken = {(name, every[at % len(every)]) for at, name in enumerate(ARCHS)}
     return sorted(taken | {("sm90", jobs) for jobs in every})

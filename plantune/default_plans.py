@@ -170,6 +170,9 @@ def compose(
             known[step.signature] = _first(step, space, preferences)
         return known[step.signature]
 
+    def is_fixed(step: Step) -> bool:
+        return graph.fixed.issuperset(name for name, _ in step.outputs)
+
     def pays(step: Step) -> bool:
         found = preferred(step)
         return found is not None and (found.family != "framework" or step.phase == "refresh")
@@ -179,7 +182,9 @@ def compose(
     strided: set[str] = set()
     choices = []
     for step in steps:
-        candidate = preferred(step) or _first(step, space, FALLBACK)
+        # Torch makes what never changes once, and a pass what needs a kernel of ours.
+        own = None if is_fixed(step) else preferred(step)
+        candidate = own or _first(step, space, FALLBACK)
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
         candidate = _reading(step, candidate, strided, space)

@@ -248,6 +248,20 @@ def test_rows_of_attention_are_no_images():
     assert candidate_of(plan, "add").family == "softmax"
 
 
+def test_what_never_changes_is_torchs_which_makes_it_once():
+    class Positions(nn.Module):
+        def forward(self, x):
+            places = torch.arange(64).to(x.dtype) * 0.5 + 1
+            return x * places.sigmoid()
+
+    graph, plan = guess_for(Positions(), 8, 64)
+    families = {
+        choice.candidate.family for choice in plan.choices if choice.nodes[-1] in graph.fixed
+    }
+    assert families <= {"framework", "view"}
+    assert candidate_of(plan, graph.outputs[0]).family == "pointwise"
+
+
 def test_pointwise_ops_of_rows_have_a_kernel():
     module = nn.Sequential(nn.Linear(49, 51), nn.GELU())
     graph, plan = guess_for(module, 32, 64, 49)

@@ -15,7 +15,9 @@ Dtype = torch.dtype | None
 
 def filled(g: Reader, sizes: Sizes, number: float, dtype: torch.dtype) -> Value:
     """A tensor of that number, as if it was asked for without another tensor."""
-    return g.torch_op(torch.ops.aten.full.default, list(sizes), number, dtype=dtype)
+    made = g.torch_op(torch.ops.aten.full.default, list(sizes), number, dtype=dtype)
+    g.numbers[made] = number
+    return made
 
 
 def _like(number: float) -> Callable[..., Value]:
@@ -40,6 +42,15 @@ def _new_full(g: Reader, x: Value, size: Sizes, number: Any, **kwargs: Any) -> V
     return _new(_number(number))(g, x, size, **kwargs)
 
 
+def _fill(g: Reader, x: Value, number: Any) -> Value:
+    """What `x` holds afterwards. Torch 2.11 copies a scalar into a slice that 2.15 fills."""
+    return filled(g, g.shape(x), _number(number), g.type_of(x).torch_dtype)
+
+
+def _scalar(g: Reader, number: Any, *, dtype: Dtype = None, **_: Any) -> Value:
+    return filled(g, (), _number(number), dtype or torch.get_default_dtype())
+
+
 def _number(number: Any) -> float:
     if not isinstance(number, (bool, int, float)):
         raise NotRead("a tensor of another tensor's number")
@@ -53,4 +64,6 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.new_zeros.default": _new(0),
     "aten.new_ones.default": _new(1),
     "aten.new_full.default": _new_full,
+    "aten.fill.Scalar": _fill,
+    "aten.scalar_tensor.default": _scalar,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from plantune.graph.types import TensorType
@@ -38,6 +39,11 @@ class Reader(ABC):
     @abstractmethod
     def type_of(self, value: Value) -> TensorType:
         """Shape and dtype of a value."""
+
+    @cached_property
+    def numbers(self) -> dict[Value, float]:
+        """Values that are one number everywhere, with that number."""
+        return {}
 
     def emit(self, op: str, *inputs: Value, **attrs: Any) -> Value:
         return self.emit_all(op, *inputs, **attrs)[0]

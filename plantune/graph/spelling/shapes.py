@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from plantune.graph.spelling.casts import cast
+from plantune.graph.spelling.fills import filled
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 
 
@@ -74,6 +75,8 @@ def _t(g: Reader, x: Value) -> Value:
 def _expand(g: Reader, x: Value, sizes: Sequence[int], *, implicit: bool = False) -> Value:
     shape, new = g.shape(x), len(sizes) - len(g.shape(x))
     wanted = [shape[at - new] if size == -1 else size for at, size in enumerate(sizes)]
+    if x in g.numbers:
+        return filled(g, wanted, g.numbers[x], g.type_of(x).torch_dtype)
     if not g.type_of(x).is_float:
         raise NotRead("an expansion of integers")
     return x if tuple(wanted) == shape else g.emit("broadcast_to", x, shape=tuple(wanted))
@@ -85,7 +88,10 @@ def _expand_as(g: Reader, x: Value, other: Value) -> Value:
 
 def _copy(g: Reader, x: Value, source: Value, non_blocking: bool = False) -> Value:
     """What `x` holds after it was written: torch knows no gradient of the overload itself."""
-    same = cast(g, source, g.type_of(x).torch_dtype)
+    dtype, number = g.type_of(x).torch_dtype, g.numbers.get(source)
+    if number is not None:
+        return filled(g, g.shape(x), number, dtype)
+    same = cast(g, source, dtype)
     return same if g.shape(same) == g.shape(x) else _expand(g, same, g.shape(x))
 
 

@@ -78,12 +78,14 @@ class Attention(CudaFamily[AttentionParts]):
         return None
 
     def estimate_us(self, parts: AttentionParts, config: Attrs, arch: Arch) -> float:
-        """As of a softmax of rows, whose costs these are; addends come from the cache."""
+        """As of a softmax of rows, whose costs these are, times what seven of swin_t's steps took
+        beside them: 2.1 with a bias, 2.5 with a mask too (H200, 2026-11-23).
+        """
         cost = arch.cost("layer_norm")
         moved = parts.step.traffic_bytes / cost["bytes_per_us"]
         tiles = -(-parts.sizes[2] // ROWS)
         turns = -(-tiles // (int(config["threads"]) // 32))
-        work = moved * (1 + 0.1 * (turns - 1)) * (1 + 0.5 * len(parts.addends))
+        work = moved * (1 + 0.1 * (turns - 1)) * (1.7 + 0.4 * len(parts.addends))
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: AttentionParts, config: Attrs, arch: Arch) -> str:

@@ -19,6 +19,8 @@ from plantune.graph.spelling import OVERLOADS
 from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
 
+from .test_fills import FILLS
+
 aten = torch.ops.aten
 Forward = Callable[[Any, Tensor], Any]
 
@@ -276,15 +278,6 @@ OVERLOAD_CASES: list[Forward] = [
     lambda m, x: F.pad(x, (0, 0, 0, 0)).mul_(m.row) + x,
     lambda m, x: aten.constant_pad_nd(x, (0, 0), 3.0) * 2.0,
 ]  # fmt: skip
-# Whatever tensor they are asked for like, the graph has torch's own op of a size and a number.
-FILLS: list[Forward] = [
-    lambda m, x: x + torch.zeros_like(x),
-    lambda m, x: x * torch.ones_like(m.row, dtype=torch.float32),
-    lambda m, x: x + torch.full_like(m.column, 0.5),
-    lambda m, x: x + x.new_zeros(4),
-    lambda m, x: x + x.new_ones((3, 1), dtype=torch.float32),
-    lambda m, x: x.new_full((4,), 2.5) * x,
-]
 
 
 def state() -> dict[str, nn.Parameter]:
@@ -319,18 +312,6 @@ def check_own_ops(graph: Graph) -> None:
 def test_module(module: nn.Module, randomise: Any, extracts: Callable[..., Graph]) -> None:
     x = torch.randn(IMAGE, dtype=torch.float64)
     check_own_ops(extracts(randomise(nn.Sequential(module)), x))
-
-
-@pytest.mark.parametrize("forward", FILLS)
-def test_a_fill_follows_from_no_value(
-    forward: Forward, calls: Any, randomise: Any, extracts: Callable[..., Graph]
-) -> None:
-    x = torch.randn(ROWS, dtype=torch.float64)
-    graph = extracts(randomise(calls(forward, **state())), x)
-    (fill,) = (node for node in graph.nodes if "." in node.op)
-    assert fill.op == "aten.full.default"
-    assert fill.name in graph.fixed
-    assert fill.name in graph.constants
 
 
 @pytest.mark.parametrize("forward", CALLS)

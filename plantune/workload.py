@@ -111,8 +111,10 @@ class Workload:
     def extracted(self, *, fold: bool) -> Graph:
         """The network's layers, with the scales of its norms in the weights if they are folded."""
         from plantune.graph.extract import extract
+        from plantune.space.recurrent import scans_on
 
-        return extract(self._module, *self._arguments.types, fold=fold)
+        scans = scans_on(self.arch)
+        return extract(self._module, *self._arguments.types, fold=fold, scans=scans)
 
     def module(self) -> nn.Module:
         """The network, freshly initialised on the CPU."""

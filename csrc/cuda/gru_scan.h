@@ -21,53 +21,34 @@ template <typename Sizes>
 struct GruScan : Scan<Sizes, 3> {
   using Base = Scan<Sizes, 3>;
   using typename Base::T;
-  using Base::kEach, Base::kHidden, Base::kSums, Base::of_x;
+  using Base::kEach, Base::of_x;
   using Arguments = GruScanArguments<T>;
 
   float before[kEach];
 
-  static __device__ void run(const Arguments& a) {
-    extern __shared__ __align__(16) float sums[];
-    GruScan scan;
-    scan.load(a.scan);
-    scan.begin(a);
-    for (int step = 0; step < a.scan.steps; ++step) {
-      scan.read_gates(a.scan, step);
-      float* made = sums + (step & 1) * kSums;
-      scan.multiply(a.scan, step, made);
-      __syncthreads();
-      scan.advance(a, step, made);
-    }
-  }
+  static __device__ void run(const Arguments& a) { run_scan<GruScan>(a); }
 
-  __device__ __forceinline__ void begin(const Arguments& a) {
-    const int samples = a.scan.samples;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const size_t at = Base::place(samples, 0, j, kHidden);
-      start(a, 0, j, Base::has(samples, j) ? to_float(a.scan.state[at]) : 0.f);
-    }
+  __device__ __forceinline__ void begin(const Arguments& a, int j) {
+    start(a, 0, j, Base::read(a.scan.frame, a.scan.state, 0, j));
   }
 
   /// The state that a step begins with.
   __device__ __forceinline__ void start(const Arguments& a, int step, int j, float state) {
-    before[j] = Base::begins(a.scan.done, a.scan.samples, step, j) ? 0.f : state;
+    before[j] = Base::begins(a.scan.frame, step, j) ? 0.f : state;
     if (step > 0) Base::publish(step, j, before[j]);
   }
 
-  __device__ __forceinline__ void advance(const Arguments& a, int step, const float* made) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      float of_state[3];
-      Base::sum(made, j, of_state);
-      const float reset = sigmoid_of(of_x[j][0] + of_state[0]);
-      const float update = sigmoid_of(of_x[j][1] + of_state[1]);
-      const float fresh = tanhf(of_x[j][2] + reset * of_state[2]);
-      const float state = fresh + update * (before[j] - fresh);
-      if (step + 1 < a.scan.steps) start(a, step + 1, j, state);
-      if (!Base::has(a.scan.samples, j)) continue;
-      a.y[Base::place(a.scan.samples, step, j, kHidden)] = from_float<T>(state);
-    }
+  __device__ __forceinline__ void advance(
+      const Arguments& a, int step, int j, const float* made) {
+    const ScanFrame& frame = a.scan.frame;
+    float of_state[3];
+    Base::sum(made, j, of_state);
+    const float reset = sigmoid_of(of_x[j][0] + of_state[0]);
+    const float update = sigmoid_of(of_x[j][1] + of_state[1]);
+    const float fresh = tanhf(of_x[j][2] + reset * of_state[2]);
+    const float state = fresh + update * (before[j] - fresh);
+    if (step + 1 < frame.steps) start(a, step + 1, j, state);
+    if (Base::has(frame, j)) a.y[Base::place(frame, step, j)] = from_float<T>(state);
   }
 };
 

@@ -30,40 +30,24 @@ template <typename Sizes>
 struct GruScanGrad : ScanGrad<Sizes, 3> {
   using Base = ScanGrad<Sizes, 3>;
   using typename Base::T;
-  using Base::carried, Base::kEach, Base::kHidden, Base::kSums, Base::stops;
+  using Base::carried, Base::kEach, Base::kHidden, Base::stops;
   using Arguments = GruScanGradArguments<T>;
 
   float dy[kEach], of_reset[kEach], of_update[kEach], of_fresh[kEach], reset[kEach], update[kEach];
   bool begins[kEach];
 
-  static __device__ void run(const Arguments& a) {
-    extern __shared__ __align__(16) float sums[];
-    GruScanGrad scan;
-    scan.load(a.scan);
-    scan.read(a, a.scan.steps - 1);
-    for (int round = 0; round < a.scan.steps; ++round) {
-      const int step = a.scan.steps - 1 - round;
-      float* made = sums + (round & 1) * kSums;
-      scan.advance(a, step, round);
-      if (step > 0) scan.read(a, step - 1);
-      scan.multiply(round, made);
-      __syncthreads();
-      scan.carry(made);
-    }
-    scan.store(a.scan.samples, scan.carried, a.dstate);
-  }
+  static __device__ void run(const Arguments& a) { run_scan_grad<GruScanGrad>(a); }
 
   /// What a step's gradients follow from, but for those of its state.
   __device__ __forceinline__ void read(const Arguments& a, int step) {
-    const int samples = a.scan.samples;
+    const ScanFrame& frame = a.scan.frame;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const size_t at = Base::place(samples, step, j, kHidden);
       float of_x[3], of_state[3];
       Base::read_gates(a.scan, step, j, of_x, of_state);
-      const float before = Base::has(samples, j) ? to_float(a.before[at]) : 0.f;
-      dy[j] = Base::has(samples, j) ? to_float(a.dy[at]) : 0.f;
-      begins[j] = Base::begins(a.scan.done, samples, step, j);
+      const float before = Base::read(frame, a.before, step, j);
+      dy[j] = Base::read(frame, a.dy, step, j);
+      begins[j] = Base::begins(frame, step, j);
       reset[j] = sigmoid_of(of_x[0] + of_state[0]);
       update[j] = sigmoid_of(of_x[1] + of_state[1]);
       const float fresh = tanhf(of_x[2] + reset[j] * of_state[2]);
@@ -73,21 +57,22 @@ struct GruScanGrad : ScanGrad<Sizes, 3> {
     }
   }
 
-  __device__ __forceinline__ void advance(const Arguments& a, int step, int round) {
+  __device__ __forceinline__ void advance(const Arguments& a, int step, int round, int j) {
+    const float dstate = dy[j] + carried[j];
+    const float dgates[3] = {of_reset[j] * dstate, of_update[j] * dstate, of_fresh[j] * dstate};
+    carried[j] = dstate * update[j];
+    stops[j] = begins[j];
+    Base::publish(a.scan, step, round, j, {dgates[0], dgates[1], dgates[2] * reset[j]});
+    if (!Base::has(a.scan.frame, j)) return;
+    const size_t at = Base::place(a.scan.frame, step, j, 3 * kHidden);
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const float dstate = dy[j] + carried[j];
-      const float dgates[3] = {of_reset[j] * dstate, of_update[j] * dstate, of_fresh[j] * dstate};
-      carried[j] = dstate * update[j];
-      stops[j] = begins[j];
-      Base::publish(a.scan, step, round, j, {dgates[0], dgates[1], dgates[2] * reset[j]});
-      if (!Base::has(a.scan.samples, j)) continue;
-      const size_t at = Base::place(a.scan.samples, step, j, 3 * kHidden);
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        a.dgates[at + gate * kHidden] = from_float<T>(dgates[gate]);
-      }
+    for (int gate = 0; gate < 3; ++gate) {
+      a.dgates[at + gate * kHidden] = from_float<T>(dgates[gate]);
     }
+  }
+
+  __device__ __forceinline__ void finish(const Arguments& a) const {
+    Base::store(a.scan.frame, carried, a.dstate);
   }
 };
 

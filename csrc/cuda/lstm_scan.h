@@ -23,59 +23,41 @@ template <typename Sizes>
 struct LstmScan : Scan<Sizes, 4> {
   using Base = Scan<Sizes, 4>;
   using typename Base::T;
-  using Base::kEach, Base::kHidden, Base::kSums, Base::of_x;
+  using Base::kEach, Base::of_x;
   using Arguments = LstmScanArguments<T>;
 
   float cell_before[kEach];
 
-  static __device__ void run(const Arguments& a) {
-    extern __shared__ __align__(16) float sums[];
-    LstmScan scan;
-    scan.load(a.scan);
-    scan.begin(a);
-    for (int step = 0; step < a.scan.steps; ++step) {
-      scan.read_gates(a.scan, step);
-      float* made = sums + (step & 1) * kSums;
-      scan.multiply(a.scan, step, made);
-      __syncthreads();
-      scan.advance(a, step, made);
-    }
-  }
+  static __device__ void run(const Arguments& a) { run_scan<LstmScan>(a); }
 
-  __device__ __forceinline__ void begin(const Arguments& a) {
-    const int samples = a.scan.samples;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const size_t at = Base::place(samples, 0, j, kHidden);
-      const bool there = Base::has(samples, j);
-      start(a, 0, j, there ? to_float(a.scan.state[at]) : 0.f, there ? to_float(a.cell[at]) : 0.f);
-    }
+  __device__ __forceinline__ void begin(const Arguments& a, int j) {
+    const ScanFrame& frame = a.scan.frame;
+    start(a, 0, j, Base::read(frame, a.scan.state, 0, j), Base::read(frame, a.cell, 0, j));
   }
 
   /// The state and cell that a step begins with.
   __device__ __forceinline__ void start(
       const Arguments& a, int step, int j, float state, float cell) {
-    const bool begins = Base::begins(a.scan.done, a.scan.samples, step, j);
+    const bool begins = Base::begins(a.scan.frame, step, j);
     cell_before[j] = begins ? 0.f : cell;
     if (step > 0) Base::publish(step, j, begins ? 0.f : state);
   }
 
-  __device__ __forceinline__ void advance(const Arguments& a, int step, const float* made) {
+  __device__ __forceinline__ void advance(
+      const Arguments& a, int step, int j, const float* made) {
+    const ScanFrame& frame = a.scan.frame;
+    float sums[4];
+    Base::sum(made, j, sums);
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      float sums[4];
-      Base::sum(made, j, sums);
-#pragma unroll
-      for (int gate = 0; gate < 4; ++gate) sums[gate] += of_x[j][gate];
-      const float kept = sigmoid_of(sums[1]) * cell_before[j];
-      const float cell = kept + sigmoid_of(sums[0]) * tanhf(sums[2]);
-      const float state = sigmoid_of(sums[3]) * tanhf(cell);
-      if (step + 1 < a.scan.steps) start(a, step + 1, j, state, cell);
-      if (!Base::has(a.scan.samples, j)) continue;
-      const size_t at = Base::place(a.scan.samples, step, j, kHidden);
-      a.y[at] = from_float<T>(state);
-      a.cells[at] = from_float<T>(cell);
-    }
+    for (int gate = 0; gate < 4; ++gate) sums[gate] += of_x[j][gate];
+    const float kept = sigmoid_of(sums[1]) * cell_before[j];
+    const float cell = kept + sigmoid_of(sums[0]) * tanhf(sums[2]);
+    const float state = sigmoid_of(sums[3]) * tanhf(cell);
+    if (step + 1 < frame.steps) start(a, step + 1, j, state, cell);
+    if (!Base::has(frame, j)) return;
+    const size_t at = Base::place(frame, step, j);
+    a.y[at] = from_float<T>(state);
+    a.cells[at] = from_float<T>(cell);
   }
 };
 

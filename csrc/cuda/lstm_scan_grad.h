@@ -30,49 +30,29 @@ template <typename Sizes>
 struct LstmScanGrad : ScanGrad<Sizes, 4> {
   using Base = ScanGrad<Sizes, 4>;
   using typename Base::T;
-  using Base::carried, Base::kEach, Base::kHidden, Base::kSums, Base::stops;
+  using Base::carried, Base::kEach, Base::stops;
   using Arguments = LstmScanGradArguments<T>;
 
   float dy[kEach], dcells[kEach], through[kEach], of_leaves[kEach], of_cell[kEach][3], stays[kEach];
-  float carried_cell[kEach];
+  float carried_cell[kEach] = {};
   bool begins[kEach];
 
-  static __device__ void run(const Arguments& a) {
-    extern __shared__ __align__(16) float sums[];
-    LstmScanGrad scan;
-    scan.load(a.scan);
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) scan.carried_cell[j] = 0.f;
-    scan.read(a, a.scan.steps - 1);
-    for (int round = 0; round < a.scan.steps; ++round) {
-      const int step = a.scan.steps - 1 - round;
-      float* made = sums + (round & 1) * kSums;
-      scan.advance(a, step, round);
-      if (step > 0) scan.read(a, step - 1);
-      scan.multiply(round, made);
-      __syncthreads();
-      scan.carry(made);
-    }
-    scan.store(a.scan.samples, scan.carried, a.dstate);
-    scan.store(a.scan.samples, scan.carried_cell, a.dcell);
-  }
+  static __device__ void run(const Arguments& a) { run_scan_grad<LstmScanGrad>(a); }
 
   /// What a step's gradients follow from, but for those of its state and cell.
   __device__ __forceinline__ void read(const Arguments& a, int step) {
-    const int samples = a.scan.samples;
+    const ScanFrame& frame = a.scan.frame;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const bool there = Base::has(samples, j);
-      const size_t at = Base::place(samples, step, j, kHidden);
       float sums[4], of_state[4];
       Base::read_gates(a.scan, step, j, sums, of_state);
 #pragma unroll
       for (int gate = 0; gate < 4; ++gate) sums[gate] += of_state[gate];
-      dy[j] = there ? to_float(a.dy[at]) : 0.f;
-      dcells[j] = there ? to_float(a.dcells[at]) : 0.f;
-      const float shown = tanhf(there ? to_float(a.cells[at]) : 0.f);
-      const float before = there ? to_float(a.cell_before[at]) : 0.f;
-      begins[j] = Base::begins(a.scan.done, samples, step, j);
+      dy[j] = Base::read(frame, a.dy, step, j);
+      dcells[j] = Base::read(frame, a.dcells, step, j);
+      const float shown = tanhf(Base::read(frame, a.cells, step, j));
+      const float before = Base::read(frame, a.cell_before, step, j);
+      begins[j] = Base::begins(frame, step, j);
       const float enters = sigmoid_of(sums[0]), fresh = tanhf(sums[2]);
       const float leaves = sigmoid_of(sums[3]);
       stays[j] = sigmoid_of(sums[1]);
@@ -84,17 +64,19 @@ struct LstmScanGrad : ScanGrad<Sizes, 4> {
     }
   }
 
-  __device__ __forceinline__ void advance(const Arguments& a, int step, int round) {
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) {
-      const float dstate = dy[j] + carried[j];
-      const float dcell = dcells[j] + carried_cell[j] + dstate * through[j];
-      carried[j] = 0.f;
-      carried_cell[j] = begins[j] ? 0.f : dcell * stays[j];
-      stops[j] = begins[j];
-      Base::publish(a.scan, step, round, j, {of_cell[j][0] * dcell, of_cell[j][1] * dcell,
-                                             of_cell[j][2] * dcell, of_leaves[j] * dstate});
-    }
+  __device__ __forceinline__ void advance(const Arguments& a, int step, int round, int j) {
+    const float dstate = dy[j] + carried[j];
+    const float dcell = dcells[j] + carried_cell[j] + dstate * through[j];
+    carried[j] = 0.f;
+    carried_cell[j] = begins[j] ? 0.f : dcell * stays[j];
+    stops[j] = begins[j];
+    Base::publish(a.scan, step, round, j, {of_cell[j][0] * dcell, of_cell[j][1] * dcell,
+                                           of_cell[j][2] * dcell, of_leaves[j] * dstate});
+  }
+
+  __device__ __forceinline__ void finish(const Arguments& a) const {
+    Base::store(a.scan.frame, carried, a.dstate);
+    Base::store(a.scan.frame, carried_cell, a.dcell);
   }
 };
 

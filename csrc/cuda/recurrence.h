@@ -180,6 +180,15 @@ __device__ __forceinline__ unsigned int launch_number(unsigned long long* launch
   return (unsigned int)(counted / gridDim.x);
 }
 
+/// What every launch over a sequence is given, beside its values.
+struct ScanFrame {
+  const bool* done;  // T x N, or null
+  uint4* words;      // two steps of what all samples' blocks tell each other
+  unsigned long long* launches;
+  int steps, samples;
+  int first;  // of the samples, where the launch takes only some of them
+};
+
 /// A block's part of a layer: kUnits of the hidden units, for kSamples of the samples. Sizes says
 /// T, kHidden, kUnits, kSamples. Warps divide what is summed over; a thread then owns kEach results.
 template <typename Sizes>
@@ -202,27 +211,44 @@ struct Recurrence {
   static_assert(kProducts * kProduct * kWarps == kHidden, "each warp sums as many values");
 
   static __device__ __forceinline__ int first_unit() { return blockIdx.x % kUnitBlocks * kUnits; }
-  static __device__ __forceinline__ int first_sample() {
-    return int(blockIdx.x / kUnitBlocks) * kSamples;
-  }
   static __device__ __forceinline__ int unit() { return threadIdx.x % kUnits; }
   /// The sample of the thread's result `j`, within the block.
   static __device__ __forceinline__ int sample(int j) {
     return (threadIdx.x + j * kThreads) / kUnits;
   }
-  static __device__ __forceinline__ bool has(int samples, int j) {
-    return first_sample() + sample(j) < samples;
+  int first_sample;
+  unsigned int tag;  // of the words of the first step
+  uint4* words;      // of the block's samples, in the first of two steps
+  size_t turn;       // from one step's words to the other's
+
+  /// `count` words tell what the blocks of the same samples exchange in a step.
+  __device__ __forceinline__ void join(const ScanFrame& a, int count) {
+    const int groups = (a.samples + kSamples - 1) / kSamples;
+    first_sample = a.first + int(blockIdx.x / kUnitBlocks) * kSamples;
+    words = a.words + first_sample / kSamples * count;
+    turn = size_t(groups) * count;
+    tag = launch_number(a.launches) * a.steps + 1;
+  }
+
+  __device__ __forceinline__ bool has(const ScanFrame& a, int j) const {
+    return first_sample + sample(j) < a.samples;
   }
 
   /// Where of a step's N x width the thread's result `j` is.
-  static __device__ __forceinline__ size_t place(int samples, int step, int j, int width) {
-    const size_t row = size_t(step) * samples + first_sample() + sample(j);
+  __device__ __forceinline__ size_t place(
+      const ScanFrame& a, int step, int j, int width = kHidden) const {
+    const size_t row = size_t(step) * a.samples + first_sample + sample(j);
     return row * width + first_unit() + unit();
   }
 
+  /// A value of the thread's result `j` in a step of T x N x kHidden; zero where no sample is.
+  __device__ __forceinline__ float read(const ScanFrame& a, const T* from, int step, int j) const {
+    return has(a, j) ? to_float(from[place(a, step, j)]) : 0.f;
+  }
+
   /// Whether an episode begins with a step: the state before it counts for nothing.
-  static __device__ __forceinline__ bool begins(const bool* done, int samples, int step, int j) {
-    return done && has(samples, j) && done[size_t(step) * samples + first_sample() + sample(j)];
+  __device__ __forceinline__ bool begins(const ScanFrame& a, int step, int j) const {
+    return a.done && has(a, j) && a.done[size_t(step) * a.samples + first_sample + sample(j)];
   }
 
   /// The lane that multiplies a unit of a sample, and the product in which it does.

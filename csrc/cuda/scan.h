@@ -19,10 +19,7 @@ struct ScanArguments {
   const T* state;   // N x H, before the first step
   const T* weight;  // kGates H x H
   const T* bias;
-  const bool* done;  // T x N, or null
-  uint4* words;      // two steps of all samples' states
-  unsigned long long* launches;
-  int steps, samples;
+  ScanFrame frame;
 };
 
 template <typename Sizes, int kGates>
@@ -31,7 +28,8 @@ struct Scan : Recurrence<Sizes> {
   using typename Base::Mma;
   using typename Base::T;
   using Base::kColumns, Base::kEach, Base::kHidden, Base::kPer, Base::kProduct, Base::kProducts;
-  using Base::kSamples, Base::kStride, Base::kUnits, Base::kWarps;
+  using Base::kSamples, Base::kStride, Base::kUnits, Base::kWarps, Base::tag, Base::turn;
+  using Base::words;
   static constexpr int kRows = kGates * kUnits, kTiles = kRows / 16;
   static constexpr int kSums = kWarps * kRows * kStride;  // of one step; two take turns
   static constexpr int kSharedBytes = 2 * kSums * 4;
@@ -43,11 +41,8 @@ struct Scan : Recurrence<Sizes> {
 
   typename Mma::A weights[kTiles][kProducts];
   float bias[kGates], of_x[kEach][kGates];
-  unsigned int tag;
-  uint4* words;  // of the block's samples, in the first of two steps
-  size_t turn;   // from one step's words to the other's
-
   __device__ __forceinline__ void load(const ScanArguments<T>& a) {
+    Base::join(a.frame, kWords);
     const int k0 = Base::warp() * kProducts * kProduct;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -64,19 +59,15 @@ struct Scan : Recurrence<Sizes> {
     for (int gate = 0; gate < kGates; ++gate) {
       bias[gate] = to_float(a.bias[gate * kHidden + Base::first_unit() + Base::unit()]);
     }
-    const int groups = (a.samples + kSamples - 1) / kSamples;
-    words = a.words + Base::first_sample() / kSamples * kWords;
-    turn = size_t(groups) * kWords;
-    tag = launch_number(a.launches) * a.steps + 1;
   }
 
   __device__ __forceinline__ void read_gates(const ScanArguments<T>& a, int step) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const T* from = a.gates + Base::place(a.samples, step, j, kGates * kHidden);
+      const T* from = a.gates + Base::place(a.frame, step, j, kGates * kHidden);
 #pragma unroll
       for (int gate = 0; gate < kGates; ++gate) {
-        of_x[j][gate] = Base::has(a.samples, j) ? to_float(from[gate * kHidden]) : 0.f;
+        of_x[j][gate] = Base::has(a.frame, j) ? to_float(from[gate * kHidden]) : 0.f;
       }
     }
   }
@@ -132,8 +123,8 @@ struct Scan : Recurrence<Sizes> {
     const int unit = (Base::warp() * kProducts + first) * kProduct + Base::lane() % 4 * 2 * kPer;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const int sample = Base::first_sample() + column * 8 + Base::lane() / 4;
-      const bool there = sample < a.samples && !(a.done && a.done[sample]);
+      const int sample = Base::first_sample + column * 8 + Base::lane() / 4;
+      const bool there = sample < a.frame.samples && !(a.frame.done && a.frame.done[sample]);
       const T* from = a.state + size_t(there ? sample : 0) * kHidden + unit;
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p) {
@@ -153,5 +144,23 @@ struct Scan : Recurrence<Sizes> {
     }
   }
 };
+
+/// All steps of a layer. Kernel is a kind of Scan that begins and advances.
+template <typename Kernel>
+__device__ __forceinline__ void run_scan(const typename Kernel::Arguments& a) {
+  extern __shared__ __align__(16) float sums[];
+  Kernel scan;
+  scan.load(a.scan);
+#pragma unroll
+  for (int j = 0; j < Kernel::kEach; ++j) scan.begin(a, j);
+  for (int step = 0; step < a.scan.frame.steps; ++step) {
+    scan.read_gates(a.scan, step);
+    float* made = sums + (step & 1) * Kernel::kSums;
+    scan.multiply(a.scan, step, made);
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < Kernel::kEach; ++j) scan.advance(a, step, j, made);
+  }
+}
 
 }  // namespace plantune

@@ -17,11 +17,8 @@ struct ScanGradArguments {
   const T* gates;     // T x N x kGates H, what the inputs add
   const T* of_state;  // T x N x kGates H: W before + b
   const T* weight;
-  const bool* done;
-  T* rows;      // T x N x kGates H  =  what meets W; with `before`, the gradient of W
-  uint4* words;  // two steps of all samples' rows
-  unsigned long long* launches;
-  int steps, samples;
+  T* rows;  // T x N x kGates H  =  what meets W; with `before`, the gradient of W
+  ScanFrame frame;
 };
 
 template <typename Sizes, int kGates>
@@ -30,7 +27,8 @@ struct ScanGrad : Recurrence<Sizes> {
   using typename Base::Mma;
   using typename Base::T;
   using Base::kColumns, Base::kEach, Base::kHidden, Base::kPer, Base::kProduct, Base::kProducts;
-  using Base::kSamples, Base::kStride, Base::kUnits, Base::kWarps;
+  using Base::kSamples, Base::kStride, Base::kUnits, Base::kWarps, Base::tag, Base::turn;
+  using Base::words;
   static constexpr int kTiles = kUnits / 16;
   static constexpr int kSums = kWarps * kUnits * kStride;  // of one step; two take turns
   static constexpr int kSharedBytes = 2 * kSums * 4;
@@ -45,11 +43,8 @@ struct ScanGrad : Recurrence<Sizes> {
   typename Mma::A weights[kTiles][kProducts][kGates];
   float carried[kEach];
   bool stops[kEach];  // an episode begins with the step: nothing is carried on
-  unsigned int tag;
-  uint4* words;
-  size_t turn;
-
   __device__ __forceinline__ void load(const ScanGradArguments<T>& a) {
+    Base::join(a.frame, kWords);
     const int k0 = Base::warp() * kProducts * kProduct;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -64,10 +59,6 @@ struct ScanGrad : Recurrence<Sizes> {
         }
       }
     }
-    const int groups = (a.samples + kSamples - 1) / kSamples;
-    words = a.words + Base::first_sample() / kSamples * kWords;
-    turn = size_t(groups) * kWords;
-    tag = launch_number(a.launches) * a.steps + 1;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) carried[j] = 0.f;
   }
@@ -76,10 +67,10 @@ struct ScanGrad : Recurrence<Sizes> {
   __device__ __forceinline__ void read_gates(
       const ScanGradArguments<T>& a, int step, int j, float (&of_x)[kGates],
       float (&of_state)[kGates]) const {
-    const size_t row = Base::place(a.samples, step, j, kGates * kHidden);
+    const size_t row = Base::place(a.frame, step, j, kGates * kHidden);
 #pragma unroll
     for (int gate = 0; gate < kGates; ++gate) {
-      const bool there = Base::has(a.samples, j);
+      const bool there = Base::has(a.frame, j);
       of_x[gate] = there ? to_float(a.gates[row + gate * kHidden]) : 0.f;
       of_state[gate] = there ? to_float(a.of_state[row + gate * kHidden]) : 0.f;
     }
@@ -89,8 +80,8 @@ struct ScanGrad : Recurrence<Sizes> {
   __device__ __forceinline__ void publish(
       const ScanGradArguments<T>& a, int step, int round, int j, const float (&rows)[kGates]) {
     const int sample = Base::sample(j), unit = Base::first_unit() + Base::unit();
-    if (Base::has(a.samples, j)) {
-      const size_t at = Base::place(a.samples, step, j, kGates * kHidden);
+    if (Base::has(a.frame, j)) {
+      const size_t at = Base::place(a.frame, step, j, kGates * kHidden);
 #pragma unroll
       for (int gate = 0; gate < kGates; ++gate) {
         a.rows[at + gate * kHidden] = from_float<T>(rows[gate]);
@@ -180,13 +171,35 @@ struct ScanGrad : Recurrence<Sizes> {
   }
 
   /// What is carried at last, N x H.
-  __device__ __forceinline__ void store(int samples, const float (&values)[kEach], T* to) const {
+  __device__ __forceinline__ void store(
+      const ScanFrame& a, const float (&values)[kEach], T* to) const {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      if (!Base::has(samples, j)) continue;
-      to[Base::place(samples, 0, j, kHidden)] = from_float<T>(values[j]);
+      if (Base::has(a, j)) to[Base::place(a, 0, j)] = from_float<T>(values[j]);
     }
   }
 };
+
+/// All steps of a layer, the last one first. Kernel is a kind of ScanGrad that reads, advances and
+/// stores.
+template <typename Kernel>
+__device__ __forceinline__ void run_scan_grad(const typename Kernel::Arguments& a) {
+  extern __shared__ __align__(16) float sums[];
+  const int steps = a.scan.frame.steps;
+  Kernel scan;
+  scan.load(a.scan);
+  scan.read(a, steps - 1);
+  for (int round = 0; round < steps; ++round) {
+    const int step = steps - 1 - round;
+    float* made = sums + (round & 1) * Kernel::kSums;
+#pragma unroll
+    for (int j = 0; j < Kernel::kEach; ++j) scan.advance(a, step, round, j);
+    if (step > 0) scan.read(a, step - 1);
+    scan.multiply(round, made);
+    __syncthreads();
+    scan.carry(made);
+  }
+  scan.finish(a);
+}
 
 }  // namespace plantune

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,23 +38,38 @@ VIEWED = "an in-place op on a tensor of which a view is used later"
 PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "bmm", "addmm"))
 
 
-def extract(module: nn.Module, *inputs: TensorType, fold: bool | None = None) -> Graph:
+def no_scans(*layer: object) -> bool:
+    """Recurrent layers stay torch's."""
+    return False
+
+
+def extract(
+    module: nn.Module,
+    *inputs: TensorType,
+    fold: bool | None = None,
+    scans: Callable[..., bool] = no_scans,
+) -> Graph:
     """The layer graph of `module` for inputs of these types, in the training mode that each of its
     submodules has.
 
     `fold` puts the scales of batch norms into the weights before them; it changes what a backward
-    pass would differentiate, so it defaults to true only where the module is not training. Raises
+    pass would differentiate, so it defaults to true only where the module is not training. `scans`
+    says which recurrent layers of torch's are read as scans (plantune/space/recurrent.py). Raises
     UnsupportedModule naming the place in the module that torch cannot trace, or that has no graph.
     """
-    return extract_with_outputs(module, Arguments(inputs), fold=fold)[0]
+    return extract_with_outputs(module, Arguments(inputs), fold=fold, scans=scans)[0]
 
 
 def extract_with_outputs(
-    module: nn.Module, arguments: Arguments, *, fold: bool | None = None
+    module: nn.Module,
+    arguments: Arguments,
+    *,
+    fold: bool | None = None,
+    scans: Callable[..., bool] = no_scans,
 ) -> tuple[Graph, Outputs]:
     """As `extract`, for any call, with what the module makes of the graph's outputs."""
     traced = trace(module, arguments)
-    graph = _Extraction(module, arguments.types, traced).run()
+    graph = _Extraction(module, arguments.types, traced, scans).run()
     graph = without_dead_nodes(with_space_to_depth(without_spreads(without_dead_nodes(graph))))
     if not module.training if fold is None else fold:
         graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
@@ -75,8 +90,14 @@ class _Extraction(Reader):
     memory: torch may hand out another object for what it has just made.
     """
 
-    def __init__(self, module: nn.Module, inputs: tuple[TensorType, ...], traced: Trace) -> None:
-        self.module, self.traced = module, traced
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: tuple[TensorType, ...],
+        traced: Trace,
+        scans: Callable[..., bool] = no_scans,
+    ) -> None:
+        self.module, self.traced, self._scans = module, traced, scans
         self.tensors = state_of(module)
         self.builder = GraphBuilder()
         self.builder.reserved = frozenset(self.tensors)
@@ -233,6 +254,9 @@ class _Extraction(Reader):
         made = self.builder.emit(op, *names, place=record.place, **attrs)
         self.lines[made[0]] = record.line
         return tuple(map(Value, made))
+
+    def scans(self, op: str, dtype: str, steps: int, samples: int, hidden: int) -> bool:
+        return self._scans(op, dtype, steps, samples, hidden)
 
     def type_of(self, value: Value) -> TensorType:
         return self.builder.types[value.name]

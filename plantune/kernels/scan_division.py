@@ -56,9 +56,22 @@ class Division:
     of_gradient: bool
 
     @property
-    def blocks(self) -> int:
-        groups = math.ceil(self.sequence.samples / self.samples)
-        return self.sequence.hidden // self.units * groups
+    def groups(self) -> int:
+        """Of samples. Only the blocks of a group wait for each other."""
+        return math.ceil(self.sequence.samples / self.samples)
+
+    @property
+    def of_group(self) -> int:
+        """Blocks, which have the units of a group's samples."""
+        return self.sequence.hidden // self.units
+
+    def launches(self, room: int) -> tuple[int, ...]:
+        """The groups of each launch, where so many blocks run at once; none if one does not fit."""
+        at_once = room // self.of_group if self.waits else self.groups
+        if not at_once:
+            return ()
+        full, rest = divmod(self.groups, at_once)
+        return (at_once,) * full + (rest,) * bool(rest)
 
     @property
     def waits(self) -> bool:
@@ -78,9 +91,8 @@ class Division:
     @property
     def words(self) -> int:
         """Of 16 bytes, that blocks exchange in two steps."""
-        groups = math.ceil(self.sequence.samples / self.samples)
         lanes = self.sequence.hidden // (2 * self.sequence.per) * self.samples
-        return 2 * groups * lanes * self.words_of_column
+        return 2 * self.groups * lanes * self.words_of_column
 
     @property
     def words_of_column(self) -> int:
@@ -89,12 +101,13 @@ class Division:
         return 2 if self.sequence.gates == 3 else 4
 
     def why_not(self, arch: Arch) -> dict[str, object]:
-        room = arch.chip.multiprocessors if arch.chip else self.blocks
+        room = arch.chip.multiprocessors if arch.chip else self.of_group
         hidden = self.sequence.hidden
         weights, held = self._registers()
         return {
-            f"{self.blocks} blocks must run at once on {room} multiprocessors": self.waits
-            and self.blocks > room,
+            f"{self.of_group} blocks must run at once on {room} multiprocessors": not self.launches(
+                room
+            ),
             f"{hidden} units do not divide by {self.units}": hidden % self.units,
             "tiles have 16 rows": self.rows % 16,
             "a thread owns no whole result": self.units * self.samples % THREADS,

@@ -18,6 +18,7 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.scan_division import THREADS, Division, Sequence, sequence_of
+from plantune.kernels.scan_launches import Launches
 from plantune.kernels.vector_kernel import ELEMENTS
 
 SOURCE = """#include "cuda/{name}.h"
@@ -71,8 +72,9 @@ class ScanFamily(CudaFamily[Sequence]):
         """A guess at the time of all steps."""
         cost, divided = arch.cost(self.name), self.division(parts, config)
         read = divided.samples * parts.hidden * divided.words_of_column / parts.per
-        room = arch.chip.multiprocessors if arch.chip else divided.blocks
-        waves = math.ceil(divided.blocks / room)
+        blocks = divided.of_group * divided.groups
+        room = arch.chip.multiprocessors if arch.chip else blocks
+        waves = len(divided.launches(room)) if divided.waits else math.ceil(blocks / room)
         return parts.steps * waves * (cost["step_us"] + read / cost["values_per_us"])
 
     def estimate_us(self, parts: Sequence, config: Attrs, arch: Arch) -> float:
@@ -112,49 +114,19 @@ class ScanFamily(CudaFamily[Sequence]):
     def bind(self, parts: Sequence, config: Attrs, frame: Frame) -> Binding:
         divided = self.division(parts, config)
         kernel = Kernel(frame.built, cooperative=divided.waits)
-        if divided.waits and not _fits(kernel, divided):
+        launches = Launches(kernel, divided, self.arguments, frame.device)
+        if not launches.groups:
             return Binding(_by_torch(parts, frame))
-        constants, exchange = rows_of(parts.step, frame), _exchange(divided, frame.device)
+        constants = rows_of(parts.step, frame)
         rooms = {**self.rooms(parts, frame), **self._spare(parts, frame.device)}
-        sizes, grid = {"steps": parts.steps, "samples": parts.samples}, (divided.blocks, 1, 1)
         leaving = dict(parts.step.outputs)
         there = {w: n for w, n in parts.names.items() if w in self.inputs or n in leaving}
-        members = [field[0] for field in self.arguments._fields_ if field[0] not in sizes]
 
         def launch(stream: int) -> None:
-            at = {word: constants.tensor(name) for word, name in there.items()}
-            at = {**rooms, **at, **exchange}
-
-            def run() -> None:
-                found = {name: at[name].data_ptr() for name in members if name in at}
-                arguments = [self.arguments(**found, **sizes)]
-                shared_bytes = divided.shared_bytes
-                kernel.launch(stream, grid, THREADS, arguments, shared_bytes=shared_bytes)
-
-            self.around(at, run)
+            at = {**rooms, **{word: constants.tensor(name) for word, name in there.items()}}
+            self.around(at, lambda: launches.run(stream, at))
 
         return Binding(launch, constants=constants.all)
-
-
-def structure(of_scan: tuple[str, ...], own: tuple[str, ...]) -> type[ctypes.Structure]:
-    """The arguments of a kernel: pointers and sizes that each kind of cell has, then its own."""
-    scan = [(name, ctypes.c_void_p) for name in of_scan]
-    sizes = [(name, ctypes.c_int) for name in ("steps", "samples")]
-    fields = (*scan, *sizes, *((name, ctypes.c_void_p) for name in own))
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-
-
-def _fits(kernel: Kernel, divided: Division) -> bool:
-    """Whether all blocks run at once."""
-    return kernel.blocks_at_once(THREADS, divided.shared_bytes) >= divided.blocks
-
-
-def _exchange(divided: Division, device: torch.device) -> dict[str, Tensor]:
-    """What blocks of a launch tell each other. It outlives a launch: tags tell launches apart, and
-    begin with zeros.
-    """
-    words = torch.zeros(divided.words, 4, dtype=torch.int32, device=device)
-    return {"words": words, "launches": torch.zeros(1, dtype=torch.int64, device=device)}
 
 
 def _by_torch(parts: Sequence, frame: Frame) -> Callable[[int], None]:

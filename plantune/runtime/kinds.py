@@ -24,6 +24,7 @@ from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
 from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import without_autocast
+from plantune.space.recurrent import scans_on
 from plantune.space.search_space import SearchSpace, load_search_space
 
 # Forms of the module whose stocks are kept, such as the ones in training and in inference mode.
@@ -189,7 +190,9 @@ class Kinds:
     def _extracted(self, form: Form, trained: Trained, call: PlannedCall) -> tuple[Graph, Outputs]:
         # On a GPU weights are read in place, so nothing is folded into them.
         folds = trained is None and self._on_cpu
-        graph, outputs = extract_with_outputs(self._held.module, call.arguments, fold=folds)
+        graph, outputs = extract_with_outputs(
+            self._held.module, call.arguments, fold=folds, scans=scans_on(arch_of(self._device))
+        )
         if trained is not None:
             wanted = form.wanted(trained, [name for name, _ in graph.inputs])
             graph = differentiate(graph, [name for name in wanted if name in graph.types])
@@ -204,7 +207,11 @@ class Kinds:
         return [kept for kept in every if isinstance(kept, Planned)]
 
     def space(self) -> SearchSpace:
-        return load_search_space(arch_of(self._device))
+        space = load_search_space(arch_of(self._device))
+        if self._on_cpu:
+            return space
+        device = torch.cuda.get_device_properties(self._device)
+        return space.with_multiprocessors(device.multi_processor_count)
 
 
 def _latest(tables: dict[object, dict[Kind, T]], key: object) -> dict[Kind, T]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -84,6 +84,16 @@ class SearchSpace:
                 Attrs(dict(zip(axes or (), each, strict=True))) for each in choices
             )
         return self._known[family]
+
+    def with_multiprocessors(self, count: int) -> SearchSpace:
+        """For a part of the chip, or a smaller one of the same kind: kernels whose blocks wait
+        for each other are divided so that they fit.
+        """
+        chip = self.arch.chip
+        if chip is None or count >= chip.multiprocessors:
+            return self
+        arch = replace(self.arch, chip=replace(chip, multiprocessors=count))
+        return SearchSpace(arch, self.families)
 
     @cached_property
     def _known(self) -> dict[str, tuple[Attrs, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.machine import environment_of
 from plantune.models.gru_translator import Sizes, greedy, gru_translator
 from plantune.plan_db.proofs import remember_proof
+from plantune.runtime import kinds
 from plantune.space.search_space import load_search_space
 
 
@@ -78,6 +80,72 @@ def test_layers_are_torchs(kind: type[nn.RNNBase], options: Any, with_state: boo
     state = torch.randn(layers, 3, 5)
     pair = (state, -state) if kind is nn.LSTM else state
     assert_alike(module, *((x, pair) if with_state else (x,)))
+
+
+@pytest.fixture
+def as_scans(monkeypatch):
+    """Layers are read as they are for a GPU whose kernels run them faster."""
+    monkeypatch.setattr(kinds, "scans_on", lambda arch: lambda *layer: True)
+
+
+@pytest.mark.usefixtures("as_scans")
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "batch_first": True, "bidirectional": True}], ids=str
+)
+def test_layers_that_are_read_as_scans_are_torchs(kind: type[nn.RNNBase], options: Any) -> None:
+    module = kind(6, 5, **options)
+    x, state = (
+        torch.randn((3, 7, 6) if options else (7, 3, 6)),
+        torch.randn(4 if options else 1, 3, 5),
+    )
+    assert_alike(module, x, (state, -state) if kind is nn.LSTM else state)
+    ops = [node.op for node in planned(module, x)._calls.expected_graph().nodes]
+    assert any(op.endswith("_scan") for op in ops)
+    assert not any(op.startswith(("aten.gru", "aten.lstm")) for op in ops)
+
+
+@pytest.mark.usefixtures("as_scans")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": False},
+        {"proj_size": 2},
+        {"num_layers": 2, "dropout": 0.5},
+    ],
+    ids=str,
+)
+def test_other_layers_stay_torchs(options: Any) -> None:
+    layer = nn.LSTM(6, 5, **options)
+    tuned = optimize(layer, torch.randn(7, 3, 6), mode="train", fallback="silent")
+    ops = [node.op for node in tuned._calls.expected_graph().nodes]
+    assert "aten.lstm.input" in ops
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_layers_run_as_scans_on_a_gpu(kind: type[nn.RNNBase], dtype: torch.dtype) -> None:
+    """A pass and its gradients are as far from float64 as torch's own."""
+    torch.manual_seed(0)
+    layer = kind(96, 128, 2, bidirectional=True).cuda().to(dtype)
+    x = torch.randn(9, 20, 96, device="cuda", dtype=dtype)
+    tuned = optimize(layer, x, mode="train", fallback="silent")
+    seed, found = torch.randn(9, 20, 256, device="cuda", dtype=torch.float64), []
+    exact = deepcopy(layer).double()
+    for each, given in ((tuned, x), (layer, x), (exact, x.double())):
+        y = each(given)[0]
+        (y * seed.to(y.dtype)).sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in each.parameters())])
+        each.zero_grad(set_to_none=True)
+    assert tuned.last_call().how == "captured"
+    families = {choice.candidate.family for choice in tuned.plan.choices}
+    name = "gru_scan" if kind is nn.GRU else "lstm_scan"
+    assert {name, f"{name}_grad"} <= families
+    for ours, theirs, right in zip(*found, strict=True):
+        scale = right.abs().max()
+        errors = [float((t.double() - right).abs().max() / scale) for t in (ours, theirs)]
+        assert errors[0] <= 2 * errors[1] + 2 * torch.finfo(dtype).eps, errors
 
 
 @pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])

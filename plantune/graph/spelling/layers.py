@@ -69,7 +69,7 @@ def _convolution(
     return _conv2d(g, x, weight, bias, stride, padding, dilation, groups)
 
 
-def _linear(g: Reader, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def linear(g: Reader, x: Value, weight: Value, bias: Value | None = None) -> Value:
     shape = g.shape(x)
     rows = x if len(shape) == 2 else reshape(g, x, (-1, shape[-1]))
     y = g.emit("matmul", rows, weight, transpose_a=False, transpose_b=True)
@@ -234,7 +234,7 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.conv2d.default": _conv2d,
     "aten.conv2d.padding": _conv2d,
     "aten.convolution.default": _convolution,
-    "aten.linear.default": _linear,
+    "aten.linear.default": linear,
     "aten.mm.default": _mm,
     "aten.addmm.default": _addmm,
     "aten.batch_norm.default": _batch_norm,

@@ -36,6 +36,10 @@ class Reader(ABC):
     def torch_op(self, overload: Any, *args: Any, **kwargs: Any) -> Value:
         """Adds one of torch's own overloads, which makes one tensor."""
 
+    def scans(self, op: str, dtype: str, steps: int, samples: int, hidden: int) -> bool:
+        """Whether a recurrent layer of torch's is to be read as scans of this op."""
+        return False
+
     @abstractmethod
     def type_of(self, value: Value) -> TensorType:
         """Shape and dtype of a value."""

@@ -60,7 +60,7 @@ def _permute(g: Reader, x: Value, dims: Sequence[int]) -> Value:
     return g.emit("permute", x, dims=tuple(dim % rank for dim in dims))
 
 
-def _transpose(g: Reader, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
+def transpose(g: Reader, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
     order = list(range(len(g.shape(x))))
     if not order:
         return x
@@ -69,7 +69,7 @@ def _transpose(g: Reader, x: Value, dim0: int = 0, dim1: int = 1) -> Value:
 
 
 def _t(g: Reader, x: Value) -> Value:
-    return _transpose(g, x) if len(g.shape(x)) == 2 else x
+    return transpose(g, x) if len(g.shape(x)) == 2 else x
 
 
 def _expand(g: Reader, x: Value, sizes: Sequence[int], *, implicit: bool = False) -> Value:
@@ -121,7 +121,7 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.flatten.using_ints": _flatten,
     "aten.unflatten.int": _unflatten,
     "aten.permute.default": _permute,
-    "aten.transpose.int": _transpose,
+    "aten.transpose.int": transpose,
     "aten.t.default": _t,
     "aten.unsqueeze.default": _unsqueeze,
     "aten.squeeze.default": _squeeze,

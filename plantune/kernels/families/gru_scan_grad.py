@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from plantune.kernels.scan_family import structure
 from plantune.kernels.scan_gradient import ScanGradient
+from plantune.kernels.scan_launches import structure
 
-OF_SCAN = ("gates", "of_state", "weight", "done", "rows", "words", "launches")
+OF_SCAN = ("gates", "of_state", "weight", "rows", "done", "words", "launches")
 
 
 class GruScanGrad(ScanGradient):

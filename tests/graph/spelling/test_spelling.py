@@ -338,7 +338,8 @@ def test_every_overload_of_the_table_is_read(calls: Any, monkeypatch: pytest.Mon
     for forward in (*CALLS, *FILLS):
         extract(calls(forward, **state()), TensorType(ROWS))
     ours = {name for name in OVERLOADS if name.startswith("plantune.")}  # see tests/models
-    assert set(OVERLOADS) - read == ours
+    layers = {"aten.gru.input", "aten.lstm.input"}  # see tests/runtime/test_recurrent.py
+    assert set(OVERLOADS) - read == ours | layers
 
 
 @pytest.mark.parametrize("name", OVERLOADS)

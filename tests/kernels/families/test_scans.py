@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ from plantune.canonical import Attrs
 from plantune.kernels import scan_family
 from plantune.kernels.families import gru_scan, gru_scan_grad, lstm_scan, lstm_scan_grad
 from plantune.kernels.family import Candidate, Frame
-from plantune.kernels.registry import why_not
+from plantune.kernels.registry import candidates, why_not
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -48,7 +49,6 @@ def test_they_refuse(step_of, kind):
 @pytest.mark.parametrize(
     ("kind", "sizes", "dtype", "config", "reason"),
     [
-        ("gru_scan", {"samples": 200, "hidden": 512}, "float16", SMALL, "416 blocks must run"),
         ("gru_scan", {"hidden": 512}, "float32", (32, 8), "weights take 192 registers"),
         ("gru_scan", {"hidden": 512}, "float32", (16, 32), "weights, words and results take 208"),
         ("lstm_scan_grad", {}, "float16", (32, 32), "weights, words and results take 272"),
@@ -64,12 +64,25 @@ def test_they_refuse_configs(step_of, kind, sizes, dtype, config, reason):
     assert str(found).startswith(reason)
 
 
-def test_a_step_alone_waits_for_nobody(step_of):
-    """Its blocks need not run at once."""
+@pytest.mark.parametrize(
+    ("steps", "samples", "room", "launches"),
+    [
+        (9, 64, 132, (4,)),  # 32 blocks have the units of 16 samples
+        (9, 64, 114, (3, 1)),
+        (9, 200, 132, (4, 4, 4, 1)),
+        (9, 64, 31, ()),
+        (1, 256, 31, (16,)),  # a step alone waits for nobody
+    ],
+)
+def test_groups_of_samples_that_do_not_fit_follow_in_launches(
+    step_of, steps, samples, room, launches
+):
     family = FAMILIES["gru_scan"]
-    for steps, reason in ((1, None), (2, "512 blocks must run at once on 132 multiprocessors")):
-        parts = family.parts(step_of(scan("gru_scan", steps, 256, 512), "float16"))
-        assert family.why_not_config(parts, SMALL, ARCH) == reason
+    parts = family.parts(step_of(scan("gru_scan", steps, samples, 512), "float16"))
+    assert family.division(parts, SMALL).launches(room) == launches
+    arch = replace(ARCH, chip=replace(ARCH.chip, multiprocessors=room))
+    reason = None if launches else f"32 blocks must run at once on {room} multiprocessors"
+    assert family.why_not_config(parts, SMALL, arch) == reason
 
 
 @pytest.mark.parametrize(
@@ -129,14 +142,59 @@ class Recorded:
         self.launched.append((grid, arguments[0]))
 
 
-def test_cells_that_nobody_reads_have_memory_of_their_own(step_of, monkeypatch):
+def test_on_fewer_multiprocessors_a_guess_divides_otherwise(step_of):
+    """All blocks fit: a second launch would cost as much as the first."""
+    family, step = FAMILIES["gru_scan"], step_of(scan("gru_scan", 32, 64, 512), "float16")
+    parts, found = family.parts(step), {}
+    for count in (132, 114):
+        space = load_search_space("sm90").with_multiprocessors(count)
+        legal = [c.config for c in candidates(step, space) if c.family == "gru_scan"]
+        best = min(legal, key=lambda config: family.estimate_us(parts, config, space.arch))
+        found[count] = family.division(parts, best)
+    assert [len(d.launches(count)) for count, d in found.items()] == [1, 1]
+    assert found[132].of_group * found[132].groups == 128
+    assert load_search_space("sm90").with_multiprocessors(140) is load_search_space("sm90")
+
+
+@pytest.fixture
+def recorded(monkeypatch):
     monkeypatch.setattr(scan_family, "Kernel", Recorded)
+    monkeypatch.setattr(Recorded, "launched", [])
+    return Recorded.launched
+
+
+def test_each_launch_takes_its_samples_and_counts_itself(step_of, recorded):
+    family, step = FAMILIES["gru_scan"], step_of(scan("gru_scan", 3, 330, 512), "float16")
+    values = {name: torch.zeros(t.shape) for name, t in (*step.inputs, *step.outputs)}
+    family.bind(family.parts(step), SMALL, Frame(values)).launch(0)
+    found = [(grid[0], arguments.first, arguments.samples) for grid, arguments in recorded]
+    assert found == [*((128, 64 * at, 330) for at in range(5)), (32, 320, 330)]
+    assert len({arguments.launches for _, arguments in recorded}) == 6
+    assert len({arguments.words for _, arguments in recorded}) == 1
+
+
+def test_the_gradient_of_a_step_alone_reads_its_state_in_place(step_of, recorded):
+    family, step = (
+        FAMILIES["lstm_scan_grad"],
+        step_of(scan("lstm_scan_grad", 1, resets=False), "float32"),
+    )
+    parts = family.parts(step)
+    values = {name: torch.randn(t.shape) for name, t in (*step.inputs, *step.outputs)}
+    room = torch.empty(family.workspace_bytes(parts, SMALL), dtype=torch.uint8)
+    family.bind(parts, SMALL, Frame(values, workspace=room)).launch(0)
+    ((_, arguments),) = recorded
+    assert arguments.cell_before == values[parts.names["cell"]].data_ptr()
+    before, rows = values[parts.names["state"]], values[parts.names["dgates"]][0]
+    torch.testing.assert_close(values[parts.names["dweight"]], rows.t() @ before)
+
+
+def test_cells_that_nobody_reads_have_memory_of_their_own(step_of, recorded):
     family, step = FAMILIES["lstm_scan"], step_of(lambda b: scan("lstm_scan")(b)[0], "float16")
     values = {name: torch.zeros(t.shape) for name, t in (*step.inputs, *step.outputs)}
     family.bind(family.parts(step), SMALL, Frame(values)).launch(0)
-    grid, arguments = Recorded.launched.pop()
+    ((grid, arguments),) = recorded
     assert grid == (8, 1, 1)
-    assert all(getattr(arguments, name) for name, *_ in arguments._fields_)
+    assert all(getattr(arguments, name) for name, *_ in arguments._fields_ if name != "first")
     assert arguments.y == values[step.outputs[0][0]].data_ptr()
     assert arguments.cells != arguments.y
 
@@ -153,6 +211,7 @@ def test_cells_that_nobody_reads_have_memory_of_their_own(step_of, monkeypatch):
         ((4, 17, 256), "float32", True),
         ((33, 9, 256), "bfloat16", True),
         ((1, 300, 512), "float16", True),
+        ((3, 150, 512), "float16", True),  # in several launches
     ],
 )
 def test_they_are_right(step_of, assert_legal_configs_right, sizes, dtype, resets, kind):

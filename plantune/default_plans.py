@@ -64,7 +64,7 @@ CPU_PREFERENCES = (
 COMPILED = ("winograd", "squeeze_excite")
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
-    Preference("gru_translate"),
+    Preference("gru_translate", rivals=("gru_translate_steps",)),
     Preference("gru_scan"),
     Preference("gru_scan_grad"),
     Preference("lstm_scan"),

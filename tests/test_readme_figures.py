@@ -136,8 +136,16 @@ def layer_rows() -> Iterator[list[str]]:
             yield [what, f"{own:,.0f} us", f"cuDNN {theirs:,.0f} us", f"{own / theirs:.2f}"]
 
 
+def policy_rows() -> Iterator[list[str]]:
+    rows = read("benchmarks/h200/2026-11-23-policy.json")["rows"]
+    for own, other in zip(rows[::2], rows[1::2], strict=True):
+        ours, theirs = (f"{row['us']:,.0f} us" for row in (own, other))
+        what, way = f"{own['what']}, {own['dtype']}", f"{other['way']} {theirs}"
+        yield [what, ours, way, f"{other['ratio']:.2f}"]
+
+
 def test_rows_of_recurrent_networks_are_those_of_their_files() -> None:
-    assert [*translator_rows(), *layer_rows()] == rows_of(RECURRENT)
+    assert [*translator_rows(), *layer_rows(), *policy_rows()] == rows_of(RECURRENT)
 
 
 def values(document: Any) -> Iterator[float]:

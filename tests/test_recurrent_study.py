@@ -32,6 +32,9 @@ def test_a_small_study_times_layers_and_a_policy(
     written = json.loads((tmp_path / "recurrent_study.json").read_text())
     assert [row["us"] for row in written["rows"]] == [row.us for row in rows]
     assert "policy learns" in tool["shown"](rows)
+    pytest.importorskip("matplotlib")
+    tool["plotted"](rows, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").stat().st_size > 1000
 
 
 def test_the_ways_of_a_layer_compute_the_same(tool: dict[str, Any]) -> None:

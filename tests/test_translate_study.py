@@ -29,7 +29,8 @@ def test_a_small_study_compares_ways_by_their_words(
     ]
     written = json.loads((tmp_path / "translate_study.json").read_text())
     assert [row["way"] for row in written["rows"]] == [row.way for row in rows]
-    assert any(event["operator"] == "aten::gru" for event in written["survey"])
+    assert any(event["operator"] == "aten::gru" for event in written["survey"]["eager"])
+    assert written["survey"]["plantune"]
     assert "sentences/s" in capsys.readouterr().out
 
 
@@ -43,6 +44,8 @@ def test_a_way_that_says_other_words_is_counted(tool: dict[str, Any]) -> None:
 
     found = tool["measured"]("silent", silent, calls, wanted, model)
     assert (found.wrong, found.near) == (6, 0)
+    assert [sentence for sentence, *_ in found.differences] == list(range(6))
+    assert all(margin > 1e-3 for *_, margin in found.differences)
 
 
 def test_words_that_float32_cannot_tell_apart_are_near(tool: dict[str, Any]) -> None:
@@ -60,7 +63,8 @@ def test_words_that_float32_cannot_tell_apart_are_near(tool: dict[str, Any]) -> 
         return swapped, steps
 
     found = tool["measured"]("other", other, calls, wanted, model)
-    assert found.wrong == found.near >= 1
+    assert found.wrong == found.near == len(found.differences) >= 1
+    assert all(abs(margin) < 1e-12 for *_, margin in found.differences)
 
 
 def test_words_of_a_file_are_numbered_by_how_often_they_are_there(

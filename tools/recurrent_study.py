@@ -9,7 +9,7 @@ and without tf32. `policy`: plantune.models.policy acts for 128 agents and learn
 64, in float16; beside it eager and torch.compile, whose memory is cuDNN's and knows no episodes.
 
 On a GPU what can be captured is replayed as a CUDA graph; ways take turns. Writes
-recurrent_study.json under --out.
+recurrent_study.json under --out, and bars into recurrent_study.png if matplotlib is there.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from plantune.report.tables import table
 from plantune.runtime.copies import copied
 
 ROUNDS, CALLS = 11, 10
+PARTS = ("layers", "acts", "learns")
 KINDS = {"gru": (nn.GRU, EpisodicGRU), "lstm": (nn.LSTM, EpisodicLSTM)}
 Run = Callable[[], Any]
 
@@ -214,17 +215,20 @@ def study(given: argparse.Namespace) -> list[Row]:
             add(kind, name, layer_ways(kind, dtype, given))
 
     with products_in("ieee"):
-        if on_gpu:
+        if on_gpu and "layers" in given.only:
             add_layers(torch.float16, "float16")
-        add_layers(torch.float32, "float32")
+        if "layers" in given.only:
+            add_layers(torch.float32, "float32")
         dtype = torch.float16 if on_gpu else torch.float32
         policy = Policy(given.sizes.policy).to(given.device, dtype)
         for parameter in policy.vision.parameters():  # Fixup begins with zeros
             nn.init.normal_(parameter, std=0.05)
-        with torch.no_grad():
-            add("policy acts", str(dtype)[6:], acting(deepcopy(policy), given))
-        add("policy learns", str(dtype)[6:], learning(policy, given))
-    if on_gpu:
+        if "acts" in given.only:
+            with torch.no_grad():
+                add("policy acts", str(dtype)[6:], acting(deepcopy(policy), given))
+        if "learns" in given.only:
+            add("policy learns", str(dtype)[6:], learning(policy, given))
+    if on_gpu and "layers" in given.only:
         with products_in("tf32"):
             add_layers(torch.float32, "float32 with tf32")
     return rows
@@ -254,9 +258,23 @@ def written(rows: list[Row], given: argparse.Namespace) -> None:
     (given.out / "recurrent_study.json").write_text(text + "\n", encoding="utf-8")
 
 
+def plotted(rows: list[Row], place: Path) -> None:
+    """Each way's time as a part of plantune's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{row.what}, {row.dtype}, {row.way}: {row.us:,.0f} us" for row in rows]
+    colors = ["#0072b2" if row.way == "plantune" else "#b0b0b0" for row in rows]
+    axes.barh(names[::-1], [1 / row.ratio for row in rows][::-1], color=colors[::-1])
+    axes.set_xlabel("time, plantune's is 1")
+    figure.savefig(place, dpi=150)
+
+
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="tiny, on the CPU")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--compile", action="store_true", help="torch.compile too: a minute more")
     parser.add_argument("--out", type=Path, default=Path())
     return parser.parse_args(argv)
@@ -266,3 +284,7 @@ if __name__ == "__main__":
     options = arguments()
     found = study(options)
     print(f"\n{shown(found)}")
+    try:
+        plotted(found, options.out / "recurrent_study.png")
+    except ImportError:
+        print("no plot: matplotlib is not installed")

@@ -9,8 +9,8 @@ without cuDNN, its steps in one CUDA graph, torch.compile of a step, and plantun
 whole. Weights are random, and such that sentences end after different numbers of words: words are
 compared with eager's. On a GPU, `replays` are calls of 14 words from 1 and from 14 words, captured
 in CUDA graphs and replayed in turns: what the GPU itself takes. Prints tables, and which operators
-eager's time goes to; writes all into translate_study.json, and bars into translate_study.png if
-matplotlib is there, under --out.
+each way's time goes to, of some sentences at the first batch; writes all into translate_study.json,
+and bars into translate_study.png if matplotlib is there, under --out.
 """
 
 from __future__ import annotations
@@ -30,14 +30,20 @@ import torch
 from torch import Tensor
 
 from plantune import optimize
-from plantune.models.gru_translator import BEGIN, END, MAX_STEPS, GRUTranslator, Sizes, greedy
+from plantune.models.gru_translator import (
+    BEGIN,
+    END,
+    MAX_STEPS,
+    GRUTranslator,
+    Sizes,
+    difference,
+    greedy,
+)
 from plantune.report.tables import table
 
 LONGEST = 20  # words of a source sentence
 UNKNOWN = 0
 REPLAYED_STEPS, ROUNDS, REPLAYS = 14, 15, 20
-# Sums of 1,280 products in two orders may differ by so much of a logit's size.
-ROUNDED = 3e-6
 SMALL = Sizes(source_words=800, target_words=600, embedding=64, hidden=128)
 # Added to the logit of the end, and what logits are multiplied by: from one word to all of them.
 ENDS, SPREAD = {True: 0.7, False: 1.2}, 2.0
@@ -48,7 +54,8 @@ Way = Callable[[Tensor, Tensor], Made]
 @dataclass(frozen=True)
 class Row:
     """One way at one batch; `wrong` are the sentences whose words differ from eager's, `near` those
-    of them where float64 finds two words that float32 cannot tell apart.
+    of them where float64 finds two words that float32 cannot tell apart. Each is among the
+    `differences`: which sentence, at which word, and by how much eager's has the larger logit.
     """
 
     way: str
@@ -57,6 +64,7 @@ class Row:
     ms_per_call: float
     wrong: int
     near: int
+    differences: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -230,19 +238,6 @@ def ways(model: GRUTranslator, example: Made, named: list[str]) -> Iterator[tupl
 WAYS = ("eager", "eager-without-cudnn", "cuda-graph", "plantune", "compile")
 
 
-@torch.no_grad()
-def gap(model: GRUTranslator, call: Made, n: int, words: Tensor, other: Tensor) -> float:
-    """How far apart the logits of the first two words of sentence `n` that differ are, in float64:
-    a part of the largest logit.
-    """
-    exact = deepcopy(model).double()
-    source, lengths = call[0][:, n : n + 1], call[1][n : n + 1]
-    step = int((words != other).nonzero()[0, 0])
-    before = torch.cat((words.new_tensor([BEGIN]), words[:step]))
-    logits = exact.logits(source, lengths, before[:, None])[step, 0]
-    return float((logits[words[step]] - logits[other[step]]).abs() / logits.abs().max())
-
-
 def measured(
     name: str, way: Way, calls: list[Made], wanted: list[Made], model: GRUTranslator
 ) -> Row:
@@ -256,23 +251,25 @@ def measured(
         way(*call)
     wait()
     seconds = time.perf_counter() - start
-    wrong = near = 0
-    for call, (got, _), (exact, _) in zip(calls, made, wanted, strict=True):
+    found = []
+    for at, (call, (got, _), (exact, _)) in enumerate(zip(calls, made, wanted, strict=True)):
         for n in (got != exact).any(1).nonzero()[:, 0].tolist():
-            wrong += 1
-            near += gap(model, call, n, exact[n], got[n]) < ROUNDED
+            parts = difference(model, call[0][:, n], call[1][n], exact[n], got[n])
+            found.append((at * batch + n, parts))
+    near = sum(parts.is_tie for _, parts in found)
+    listed = tuple((sentence, parts.word, parts.margin) for sentence, parts in found)
     each = seconds / len(calls)
-    return Row(name, batch, batch / each, each * 1e3, wrong, near)
+    return Row(name, batch, batch / each, each * 1e3, len(found), near, listed)
 
 
-def survey(model: GRUTranslator, calls: list[Made], most: int = 12) -> list[dict[str, Any]]:
-    """The operators that eager's own time goes to."""
+def survey(way: Way, calls: list[Made], most: int = 12) -> list[dict[str, Any]]:
+    """The operators that a way's own time goes to, a sentence or batch of them."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if calls[0][0].is_cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profile:
         for call in calls:
-            greedy(model, *call)
+            way(*call)
     events = sorted(profile.key_averages(), key=lambda e: e.self_cpu_time_total, reverse=True)
     return [
         {
@@ -299,12 +296,13 @@ def shown(rows: list[Row]) -> str:
     return table(headers, lines, "rlrrrr")
 
 
-def shown_survey(found: list[dict[str, Any]]) -> str:
+def shown_survey(found: dict[str, list[dict[str, Any]]], most: int = 6) -> str:
     lines = [
-        (e["operator"], f"{e['calls']:.1f}", f"{e['host_us']:.0f}", f"{e['gpu_us']:.0f}")
-        for e in found
+        (way, e["operator"], f"{e['calls']:.1f}", f"{e['host_us']:.0f}", f"{e['gpu_us']:.0f}")
+        for way, events in found.items()
+        for e in events[:most]
     ]
-    return table(("eager, a sentence", "calls", "host us", "GPU us"), lines, "lrrr")
+    return table(("way", "operator of a call", "calls", "host us", "GPU us"), lines, "llrrr")
 
 
 def plotted(rows: list[Row], place: Path) -> None:
@@ -327,19 +325,20 @@ def study(given: argparse.Namespace) -> list[Row]:
     sentences = (
         read_sentences(given.pairs, count, sizes) if given.pairs else made_sentences(count, sizes)
     )
-    model, rows = translator(sizes, device), []
+    model, rows, found = translator(sizes, device), [], {}
     with torch.no_grad():
         for batch in given.batch or ([1, 8] if given.small else [1, 8, 64]):
             calls = batches(sentences, batch, device)
             wanted = [greedy(model, *call) for call in calls]
             for name, way in ways(model, calls[0], given.ways):
                 rows.append(measured(name, way, calls, wanted, model))
+                if name not in found:
+                    found[name] = survey(way, calls[:20])
                 print(json.dumps(asdict(rows[-1])), flush=True)
         sizes_of_replays = [(n, s) for n in (1, 8, 64) for s in (1, REPLAYED_STEPS)]
         replays = [replayed(model, *each) for each in sizes_of_replays if device.type == "cuda"]
         for replay in replays:
             print(json.dumps(asdict(replay)), flush=True)
-        found = survey(model, batches(sentences, 1, device)[:20])
     print(f"\n{shown(rows)}\n\n{shown_survey(found)}")
     given.out.mkdir(parents=True, exist_ok=True)
     where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"

@@ -47,7 +47,8 @@ def _cuda() -> Any:
     return library
 
 
-def _call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> None:
+    """Raises CudaError for whatever else than success a call returns."""
     library = _cuda()
     function = getattr(library, name, None)
     if function is None:
@@ -60,17 +61,17 @@ def _prepared(name: str) -> Callable[..., None]:
     library = _cuda()
     function = getattr(library, name)
 
-    def call(*arguments: Any) -> None:
+    def run(*arguments: Any) -> None:
         code = function(*arguments)
         if code:
             _check(name, code, library)
 
-    return call
+    return run
 
 
-def _made(name: str, result: Any, *arguments: Any) -> Any:
+def made(name: str, result: Any, *arguments: Any) -> Any:
     """What a call writes to `result`, its first argument."""
-    _call(name, byref(result), *arguments)
+    call(name, byref(result), *arguments)
     return result.value
 
 
@@ -83,31 +84,31 @@ def _check(name: str, code: int, library: Any) -> None:
 
 def driver_version() -> tuple[int, int]:
     """The CUDA release that the driver knows."""
-    number: int = _made("cuDriverGetVersion", c_int())
+    number: int = made("cuDriverGetVersion", c_int())
     return number // 1000, number % 1000 // 10
 
 
 def load_module(image: bytes) -> c_void_p:
     """The kernels of a binary, on the current device."""
-    return c_void_p(_made("cuModuleLoadData", c_void_p(), image))
+    return c_void_p(made("cuModuleLoadData", c_void_p(), image))
 
 
 def function_of(module: c_void_p, name: str) -> c_void_p:
-    return c_void_p(_made("cuModuleGetFunction", c_void_p(), module, name.encode()))
+    return c_void_p(made("cuModuleGetFunction", c_void_p(), module, name.encode()))
 
 
 def attribute(function: c_void_p, which: int) -> int:
-    return int(_made("cuFuncGetAttribute", c_int(), which, function))
+    return int(made("cuFuncGetAttribute", c_int(), which, function))
 
 
 def set_attribute(function: c_void_p, which: int, value: int) -> None:
-    _call("cuFuncSetAttribute", function, which, value)
+    call("cuFuncSetAttribute", function, which, value)
 
 
 def blocks_at_once(function: c_void_p, threads: int, shared_bytes: int) -> int:
     """How many blocks of a kernel a multiprocessor of the current device runs at once."""
     name, room = "cuOccupancyMaxActiveBlocksPerMultiprocessor", c_size_t(shared_bytes)
-    return int(_made(name, c_int(), function, threads, room))
+    return int(made(name, c_int(), function, threads, room))
 
 
 def make_stream(priority: int = 0) -> int:
@@ -115,7 +116,7 @@ def make_stream(priority: int = 0) -> int:
     and what another thread sends to a stream that is being captured becomes a part of that graph.
     Blocks of streams with smaller numbers come first.
     """
-    return _made("cuStreamCreateWithPriority", c_void_p(), NON_BLOCKING, priority) or 0
+    return made("cuStreamCreateWithPriority", c_void_p(), NON_BLOCKING, priority) or 0
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,13 @@ def launch(function: c_void_p, stream: int, extent: Extent, arguments: Sequence[
     grid, block = (c_uint * 3)(*extent.grid), (c_uint * 3)(extent.threads, 1, 1)
     config = _Config(grid, block, extent.shared_bytes, stream, kept, len(attributes))
     addresses = (c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
-    _call("cuLaunchKernelEx", byref(config), function, addresses, None)
+    call("cuLaunchKernelEx", byref(config), function, addresses, None)
 
 
 def encode_tensor_map(place: int, address: int, *what: Any) -> None:
     """Writes how boxes of the tensor at `address` are loaded to a place that is aligned for it."""
     dtype, rank, *rest = what
-    _call("cuTensorMapEncodeTiled", c_void_p(place), dtype, rank, c_void_p(address), *rest)
+    call("cuTensorMapEncodeTiled", c_void_p(place), dtype, rank, c_void_p(address), *rest)
 
 
 def capture_of(stream: int) -> tuple[int, int | None] | None:
@@ -167,7 +168,7 @@ def capture_of(stream: int) -> tuple[int, int | None] | None:
     if not hasattr(_cuda(), name):  # a driver from before CUDA 12.3 knows no edges
         name = "cuStreamGetCaptureInfo_v2"
         del arguments[5]
-    _call(name, *arguments)
+    call(name, *arguments)
     if status.value != ACTIVE:
         return None
     return number.value, nodes[0] if count.value == 1 else None
@@ -196,9 +197,9 @@ def node_updater(executable: int, node: int, params: NodeParams) -> Callable[[],
 
 def instantiate(graph: int, stream: int) -> int:
     """Another executable graph of a captured one, made ready on a stream."""
-    made = _made("cuGraphInstantiateWithFlags", c_void_p(), c_void_p(graph), c_uint64(0))
-    _call("cuGraphUpload", c_void_p(made), c_void_p(stream))
-    return made or 0
+    executable = made("cuGraphInstantiateWithFlags", c_void_p(), c_void_p(graph), c_uint64(0))
+    call("cuGraphUpload", c_void_p(executable), c_void_p(stream))
+    return executable or 0
 
 
 def destroy_executable(executable: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from plantune.cuda import driver, recording
 from plantune.cuda.build import Binary
+from plantune.cuda.loops import Loop
 
 Dimensions = tuple[int, int, int]
 # More shared memory than this, with what the kernel declares, must be asked for.
@@ -60,6 +61,20 @@ class Kernel:
         extent = driver.Extent(grid, block, shared_bytes, cluster, programmatic, self._cooperative)
         values = [_value(argument) for argument in arguments]
         recording.launch(self._function, stream, extent, values)
+
+    def add_to(
+        self,
+        loop: Loop,
+        grid: Dimensions,
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        shared_bytes: int = 0,
+    ) -> None:
+        """As `launch`, in each turn of a loop of the graph that is being captured."""
+        self._ask_for(shared_bytes)
+        values = [_value(argument) for argument in arguments]
+        loop.add(self._function, driver.Extent(grid, block, shared_bytes), values)
 
     def blocks_at_once(self, threads: int, shared_bytes: int) -> int:
         """How many blocks the current device runs at once."""

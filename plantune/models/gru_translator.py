@@ -6,6 +6,7 @@ step beside the word before.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from plantune.models.gru_translate import OPERATOR, TOP_OPERATOR
 
 BEGIN, END = 0, 1  # what a translation begins after and ends with, among the target words
 MAX_STEPS = 25
+TIE = 3e-6  # of a logit
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class GRUTranslator(nn.Module):
 
         A translation takes the likeliest word in each step, of equal ones the first. Two logits
         that are nearer to each other than their rounding may come out either way round where sums
-        are added in another order. With a `temperature` it draws each word by the probabilities
-        that logits divided by it have.
+        are added in another order: see Difference. With a `temperature` it draws each word by the
+        probabilities that logits divided by it have.
         """
         if target is not None:
             return self.logits(source, lengths, target)
@@ -138,6 +140,36 @@ def greedy(
         if ended.all():
             break
     return made, steps
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two translations of a sentence part: at this word, whose logits in float64 are `margin`
+    apart, as a part of the largest logit; positive if the first translation's word has more.
+
+    Both are right if float32 cannot tell the words apart: sums of some 1,000 products in two orders
+    differ by so much.
+    """
+
+    word: int
+    margin: float
+
+    @property
+    def is_tie(self) -> bool:
+        return abs(self.margin) < TIE
+
+
+@torch.no_grad()
+def difference(
+    model: GRUTranslator, source: Tensor, lengths: Tensor | None, words: Tensor, others: Tensor
+) -> Difference:
+    """That of two translations (words of one sentence) of a source (S,)."""
+    exact, word = deepcopy(model).double(), int((words != others).nonzero()[0, 0])
+    before = torch.cat((words.new_tensor([BEGIN]), words[:word]))
+    of_one = None if lengths is None else lengths.reshape(1)
+    logits = exact.logits(source[:, None], of_one, before[:, None])[word, 0]
+    margin = (logits[words[word]] - logits[others[word]]) / logits.abs().max()
+    return Difference(word, float(margin))
 
 
 def gru_translator(sizes: Sizes | None = None) -> GRUTranslator:

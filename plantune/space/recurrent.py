@@ -11,9 +11,9 @@ from plantune.space.search_space import load_search_space
 Scans = Callable[[str, str, int, int, int], bool]
 # Hidden units by dtype: whole products for each of a block's warps, and what registers hold.
 UNITS = {"float16": (128, 1024), "bfloat16": (128, 1024), "float32": (64, 512)}
-# With fewer steps launches and products beside them cost as much as they save: an LSTM of one step
-# took 61.6 us of cuDNN's 56.8, forward and backward (128 samples, H200, 2026-11-23).
-STEPS_MIN = 4
+# Around what was timed: 32 steps of 64 samples and 512 units took 0.49 to 0.69 of cuDNN's time,
+# forward and backward, but an LSTM of one step 61.6 us of its 56.8 (128 samples, H200, 2026-11-23).
+STEPS_MIN, SAMPLES_MIN, UNITS_MIN = 16, 16, 256
 
 
 def scans_on(arch: str) -> Scans:
@@ -24,6 +24,7 @@ def scans_on(arch: str) -> Scans:
         if not {op, f"{op}_grad"} <= set(families) or dtype not in UNITS:
             return False
         multiple, most = UNITS[dtype]
-        return steps >= STEPS_MIN and hidden <= most and not hidden % multiple
+        large = steps >= STEPS_MIN and samples >= SAMPLES_MIN and hidden >= UNITS_MIN
+        return large and hidden <= most and not hidden % multiple
 
     return suits

@@ -128,10 +128,10 @@ def test_other_layers_stay_torchs(options: Any) -> None:
 def test_layers_run_as_scans_on_a_gpu(kind: type[nn.RNNBase], dtype: torch.dtype) -> None:
     """A pass and its gradients are as far from float64 as torch's own."""
     torch.manual_seed(0)
-    layer = kind(96, 128, 2, bidirectional=True).cuda().to(dtype)
-    x = torch.randn(9, 20, 96, device="cuda", dtype=dtype)
+    layer = kind(96, 256, 2, bidirectional=True).cuda().to(dtype)
+    x = torch.randn(17, 20, 96, device="cuda", dtype=dtype)
     tuned = optimize(layer, x, mode="train", fallback="silent")
-    seed, found = torch.randn(9, 20, 256, device="cuda", dtype=torch.float64), []
+    seed, found = torch.randn(17, 20, 512, device="cuda", dtype=torch.float64), []
     exact = deepcopy(layer).double()
     for each, given in ((tuned, x), (layer, x), (exact, x.double())):
         y = each(given)[0]

@@ -14,7 +14,7 @@ struct GruWeights {
 };
 
 struct TranslateArguments {
-  const long long* source;   // length x samples
+  const long long* source;   // source_length x samples; none if its states are given
   const long long* lengths;  // of each sample; null: all words of the source
   const float* source_embedding;
   GruWeights encoder;
@@ -23,13 +23,13 @@ struct TranslateArguments {
   const float* output;  // target words rows of [x, hidden, context]
   const float* output_bias;
   const float* noise;  // max_steps x samples x target words, or null: added to the logits
-  float* context;  // samples x hidden: written by the encoder, read if there is no source
+  const float* states;  // read words x samples x hidden: what another launch made of the source
   Word* hidden_words;
   Word* best_words;
   unsigned long long* launches;
   long long* words;  // samples x max_steps
   long long* steps;  // samples
-  int source_length, max_steps, samples;  // samples of the whole source
+  int source_length, read, max_steps, samples;  // samples of the whole source
   long long begin, end;
 };
 

@@ -53,8 +53,8 @@ struct Exchange {
     store_word(hidden_of(step) + n * kHidden + unit, word);
   }
 
-  /// `kReaders` threads read all units of all samples.
-  template <int kReaders>
+  /// `kReaders` threads read all units of all samples, into rows that are kStride apart.
+  template <int kReaders, int kStride = kHidden>
   __device__ __forceinline__ void read_hidden(int step, int reader, float* to) const {
     constexpr int kPairs = kSamples * kHidden / 2;
     constexpr int kAtOnce = smaller(4, ceil_div(kPairs, kReaders));  // a thread waits for them
@@ -74,7 +74,9 @@ struct Exchange {
         while (first[i] >> 32 != tag || second[i] >> 32 != tag) {
           load_words(from + 2 * pair, first[i], second[i]);
         }
-        reinterpret_cast<float2*>(to)[pair] =
+        constexpr int kOfRow = kHidden / 2;
+        float* place = to + pair / kOfRow * kStride + 2 * (pair % kOfRow);
+        *reinterpret_cast<float2*>(place) =
             make_float2(__uint_as_float(unsigned(first[i])), __uint_as_float(unsigned(second[i])));
       }
     }

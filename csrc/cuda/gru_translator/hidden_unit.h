@@ -52,12 +52,6 @@ struct HiddenUnit {
       add_source(a, step + 1);  // while other blocks publish
       __syncthreads();
     }
-    write_context(a);
-  }
-
-  __device__ __forceinline__ void write_context(const TranslateArguments& a) {
-    const int last = T::buffer(a.source_length - 1);
-    if (lane < kSamples) a.context[lane * kHidden + unit] = shared.hidden[last][lane][unit];
   }
 
   __device__ __forceinline__ void decode(const TranslateArguments& a) {

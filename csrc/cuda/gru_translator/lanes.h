@@ -119,12 +119,14 @@ __device__ __forceinline__ void sum_rows(float (&sums)[kCount][kRows], int at, f
   }
 }
 
+#if __CUDA_ARCH__ >= 800  // whose warps reduce integers in one instruction
 /// The largest key of the warp, and the smallest place that has it.
 __device__ __forceinline__ void first_of_largest(unsigned int& key, unsigned int& at) {
   const unsigned int largest = __reduce_max_sync(~0u, key);
   at = __reduce_min_sync(~0u, key == largest ? at : ~0u);
   key = largest;
 }
+#endif
 
 /// An integer that grows with the number; NaN is above all, as torch has it.
 __device__ __forceinline__ unsigned int ordered(float value) {

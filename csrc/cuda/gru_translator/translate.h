@@ -7,6 +7,9 @@
 //   words[n][step] = word                      =, after the end: the end's word
 //   steps[n] = words until the end, or max     =
 //
+// The source may have been read by another launch (gru_scan.h), which suits many sentences: here a
+// step of the encoder is the work of a few warps, and sums sentence after sentence.
+//
 // The blocks stay for the whole sentence, with all weights that meet a changing value in registers
 // and shared memory: block b owns kUnits hidden units (one warp each, which holds the unit's gates)
 // and kRows rows of the output layer (kRowsPerWarp for each of the other warps). What the weights
@@ -68,7 +71,7 @@ struct Translate {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) shared.launch = atomicAdd(a.launches, 1ull) / gridDim.x;
     for (int i = threadIdx.x; i < kSamples * kHidden; i += kThreads) {
-      (&shared.hidden[buffer(-1)][0][0])[i] = a.source_length == 0 ? a.context[i] : 0.f;
+      (&shared.hidden[buffer(-1)][0][0])[i] = a.states ? read_state(a, i) : 0.f;
     }
     __syncthreads();
     const Words exchange(a.hidden_words, a.best_words, shared.launch);
@@ -83,14 +86,22 @@ struct Translate {
     }
   }
 
+  /// What a sample's last word left behind.
+  static __device__ __forceinline__ float read_state(const TranslateArguments& a, int i) {
+    const int n = i / kHidden;
+    const long long last = (a.lengths ? a.lengths[n] : a.read) - 1;
+    return a.states[(last * a.samples + n) * kHidden + i % kHidden];
+  }
+
   /// The buffer of the hidden state that a step makes; the first one begins from buffer 1.
   static __device__ __forceinline__ int buffer(int step) { return step & 1; }
 
   static constexpr unsigned int kAll = kSamples == 32 ? ~0u : (1u << kSamples) - 1;
 
   /// The samples that have ended with the words in shared memory, a bit of each.
+  template <typename Memory>
   static __device__ __forceinline__ unsigned int ended_by(
-      const TranslateArguments& a, const Shared& shared, int lane, unsigned int ended) {
+      const TranslateArguments& a, const Memory& shared, int lane, unsigned int ended) {
     return ended | __ballot_sync(~0u, lane < kSamples && shared.word[lane % kSamples] == a.end);
   }
 
@@ -101,8 +112,9 @@ struct Translate {
   static __device__ __forceinline__ void words_are_written() { come<1, kReaders>(); }
 
   /// The words of the step before, into shared memory: each warp finds some.
+  template <typename Memory>
   static __device__ __forceinline__ void find_words(
-      const TranslateArguments& a, Shared& shared, const Words& exchange, int step,
+      const TranslateArguments& a, Memory& shared, const Words& exchange, int step,
       unsigned int& ended) {
     constexpr int kWarps = kThreads / 32, kAtOnce = kSamples % (2 * kWarps) ? 1 : 2;
     const int lane = threadIdx.x % 32;
@@ -124,8 +136,9 @@ struct Translate {
     if (step > 0) ended = ended_by(a, shared, lane, ended);
   }
 
+  template <typename Memory>
   static __device__ __forceinline__ void find_last_words(
-      const TranslateArguments& a, Shared& shared, const Words& exchange, unsigned int ended) {
+      const TranslateArguments& a, Memory& shared, const Words& exchange, unsigned int ended) {
     if (blockIdx.x == 0) find_words(a, shared, exchange, a.max_steps, ended);
   }
 
@@ -140,7 +153,8 @@ struct Translate {
   }
 
   /// The words' embeddings into shared memory.
-  static __device__ __forceinline__ void load_words(const TranslateArguments& a, Shared& shared) {
+  template <typename Memory>
+  static __device__ __forceinline__ void load_words(const TranslateArguments& a, Memory& shared) {
     constexpr int kVectors = kEmbedding / 4;
     for (int i = threadIdx.x; i < kSamples * kVectors; i += kThreads) {
       const float* row = a.embedding + size_t(shared.word[i / kVectors]) * kEmbedding;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,22 +12,24 @@ from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
 from plantune.graph.ops import op_named
-from plantune.graph.ops.translate import split
 from plantune.kernels.constants import Constants, rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
-from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.family import Binding, Frame
+from plantune.kernels.gru_encoder import Encoder
+from plantune.kernels.translation import Gru, Sentences, reasons, sentences_of
 from plantune.models.gru_translate import WEIGHTS
 
-# As in translate.h: hidden units of a block, one warp each, and what a warp reads at once.
-THREADS, UNITS, LANE_SPAN = 512, 4, 128
+# As in translate.h: hidden units of a block, one warp each.
+THREADS, UNITS = 512, 4
 OUTPUT_WARPS = THREADS // 32 - UNITS
 ROWS_PER_WARP_MAX = 4
-SOURCE = """#include "cuda/gru_translator/translate.h"
+KERNELS = {"simt": ("translate", "Translate"), "tf32": ("many", "TranslateMany")}
+SOURCE = """#include "cuda/gru_translator/{header}.h"
 struct Sizes {{
   static constexpr int kEmbedding = {embedding}, kHidden = {hidden};
   static constexpr int kTargets = {targets}, kSamples = {samples};
 }};
-using Kernel = plantune::Translate<Sizes>;
+using Kernel = plantune::{kernel}<Sizes>;
 static_assert(sizeof(plantune::TranslateArguments) == {argument_bytes}, "arguments as in Python");
 static_assert(Kernel::kSharedBytes == {shared_bytes}, "shared memory as the launch asks for it");
 extern "C" __global__ __launch_bounds__({threads}, 1) void run(
@@ -36,38 +37,6 @@ extern "C" __global__ __launch_bounds__({threads}, 1) void run(
   Kernel::run(arguments);
 }}
 """
-
-
-@dataclass(frozen=True)
-class Sentences(Parts):
-    """A step that translates: its words, weights and sizes."""
-
-    words: tuple[str, ...]
-    weights: tuple[str, ...]
-    noise: tuple[str, ...]
-    attrs: Attrs
-    length: int
-    samples: int
-    embedding: int
-    hidden: int
-    targets: int
-
-    @property
-    def blocks(self) -> int:
-        return self.hidden // UNITS
-
-    @property
-    def rows_per_warp(self) -> int:
-        """Rows of the output layer."""
-        return math.ceil(math.ceil(self.targets / self.blocks) / OUTPUT_WARPS)
-
-
-class Gru(ctypes.Structure):
-    """plantune::GruWeights."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("input", "hidden", "input_bias", "hidden_bias")
-    )
 
 
 class Arguments(ctypes.Structure):
@@ -83,13 +52,14 @@ class Arguments(ctypes.Structure):
         ("output", ctypes.c_void_p),
         ("output_bias", ctypes.c_void_p),
         ("noise", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
+        ("states", ctypes.c_void_p),
         ("hidden_words", ctypes.c_void_p),
         ("best_words", ctypes.c_void_p),
         ("launches", ctypes.c_void_p),
         ("words", ctypes.c_void_p),
         ("steps", ctypes.c_void_p),
         ("source_length", ctypes.c_int),
+        ("read", ctypes.c_int),
         ("max_steps", ctypes.c_int),
         ("samples", ctypes.c_int),
         ("begin", ctypes.c_longlong),
@@ -99,72 +69,89 @@ class Arguments(ctypes.Structure):
 
 class GruTranslate(CudaFamily[Sentences]):
     """Config: a launch takes so many `samples`, which are sentences. It has a block for every four
-    hidden units.
+    hidden units. With two `launches` the encoder has one of its own, of all sentences. `math` says
+    how products are made: one by one, or by three of tf32 each.
     """
 
     name: ClassVar = "gru_translate"
 
     def read(self, step: Step) -> Sentences:
-        refuse({"only a translation alone": step.ops != ("gru_translate",)})
-        (node,) = step.nodes
-        words, weights, noise = split(node.inputs, node.attrs)
-        source, output, recurrent = (step.types[n] for n in (words[0], weights[10], weights[2]))
-        hidden = recurrent.shape[1]
-        sizes = (output.shape[1] - 2 * hidden, hidden, output.shape[0])
-        length, samples = source.shape
-        names = (tuple(words), tuple(weights), tuple(noise))
-        parts = Sentences(step, *names, node.attrs, length, samples, *sizes)
-        refuse(_reasons(parts, output.dtype))
+        parts = sentences_of(step)
+        refuse({**reasons(parts), **_reasons(parts)})
         return parts
 
     def why_not_config(self, parts: Sentences, config: Attrs, arch: Arch) -> str | None:
-        room = arch.chip.multiprocessors if arch.chip else parts.blocks
-        too_many = f"{parts.blocks} blocks must run at once on {room} multiprocessors"
+        room = arch.chip.multiprocessors if arch.chip else _blocks(parts)
+        too_many = f"{_blocks(parts)} blocks must run at once on {room} multiprocessors"
         together = config["samples"]
-        return super().why_not_config(parts, config, arch) or first_reason(
-            {
-                too_many: parts.blocks > room,
-                f"{together} at a time do not make {parts.samples}": parts.samples % together,
-            }
+        return (
+            super().why_not_config(parts, config, arch)
+            or first_reason(
+                {
+                    too_many: _blocks(parts) > room,
+                    f"{together} at a time do not make {parts.samples}": parts.samples % together,
+                    "products of matrices take 16 sentences, already read": config["math"] == "tf32"
+                    and (together % 16 or config["launches"] == 1),
+                }
+            )
+            or self._why_not_encoder(parts, config, arch)
         )
+
+    def _why_not_encoder(self, parts: Sentences, config: Attrs, arch: Arch) -> str | None:
+        return first_reason(encoder_of(parts).why_not(arch)) if config["launches"] > 1 else None
+
+    def workspace_bytes(self, parts: Sentences, config: Attrs) -> int:
+        return encoder_of(parts).workspace_bytes if config["launches"] > 1 else 0
 
     def threads(self, parts: Sentences, config: Attrs) -> int:
         return THREADS
 
     def shared_bytes(self, parts: Sentences, config: Attrs, arch: Arch) -> int:
-        return _shared_bytes(parts, config["samples"])
+        return _shared_bytes(parts, config)
 
     def estimate_us(self, parts: Sentences, config: Attrs, arch: Arch) -> float:
         """If no sentence ends before the last step."""
         cost, steps = arch.cost(self.name), int(parts.attrs["max_steps"])
-        more = (int(config["samples"]) - 1) * cost["sample_us"]
-        work = parts.length * (cost["read_us"] + more) + steps * (cost["step_us"] + more)
-        one = cost["launch_us"] + work * self.slowdown(parts, arch)
-        return one * parts.samples / int(config["samples"])
+        others = int(config["samples"]) - 1
+        of_sample = cost["mma_sample_us" if config["math"] == "tf32" else "step_sample_us"]
+        work = steps * (cost["step_us"] + others * of_sample)
+        read = parts.length * (cost["read_us"] + others * cost["read_sample_us"])
+        before = 0.0
+        if config["launches"] > 1:
+            waves = len(encoder_of(parts).launches(arch))
+            before = cost["encoder_us"] + parts.length * waves * cost["scan_us"]
+            read = 0.0
+        one = cost["launch_us"] + (work + read) * self.slowdown(parts, arch)
+        return before + one * parts.samples / int(config["samples"])
 
     def source(self, parts: Sentences, config: Attrs, arch: Arch) -> str:
+        header, kernel = KERNELS[config["math"]]
         return SOURCE.format(
+            header=header,
+            kernel=kernel,
             embedding=parts.embedding,
             hidden=parts.hidden,
             targets=parts.targets,
             samples=config["samples"],
             argument_bytes=ctypes.sizeof(Arguments),
-            shared_bytes=_shared_bytes(parts, config["samples"]),
+            shared_bytes=_shared_bytes(parts, config),
             threads=THREADS,
-        )
+        ) + (encoder_of(parts).source if config["launches"] > 1 else "")
 
     def bind(self, parts: Sentences, config: Attrs, frame: Frame) -> Binding:
         constants = rows_of(parts.step, frame)
         kernel = Kernel(frame.built, cooperative=True)
         together = int(config["samples"])
-        shared_bytes = _shared_bytes(parts, together)
-        if kernel.blocks_at_once(THREADS, shared_bytes) < parts.blocks:
+        shared_bytes = _shared_bytes(parts, config)
+        encode = encoder_of(parts).bound(frame, constants) if config["launches"] > 1 else None
+        if kernel.blocks_at_once(THREADS, shared_bytes) < _blocks(parts):
             return Binding(_by_torch(parts, frame))
-        exchange, grid = Exchange(parts, together, frame.device), (parts.blocks, 1, 1)
+        exchange, grid = Exchange(parts, together, frame.device), (_blocks(parts), 1, 1)
 
         def launch(stream: int) -> None:
+            states = None if encode is None else encode(stream)
             for first in range(0, parts.samples, together):
-                arguments = exchange.arguments(parts, constants, frame, first)
+                arguments = exchange.arguments(parts, constants, frame, first, states)
                 kernel.launch(stream, grid, THREADS, [arguments], shared_bytes=shared_bytes)
 
         return Binding(launch, constants=constants.all)
@@ -182,21 +169,28 @@ class Exchange:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         self.hidden_words = words(parts.length + steps, together, parts.hidden)
-        self.best_words = words(steps, together, parts.blocks)
+        self.best_words = words(steps, together, _blocks(parts))
         self.launches = words(1)
-        self.context = torch.zeros(together, parts.hidden, device=device)
 
     def arguments(
-        self, parts: Sentences, constants: Constants, frame: Frame, first: int
+        self,
+        parts: Sentences,
+        constants: Constants,
+        frame: Frame,
+        first: int,
+        states: Tensor | None,
     ) -> Arguments:
-        """Those of a launch for the sentences from `first` on."""
+        """Those of a launch for the sentences from `first` on, whose source has been read if there
+        are `states` (S, N, H).
+        """
         found = [constants.tensor(name).data_ptr() for name in parts.weights]
         at = dict(zip(WEIGHTS, found, strict=True))
         made, steps = (frame.values[name] for name in parts.step.nodes[0].outputs)
         source, *lengths = (frame.values[name] for name in parts.words)
         noise = [constants.tensor(name)[:, first:] for name in parts.noise]
         return Arguments(
-            source=source[0, first:].data_ptr(),
+            source=source[0, first:].data_ptr() if states is None else None,
+            states=None if states is None else states[0, first].data_ptr(),
             lengths=lengths[0][first:].data_ptr() if lengths else None,
             source_embedding=at["source_embedding"],
             encoder=Gru(*found[1:5]),
@@ -208,31 +202,47 @@ class Exchange:
             **{name: tensor.data_ptr() for name, tensor in vars(self).items()},
             words=made[first].data_ptr(),
             steps=steps[first:].data_ptr(),
-            source_length=parts.length,
+            source_length=parts.length if states is None else 0,
+            read=parts.length,
             samples=parts.samples,
             **{name: parts.attrs[name] for name in ("max_steps", "begin", "end")},
         )
 
 
-def _reasons(parts: Sentences, dtype: str) -> dict[str, object]:
-    targets = {parts.attrs["begin"], parts.attrs["end"]}
+def encoder_of(parts: Sentences) -> Encoder:
+    names = (parts.words[0], *parts.weights[:5])
+    return Encoder(parts.step, names, parts.length, parts.samples, parts.hidden, parts.embedding)
+
+
+def _blocks(parts: Sentences) -> int:
+    return parts.hidden // UNITS
+
+
+def _rows_per_warp(parts: Sentences) -> int:
+    """Rows of the output layer."""
+    return math.ceil(math.ceil(parts.targets / _blocks(parts)) / OUTPUT_WARPS)
+
+
+def _reasons(parts: Sentences) -> dict[str, object]:
+    whole = not parts.hidden % (64 * UNITS)
     return {
-        f"the kernel computes in float32, got {dtype}": dtype != "float32",
-        f"an embedding has whole vectors of {LANE_SPAN}": parts.embedding % LANE_SPAN,
-        f"hidden units fill blocks by {64 * UNITS}": parts.hidden % (64 * UNITS),
-        f"{parts.targets} words need more registers": parts.rows_per_warp > ROWS_PER_WARP_MAX,
-        "it begins or ends with a word that there is not": not all(
-            0 <= word < parts.targets for word in targets
-        ),
-        "there is no step to make": parts.attrs["max_steps"] < 1,
+        f"hidden units fill blocks by {64 * UNITS}": not whole,
+        f"{parts.targets} words need more registers": whole
+        and _rows_per_warp(parts) > ROWS_PER_WARP_MAX,
     }
 
 
-def _shared_bytes(parts: Sentences, together: int) -> int:
-    """plantune::Translate::Shared."""
-    rows = OUTPUT_WARPS * parts.rows_per_warp * parts.embedding
-    of_sample = 2 * parts.hidden + parts.embedding + 2 * OUTPUT_WARPS + 1
-    words = together * of_sample + rows
+def _shared_bytes(parts: Sentences, config: Attrs) -> int:
+    """plantune::Translate::Shared, plantune::TranslateMany::Shared."""
+    together, hidden, embedding = int(config["samples"]), parts.hidden, parts.embedding
+    rows = OUTPUT_WARPS * _rows_per_warp(parts)
+    words = together * (2 * OUTPUT_WARPS + 1)
+    if config["math"] == "simt":
+        words += together * (2 * hidden + embedding) + rows * embedding
+    else:
+        tiles = OUTPUT_WARPS // 4 + 1
+        words += together * (hidden + 8) + (together + 16 * tiles) * (embedding + 8)
+        words += (OUTPUT_WARPS + 8) * 16 * (together + 1)
     return math.ceil(4 * words / 8) * 8 + 8
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,16 +13,17 @@ import torch
 import plantune
 from plantune.canonical import Attrs
 from plantune.cuda.flags import flags, plain_float32
+from plantune.kernels import gru_encoder
 from plantune.kernels.families import gru_translate
 from plantune.kernels.families.gru_translate import FAMILY
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import candidates, why_not
 from plantune.measure.numerics import check
-from plantune.models.gru_translator import END, Sizes, greedy, gru_translator
+from plantune.models.gru_translator import END, Sizes, difference, greedy, gru_translator
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-CONFIG = Attrs(samples=1)
+CONFIG = Attrs(samples=1, launches=1, math="simt")
 ARCH = load_arch("sm90")
 WHOLE, SMALL = Sizes(), Sizes(300, 900, 128, 256)
 
@@ -74,23 +76,109 @@ def test_one_sentence_is_translated_within_the_registers(step_of, build_within_l
 
 
 @pytest.mark.parametrize(
-    ("sizes", "samples"), [(WHOLE, 8), (WHOLE, 32), (SMALL, 3), (Sizes(9, 9, 256, 256), 1)]
+    ("sizes", "samples", "launches", "math"),
+    [
+        (WHOLE, 8, 1, "simt"),
+        (WHOLE, 32, 2, "simt"),
+        (WHOLE, 32, 2, "tf32"),
+        (SMALL, 3, 1, "simt"),
+        (SMALL, 16, 2, "tf32"),
+        (Sizes(9, 9, 256, 256), 1, 1, "simt"),
+    ],
 )
-def test_it_builds_for_more_sentences_and_other_sizes(step_of, sizes, samples):
-    step, config = step_of(translation(sizes, samples), "float32"), Attrs(samples=samples)
+def test_it_builds_for_more_sentences_and_other_sizes(step_of, sizes, samples, launches, math):
+    config = Attrs(samples=samples, launches=launches, math=math)
+    step = step_of(translation(sizes, samples), "float32")
     assert why_not(step, Candidate("gru_translate", config), load_search_space("sm90")) is None
     used = FAMILY.build(FAMILY.parts(step), config, ARCH).usage["run"]
     assert used.registers * 512 <= 65536
-    assert used.spill_bytes < 64  # a few addresses, beside 250 bytes of weights in each thread
+    assert used.spill_bytes < 200  # a few addresses, beside 250 bytes of weights in each thread
 
 
 def test_many_sentences_are_translated_in_several_launches(step_of):
     step, space = step_of(translation(samples=48), "float32"), load_search_space("sm90")
-    legal = [c.config["samples"] for c in candidates(step, space) if c.family == "gru_translate"]
-    assert legal == [1, 2, 3, 4, 6, 8, 16]
+    legal = [c.config for c in candidates(step, space) if c.family == "gru_translate"]
+    several = [(n, launches, "simt") for n in (1, 2, 3, 4, 6, 8, 16) for launches in (1, 2)]
+    found = [tuple(config[axis] for axis in ("samples", "launches", "math")) for config in legal]
+    assert found == [*several, (16, 2, "tf32")]
     assert "5 at a time do not make 48" in str(
-        why_not(step, Candidate("gru_translate", Attrs(samples=5)), space)
+        why_not(step, Candidate("gru_translate", Attrs(samples=5, launches=1, math="simt")), space)
     )
+
+
+def test_one_word_is_read_where_it_is_translated(step_of):
+    step, config = (
+        step_of(translation(length=1), "float32"),
+        Attrs(samples=2, launches=2, math="simt"),
+    )
+    reason = why_not(step, Candidate("gru_translate", config), load_search_space("sm90"))
+    assert reason == "one word is read as fast beside the translation"
+
+
+@pytest.mark.parametrize(
+    ("samples", "launches", "math"),
+    [(1, 1, "simt"), (8, 1, "simt"), (32, 2, "tf32"), (64, 2, "tf32")],
+)
+def test_many_sentences_are_read_by_a_launch_of_its_own(step_of, samples, launches, math):
+    """By the guess."""
+    step, space = (
+        step_of(translation(WHOLE, samples, 14, steps=14), "float32"),
+        load_search_space("sm90"),
+    )
+    parts = FAMILY.parts(step)
+    legal = [c.config for c in candidates(step, space) if c.family == "gru_translate"]
+    best = min(legal, key=lambda config: FAMILY.estimate_us(parts, config, space.arch))
+    assert (best["launches"], best["math"]) == (launches, math)
+
+
+class Recorded:
+    """A kernel that keeps what it is launched with."""
+
+    launched: ClassVar = []
+
+    def __init__(self, binary, name="run", *, cooperative=False):
+        assert cooperative == (name != "embed")
+        self.name = name
+
+    def blocks_at_once(self, threads, shared_bytes):
+        return 132
+
+    def launch(self, stream, grid, threads, arguments, *, shared_bytes=0):
+        self.launched.append((self.name, grid[0], arguments[0]))
+        if self.name == "embed":
+            words, table, x = arguments
+            x.copy_(table[words])
+
+
+def test_the_translation_begins_from_what_the_encoder_made(step_of, monkeypatch):
+    for module in (gru_translate, gru_encoder):
+        monkeypatch.setattr(module, "Kernel", Recorded)
+    monkeypatch.setattr(Recorded, "launched", [])
+    step, config = (
+        step_of(translation(samples=4), "float32"),
+        Attrs(samples=2, launches=2, math="simt"),
+    )
+    parts = FAMILY.parts(step)
+    values = {
+        name: torch.randint(3, t.shape) if t.dtype == "int64" else torch.randn(t.shape)
+        for name, t in (*step.inputs, *step.outputs)
+    }
+    room = torch.empty(FAMILY.workspace_bytes(parts, config), dtype=torch.uint8)
+    FAMILY.bind(parts, config, Frame(values, workspace=room)).launch(0)
+    (embed, rows, _), (encode, blocks, given), *rest = Recorded.launched
+    assert (embed, rows) == ("embed", 3 * 4)
+    assert (encode, blocks, given.steps, given.samples) == ("encode", 16, 3, 4)
+    assert [(name, a.source, a.source_length, a.read) for name, _, a in rest] == [
+        ("run", None, 0, 3)
+    ] * 2
+    assert [a.states - given.y for *_, a in rest] == [0, 2 * SMALL.hidden * 4]
+    words, weights = (values[name] for name in (parts.words[0], parts.weights[0]))
+    start = given.gates - room.data_ptr()
+    gates = room[start : start + 3 * 4 * 3 * SMALL.hidden * 4].view(torch.float32).view(3, 4, -1)
+    wanted = torch.nn.functional.linear(
+        weights[words], values[parts.weights[1]], values[parts.weights[3]]
+    )
+    torch.testing.assert_close(gates, wanted)
 
 
 class TooFew:
@@ -119,20 +207,26 @@ def test_where_its_blocks_do_not_fit_torch_translates(step_of, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("together", "given"),
+    ("together", "launches", "math", "given"),
     [
-        (1, {"sizes": WHOLE, "samples": 1, "length": 5, "lengths": False}),
-        (8, {"sizes": WHOLE, "samples": 8}),
-        (1, {"samples": 1, "length": 1}),
-        (1, {"samples": 1, "length": 2, "noise": True}),
-        (2, {"samples": 4, "length": 7, "noise": True}),
-        (5, {"samples": 5, "length": 4, "lengths": False}),
-        (32, {"samples": 64, "length": 4, "noise": True}),
-        (3, {"sizes": Sizes(40, 9, 256, 256), "samples": 3, "length": 2}),
+        (1, 1, "simt", {"sizes": WHOLE, "samples": 1, "length": 5, "lengths": False}),
+        (8, 1, "simt", {"sizes": WHOLE, "samples": 8}),
+        (1, 1, "simt", {"samples": 1, "length": 1}),
+        (1, 1, "simt", {"samples": 1, "length": 2, "noise": True}),
+        (2, 1, "simt", {"samples": 4, "length": 7, "noise": True}),
+        (5, 1, "simt", {"samples": 5, "length": 4, "lengths": False}),
+        (32, 1, "simt", {"samples": 64, "length": 4, "noise": True}),
+        (8, 2, "simt", {"sizes": WHOLE, "samples": 8}),
+        (32, 2, "simt", {"samples": 64, "length": 4, "noise": True}),
+        (5, 2, "simt", {"samples": 35, "length": 4, "lengths": False}),
+        (32, 2, "tf32", {"sizes": WHOLE, "samples": 32}),
+        (16, 2, "tf32", {"samples": 48, "length": 4, "noise": True}),
+        (3, 1, "simt", {"sizes": Sizes(40, 9, 256, 256), "samples": 3, "length": 2}),
     ],
 )
-def test_it_is_right(step_of, gpu_space, together, given):
-    step, config = step_of(translation(**given, steps=9), "float32"), Attrs(samples=together)
+def test_it_is_right(step_of, gpu_space, together, launches, math, given):
+    config = Attrs(samples=together, launches=launches, math=math)
+    step = step_of(translation(**given, steps=9), "float32")
     assert check(step, Candidate("gru_translate", config), gpu_space).deterministic
 
 
@@ -168,8 +262,9 @@ def test_a_tuned_translator_says_the_words_of_eager_float32(samples):
         given = sentences(samples)
         words, steps = tuned(*given)
         wanted = greedy(model, *given)
-        assert torch.equal(words, wanted[0])
-        assert torch.equal(steps, wanted[1])
+        for n in (words != wanted[0]).any(1).nonzero()[:, 0].tolist():
+            parts = difference(model, given[0][:, n], given[1][n], wanted[0][n], words[n])
+            assert parts.is_tie, parts
         ends |= set(steps.tolist())
     assert len(ends) > 5
     assert [c.candidate.family for c in tuned.plan.choices] == ["gru_translate"]

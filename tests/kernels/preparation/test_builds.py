@@ -16,9 +16,9 @@ from plantune.space.arch import ARCH_NAMES, load_arch
 from plantune.workload import Workload
 
 ARCHS = [name for name in ARCH_NAMES if name not in ("cpu", "sm86", "sm89")]
-NUMBERS = {"alpha": "0.5f", "beta": "-2.0f", "eps": "1e-05f"}
+NUMBERS = {"alpha": "0.5f", "beta": "-2.0f", "eps": "1e-05f", "step": "0.01f", "least": "1e-30f"}
 EVERY_OP = tuple(
-    ((f"const float v0 = {text.format('in[0]', 'in[1]', **NUMBERS)};",), "v0")
+    ((f"const float v0 = {text.format('in[0]', 'in[1]', 'in[1]', **NUMBERS)};",), "v0")
     for text in filter(None, map(cxx_of, OPS))
 )
 

@@ -18,13 +18,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import torch
 
 from plantune.gpus import Seat, best_arch, seats_of
 from plantune.kernels.family import Candidate
+from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.timing import Effort, Timing, ratio_interval
 from plantune.outcome import Measured, Outcome
@@ -99,28 +100,32 @@ class Found:
         return {k: o.median_us for k, o in self.rows.items() if isinstance(o, Measured)}
 
 
-def run(workload: Workload, seats: tuple[Seat, ...], count: int) -> Found:
+def started(workload: Workload, seats: Sequence[Seat], stack: ExitStack) -> list[Worker]:
+    """A worker on each seat, and another one in reserve: none of them starts later."""
+    made = [worker_for(workload.graph, workload.problem, seat=seat) for seat in seats]
+    workers = [stack.enter_context(worker) for worker in made]
+    start_all(workers, time.monotonic() + 120.0)
+    for worker in workers:
+        worker.settle()
+    return workers
+
+
+def run(workload: Workload, seats: Sequence[Seat], workers: Sequence[Worker], count: int) -> Found:
     space, memory, budget = load_search_space(workload.arch), Memory(), Budget(LONG_S)
     graph, problem = workload.graph, workload.problem
     machine = machine_for(space.arch.kind, gpu_watcher(workload.arch, seats[0].gpu))
-    with ExitStack() as stack:
-        workers = [stack.enter_context(worker_for(graph, problem, seat=seat)) for seat in seats]
-        start_all(workers, time.monotonic() + 120.0)
-        for worker in workers:
-            worker.settle()
-        measurers = [WorkerMeasurer(each, space, 0, budget, machine) for each in workers]
-        crew = Crew(measurers, [seat.name for seat in seats])
-        steps = StepSearch(graph, space, crew, memory)
-        wanted = wanted_of(steps, count)
-        start = time.monotonic()
-        steps.measure_all(wanted, budget, silent)
-        seconds = memory.at[-1] - start
-        covers = [cover for _, cover in steps.covers(COVERS_TO_RANK)]
-        plans = [plan_of(cover, graph, space, network=problem.network) for cover in covers]
-        plans = [replace(plan, branches=space.arch.kind == "cuda") for plan in plans]
-        timings = workers[0].time_programs(graph, plans, Effort(budget_s=RANKING_S))
-        best = plans[fastest(plans, timings) or 0]
-    return Found(seconds, memory.rows, best)
+    measurers = [WorkerMeasurer(each, space, 0, budget, machine) for each in workers]
+    crew = Crew(measurers, [seat.name for seat in seats])
+    steps = StepSearch(graph, space, crew, memory)
+    wanted = wanted_of(steps, count)
+    start = time.monotonic()
+    steps.measure_all(wanted, budget, silent)
+    seconds = memory.at[-1] - start
+    covers = [cover for _, cover in steps.covers(COVERS_TO_RANK)]
+    plans = [plan_of(cover, graph, space, network=problem.network) for cover in covers]
+    plans = [replace(plan, branches=space.arch.kind == "cuda") for plan in plans]
+    timings = workers[0].time_programs(graph, plans, Effort(budget_s=RANKING_S))
+    return Found(seconds, memory.rows, plans[fastest(plans, timings) or 0])
 
 
 def race(workload: Workload, seat: Seat, plans: Sequence[Plan]) -> list[Timing]:
@@ -166,11 +171,17 @@ def main() -> None:
     built_s = build_all(workload, wanted_of(known, given.candidates), seats)
     print(f"kernels built in {built_s:.1f} s", flush=True)
     runs: list[Found] = []
-    for name in ORDER:
-        found = run(workload, seats[:1] if name == "one" else seats, given.candidates)
-        runs.append(found)
-        counts = f"{len(found.rows)} candidates, {len(found.times_us)} measured"
-        print(f"{name}: {found.seconds:.2f} s, {counts}", flush=True)
+    on = [seats[:1] if name == "one" else seats for name in ORDER]
+    with ExitStack() as stack:
+        waiting = iter(started(workload, [seat for used in on for seat in used], stack))
+        for name, used in zip(ORDER, on, strict=True):
+            workers = list(islice(waiting, len(used)))
+            found = run(workload, used, workers, given.candidates)
+            runs.append(found)
+            counts = f"{len(found.rows)} candidates, {len(found.times_us)} measured"
+            print(f"{name}: {found.seconds:.2f} s, {counts}", flush=True)
+            for worker in workers:
+                worker.close()
     assert all(set(found.rows) == set(runs[0].rows) for found in runs), "not the same candidates"
     one, every = (of(ORDER, runs, name) for name in ("one", "all"))
     speedup = sum(found.seconds for found in one) / sum(found.seconds for found in every)

@@ -32,16 +32,26 @@ def test_without_a_database_equal_jobs_keep_all_seats_busy(study):
 
 
 def test_the_lock_of_the_study_limits_how_many_are_claimed(study):
-    """However many workers there are."""
+    """However many workers there are, where each claims a batch of one size."""
     simulate, replay = study
+    simulate.MOST = 0
     costs = simulate.Costs(0.1, 0.0, 0.0, 0.0)
     found = [simulate.simulate(jobs_of(replay, 6400), workers, costs) for workers in (512, 1024)]
     assert [run.claims_per_s for run in found] == pytest.approx([10.0, 10.0], rel=0.05)
     assert all(run.locked == pytest.approx(1.0, abs=0.05) for run in found)
 
 
+def test_a_host_claims_a_part_of_its_share_so_that_the_lock_is_asked_for_less(study):
+    simulate, replay = study
+    costs = simulate.Costs(0.1, 0.0, 0.0, 0.0)
+    more = simulate.simulate(jobs_of(replay, 6400), 512, costs)
+    simulate.MOST = 0
+    assert more.seconds < simulate.simulate(jobs_of(replay, 6400), 512, costs).seconds
+
+
 def test_a_host_tells_and_claims_one_after_the_other(study):
     simulate, replay = study
+    simulate.MOST = 0
     costs = simulate.Costs(0.0, 0.25, 0.25, 0.0)
     alone = simulate.simulate(jobs_of(replay, 100), 1, costs, seats=1)
     assert alone.claims_per_s == pytest.approx(1 / (4 * 1.25 + 0.25), rel=0.02)

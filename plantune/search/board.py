@@ -166,6 +166,10 @@ class Board:
             self._heard.add(row.id)
         return found
 
+    @property
+    def searches(self) -> int:
+        return self._place_among[1]
+
     def spread(self, candidates: Sequence[StepCandidate]) -> list[StepCandidate]:
         """The candidates in an order in which searches begin at different ones."""
         place, searches = self._place_among

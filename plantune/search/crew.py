@@ -39,6 +39,10 @@ class Shared(Protocol):
     def has(self, candidate: StepCandidate) -> bool:
         """Whether another search measures it now."""
 
+    @property
+    def searches(self) -> int:
+        """How many there are."""
+
     def spread(self, candidates: Sequence[StepCandidate]) -> list[StepCandidate]:
         """The candidates in an order in which searches begin at different ones."""
 

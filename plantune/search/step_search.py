@@ -270,7 +270,9 @@ class StepSearch:
 
     def _built(self, missing: Sequence[StepCandidate], budget: Budget) -> Sequence[StepCandidate]:
         """What to measure now: of the missing ones those that are built, else whatever is built."""
-        enough = max(LEAST_PER_COVER, len(missing) // PART_OF_COVER, 2 * self._crew.seats)
+        searches = 1 if self._shared is None else self._shared.searches
+        part = len(missing) // (PART_OF_COVER * searches)  # less and less, so that all end at once
+        enough = max(LEAST_PER_COVER, part, 2 * self._crew.seats)
         if self._builds is None:
             return missing[:enough]
         for choice in (missing, self._fitting(self._want(missing), budget)):

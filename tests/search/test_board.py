@@ -226,6 +226,7 @@ def test_searches_begin_at_different_candidates(board):
     boards = [board() for _ in range(3)]
     for each in boards:
         each.news()
+    assert [each.searches for each in boards] == [3, 3, 3]
     orders = [each.spread([item(n) for n in range(6)]) for each in boards]
     assert [order[0].key for order in orders] == [item(n).key for n in (0, 2, 4)]
     assert all({i.key for i in order} == {item(n).key for n in range(6)} for order in orders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,6 +145,14 @@ def test_a_resumed_search_asks_for_nothing_that_it_knows(graph, space, measurer,
     assert known.isdisjoint(measurer.asked)
     assert len(measurer.asked) < len(known) / 4
     assert math.isfinite(again.covers(1)[0][0])
+
+
+def test_beside_other_searches_it_takes_a_part_of_its_share(search):
+    many = list({c.key: c for c in search.candidates}.values()) * 4
+    assert len(search._built(many, Budget(PLENTY))) == len(many) // 4
+    search._shared = SimpleNamespace(searches=5)
+    assert len(search._built(many, Budget(PLENTY))) == len(many) // 20 > LEAST_PER_COVER
+    assert len(search._built(many[:20], Budget(PLENTY))) == LEAST_PER_COVER
 
 
 def test_what_cannot_win_need_not_be_known_well(search, measurer):

@@ -27,8 +27,8 @@ from plantune.search.rdb import Persistent, close_shared, opened_shared
 from plantune.search.results import Patience
 
 PATIENCE = Patience(10)
-# Of a search: as many as it takes at once, at least so many.
-BATCH = 4
+# Of a search: as many as it takes at once, at least so many, and the part of its share of the rest.
+BATCH, PART = 4, 4
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _host(url: str, name: str, jobs: Sequence[Job], seats: int) -> None:
         for (_, config), _ in board.news():
             left.pop(config.config["number"], None)
         free = [c for c in left.values() if not board.has(c) and not crew.has(c)]
-        batch = board.spread(free)[: max(BATCH, 2 * seats)]
+        batch = board.spread(free)[: max(BATCH, 2 * seats, len(free) // (PART * board.searches))]
         for candidate in board.claim(*batch) if batch else ():
             while crew.is_full:
                 land()

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 from replay import Job
 
+# The part of its share that a search claims, and what a row has room for at least.
+PART, MOST = 4, 64
+
 
 @dataclass(frozen=True)
 class Costs:
     """Seconds of one claim of a batch while the study is locked, and of what goes beside others':
-    the rest of a claim, an outcome, and the news before every claim. A batch is twice the seats of
-    a host, and at least `least`.
+    the rest of a claim, an outcome, and the news before every claim. A batch is a part of the
+    host's share of what is left, at least twice its seats and `least`.
     """
 
     locked_s: float
@@ -79,7 +82,8 @@ def simulate(jobs: Sequence[Job], workers: int, costs: Costs, seats: int = 8) ->
         elif next_job < len(jobs) and len(host.running) < host.most:
             unlocked = max(host.clock + costs.news_s, unlocked) + costs.locked_s
             host.clock = unlocked + costs.claim_s
-            size = max(2 * host.seats, costs.least)
+            part = (len(jobs) - next_job) // (PART * len(hosts))
+            size = max(2 * host.seats, costs.least, min(part, MOST))
             host.batch = list(range(next_job, min(next_job + size, len(jobs))))
             next_job += len(host.batch)
             claims += 1

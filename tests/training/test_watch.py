@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from plantune import TrainStep
 from plantune.errors import RanksDiffer
+from plantune.training import groups
 from plantune.training import ranks as ranks_module
 from plantune.training import watch as watch_module
 from plantune.training.ranks import Ranks
@@ -47,6 +48,22 @@ def both(*calls):
 
     with ThreadPoolExecutor(len(calls)) as pool:
         return [*pool.map(run, calls)]
+
+
+def test_the_next_group_reads_nothing_of_the_last_one(monkeypatch):
+    """Torchrun's store outlives both, and all their steps say the same."""
+    kept = dist.HashStore()
+    monkeypatch.setattr(groups, "_get_process_group_store", lambda group: kept)
+    for _ in range(2):
+        ranks = [
+            Ranks(SimpleNamespace(rank=lambda number=number: number, size=lambda: 2), 5.0)
+            for number in (0, 1)
+        ]
+        assert ranks[0].left(1) is None
+        assert both(*(partial(rank.all_say, "here") for rank in ranks)) == [True, True]
+        for rank in ranks:
+            rank.leave("closed its training step", 0)
+        assert ranks[0].left(1) == (0, "closed its training step")
 
 
 class TestMeeting:

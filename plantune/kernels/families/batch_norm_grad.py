@@ -14,20 +14,19 @@ from plantune.kernels.channel_slices import Slices, SlicesKernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts, images
-from plantune.kernels.patterns.pointwise_chain import Expression, Operand, expression_of, whole
+from plantune.kernels.patterns.pointwise_chain import (
+    Expression,
+    Operand,
+    evaluate,
+    expression_of,
+    whole,
+)
+from plantune.kernels.rendering import struct
 
 INPUTS_MAX, OUTPUTS_MAX = 3, 3
 HELD = {1: 8, 2: 4, 3: 4}  # words of a thread, by the images that dy follows from
 ENTRY_BYTES = 8  # plantune::Sums
 AGAIN = "batch_norm_again"
-HEAD = """struct Result {{
-  static constexpr int kInputs = {inputs}, kOutputs = {outputs};
-  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
-                                                  float (&out)[kOutputs]) {{
-    {lines}
-  }}
-}};
-"""
 
 
 @dataclass(frozen=True)
@@ -118,12 +117,8 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
 
     def source(self, parts: BatchNormGradParts, config: Attrs, arch: Arch) -> str:
         expression, weight = parts.expression, parts.step.types[parts.norm.inputs[2]]
-        made = [f"out[{i}] = {name};" for i, name in enumerate(expression.results)]
-        head = HEAD.format(
-            inputs=len(expression.operands),
-            outputs=len(expression.results),
-            lines="\n    ".join((*expression.lines, *made)),
-        )
+        counts = {"kInputs": len(expression.operands), "kOutputs": len(expression.results)}
+        head = struct("Result", evaluate(expression), **counts)
         again = parts.operands.index(parts.again.name) if parts.again is not None else -1
         slices = parts.slices(config)
         return slices.source(

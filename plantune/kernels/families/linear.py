@@ -9,18 +9,13 @@ from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.patterns.expression import rendered
+from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.linear_layer import LinearLayer, linear_layer_of
 
 THREADS, WARPS = 256, 8
 # Beyond it the same weights are read again and again.
 ROWS_MAX = 2048
-SOURCE = (
-    """#include "cuda/linear.h"
-{functors}using Kernel = plantune::Linear<{element}, {rows}, {columns}, {depth}, {width}, {threads},
-                                {expression}>;"""
-    + vector_kernel.ENTRIES
-)
+KERNEL = "Linear<{element}, {rows}, {columns}, {depth}, {width}, {threads}, {expression}>"
 
 
 class Linear(CudaFamily[LinearLayer]):
@@ -64,15 +59,17 @@ class Linear(CudaFamily[LinearLayer]):
 
     def source(self, parts: LinearLayer, config: Attrs, arch: Arch) -> str:
         type_, depth = parts.step.types[parts.a], parts.sizes[2]
-        return SOURCE.format(
+        chain = (parts.activation,) if parts.activation else ()
+        kernel = KERNEL.format(
             element=vector_kernel.ELEMENTS[type_.dtype],
             rows=config["rows"],
             columns=config["tile_n"] // WARPS,
             depth=depth,
             width=math.gcd(vector_kernel.width(type_), depth),
             threads=THREADS,
-            **rendered((parts.activation,) if parts.activation else ()),
+            expression=expression(chain),
         )
+        return vector_kernel.source(self.name, kernel, THREADS, functors(chain))
 
     def bind(self, parts: LinearLayer, config: Attrs, frame: Frame) -> Binding:
         values, (m, n, _) = frame.values, parts.sizes

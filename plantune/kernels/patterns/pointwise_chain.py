@@ -159,16 +159,22 @@ def geometry_of(step: Step, expression: Expression, layout: str, width: int) -> 
 MEMBERS = """  static constexpr int kInputs = {inputs}, kOutputs = {outputs}, kAxes = {axes};
   static constexpr Index kSizes[] = {{{sizes}}};
   static constexpr Index kStrides[][kAxes] = {{{strides}}};
-  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
+"""
+EVALUATE = """  static __device__ __forceinline__ void evaluate(const float (&in)[kInputs],
                                                   float (&out)[kOutputs]) {{
     {lines}
   }}
 """
 
 
+def evaluate(expression: Expression) -> str:
+    """The function that makes the results, of a struct that has their number."""
+    made = (f"out[{i}] = {name};" for i, name in enumerate(expression.results))
+    return EVALUATE.format(lines="\n    ".join((*expression.lines, *made)))
+
+
 def members(expression: Expression, geometry: Geometry) -> str:
     """What a struct with an Index says of a chain in C++: see csrc/cuda/pointwise.h."""
-    made = (f"out[{i}] = {name};" for i, name in enumerate(expression.results))
     return MEMBERS.format(
         inputs=len(expression.operands),
         outputs=len(expression.results),
@@ -176,8 +182,7 @@ def members(expression: Expression, geometry: Geometry) -> str:
         # The outermost size is what the count of elements says.
         sizes=", ".join(map(str, (1, *geometry.sizes[1:]))),
         strides=", ".join(f"{{{', '.join(map(str, row))}}}" for row in geometry.strides),
-        lines="\n    ".join((*expression.lines, *made)),
-    )
+    ) + evaluate(expression)
 
 
 def _strides(step: Step, operand: Operand, layout: str, rank: int) -> list[int]:

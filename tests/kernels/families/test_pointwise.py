@@ -62,6 +62,8 @@ CHAINS = {
     "affine": lambda b: b("affine", b.x(*IMAGE), alpha=-1.5, beta=0.25),
     "relu of one value": lambda b: b("relu", b.x(1, 1, 1, 1)),
     "relu_grad": lambda b: b("relu_grad", b.x(*IMAGE), b.x(*IMAGE)),
+    "add_apart": lambda b: b.apart(b("relu", b.x(*IMAGE))),
+    "apart_grad": lambda b: b("apart_grad", b.x(*IMAGE), b.x(*IMAGE), b.w(1)),
     "sigmoid of rows": lambda b: b("sigmoid", b.x(5, 7)),
     "rsqrt": lambda b: b("rsqrt", b.w(19), eps=1e-5),
     "bytes": lambda b: b("affine", b("cast", bytes_of(b), dtype=b.dtype), alpha=1 / 255, beta=-0.5),

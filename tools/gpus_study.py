@@ -3,10 +3,10 @@
     python tools/gpus_study.py [--batch 128] [--candidates 96] [--seats 2] [--json FILE]
 
 Kernels are compiled first, once for all runs, which go one, all, all, one, so that what changes
-with time concerns both alike. Each run has fresh workers and knows nothing; once its time was
-taken, it compares its best covers as whole plans on the first GPU, as a search does. The four
-plans race there in turns: what the two plans of one GPU differ by is the noise. On a machine
-without a GPU, `--seats` workers share the CPU, which shows that it works and nothing else.
+with time concerns both alike. Each run has fresh workers and knows nothing. In the end the plans of
+the best covers of all runs race in turns on the first GPU: what those of the two runs on one GPU
+differ by is the noise. On a machine without a GPU, `--seats` workers share the CPU, which shows
+that it works and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, zip_longest
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 
 from plantune.gpus import Seat, best_arch, seats_of
+from plantune.graph.graph import Graph
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
@@ -36,9 +38,8 @@ from plantune.search.candidates import StepCandidate
 from plantune.search.crew import Crew
 from plantune.search.elsewhere import start_all
 from plantune.search.measuring import WorkerMeasurer
-from plantune.search.ranking import fastest, plan_of
+from plantune.search.ranking import plan_of
 from plantune.search.results import silent
-from plantune.search.search import COVERS_TO_RANK
 from plantune.search.seats import environment_on
 from plantune.search.session import worker_for
 from plantune.search.step_search import StepSearch
@@ -47,7 +48,8 @@ from plantune.workload import Workload
 
 LONG_S = 3600.0
 ORDER = ("one", "all", "all", "one")
-RANKING_S, RACE_S = 3.0, 6.0
+# Plans of so many covers of each run race.
+COVERS, RACE_S = 2, 5.0
 
 
 class Memory:
@@ -89,11 +91,13 @@ def build_all(workload: Workload, wanted: list[StepCandidate], seats: tuple[Seat
 
 @dataclass(frozen=True)
 class Found:
-    """Of one run: seconds from the first candidate to the last outcome, outcomes, and its plan."""
+    """Of one run: seconds from the first candidate to the last outcome, outcomes, and the plans of
+    its best covers.
+    """
 
     seconds: float
     rows: dict[tuple[str, Candidate], Outcome]
-    plan: Plan
+    plans: tuple[Plan, ...]
 
     @property
     def times_us(self) -> dict[tuple[str, Candidate], float]:
@@ -121,21 +125,22 @@ def run(workload: Workload, seats: Sequence[Seat], workers: Sequence[Worker], co
     start = time.monotonic()
     steps.measure_all(wanted, budget, silent)
     seconds = memory.at[-1] - start
-    covers = [cover for _, cover in steps.covers(COVERS_TO_RANK)]
+    covers = [cover for _, cover in steps.covers(COVERS)]
     plans = [plan_of(cover, graph, space, network=problem.network) for cover in covers]
     plans = [replace(plan, branches=space.arch.kind == "cuda") for plan in plans]
-    timings = workers[0].time_programs(graph, plans, Effort(budget_s=RANKING_S))
-    return Found(seconds, memory.rows, plans[fastest(plans, timings) or 0])
+    return Found(seconds, memory.rows, tuple(plans))
 
 
-def race(workload: Workload, seat: Seat, plans: Sequence[Plan]) -> list[Timing]:
-    """The plans' times, in turns, on one GPU; equal plans are timed once."""
-    different = list({chosen(plan): plan for plan in plans}.values())
-    with worker_for(workload.graph, workload.problem, seat=seat) as worker:
-        timings = worker.time_programs(workload.graph, different, Effort(budget_s=RACE_S))
-    assert all(isinstance(timing, Timing) for timing in timings), timings
-    found = {chosen(plan): timing for plan, timing in zip(different, timings, strict=True)}
-    return [found[chosen(plan)] for plan in plans]
+def race(graph: Graph, worker: Worker, runs: Sequence[Found]) -> list[tuple[Plan, Timing]]:
+    """Each run's fastest plan, with its time: all plans in turns, equal ones once."""
+    different = list({chosen(plan): plan for found in runs for plan in found.plans}.values())
+    timings = worker.time_programs(graph, different, Effort(budget_s=RACE_S))
+    times: dict[object, Timing] = {}
+    for plan, timing in zip(different, timings, strict=True):
+        assert isinstance(timing, Timing), timing
+        times[chosen(plan)] = timing
+    best = [min(f.plans, key=lambda plan: times[chosen(plan)].median_us) for f in runs]
+    return [(plan, times[chosen(plan)]) for plan in best]
 
 
 def chosen(plan: Plan) -> tuple[frozenset[Choice], bool]:
@@ -147,6 +152,8 @@ def spread(run: Found, other: Found) -> dict[str, float]:
     """A run's times by those of another one, of the same candidates."""
     times, by = run.times_us, other.times_us
     ratios = [times[key] / by[key] for key in times.keys() & by.keys()]
+    if not ratios:
+        return {}
     median, near = statistics.median(ratios), sum(0.95 < ratio < 1.05 for ratio in ratios)
     return {"median": median, "within_5_percent": near / len(ratios)}
 
@@ -167,48 +174,48 @@ def main() -> None:
     print(
         f"{workload} on {len(seats)} x {environment.device}, torch {torch.__version__}", flush=True
     )
-    known = StepSearch(workload.graph, load_search_space(arch), Crew([None]), Memory())
-    built_s = build_all(workload, wanted_of(known, given.candidates), seats)
-    print(f"kernels built in {built_s:.1f} s", flush=True)
-    runs: list[Found] = []
     on = [seats[:1] if name == "one" else seats for name in ORDER]
-    with ExitStack() as stack:
-        waiting = iter(started(workload, [seat for used in on for seat in used], stack))
+    known = StepSearch(workload.graph, load_search_space(arch), Crew([None]), Memory())
+    wanted = wanted_of(known, given.candidates)
+    runs: list[Found] = []
+    with ExitStack() as stack, ThreadPoolExecutor(1) as beside:
+        built = beside.submit(build_all, workload, wanted, seats)
+        workers = started(workload, [seat for used in on for seat in used], stack)
+        print(f"kernels built in {built.result():.1f} s", flush=True)
+        waiting = iter(workers)
         for name, used in zip(ORDER, on, strict=True):
-            workers = list(islice(waiting, len(used)))
-            found = run(workload, used, workers, given.candidates)
+            found = run(workload, used, list(islice(waiting, len(used))), given.candidates)
             runs.append(found)
             counts = f"{len(found.rows)} candidates, {len(found.times_us)} measured"
             print(f"{name}: {found.seconds:.2f} s, {counts}", flush=True)
-            for worker in workers:
-                worker.close()
-    assert all(set(found.rows) == set(runs[0].rows) for found in runs), "not the same candidates"
-    one, every = (of(ORDER, runs, name) for name in ("one", "all"))
-    speedup = sum(found.seconds for found in one) / sum(found.seconds for found in every)
-    print(f"from the first candidate to the last: {speedup:.3f} times as fast", flush=True)
-    spreads = {"one_by_one": spread(*one), "all_by_one": spread(every[0], one[0])}
-    print(f"times of the same candidates: {spreads}", flush=True)
-    document = {
-        "environment": environment.to_json(),
-        "workload": workload.to_json(),
-        "gpus": len(seats),
-        "candidates": len(runs[0].rows),
-        "built_s": built_s,
-        "order": ORDER,
-        "seconds": [found.seconds for found in runs],
-        "speedup": speedup,
-        "candidates_times": spreads,
-        "plans": [json.loads(found.plan.dumps()) for found in runs],
-    }
-    save(document, given.json)  # a race may fail
-    timings = race(workload, seats[0], [found.plan for found in runs])
-    ratios = [asdict(ratio_interval(timing, timings[0])) for timing in timings]
-    for name, found, timing, ratio in zip(ORDER, runs, timings, ratios, strict=True):
-        same = chosen(found.plan) == chosen(runs[0].plan)
+        assert all(set(found.rows) == set(runs[0].rows) for found in runs), "other candidates"
+        one, every = (of(ORDER, runs, name) for name in ("one", "all"))
+        speedup = sum(found.seconds for found in one) / sum(found.seconds for found in every)
+        print(f"from the first candidate to the last: {speedup:.3f} times as fast", flush=True)
+        spreads = {"one_by_one": spread(*one), "all_by_one": spread(every[0], one[0])}
+        print(f"times of the same candidates: {spreads}", flush=True)
+        document: dict[str, object] = {
+            "environment": environment.to_json(),
+            "workload": workload.to_json(),
+            "gpus": len(seats),
+            "candidates": len(runs[0].rows),
+            "built_s": built.result(),
+            "order": ORDER,
+            "seconds": [found.seconds for found in runs],
+            "speedup": speedup,
+            "candidates_times": spreads,
+        }
+        save(document, given.json)  # a race may fail
+        raced = race(workload.graph, workers[-1], runs)
+    ratios = [asdict(ratio_interval(timing, raced[0][1])) for _, timing in raced]
+    for name, (plan, timing), ratio in zip(ORDER, raced, ratios, strict=True):
+        same = chosen(plan) == chosen(raced[0][0])
         text = "the first plan" if same else f"{ratio['low']:.4f} to {ratio['high']:.4f} of it"
         print(f"plan of {name}: {timing.median_us:.1f} us, {text}", flush=True)
-    plans_us = [timing.median_us for timing in timings]
-    save({**document, "plans_us": plans_us, "plans_by_the_first": ratios}, given.json)
+    document["plans_us"] = [timing.median_us for _, timing in raced]
+    document["plans_by_the_first"] = ratios
+    document["plans"] = [json.loads(plan.dumps()) for plan, _ in raced]
+    save(document, given.json)
 
 
 def save(document: dict[str, object], path: Path | None) -> None:

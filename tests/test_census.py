@@ -170,6 +170,18 @@ def test_one_at_a_time_has_the_gpu(part, monkeypatch, tmp_path: Path) -> None:
     assert os.sched_getaffinity(0) == before
 
 
+def test_what_is_timed_has_the_last_of_its_own_cores(part, monkeypatch, tmp_path: Path) -> None:
+    """Other cores may be somebody else's."""
+    turns, given = part("turns"), []
+    monkeypatch.setattr(turns, "FOLDER", tmp_path)
+    monkeypatch.setattr(turns, "OWN", list(range(4, 14)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: given.append(set(cores)))
+    turns.prepare_elsewhere()
+    with turns.alone_on_gpu():
+        pass
+    assert given == [set(range(4, 11)), {11, 12, 13}, os.sched_getaffinity(0)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["infer", "train"])
 @pytest.mark.parametrize("place", range(FIRST))

@@ -16,13 +16,14 @@ from typing import TextIO
 FOLDER = Path(tempfile.gettempdir())
 # For what is timed, where there are many.
 CORES, MANY = 3, 8
+# Those that the census may use: others may be somebody else's.
+OWN = sorted(os.sched_getaffinity(0))
 
 
 def prepare_elsewhere() -> None:
     """This thread, and what it starts, leaves the last cores to what is timed."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) >= MANY:
-        os.sched_setaffinity(0, cores[:-CORES])
+    if len(OWN) >= MANY:
+        os.sched_setaffinity(0, OWN[:-CORES])
 
 
 @contextmanager
@@ -38,11 +39,11 @@ def beside_others() -> Iterator[None]:
 @contextmanager
 def alone_on_gpu() -> Iterator[None]:
     """Waits until no other process of this machine is inside, or beside others."""
-    before, every = os.sched_getaffinity(0), range(os.cpu_count() or 1)
+    before = os.sched_getaffinity(0)
     with _file("timed") as timed, _file("gpu") as gpu:
         fcntl.flock(timed, fcntl.LOCK_SH)
         fcntl.flock(gpu, fcntl.LOCK_EX)
-        os.sched_setaffinity(0, every[-CORES:] if len(every) >= MANY else before)
+        os.sched_setaffinity(0, OWN[-CORES:] if len(OWN) >= MANY else before)
         try:
             yield
         finally:

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from plantune.host import cxx_compiler
 from plantune.plan import PROGRAM
@@ -31,6 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
 T = TypeVar("T")
+# On a busy machine an example takes longer than Hypothesis allows, and drawing one, too.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,6 +6,7 @@ import ast
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from .conftest import ROOT, Costly, costly_tests
 
@@ -38,3 +39,10 @@ def test_each_is_there() -> None:
 @pytest.mark.parametrize(("one_of", "runs"), [(None, []), (3, [0, 3])])
 def test_of_a_long_table_some_cases_run(one_of: int | None, runs: list[int]) -> None:
     assert [case for case in range(5) if Costly(1.0, one_of).runs(case)] == runs
+
+
+def test_no_example_of_hypothesis_is_too_slow() -> None:
+    """A busy machine makes any of them slow."""
+    assert settings.default is not None
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -177,3 +178,17 @@ def test_every_table_is_compared() -> None:
     assert all(sum(word in before for word in COMPARED) == 1 for before, _ in tables())
     assert len(list(tables())) == len(COMPARED)
     assert paragraphs()
+
+
+def test_accuracies_in_pairs_are_those_of_their_runs() -> None:
+    name = "benchmarks/h200/2026-11-23-cifar-airbench94-pairs.json"
+    (text,) = [" ".join(part.split()) for part in README.split("\n\n") if name in part]
+    found = read(name)["pairs"]
+    theirs, own = (
+        100 * mean(run["accuracy"] for run in found["runs"][way])
+        for way in ("cuda-graph", "plantune-step")
+    )
+    apart = found["differences"]["plantune-step"]["accuracy"]
+    assert f"{own:.2f} % beside {theirs:.2f} % with that graph" in text
+    assert f"{100 * abs(apart['mean']):.2f} points apart" in text
+    assert f"standard error of {100 * apart['standard_error']:.2f}" in text

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from plantune.canonical import Attrs
 from plantune.cuda.build import Usage
+from plantune.cuda.choice import nvrtc_for
 from plantune.gpus import best_arch
 from plantune.graph.step import Step
 from plantune.kernels.cuda_family import CudaFamily
@@ -98,8 +99,11 @@ def build_within_limits() -> Callable[..., Mapping[str, Usage]]:
             family.threads(family.parts(step), config),
         )
         assert arch.cuda is not None
+        # For this chip NVRTC 13.2, beside torch 2.15, spills two words of kernels (a concatenation,
+        # a batch norm) of which 13.0 spills none.
+        most = 8 if arch.name == "sm100" and nvrtc_for(arch).version >= (13, 2) else 0
         for name, used in binary.usage.items():
-            assert used.spill_bytes == used.stack_bytes == 0, name
+            assert max(used.spill_bytes, used.stack_bytes) <= most, name
             assert 0 < used.registers <= arch.cuda.registers_per_thread_max, name
             assert used.registers * threads <= arch.cuda.registers_per_sm, name
         # The assembler says so where it has to wait for each product of a warpgroup.

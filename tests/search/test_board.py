@@ -5,9 +5,9 @@ and what a dead search had is free.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from dataclasses import replace
-from itertools import count
 from types import SimpleNamespace
 
 import optuna
@@ -29,8 +29,7 @@ from .postgres import PASSWORD
 
 GOOD = Measured(5.0, 4.0, 6.0, 9, 1e-7, 1e-6, True)
 WRONG = Rejected("numerics", "it is wrong")
-numbers = count()
-# The URL of an empty database.
+# The URL of a database, in which studies are left.
 MYSQL = os.environ.get("PLANTUNE_TEST_MYSQL", "")
 
 
@@ -57,7 +56,7 @@ def url(request, tmp_path):
 @pytest.fixture
 def board(url):
     """Makes boards of searches for one thing, each with connections of its own."""
-    made, name = [], f"net {next(numbers)}"
+    made, name = [], f"net {secrets.token_hex(4)}"
 
     def make(environment=None, patience=None, gone_s=20.0, fresh=False):
         patience = patience or Patience(30)

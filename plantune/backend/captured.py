@@ -45,10 +45,31 @@ def _source(node: fx.Node) -> str:
 
 
 class Code:
-    """What a captured graph computes. It never changes, so a copy of its holder shares it."""
+    """What a captured graph computes. It never changes, so a copy of its holder shares it.
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.run = graph.forward
+    `detached` are outputs that are others of them without their gradients: a plan does not make
+    these.
+    """
+
+    def __init__(self, graph: fx.GraphModule, detached: Mapping[int, int]) -> None:
+        self._forward, self.detached = graph.forward, detached
+
+    def run(self, *values: Any) -> Any:
+        made = self._forward(*values)
+        if not self.detached:
+            return made
+        return tuple(value for at, value in enumerate(made) if at not in self.detached)
+
+    def whole(self, made: Any) -> Any:
+        """All outputs, of those that `run` made."""
+        if not self.detached:
+            return made
+        left = iter(made)
+        places = range(len(made) + len(self.detached))
+        found: list[Any] = [None if at in self.detached else next(left) for at in places]
+        for at, other in self.detached.items():
+            found[at] = found[other].detach()
+        return tuple(found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
         return self

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 # What two views of larger memory have in common is not looked for.
 MOST_ELEMENTS = 1 << 22
+DETACH = (torch.detach, torch.Tensor.detach, torch.ops.aten.detach.default)
 
 
 def why_not(graph: fx.GraphModule) -> str | None:
@@ -17,9 +18,30 @@ def why_not(graph: fx.GraphModule) -> str | None:
     return _why_shared(graph) or _why_numbers(graph)
 
 
+def detached(graph: fx.GraphModule) -> dict[int, int]:
+    """The places of outputs that are others of them, detached, with the places of those: such as a
+    loss and what is logged of it.
+    """
+    made = [node if isinstance(node, fx.Node) else None for node in _results(graph)]
+    places = {node: at for at, node in enumerate(made) if node is not None}
+    found = {}
+    for at, node in enumerate(made):
+        source: Any = node
+        while source is not None and _detaches(source):
+            source = source.args[0]
+        if source is not node and source in places:
+            found[at] = places[source]
+    return found
+
+
+def _detaches(node: fx.Node) -> bool:
+    return (node.op, node.target) == ("call_method", "detach") or node.target in DETACH
+
+
 def _why_shared(graph: fx.GraphModule) -> str | None:
     """A plan returns copies. The code after it may write to a tensor and see that in another."""
-    outputs = dict.fromkeys(_outputs(graph))
+    apart = {_results(graph)[at] for at in detached(graph)}
+    outputs = [node for node in dict.fromkeys(_outputs(graph)) if node not in apart]
     inputs = [node for node in _inputs(graph) if _example(node) is not None]
     for one, other in (*combinations(outputs, 2), *((o, i) for o in outputs for i in inputs)):
         if _overlap(_example(one), _example(other)):
@@ -37,6 +59,13 @@ def _why_numbers(graph: fx.GraphModule) -> str | None:
 
 def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
     return list(graph.graph.find_nodes(op="placeholder"))
+
+
+def _results(graph: fx.GraphModule) -> tuple[Any, ...]:
+    """What it returns, one after the other."""
+    (output,) = graph.graph.find_nodes(op="output")
+    made = output.args[0]
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
 
 def _outputs(graph: fx.GraphModule) -> list[fx.Node]:

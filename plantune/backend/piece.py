@@ -19,7 +19,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from plantune.backend.budget import Budget
 from plantune.backend.captured import Captured, Code, Inputs
-from plantune.backend.limits import why_not
+from plantune.backend.limits import detached, why_not
 from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
 from plantune.graph.arguments import Arguments
 from plantune.graph.lines import lines_of
@@ -79,7 +79,7 @@ class Piece:
 
     def __init__(self, graph: fx.GraphModule, examples: Sequence[Any], budget: Budget) -> None:
         self.name, self.line = name_of(graph), line_of(graph)
-        self._eager, self._code = graph.forward, Code(graph)
+        self._eager, self._code = graph.forward, Code(graph, detached(graph))
         self._inputs = Inputs.of(graph, examples)
         self._held, self._given = _getter(self._inputs.held), _getter(self._inputs.given)
         # Whatever size is not the same in all calls is an input of its own.
@@ -103,7 +103,7 @@ class Piece:
             return self._by_torch(values)
         owner, given = self._owner_of(self._held(values)), self._given(values)
         try:
-            return self._tuned_for(owner, self._sizes(values), given)(*given)
+            return self._code.whole(self._tuned_for(owner, self._sizes(values), given)(*given))
         except REFUSED as error:
             # It has come by that door.
             reason = str(error).replace(f"{DOOR}, or write", "Write")

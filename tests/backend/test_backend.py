@@ -133,6 +133,23 @@ class TestTraining:
         assert_alike(ours.state_dict(), theirs.state_dict())
         assert ran() == (10, 0)
 
+    def test_a_loss_and_what_is_logged_of_it(self):
+        def step(module, x):
+            loss = module(x).square().mean()
+            return loss.detach().detach(), loss, loss.detach()
+
+        theirs, x = Net(), image(4)
+        ours = copy.deepcopy(theirs)
+        logged, loss, _ = torch.compile(step, backend="plantune")(ours, x)
+        exact = step(theirs, x)[1]
+        assert_alike([logged, loss], [exact.detach(), exact])
+        assert not logged.requires_grad
+        assert logged.data_ptr() == loss.data_ptr()  # as eager's
+        loss.backward(), exact.backward()
+        assert_alike(ours.conv.weight.grad, theirs.conv.weight.grad)
+        assert refused() == []
+        assert ran() == (1, 0)
+
     def test_a_parameter_that_is_frozen_later(self):
         theirs = Net()
         ours = copy.deepcopy(theirs)

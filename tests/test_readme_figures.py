@@ -180,8 +180,9 @@ def test_every_table_is_compared() -> None:
     assert paragraphs()
 
 
-def test_accuracies_in_pairs_are_those_of_their_runs() -> None:
-    name = "benchmarks/h200/2026-11-23-cifar-airbench94-pairs.json"
+@pytest.mark.parametrize("network", ["airbench94", "resnet50"])
+def test_accuracies_in_pairs_are_those_of_their_runs(network: str) -> None:
+    name = f"benchmarks/h200/2026-11-23-cifar-{network}-pairs.json"
     (text,) = [" ".join(part.split()) for part in README.split("\n\n") if name in part]
     found = read(name)["pairs"]
     theirs, own = (
@@ -189,6 +190,9 @@ def test_accuracies_in_pairs_are_those_of_their_runs() -> None:
         for way in ("cuda-graph", "plantune-step")
     )
     apart = found["differences"]["plantune-step"]["accuracy"]
-    assert f"{own:.2f} % beside {theirs:.2f} % with that graph" in text
-    assert f"{100 * abs(apart['mean']):.2f} points apart" in text
-    assert f"standard error of {100 * apart['standard_error']:.2f}" in text
+    assert apart["kept"]
+    assert (
+        f"{own:.2f} % beside {theirs:.2f} % in {len(found['seeds'])} pairs, "
+        f"{100 * abs(apart['mean']):.2f} points apart with a standard error of "
+        f"{100 * apart['standard_error']:.2f} ([JSON]({name}))"
+    ) in text

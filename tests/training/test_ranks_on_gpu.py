@@ -55,7 +55,6 @@ def reduced(monkeypatch):
 
     monkeypatch.setattr(Reducer, "_enqueue", noted)
     monkeypatch.setattr("plantune.training.reduce.BUCKET_BYTES", 4096)
-    monkeypatch.setattr("plantune.training.reduce.LAST_BYTES", 0)
     return found
 
 

@@ -124,8 +124,6 @@ class CapturedProgram:
         """
         if is_capturing() or is_rehearsing():
             self._enter()
-            if is_rehearsing():  # the capture to come holds what graphs of our own would hold too
-                self._passes.clear()
             return self._inside_a_capture(inputs)
         return self.replay(inputs)
 

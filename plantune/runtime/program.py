@@ -59,8 +59,8 @@ class Program:
         self.graph = graph
         self.plan = plan
         self.device = device
-        # On a GPU a caller's memory may take the place of an output that no other pass reads.
-        apart = {*graph.outputs} - {*graph.saved} if on_gpu else ()
+        # On a GPU a caller's memory may take the place of an output.
+        apart = graph.outputs if on_gpu else ()
         take = taker(live.buffers, apart, device)
         self.values: Values = {}
         for name, type_ in graph.output_gradients if seeds else ():

@@ -117,7 +117,7 @@ def test_one_word_is_read_where_it_is_translated(step_of):
 
 @pytest.mark.parametrize(
     ("samples", "launches", "math"),
-    [(1, 1, "simt"), (8, 1, "simt"), (32, 2, "tf32"), (64, 2, "tf32")],
+    [(1, 1, "simt"), (8, 1, "simt"), (32, 2, "simt"), (64, 2, "simt")],
 )
 def test_many_sentences_are_read_by_a_launch_of_its_own(step_of, samples, launches, math):
     """By the guess."""

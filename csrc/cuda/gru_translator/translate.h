@@ -86,10 +86,11 @@ struct Translate {
     }
   }
 
-  /// What a sample's last word left behind.
+  /// What a sample's last word left behind; zeros, as before the first one, where there is none.
   static __device__ __forceinline__ float read_state(const TranslateArguments& a, int i) {
     const int n = i / kHidden;
     const long long last = (a.lengths ? a.lengths[n] : a.read) - 1;
+    if (last < 0) return 0.f;  // of no word
     return a.states[(last * a.samples + n) * kHidden + i % kHidden];
   }
 

@@ -60,11 +60,12 @@ class Effort:
         return self.until is not None and time.monotonic() >= self.until
 
     def has_room_for(self, seconds: float) -> bool:
-        """Whether what was begun may take so much longer: until half-way to the cut."""
+        """Whether what was begun may take so much longer: half of what is left until the cut."""
         if self.until is None:
             return True
-        end = self.until if self.cut_at is None else (self.until + self.cut_at) / 2
-        return time.monotonic() + seconds < end
+        if self.cut_at is None:
+            return time.monotonic() + seconds < self.until
+        return seconds < (self.cut_at - time.monotonic()) / 2
 
     def most_s(self, ways: int) -> float:
         """The time that measuring so many callables may take, but for calls of its own length."""

@@ -132,6 +132,15 @@ def test_quick_rounds_without_which_nothing_is_known_are_run_after_the_end(clock
     assert [timing.samples for timing in found] == [LEAST_SAMPLES, LEAST_SAMPLES]
 
 
+def test_quick_rounds_are_run_however_late_they_begin_before_the_cut(clock):
+    """Building the ways may take most of what a race had: a plan at a quarter of eager's time was
+    a tie then.
+    """
+    quick = [clock.taking(1e4, "a"), clock.taking(2e4, "b")]
+    found = time_interleaved(quick, Effort(until=1e3 - 10, cut_at=1e3 + 2))
+    assert [timing.samples for timing in found] == [LEAST_SAMPLES, LEAST_SAMPLES]
+
+
 def test_slow_rounds_are_not_run_into_the_cut(clock):
     slow = [clock.taking(2e6, "a"), clock.taking(3e6, "b")]
     found = time_interleaved(slow, Effort(until=1e3 + 12, cut_at=1e3 + 40))

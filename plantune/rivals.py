@@ -66,7 +66,7 @@ def runner_text(runner: str) -> str | None:
     """Who runs a network instead of its plan; None if the plan does."""
     if runner == "program":  # the plan's name for itself, without the imports of plans
         return None
-    return f"{runner} was faster than these steps as a whole, so it runs the network"
+    return f"these steps as a whole were not clearly faster than {runner}, so it runs the network"
 
 
 def loss_text(evidence: Mapping[str, Any]) -> str | None:

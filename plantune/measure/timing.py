@@ -121,7 +121,12 @@ class Timing:
 
     @property
     def noisy(self) -> bool:
-        return self.shared or self.spread > NOISY_SPREAD or self.samples < LEAST_SAMPLES
+        return self.shared or self.spread > NOISY_SPREAD or self.cut_short
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the time was up before there were enough samples."""
+        return self.samples < LEAST_SAMPLES
 
     def per(self, launches: int) -> Timing:
         """The time of each of so many launches in a call."""

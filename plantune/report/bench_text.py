@@ -34,6 +34,9 @@ def verdict(race: Race) -> str:
         return f"plantune is faster: {said}"
     if ratio.low > 1:
         return f"plantune is slower: {said}"
+    timing = next(iter(race.timings.values()))
+    if timing.cut_short:
+        return f"not decided, the time was up after {timing.samples} rounds: {said}"
     return f"a tie within the noise: {said}"
 
 

@@ -180,3 +180,12 @@ def test_phases_add_up_to_the_whole_beside_the_peak_of_memory() -> None:
 def test_without_phases_or_memory_there_are_no_columns_for_them(document: dict) -> None:
     assert phases_table(document) is None
     assert "peak" not in queued_table(document)
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"), [(3, "not decided, the time was up after 3 rounds: "), (5, "a tie")]
+)
+def test_too_few_rounds_are_no_tie(samples: int, words: str) -> None:
+    one = flat(1.0, samples=samples)
+    ran = Race({"plantune": one, "eager": one}, {}, "eager", Interval(0.24, 0.024, 2.4))
+    assert verdict(ran).startswith(words)

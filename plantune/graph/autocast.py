@@ -64,7 +64,8 @@ def casts(
     sees the parts that the overload is made of, and not the overload.
     """
     given = tuple(leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    if autocast[0] == "cuda" and overload.name().startswith(RECURRENT):
+    recurrent = overload.name().startswith(RECURRENT)
+    if autocast[0] == "cuda" and recurrent:
         double = torch.float64
         return tuple(
             t if t == double else low
@@ -74,7 +75,9 @@ def casts(
     seen = _Seen(overload, args, kwargs, autocast)
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key):
         return seen.own(given)
-    if str(overload) in OVERLOADS or not overload.has_kernel_for_dispatch_key(COMPOSITE):
+    # A recurrent layer may be read, and then its products are autocast's all the same.
+    read = str(overload) in OVERLOADS and not recurrent
+    if read or not overload.has_kernel_for_dispatch_key(COMPOSITE):
         return given
     return given if seen.is_the_same(given) else None
 

@@ -24,6 +24,7 @@ from plantune.graph.step import Step
 from plantune.graph.types import TensorType
 from plantune.kernels.family import Candidate
 from plantune.measure.client import Limits, Worker
+from plantune.measure.protocol import Channel
 from plantune.measure.timing import Effort
 from plantune.outcome import Measured, Outcome, Rejected
 
@@ -319,10 +320,15 @@ def test_the_wall_clock_may_jump(ask, monkeypatch):
     assert is_good(ask("none"))
 
 
-def test_a_program_that_takes_too_long_is_raised(relu):
+def test_a_program_that_takes_too_long_is_raised(relu, monkeypatch):
     """There is no outcome for several plans at once."""
     graph = Graph(relu.inputs, (), (), relu.nodes, ("relu",))
+
+    def too_late(channel, deadline):
+        raise TimeoutError
+
     with Worker(threads=1, limits=Limits(run_s=-1.0)) as worker:
+        monkeypatch.setattr(Channel, "receive", too_late)  # a quick answer is taken at any time
         with pytest.raises(MeasureTimeout, match=r"start took over -1 s; the worker was killed"):
             worker.time_programs(graph, [], EFFORT)
         assert worker.pid is None

@@ -153,7 +153,8 @@ def test_seldom_do_two_seats_make_the_references_of_one_step():
         crew.finished()
     assert sum(map(len, asked)) == 84
     made = [{step for step, _ in own} for own in asked]
-    assert sum(map(len, made)) <= len(steps) + 2
+    # Of 42. Which seat is free first is the threads' luck, so some are made twice.
+    assert sum(map(len, made)) < 1.5 * len(steps)
 
 
 @pytest.mark.parametrize("error", [WorkerDied("it does not start"), UnsupportedDevice("lost")])

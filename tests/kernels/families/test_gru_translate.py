@@ -92,7 +92,8 @@ def test_it_builds_for_more_sentences_and_other_sizes(step_of, sizes, samples, l
     assert why_not(step, Candidate("gru_translate", config), load_search_space("sm90")) is None
     used = FAMILY.build(FAMILY.parts(step), config, ARCH).usage["run"]
     assert used.registers * 512 <= 65536
-    assert used.spill_bytes <= 200  # a few addresses, beside 250 bytes of weights in each thread
+    # A few addresses, beside 250 bytes of weights in each thread; more with tensor cores.
+    assert used.spill_bytes < 64 if math == "simt" else used.spill_bytes <= 200
 
 
 def test_many_sentences_are_translated_in_several_launches(step_of):

@@ -107,7 +107,8 @@ class Timing:
     def percentile_us(self, percent: float) -> float:
         """The sample below or at which so many percent of them are."""
         ordered = sorted(self.samples_us)
-        return ordered[max(math.ceil(percent / 100 * self.samples) - 1, 0)]
+        rank = math.ceil(round(percent / 100 * self.samples, 6))  # 99.9 % of 1,000 are 999
+        return ordered[max(rank - 1, 0)]
 
     @property
     def samples(self) -> int:

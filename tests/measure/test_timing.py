@@ -230,6 +230,11 @@ def test_quartiles():
     assert timing_of(7).low_us == timing_of(7).high_us == 7
 
 
+def test_the_latest_but_one_of_a_thousand():
+    """99.9 / 100 * 1000 is a little more than 999."""
+    assert Timing(tuple(map(float, range(1, 1001)))).percentile_us(99.9) == 999
+
+
 def test_the_interval_of_a_tie_holds_one():
     ours = timing_of(*(100 + i % 7 for i in range(40)))
     theirs = timing_of(*(100 + (i * 3) % 7 for i in range(40)))

@@ -7,7 +7,6 @@ rows; in one of the `launches` its slices are the blocks of a cluster.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,18 +135,11 @@ class Slices:
         return float(started + meeting + moved)
 
 
-class SlicesKernel:
+def slices_kernels(binary: Binary, slices: Slices) -> list[vector_kernel.VectorKernel]:
     """The launches of one division."""
-
-    def __init__(self, binary: Binary, slices: Slices) -> None:
-        threads, together = int(slices.config["threads"]), slices.together
-        cluster = int(slices.config["slices"]) if together else 1
-        names: Sequence[str] = ("run",) if together else ("collect", "run")
-        self._kernels = [
-            vector_kernel.VectorKernel(binary, slices.blocks, threads, name=name, cluster=cluster)
-            for name in names
-        ]
-
-    def launch(self, stream: int, arguments: Any, read: Sequence[Any]) -> None:
-        for kernel in self._kernels:
-            kernel.launch(stream, arguments, read)
+    threads, together = slices.number("threads"), slices.together
+    cluster = slices.number("slices") if together else 1
+    return [
+        vector_kernel.VectorKernel(binary, slices.blocks, threads, name=name, cluster=cluster)
+        for name in (("run",) if together else ("collect", "run"))
+    ]

@@ -71,6 +71,11 @@ class Frame:
     loose: frozenset[str] = frozenset()
     aligned: frozenset[str] = frozenset()
 
+    @property
+    def scratch(self) -> int:
+        """The address of the workspace, 0 if there is none."""
+        return 0 if self.workspace is None else self.workspace.data_ptr()
+
 
 @dataclass(frozen=True)
 class Binding:

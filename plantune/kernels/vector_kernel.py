@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from plantune.cuda.build import Binary
-from plantune.graph.types import TensorType
+from plantune.graph import Step, TensorType
+from plantune.kernels.constants import rows_of
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.launcher import Launcher
 
 VECTOR_BYTES = 16
@@ -86,3 +88,30 @@ def not_an_element(dtype: str) -> dict[str, bool]:
 def members(*values: int) -> ctypes.Array[ctypes.c_longlong]:
     """A struct of addresses and 64-bit integers."""
     return (ctypes.c_longlong * len(values))(*values)
+
+
+def bound(
+    kernels: Sequence[VectorKernel],
+    step: Step,
+    frame: Frame,
+    arguments: Iterable[str | int | None],
+    read: Collection[str],
+    *,
+    last: Launcher | None = None,
+) -> Binding:
+    """Launches kernels of a step one after another, and then the `last`. Their arguments are
+    numbers and the addresses of values, 0 for what does not enter or leave the step. Constants are
+    read in rows. What is `read` by vectors may be unaligned.
+    """
+    constants, known = rows_of(step, frame), {*dict(step.inputs), *dict(step.outputs)}
+    found = [each if isinstance(each, int) or each in known else 0 for each in arguments]
+
+    def launch(stream: int) -> None:
+        places = (constants.tensor(a).data_ptr() if isinstance(a, str) else a or 0 for a in found)
+        given, images = members(*places), [constants.tensor(name) for name in read]
+        for kernel in kernels:
+            kernel.launch(stream, given, images)
+        if last is not None:
+            last.launch(stream, given)
+
+    return Binding(launch, constants=constants.all)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from plantune.graph import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import rows_of
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, images, refuse
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
 from plantune.kernels.patterns.attention import Addend, AttentionParts, Operand, attention_parts
 from plantune.kernels.warp_mma import DTYPES
 
@@ -43,6 +43,7 @@ class Attention(CudaFamily[AttentionParts]):
     """Config: the `threads` of a block, which has one head."""
 
     name: ClassVar = "attention"
+    image_layout = "nchw"  # strides are those of rows
 
     def read(self, step: Step) -> AttentionParts:
         parts = attention_parts(step)
@@ -66,10 +67,6 @@ class Attention(CudaFamily[AttentionParts]):
             }
         )
         return parts
-
-    def layouts(self, parts: AttentionParts, config: Attrs) -> Mapping[str, str]:
-        """Strides are those of rows."""
-        return images(parts.step, "nchw")
 
     def why_not_config(self, parts: AttentionParts, config: Attrs, arch: Arch) -> str | None:
         warps, tiles = int(config["threads"]) // 32, -(-parts.sizes[2] // ROWS)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from plantune.graph.graph import Node
 from plantune.kernels import vector_kernel
-from plantune.kernels.channel_slices import Slices, SlicesKernel
-from plantune.kernels.constants import rows_of
+from plantune.kernels.channel_slices import Slices, slices_kernels
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
-from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns.expression import Chain, expression, functors
 from plantune.kernels.patterns.sample_norm import what_follows
 
@@ -35,6 +33,7 @@ class BatchNorm(CudaFamily[BatchNormParts]):
     """Config: see `plantune.kernels.channel_slices`."""
 
     name: ClassVar = "batch_norm"
+    image_layout = "nhwc"
 
     def read(self, step: Step) -> BatchNormParts:
         norm = step.nodes[0]
@@ -58,9 +57,6 @@ class BatchNorm(CudaFamily[BatchNormParts]):
             }
         )
         return BatchNormParts(step, norm, chain, residual)
-
-    def layouts(self, parts: BatchNormParts, config: Attrs) -> Mapping[str, str]:
-        return images(parts.step, "nhwc")
 
     def why_not_config(self, parts: BatchNormParts, config: Attrs, arch: Arch) -> str | None:
         return first_reason(parts.slices(config).why_not(arch))
@@ -86,25 +82,12 @@ class BatchNorm(CudaFamily[BatchNormParts]):
         )
 
     def bind(self, parts: BatchNormParts, config: Attrs, frame: Frame) -> Binding:
-        constants, values = rows_of(parts.step, frame), frame.values
-        kernel = SlicesKernel(frame.built, parts.slices(config))
         x, weight, bias, *running = parts.norm.inputs
-        written = [parts.step.nodes[-1].name, *parts.norm.outputs[1:]]
-        leaving = dict(parts.step.outputs)
-        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
-
-        def launch(stream: int) -> None:
-            read = [constants.tensor(name) for name in (x, weight, bias, *running)]
-            added = [] if parts.residual is None else [constants.tensor(parts.residual)]
-            y, *made = (values[name].data_ptr() if name in leaving else 0 for name in written)
-            image, *others = (tensor.data_ptr() for tensor in read)
-            residual = added[0].data_ptr() if added else 0
-            arguments = vector_kernel.members(
-                image, y, *others[:2], residual, *others[2:], *made, sums
-            )
-            kernel.launch(stream, arguments, [read[0], *added])
-
-        return Binding(launch, constants=constants.all)
+        made = (parts.step.nodes[-1].name, *parts.norm.outputs[1:])
+        arguments = (x, made[0], weight, bias, parts.residual, *running, *made[1:], frame.scratch)
+        read = [name for name in (x, parts.residual) if name is not None]
+        kernels = slices_kernels(frame.built, parts.slices(config))
+        return vector_kernel.bound(kernels, parts.step, frame, arguments, read)
 
 
 FAMILY = BatchNorm()

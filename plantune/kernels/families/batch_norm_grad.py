@@ -4,16 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from plantune.graph.graph import Node
 from plantune.kernels import vector_kernel
-from plantune.kernels.channel_slices import Slices, SlicesKernel
-from plantune.kernels.constants import rows_of
+from plantune.kernels.channel_slices import Slices, slices_kernels
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
-from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns.pointwise_chain import (
     Expression,
     Operand,
@@ -62,6 +60,7 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
     """Config: see `plantune.kernels.channel_slices`."""
 
     name: ClassVar = "batch_norm_grad"
+    image_layout = "nhwc"
 
     def read(self, step: Step) -> BatchNormGradParts:
         norm = step.nodes[-1]
@@ -101,9 +100,6 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         )
         return parts
 
-    def layouts(self, parts: BatchNormGradParts, config: Attrs) -> Mapping[str, str]:
-        return images(parts.step, "nhwc")
-
     def why_not_config(self, parts: BatchNormGradParts, config: Attrs, arch: Arch) -> str | None:
         return first_reason(parts.slices(config).why_not(arch))
 
@@ -126,23 +122,13 @@ class BatchNormGrad(CudaFamily[BatchNormGradParts]):
         )
 
     def bind(self, parts: BatchNormGradParts, config: Attrs, frame: Frame) -> Binding:
-        constants, values = rows_of(parts.step, frame), frame.values
-        kernel = SlicesKernel(frame.built, parts.slices(config))
-        leaving = dict(parts.step.outputs)
-        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
-
-        def launch(stream: int) -> None:
-            others = [constants.tensor(name) for name in parts.norm.inputs[1:]]
-            images = {name: constants.tensor(name) for name in parts.inputs}
-            made = (values[n].data_ptr() if n in leaving else 0 for n in parts.norm.outputs)
-            read = [tensor.data_ptr() for tensor in others]
-            read += [constants.tensor(parts.again.inputs[2]).data_ptr() if parts.again else 0]
-            ends = [images[n].data_ptr() if n in images else 0 for n in parts.operands]
-            ends += [values[n].data_ptr() for n in parts.stored]
-            arguments = vector_kernel.members(*read, *made, sums, *ends, 0)
-            kernel.launch(stream, arguments, [others[0], *images.values()])
-
-        return Binding(launch, constants=constants.all)
+        norm, inputs = parts.norm, parts.inputs
+        bias = None if parts.again is None else parts.again.inputs[2]
+        operands = (name if name in inputs else None for name in parts.operands)
+        ends = (*operands, *parts.stored, 0)
+        arguments = (*norm.inputs[1:], bias, *norm.outputs, frame.scratch, *ends)
+        kernels = slices_kernels(frame.built, parts.slices(config))
+        return vector_kernel.bound(kernels, parts.step, frame, arguments, [norm.inputs[1], *inputs])
 
 
 def _is_of(again: Node, norm: Node) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step, images
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.patterns.sample_norm import NormParts, RowsOfNorm, norm_parts
 from plantune.kernels.rendering import struct
@@ -23,13 +22,10 @@ class LayerNorm(CudaFamily[LayerNormParts]):
     """Config: a row stays with so many `lanes` of a block's `threads`."""
 
     name: ClassVar = "layer_norm"
+    image_layout = "nchw"  # a row is contiguous
 
     def read(self, step: Step) -> LayerNormParts:
         return norm_parts(LayerNormParts, step, self.name)
-
-    def layouts(self, parts: LayerNormParts, config: Attrs) -> Mapping[str, str]:
-        """A row is contiguous."""
-        return images(parts.step, "nchw")
 
     def why_not_config(self, parts: LayerNormParts, config: Attrs, arch: Arch) -> str | None:
         return parts.why_not(config, HELD_MAX)

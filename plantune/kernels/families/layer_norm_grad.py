@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from plantune.graph import Step
 from plantune.kernels import vector_kernel
-from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, images, refuse
+from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
 from plantune.kernels.patterns.sample_norm import GradientOfNorm, RowsOfNorm
 from plantune.kernels.rendering import struct
 
@@ -31,6 +30,7 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
     """Config: a row stays with so many `lanes` of a block's `threads`."""
 
     name: ClassVar = "layer_norm_grad"
+    image_layout = "nchw"  # a row is contiguous
 
     def read(self, step: Step) -> LayerNormGradParts:
         norm = step.nodes[0]
@@ -47,10 +47,6 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
             }
         )
         return parts
-
-    def layouts(self, parts: LayerNormGradParts, config: Attrs) -> Mapping[str, str]:
-        """A row is contiguous."""
-        return images(parts.step, "nchw")
 
     def why_not_config(self, parts: LayerNormGradParts, config: Attrs, arch: Arch) -> str | None:
         return parts.why_not(config, HELD_MAX)

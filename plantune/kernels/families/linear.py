@@ -6,7 +6,6 @@ import math
 from typing import ClassVar
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.expression import expression, functors
@@ -72,18 +71,11 @@ class Linear(CudaFamily[LinearLayer]):
         return vector_kernel.source(self.name, kernel, THREADS, functors(chain))
 
     def bind(self, parts: LinearLayer, config: Attrs, frame: Frame) -> Binding:
-        values, (m, n, _) = frame.values, parts.sizes
-        constants = rows_of(parts.step, frame)
+        m, n, _ = parts.sizes
         blocks = -(-n // int(config["tile_n"])), -(-m // int(config["rows"]))
         kernel = vector_kernel.VectorKernel(frame.built, blocks, THREADS)
-
-        def launch(stream: int) -> None:
-            a, b, to = constants.tensor(parts.a), constants.tensor(parts.b), values[parts.y]
-            bias = 0 if parts.bias is None else constants.tensor(parts.bias).data_ptr()
-            arguments = vector_kernel.members(a.data_ptr(), b.data_ptr(), bias, to.data_ptr(), m, n)
-            kernel.launch(stream, arguments, [a, b])
-
-        return Binding(launch, constants=constants.all)
+        arguments = (parts.a, parts.b, parts.bias, parts.y, m, n)
+        return vector_kernel.bound([kernel], parts.step, frame, arguments, (parts.a, parts.b))
 
 
 FAMILY = Linear()

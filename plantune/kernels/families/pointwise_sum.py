@@ -11,7 +11,6 @@ from typing import ClassVar
 from plantune.graph import Node, Step, TensorType
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns import pointwise_chain
@@ -81,6 +80,7 @@ class PointwiseSum(CudaFamily[SumParts]):
     """
 
     name: ClassVar = "pointwise_sum"
+    image_layout = "nhwc"
 
     def read(self, step: Step) -> SumParts:
         node = step.nodes[-1]
@@ -107,11 +107,6 @@ class PointwiseSum(CudaFamily[SumParts]):
             }
         )
         return parts
-
-    def layouts(self, parts: SumParts, config: Attrs) -> dict[str, str]:
-        values = (*parts.step.inputs, *parts.step.outputs)
-        known = {name: type_ for name, type_ in values if name not in parts.step.constants}
-        return {name: "nhwc" for name, type_ in known.items() if len(type_.shape) == 4}
 
     def why_not_config(self, parts: SumParts, config: Attrs, arch: Arch) -> str | None:
         if parts.channels // parts.width > int(config["threads"]):
@@ -148,25 +143,16 @@ class PointwiseSum(CudaFamily[SumParts]):
         return vector_kernel.source(self.name, "PointwiseSum<Chain>", threads, chain, entries)
 
     def bind(self, parts: SumParts, config: Attrs, frame: Frame) -> Binding:
-        values, threads = frame.values, int(config["threads"])
+        blocks, threads = parts.blocks(config), int(config["threads"])
         names = [operand.name for operand in parts.expression.operands]
-        written = [*(name for name, _ in parts.head.outputs[:-1]), parts.node.name]
+        made = (*(name for name, _ in parts.head.outputs[:-1]), parts.node.name)
+        kernel, add = vector_kernel.VectorKernel(frame.built, blocks, threads), None
+        if not parts.in_one_pass(config):
+            add = Launcher(frame.built, math.ceil(parts.results / ADDED), threads, name="add")
         # The source is written for constants in nchw.
-        constants = rows_of(parts.step, frame)
-        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
-        kernel = vector_kernel.VectorKernel(frame.built, parts.blocks(config), threads)
-        blocks = math.ceil(parts.results / ADDED)
-        add = Launcher(frame.built, blocks, threads, name="add")
-
-        def launch(stream: int) -> None:
-            read = [constants.tensor(name) for name in names]
-            addresses = [tensor.data_ptr() for tensor in (*read, *(values[n] for n in written))]
-            arguments = vector_kernel.members(*addresses, sums)
-            kernel.launch(stream, arguments, read)
-            if not parts.in_one_pass(config):
-                add.launch(stream, arguments)
-
-        return Binding(launch, constants=constants.all)
+        return vector_kernel.bound(
+            [kernel], parts.step, frame, (*names, *made, frame.scratch), names, last=add
+        )
 
     def estimate_us(self, parts: SumParts, config: Attrs, arch: Arch) -> float:
         """As long as memory takes, or as the rounds of a block, which is slower where few blocks

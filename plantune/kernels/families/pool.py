@@ -114,24 +114,18 @@ class Pool(CudaFamily[PoolParts]):
         return vector_kernel.source(self.name, mean, config["threads"])
 
     def bind(self, parts: PoolParts, config: Attrs, frame: Frame) -> Binding:
-        node, values = parts.node, frame.values
-        x, y = node.inputs[0], node.name
+        node, threads = parts.node, int(config["threads"])
+        rest: tuple[str | int | None, ...] = ()
         if parts.is_mean:
             n, channels = parts.x.shape[:2]
-            rest, blocks = [], n * (channels // _slice(parts, config))
+            blocks = n * (channels // _slice(parts, config))
         else:
             count = parts.y.numel // parts.window.taken(config)
-            read = node.outputs[-1] if node.op in MAX_POOLS else ""
-            places = values[read].data_ptr() if read in dict(parts.step.outputs) else 0
-            rest, blocks = [places, count], -(-count // int(config["threads"]))
-
-        kernel = vector_kernel.VectorKernel(frame.built, blocks, int(config["threads"]))
-
-        def launch(stream: int) -> None:
-            arguments = vector_kernel.members(values[x].data_ptr(), values[y].data_ptr(), *rest)
-            kernel.launch(stream, arguments, [values[x]])
-
-        return Binding(launch)
+            rest = (node.outputs[-1] if node.op in MAX_POOLS else None, count)
+            blocks = -(-count // threads)
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
+        arguments = (node.inputs[0], node.name, *rest)
+        return vector_kernel.bound([kernel], parts.step, frame, arguments, node.inputs[:1])
 
 
 def _slice(parts: PoolParts, config: Attrs) -> int:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from plantune.graph import Node, Step, TensorType
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.families.pool import PoolWindow
 from plantune.kernels.launcher import Launcher
@@ -132,31 +131,19 @@ class PoolGrad(CudaFamily[GradientParts]):
         return source + (ADD if parts.totals else "")
 
     def bind(self, parts: GradientParts, config: Attrs, frame: Frame) -> Binding:
-        values, (dy, *places) = frame.values, parts.node.inputs
+        dy, *places = parts.node.inputs
         threads, blocks = int(config["threads"]), parts.blocks(config)
         read = [operand.name for operand in parts.expression.operands]
         read[read.index(parts.node.name)] = dy
-        written = [*parts.stored, *(node.name for node in parts.totals)]
+        written = (*parts.stored, *(node.name for node in parts.totals))
+        ends = (frame.scratch, parts.units(config), blocks)
+        arguments = (*read, *(places[:1] or (None,)), *written, *ends)
+        kernel, add = vector_kernel.VectorKernel(frame.built, blocks, threads), None
+        if parts.totals:
+            add = Launcher(frame.built, len(parts.totals), ADD_THREADS, name="add")
         # The source is written for constants in nchw.
-        constants = rows_of(parts.step, frame)
-        count = parts.units(config)
-        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
-        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
-        results = len(parts.totals)
-        add = Launcher(frame.built, results, ADD_THREADS, name="add") if results else None
-
-        def launch(stream: int) -> None:
-            images = [constants.tensor(name) for name in read]
-            addresses = [tensor.data_ptr() for tensor in images]
-            images += [values[name] for name in places]
-            addresses += [values[places[0]].data_ptr() if places else 0]
-            addresses += [values[name].data_ptr() for name in written]
-            arguments = vector_kernel.members(*addresses, sums, count, blocks)
-            kernel.launch(stream, arguments, images)
-            if add is not None:
-                add.launch(stream, arguments)
-
-        return Binding(launch, constants=constants.all)
+        names = (*read, *places)
+        return vector_kernel.bound([kernel], parts.step, frame, arguments, names, last=add)
 
 
 def _chain(step: Step, totals: tuple[Node, ...]) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,9 +12,8 @@ from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.overload import ARGUMENTS, ROLL
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, refuse
-from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.rendering import cxx_bool
 
 # The axes of an image cut into windows. What moves fewer may be a layout, which costs nothing where
@@ -75,6 +74,7 @@ class Rearrange(CudaFamily[RearrangeParts]):
     """Config: a thread of a block moves so many `vectors`."""
 
     name: ClassVar = "rearrange"
+    image_layout = "nchw"  # elements are counted in rows
 
     def read(self, step: Step) -> RearrangeParts:
         nodes = step.nodes
@@ -99,10 +99,6 @@ class Rearrange(CudaFamily[RearrangeParts]):
         )
         return RearrangeParts(step, x, other, tuple(moves))
 
-    def layouts(self, parts: RearrangeParts, config: Attrs) -> Mapping[str, str]:
-        """Elements are counted in rows."""
-        return images(parts.step, "nchw")
-
     def estimate_us(self, parts: RearrangeParts, config: Attrs, arch: Arch) -> float:
         """As of a chain of pointwise ops, whose costs these are; narrow words use less."""
         cost = arch.cost("pointwise")
@@ -122,20 +118,11 @@ class Rearrange(CudaFamily[RearrangeParts]):
         )
 
     def bind(self, parts: RearrangeParts, config: Attrs, frame: Frame) -> Binding:
-        constants, values = rows_of(parts.step, frame), frame.values
-        kernel = vector_kernel.VectorKernel(
-            frame.built, parts.blocks(config), int(config["threads"])
-        )
+        blocks, threads = parts.blocks(config), int(config["threads"])
+        kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
         names = [name for name in (parts.x, parts.other) if name is not None]
-
-        def launch(stream: int) -> None:
-            read = [constants.tensor(name) for name in names]
-            x, *others = (tensor.data_ptr() for tensor in read)
-            made = values[parts.step.outputs[0][0]].data_ptr()
-            arguments = vector_kernel.members(x, *(others or [0]), made, parts.type.numel)
-            kernel.launch(stream, arguments, read)
-
-        return Binding(launch, constants=constants.all)
+        arguments = (parts.x, parts.other, parts.step.outputs[0][0], parts.type.numel)
+        return vector_kernel.bound([kernel], parts.step, frame, arguments, names)
 
 
 def _moves(step: Step, nodes: Sequence[Node]) -> Iterator[Move]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,9 +10,8 @@ from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.overload import ARGUMENTS, SOFTMAX
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
-from plantune.kernels.family import Binding, Frame, Parts, images
+from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.pointwise_chain import Expression, Operand, whole
 from plantune.kernels.rendering import struct
@@ -47,6 +45,7 @@ class Softmax(CudaFamily[SoftmaxParts]):
     """Config: a row stays with so many `lanes` of a block's `threads`."""
 
     name: ClassVar = "softmax"
+    image_layout = "nchw"  # a row is contiguous
 
     def read(self, step: Step) -> SoftmaxParts:
         *before, last = step.nodes
@@ -71,10 +70,6 @@ class Softmax(CudaFamily[SoftmaxParts]):
         many = len(expression.operands) > INPUTS_MAX
         refuse({f"it takes {INPUTS_MAX} inputs at most": many})
         return SoftmaxParts(step, expression, part)
-
-    def layouts(self, parts: SoftmaxParts, config: Attrs) -> Mapping[str, str]:
-        """A row is contiguous."""
-        return images(parts.step, "nchw")
 
     def why_not_config(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> str | None:
         lanes = int(config["lanes"])
@@ -109,18 +104,13 @@ class Softmax(CudaFamily[SoftmaxParts]):
         return vector_kernel.source(self.name, "Softmax<Chain>", config["threads"], chain)
 
     def bind(self, parts: SoftmaxParts, config: Attrs, frame: Frame) -> Binding:
-        constants, y = rows_of(parts.step, frame), parts.step.nodes[-1].name
         names = [operand.name for operand in parts.expression.operands]
         rows, threads = parts.type.numel // parts.size, int(config["threads"])
         blocks = -(-rows // (threads // int(config["lanes"])))
         kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
-
-        def launch(stream: int) -> None:
-            read = [constants.tensor(name) for name in names]
-            addresses = [tensor.data_ptr() for tensor in (*read, frame.values[y])]
-            kernel.launch(stream, vector_kernel.members(*addresses, rows), read)
-
-        return Binding(launch, constants=constants.all)
+        return vector_kernel.bound(
+            [kernel], parts.step, frame, (*names, parts.step.nodes[-1].name, rows), names
+        )
 
 
 def _before(step: Step, nodes: list[Node], last: Node) -> tuple[Step, Expression]:

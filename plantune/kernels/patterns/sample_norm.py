@@ -10,7 +10,6 @@ from typing import TypeVar
 from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import rows_of
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.patterns.expression import Chain
@@ -136,24 +135,14 @@ class GradientOfNorm(OfNorm):
         """Launches a kernel that leaves sums of `width` elements, and one that collects them;
         `ends` are the last of their arguments.
         """
-        constants, values = rows_of(self.step, frame), frame.values
         kernels = [vector_kernel.VectorKernel(frame.built, blocks, threads)]
         if self.sums:
             columns = -(-self.sums * width // COLLECTED)
             kernels += [vector_kernel.VectorKernel(frame.built, columns, threads, name="collect")]
-        leaving = dict(self.step.outputs)
-        sums = 0 if frame.workspace is None else frame.workspace.data_ptr()
-
-        def launch(stream: int) -> None:
-            read = [constants.tensor(name) for name in self.norm.inputs]
-            given = [tensor.data_ptr() for tensor in read] + [0] * (5 - len(read))
-            made = [values[n].data_ptr() if n in leaving else 0 for n in self.norm.outputs]
-            made += [0] * (3 - len(made))
-            arguments = vector_kernel.members(*given, *made, sums, *ends)
-            for kernel in kernels:
-                kernel.launch(stream, arguments, [*read[:2], *read[4:]])
-
-        return Binding(launch, constants=constants.all)
+        inputs, outputs = self.norm.inputs, self.norm.outputs
+        given = (*inputs, *(None,) * (5 - len(inputs)), *outputs, *(None,) * (3 - len(outputs)))
+        arguments, read = (*given, frame.scratch, *ends), (*inputs[:2], *inputs[4:])
+        return vector_kernel.bound(kernels, self.step, frame, arguments, read)
 
 
 @dataclass(frozen=True)
@@ -171,20 +160,11 @@ class NormParts(OfNorm):
     def bind(self, frame: Frame, blocks: int, threads: int, *more: int) -> Binding:
         """Launches a kernel whose arguments are plantune::NormArguments and `more`."""
         kernel = vector_kernel.VectorKernel(frame.built, blocks, threads)
-        constants, values = rows_of(self.step, frame), frame.values
-        leaving = dict(self.step.outputs)
-        written = [self.step.nodes[-1].name, *self.norm.outputs[1:]]
-        affine = self.norm.inputs[1:]
-        read = [self.norm.inputs[0], *affine, *(None,) * (2 - len(affine)), self.residual]
-
-        def launch(stream: int) -> None:
-            tensors = [constants.tensor(name) if name else None for name in read]
-            x, *others = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-            y, *statistics = (values[n].data_ptr() if n in leaving else 0 for n in written)
-            arguments = vector_kernel.members(x, y, *others, *statistics, *more)
-            kernel.launch(stream, arguments, [tensor for tensor in tensors if tensor is not None])
-
-        return Binding(launch, constants=constants.all)
+        x, *affine = self.norm.inputs
+        read = (x, *affine, *(None,) * (2 - len(affine)), self.residual)
+        arguments = (x, self.step.nodes[-1].name, *read[1:], *self.norm.outputs[1:], *more)
+        names = [name for name in read if name is not None]
+        return vector_kernel.bound([kernel], self.step, frame, arguments, names)
 
 
 N = TypeVar("N", bound=NormParts)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 from plantune.canonical import Attrs
 from plantune.graph.ops.translate import split
 from plantune.graph.step import Step
-from plantune.kernels.family import Parts
+from plantune.kernels.constants import Constants
+from plantune.kernels.family import Frame, Parts
 from plantune.kernels.legality import refuse
+from plantune.models.gru_translate import WEIGHTS
 
 LANE_SPAN = 128  # floats that a warp reads at once: lanes.h
 
@@ -29,12 +32,57 @@ class Sentences(Parts):
     targets: int
 
 
+def pointers(*names: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of a struct."""
+    return tuple((name, ctypes.c_void_p) for name in names)
+
+
 class Gru(ctypes.Structure):
     """plantune::GruWeights."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_void_p) for name in ("input", "hidden", "input_bias", "hidden_bias")
+    _fields_ = pointers("input", "hidden", "input_bias", "hidden_bias")
+
+
+class SharedArguments(ctypes.Structure):
+    """plantune::SharedArguments: what every kernel of a translation is told."""
+
+    _fields_ = (
+        *pointers("source", "lengths", "source_embedding"),
+        ("encoder", Gru),
+        *pointers("embedding"),
+        ("decoder", Gru),
+        *pointers("output", "output_bias", "noise", "words", "steps"),
+        *((name, ctypes.c_longlong) for name in ("begin", "end")),
+        *((name, ctypes.c_int) for name in ("source_length", "read", "max_steps", "samples")),
     )
+
+
+def shared_arguments(
+    parts: Sentences, constants: Constants, frame: Frame, first: int = 0
+) -> dict[str, Any]:
+    """The fields of SharedArguments, for the sentences from `first` on."""
+    found = [constants.tensor(name).data_ptr() for name in parts.weights]
+    at = dict(zip(WEIGHTS, found, strict=True))
+    source, *lengths = (frame.values[name] for name in parts.words)
+    noise = [constants.tensor(name)[:, first:] for name in parts.noise]
+    words, steps = (frame.values[name] for name in parts.step.nodes[0].outputs)
+    return {
+        "source": source[0, first:].data_ptr(),
+        "lengths": lengths[0][first:].data_ptr() if lengths else None,
+        "source_embedding": at["source_embedding"],
+        "encoder": Gru(*found[1:5]),
+        "embedding": at["embedding"],
+        "decoder": Gru(*found[6:10]),
+        "output": at["output_weight"],
+        "output_bias": at["output_bias"],
+        "noise": noise[0].data_ptr() if noise else None,
+        "words": words[first].data_ptr(),
+        "steps": steps[first:].data_ptr(),
+        "source_length": parts.length,
+        "read": parts.length,
+        "samples": parts.samples,
+        **{name: parts.attrs[name] for name in ("max_steps", "begin", "end")},
+    }
 
 
 def sentences_of(step: Step) -> Sentences:

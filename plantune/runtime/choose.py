@@ -180,8 +180,9 @@ class Choice:
         """The stock of a stored plan with one instance made, None if it cannot run here."""
         stock = self._attempt(found.plan)
         if not isinstance(stock, Stock):
-            text = f"the stored plan {found.id} cannot run here, the framework's kernels do"
-            _without_plan(f"{text}: {stock}", self._options.fallback)
+            text = f"the stored plan {found.id} cannot run here: {stock}"
+            others = "a guessed plan or the framework's kernels run"
+            _without_plan(f"{text}; {others}", self._options.fallback)
             return None
         stock.match = found.match
         _tell_of_loss(found.plan, self._options.fallback)

@@ -162,7 +162,7 @@ class TestProof:
             assert model.plan.origin == "default"
             ((kind, text),) = said
             assert kind is NoStoredPlan
-            assert "cannot run here, the framework's kernels do: the framework itself" in text
+            assert "cannot run here: the framework itself overflows; a guessed plan" in text
 
     def test_a_plan_that_runs_eagerly_needs_none(self, store, proved, monkeypatch, plan):
         with PlanDatabase.open() as database:

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include "cuda/gru_translator/exchange.h"
-
 namespace plantune {
 
 struct GruWeights {
@@ -13,7 +11,8 @@ struct GruWeights {
   const float* hidden_bias;  // 3 * hidden
 };
 
-struct TranslateArguments {
+/// What every kernel of a translation is told.
+struct SharedArguments {
   const long long* source;   // source_length x samples; none if its states are given
   const long long* lengths;  // of each sample; null: all words of the source
   const float* source_embedding;
@@ -23,14 +22,11 @@ struct TranslateArguments {
   const float* output;  // target words rows of [x, hidden, context]
   const float* output_bias;
   const float* noise;  // max_steps x samples x target words, or null: added to the logits
-  const float* states;  // read words x samples x hidden: what another launch made of the source
-  Word* hidden_words;
-  Word* best_words;
-  unsigned long long* launches;
-  long long* words;  // samples x max_steps
-  long long* steps;  // samples
-  int source_length, read, max_steps, samples;  // samples of the whole source
+  long long* words;    // samples x max_steps
+  long long* steps;    // samples
   long long begin, end;
+  // Words that are read here, and that were read at all; samples of the whole source.
+  int source_length, read, max_steps, samples;
 };
 
 }  // namespace plantune

@@ -53,8 +53,8 @@ struct Exchange {
     store_word(hidden_of(step) + n * kHidden + unit, word);
   }
 
-  /// `kReaders` threads read all units of all samples, into rows that are kStride apart.
-  template <int kReaders, int kStride = kHidden>
+  /// `kReaders` threads read all units of all samples.
+  template <int kReaders>
   __device__ __forceinline__ void read_hidden(int step, int reader, float* to) const {
     constexpr int kPairs = kSamples * kHidden / 2;
     constexpr int kAtOnce = smaller(4, ceil_div(kPairs, kReaders));  // a thread waits for them
@@ -74,9 +74,7 @@ struct Exchange {
         while (first[i] >> 32 != tag || second[i] >> 32 != tag) {
           load_words(from + 2 * pair, first[i], second[i]);
         }
-        constexpr int kOfRow = kHidden / 2;
-        float* place = to + pair / kOfRow * kStride + 2 * (pair % kOfRow);
-        *reinterpret_cast<float2*>(place) =
+        reinterpret_cast<float2*>(to)[pair] =
             make_float2(__uint_as_float(unsigned(first[i])), __uint_as_float(unsigned(second[i])));
       }
     }

@@ -41,7 +41,7 @@ struct HiddenUnit {
     hidden_bias = __ldg(w.hidden_bias + 2 * kHidden + unit);
   }
 
-  __device__ __forceinline__ void encode(const TranslateArguments& a) {
+  __device__ __forceinline__ void encode(const SharedArguments& a) {
     if (a.source_length == 0) return;
     load(a.encoder, kEmbedding);
     const int last = a.lengths ? int(a.lengths[sample]) : a.source_length;
@@ -54,7 +54,7 @@ struct HiddenUnit {
     }
   }
 
-  __device__ __forceinline__ void decode(const TranslateArguments& a) {
+  __device__ __forceinline__ void decode(const SharedArguments& a) {
     add_context(a);
     unsigned int ended = 0;  // a bit of each sample
     for (int step = 0; step < a.max_steps; ++step) {
@@ -82,7 +82,7 @@ struct HiddenUnit {
   }
 
   /// The decoder's weights, and what the context adds to the gates, for good.
-  __device__ __forceinline__ void add_context(const TranslateArguments& a) {
+  __device__ __forceinline__ void add_context(const SharedArguments& a) {
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
       const size_t row = gate * kHidden + unit;
@@ -97,7 +97,7 @@ struct HiddenUnit {
 
   /// The one sample's word of the step before; every warp of units finds it by itself.
   __device__ __forceinline__ int next_word(
-      const TranslateArguments& a, int step, unsigned int& ended) {
+      const SharedArguments& a, int step, unsigned int& ended) {
     int word = int(a.begin);
     if (step > 0) {
       int found[1];
@@ -115,7 +115,7 @@ struct HiddenUnit {
   }
 
   /// What the words of a step of the source add to the gates.
-  __device__ __forceinline__ void add_source(const TranslateArguments& a, int step) {
+  __device__ __forceinline__ void add_source(const SharedArguments& a, int step) {
     if (step >= a.source_length) return;
     const long long* words = a.source + size_t(step) * a.samples;
 #pragma unroll 1

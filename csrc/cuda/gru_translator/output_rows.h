@@ -37,13 +37,13 @@ struct OutputRows {
   }
 
   /// The weights of a row; of one that there is not, those of the last.
-  __device__ __forceinline__ const float* row(const TranslateArguments& a, int i) const {
+  __device__ __forceinline__ const float* row(const SharedArguments& a, int i) const {
     const int at = min(int(blockIdx.x) * kRows + row_of_block(i), kTargets - 1);
     return a.output + size_t(at) * kOutputWidth;
   }
 
   /// What of the weights meets an embedding; the others are on their way.
-  __device__ __forceinline__ void load(const TranslateArguments& a) {
+  __device__ __forceinline__ void load(const SharedArguments& a) {
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp; ++i) {
       const float* from = row(a, i);
@@ -54,7 +54,7 @@ struct OutputRows {
     }
   }
 
-  __device__ __forceinline__ void encode(const TranslateArguments& a) {
+  __device__ __forceinline__ void encode(const SharedArguments& a) {
     load(a);
     for (int step = 0; step < a.source_length; ++step) {
       read_hidden(step);
@@ -62,7 +62,7 @@ struct OutputRows {
     }
   }
 
-  __device__ __forceinline__ void decode(const TranslateArguments& a) {
+  __device__ __forceinline__ void decode(const SharedArguments& a) {
     add_context(a);
     unsigned int ended = 0;
     for (int step = 0; step < a.max_steps; ++step) {
@@ -88,7 +88,7 @@ struct OutputRows {
   }
 
   /// What the context and the bias add to each row, for good; then the weights that stay.
-  __device__ __forceinline__ void add_context(const TranslateArguments& a) {
+  __device__ __forceinline__ void add_context(const SharedArguments& a) {
 #pragma unroll
     for (int i = 0; i < kRowsPerWarp; ++i) {
       load_lanes(wh[i], row(a, i) + kEmbedding + kHidden, lane);
@@ -105,7 +105,7 @@ struct OutputRows {
   }
 
   /// What the words of kChunk samples from n on add to each row, beside the constants.
-  __device__ __forceinline__ void add_input(const TranslateArguments& a, int n) {
+  __device__ __forceinline__ void add_input(const SharedArguments& a, int n) {
     float sums[kChunk][kRowsPerWarp];
 #pragma unroll
     for (int s = 0; s < kChunk; ++s) {
@@ -159,7 +159,7 @@ struct OutputRows {
     }
   }
 
-  __device__ __forceinline__ void add_noise(const TranslateArguments& a, int step) {
+  __device__ __forceinline__ void add_noise(const SharedArguments& a, int step) {
     if (lane >= kSamples) return;
     const float* noise = a.noise + (size_t(step) * a.samples + lane) * kTargets;
 #pragma unroll

@@ -24,16 +24,7 @@ struct StepState {
   int step, left, blocks;  // left: sentences that go on; blocks that have found their best words
 };
 
-struct StepArguments {
-  const long long* source;  // length x samples
-  const long long* lengths;
-  const float* source_embedding;
-  GruWeights encoder;
-  const float* embedding;
-  GruWeights decoder;
-  const float* output;
-  const float* output_bias;
-  const float* noise;
+struct StepArguments : SharedArguments {
   float* hidden;    // two steps of samples x hidden, which take turns
   float* constant;  // samples x (gates and target words): what the context and biases add
   unsigned long long* best;  // samples: a key, and which word has it
@@ -41,10 +32,6 @@ struct StepArguments {
   long long* made;           // samples x max_steps
   long long* counts;         // samples
   StepState* state;
-  long long* words;
-  long long* steps;
-  int source_length, max_steps, samples;
-  long long begin, end;
 };
 
 /// Sizes says kEmbedding, kHidden, kTargets and kRows (of the output layer, of a warp).

@@ -26,10 +26,18 @@
 
 #pragma once
 
+#include "cuda/gru_translator/exchange.h"
 #include "cuda/gru_translator/hidden_unit.h"
 #include "cuda/gru_translator/output_rows.h"
 
 namespace plantune {
+
+struct TranslateArguments : SharedArguments {
+  const float* states;  // read words x samples x hidden: what another launch made of the source
+  Word* hidden_words;
+  Word* best_words;
+  unsigned long long* launches;
+};
 
 /// Sizes says kEmbedding, kHidden, kTargets (target words) and kSamples (sentences at once).
 template <typename Sizes>
@@ -100,9 +108,8 @@ struct Translate {
   static constexpr unsigned int kAll = kSamples == 32 ? ~0u : (1u << kSamples) - 1;
 
   /// The samples that have ended with the words in shared memory, a bit of each.
-  template <typename Memory>
   static __device__ __forceinline__ unsigned int ended_by(
-      const TranslateArguments& a, const Memory& shared, int lane, unsigned int ended) {
+      const SharedArguments& a, const Shared& shared, int lane, unsigned int ended) {
     return ended | __ballot_sync(~0u, lane < kSamples && shared.word[lane % kSamples] == a.end);
   }
 
@@ -113,9 +120,8 @@ struct Translate {
   static __device__ __forceinline__ void words_are_written() { come<1, kReaders>(); }
 
   /// The words of the step before, into shared memory: each warp finds some.
-  template <typename Memory>
   static __device__ __forceinline__ void find_words(
-      const TranslateArguments& a, Memory& shared, const Words& exchange, int step,
+      const SharedArguments& a, Shared& shared, const Words& exchange, int step,
       unsigned int& ended) {
     constexpr int kWarps = kThreads / 32, kAtOnce = kSamples % (2 * kWarps) ? 1 : 2;
     const int lane = threadIdx.x % 32;
@@ -137,14 +143,13 @@ struct Translate {
     if (step > 0) ended = ended_by(a, shared, lane, ended);
   }
 
-  template <typename Memory>
   static __device__ __forceinline__ void find_last_words(
-      const TranslateArguments& a, Memory& shared, const Words& exchange, unsigned int ended) {
+      const SharedArguments& a, Shared& shared, const Words& exchange, unsigned int ended) {
     if (blockIdx.x == 0) find_words(a, shared, exchange, a.max_steps, ended);
   }
 
   static __device__ __forceinline__ void write_word(
-      const TranslateArguments& a, int n, int step, int word, unsigned int ended) {
+      const SharedArguments& a, int n, int step, int word, unsigned int ended) {
     if (ended >> n & 1) return;
     long long* words = a.words + n * a.max_steps;
     words[step] = word;
@@ -154,8 +159,7 @@ struct Translate {
   }
 
   /// The words' embeddings into shared memory.
-  template <typename Memory>
-  static __device__ __forceinline__ void load_words(const TranslateArguments& a, Memory& shared) {
+  static __device__ __forceinline__ void load_words(const SharedArguments& a, Shared& shared) {
     constexpr int kVectors = kEmbedding / 4;
     for (int i = threadIdx.x; i < kSamples * kVectors; i += kThreads) {
       const float* row = a.embedding + size_t(shared.word[i / kVectors]) * kEmbedding;

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
-from plantune.graph.ops import op_named
+from plantune.errors import IllegalCandidate
 from plantune.kernels.constants import Constants, rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.gru_encoder import Encoder
-from plantune.kernels.translation import Gru, Sentences, reasons, sentences_of
-from plantune.models.gru_translate import WEIGHTS
+from plantune.kernels.translation import (
+    Sentences,
+    SharedArguments,
+    pointers,
+    reasons,
+    sentences_of,
+    shared_arguments,
+)
 
 # As in translate.h: hidden units of a block, one warp each.
 THREADS, UNITS = 512, 4
 OUTPUT_WARPS = THREADS // 32 - UNITS
 ROWS_PER_WARP_MAX = 4
-KERNELS = {"simt": ("translate", "Translate"), "tf32": ("many", "TranslateMany")}
-SOURCE = """#include "cuda/gru_translator/{header}.h"
+SOURCE = """#include "cuda/gru_translator/translate.h"
 struct Sizes {{
   static constexpr int kEmbedding = {embedding}, kHidden = {hidden};
   static constexpr int kTargets = {targets}, kSamples = {samples};
 }};
-using Kernel = plantune::{kernel}<Sizes>;
+using Kernel = plantune::Translate<Sizes>;
 static_assert(sizeof(plantune::TranslateArguments) == {argument_bytes}, "arguments as in Python");
 static_assert(Kernel::kSharedBytes == {shared_bytes}, "shared memory as the launch asks for it");
 extern "C" __global__ __launch_bounds__({threads}, 1) void run(
@@ -39,38 +43,15 @@ extern "C" __global__ __launch_bounds__({threads}, 1) void run(
 """
 
 
-class Arguments(ctypes.Structure):
+class Arguments(SharedArguments):
     """plantune::TranslateArguments."""
 
-    _fields_ = (
-        ("source", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("source_embedding", ctypes.c_void_p),
-        ("encoder", Gru),
-        ("embedding", ctypes.c_void_p),
-        ("decoder", Gru),
-        ("output", ctypes.c_void_p),
-        ("output_bias", ctypes.c_void_p),
-        ("noise", ctypes.c_void_p),
-        ("states", ctypes.c_void_p),
-        ("hidden_words", ctypes.c_void_p),
-        ("best_words", ctypes.c_void_p),
-        ("launches", ctypes.c_void_p),
-        ("words", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("source_length", ctypes.c_int),
-        ("read", ctypes.c_int),
-        ("max_steps", ctypes.c_int),
-        ("samples", ctypes.c_int),
-        ("begin", ctypes.c_longlong),
-        ("end", ctypes.c_longlong),
-    )
+    _fields_ = pointers("states", "hidden_words", "best_words", "launches")
 
 
 class GruTranslate(CudaFamily[Sentences]):
     """Config: a launch takes so many `samples`, which are sentences. It has a block for every four
-    hidden units. With two `launches` the encoder has one of its own, of all sentences. `math` says
-    how products are made: one by one, or by three of tf32 each.
+    hidden units. With two `launches` the encoder has one of its own, of all sentences.
     """
 
     name: ClassVar = "gru_translate"
@@ -90,8 +71,6 @@ class GruTranslate(CudaFamily[Sentences]):
                 {
                     too_many: _blocks(parts) > room,
                     f"{together} at a time do not make {parts.samples}": parts.samples % together,
-                    "products of matrices take 16 sentences, already read": config["math"] == "tf32"
-                    and (together % 16 or config["launches"] == 1),
                 }
             )
             or self._why_not_encoder(parts, config, arch)
@@ -113,8 +92,7 @@ class GruTranslate(CudaFamily[Sentences]):
         """If no sentence ends before the last step."""
         cost, steps = arch.cost(self.name), int(parts.attrs["max_steps"])
         others = int(config["samples"]) - 1
-        of_sample = cost["mma_sample_us" if config["math"] == "tf32" else "step_sample_us"]
-        work = steps * (cost["step_us"] + others * of_sample)
+        work = steps * (cost["step_us"] + others * cost["step_sample_us"])
         read = parts.length * (cost["read_us"] + others * cost["read_sample_us"])
         before = 0.0
         if config["launches"] > 1:
@@ -125,10 +103,7 @@ class GruTranslate(CudaFamily[Sentences]):
         return before + one * parts.samples / int(config["samples"])
 
     def source(self, parts: Sentences, config: Attrs, arch: Arch) -> str:
-        header, kernel = KERNELS[config["math"]]
         return SOURCE.format(
-            header=header,
-            kernel=kernel,
             embedding=parts.embedding,
             hidden=parts.hidden,
             targets=parts.targets,
@@ -144,8 +119,9 @@ class GruTranslate(CudaFamily[Sentences]):
         together = int(config["samples"])
         shared_bytes = _shared_bytes(parts, config)
         encode = encoder_of(parts).bound(frame, constants) if config["launches"] > 1 else None
-        if kernel.blocks_at_once(THREADS, shared_bytes) < _blocks(parts):
-            return Binding(_by_torch(parts, frame))
+        room = kernel.blocks_at_once(THREADS, shared_bytes)
+        if room < _blocks(parts):  # of a part of a GPU that does not say how small it is
+            raise IllegalCandidate(f"{_blocks(parts)} blocks must run at once, {room} can")
         exchange, grid = Exchange(parts, together, frame.device), (_blocks(parts), 1, 1)
 
         def launch(stream: int) -> None:
@@ -183,29 +159,13 @@ class Exchange:
         """Those of a launch for the sentences from `first` on, whose source has been read if there
         are `states` (S, N, H).
         """
-        found = [constants.tensor(name).data_ptr() for name in parts.weights]
-        at = dict(zip(WEIGHTS, found, strict=True))
-        made, steps = (frame.values[name] for name in parts.step.nodes[0].outputs)
-        source, *lengths = (frame.values[name] for name in parts.words)
-        noise = [constants.tensor(name)[:, first:] for name in parts.noise]
+        shared = shared_arguments(parts, constants, frame, first)
+        if states is not None:
+            shared |= {"source": None, "source_length": 0}
         return Arguments(
-            source=source[0, first:].data_ptr() if states is None else None,
             states=None if states is None else states[0, first].data_ptr(),
-            lengths=lengths[0][first:].data_ptr() if lengths else None,
-            source_embedding=at["source_embedding"],
-            encoder=Gru(*found[1:5]),
-            embedding=at["embedding"],
-            decoder=Gru(*found[6:10]),
-            output=at["output_weight"],
-            output_bias=at["output_bias"],
-            noise=noise[0].data_ptr() if noise else None,
+            **shared,
             **{name: tensor.data_ptr() for name, tensor in vars(self).items()},
-            words=made[first].data_ptr(),
-            steps=steps[first:].data_ptr(),
-            source_length=parts.length if states is None else 0,
-            read=parts.length,
-            samples=parts.samples,
-            **{name: parts.attrs[name] for name in ("max_steps", "begin", "end")},
         )
 
 
@@ -233,31 +193,11 @@ def _reasons(parts: Sentences) -> dict[str, object]:
 
 
 def _shared_bytes(parts: Sentences, config: Attrs) -> int:
-    """plantune::Translate::Shared, plantune::TranslateMany::Shared."""
-    together, hidden, embedding = int(config["samples"]), parts.hidden, parts.embedding
-    rows = OUTPUT_WARPS * _rows_per_warp(parts)
-    words = together * (2 * OUTPUT_WARPS + 1)
-    if config["math"] == "simt":
-        words += together * (2 * hidden + embedding) + rows * embedding
-    else:
-        tiles = OUTPUT_WARPS // 4 + 1
-        words += together * (hidden + 8) + (together + 16 * tiles) * (embedding + 8)
-        words += (OUTPUT_WARPS + 8) * 16 * (together + 1)
+    """plantune::Translate::Shared."""
+    together, embedding = int(config["samples"]), parts.embedding
+    words = together * (2 * parts.hidden + embedding + 2 * OUTPUT_WARPS + 1)
+    words += OUTPUT_WARPS * _rows_per_warp(parts) * embedding
     return math.ceil(4 * words / 8) * 8 + 8
-
-
-def _by_torch(parts: Sentences, frame: Frame) -> Callable[[int], None]:
-    """Where not all blocks fit beside each other, as on a part of a GPU."""
-    node, values = parts.step.nodes[0], frame.values
-
-    def launch(stream: int) -> None:
-        made: Sequence[Tensor] = op_named(node.op).evaluate(
-            [values[name] for name in node.inputs], node.attrs
-        )
-        for name, tensor in zip(node.outputs, made, strict=True):
-            values[name].copy_(tensor)
-
-    return launch
 
 
 FAMILY = GruTranslate()

@@ -23,8 +23,14 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.legality import first_reason, refuse
-from plantune.kernels.translation import Gru, Sentences, reasons, sentences_of
-from plantune.models.gru_translate import WEIGHTS
+from plantune.kernels.translation import (
+    Sentences,
+    SharedArguments,
+    pointers,
+    reasons,
+    sentences_of,
+    shared_arguments,
+)
 from plantune.space.arch import Arch
 
 UNIT_THREADS, ROW_THREADS = 128, 256
@@ -54,34 +60,10 @@ ENTRY = 'extern "C" __global__ void {name}(Arguments a) {{ Kernel::{call}; }}\n'
 STATE_BYTES = 16
 
 
-class Arguments(ctypes.Structure):
+class Arguments(SharedArguments):
     """plantune::StepArguments."""
 
-    _fields_ = (
-        ("source", ctypes.c_void_p),
-        ("lengths", ctypes.c_void_p),
-        ("source_embedding", ctypes.c_void_p),
-        ("encoder", Gru),
-        ("embedding", ctypes.c_void_p),
-        ("decoder", Gru),
-        ("output", ctypes.c_void_p),
-        ("output_bias", ctypes.c_void_p),
-        ("noise", ctypes.c_void_p),
-        ("hidden", ctypes.c_void_p),
-        ("constant", ctypes.c_void_p),
-        ("best", ctypes.c_void_p),
-        ("word", ctypes.c_void_p),
-        ("made", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("state", ctypes.c_void_p),
-        ("words", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("source_length", ctypes.c_int),
-        ("max_steps", ctypes.c_int),
-        ("samples", ctypes.c_int),
-        ("begin", ctypes.c_longlong),
-        ("end", ctypes.c_longlong),
-    )
+    _fields_ = pointers("hidden", "constant", "best", "word", "made", "counts", "state")
 
 
 class GruTranslateSteps(CudaFamily[Sentences]):
@@ -205,29 +187,8 @@ class _Launches:
         self._kernels["run"].launch(stream, rows, ROW_THREADS, given, shared_bytes=shared_bytes)
 
     def _arguments(self) -> Arguments:
-        parts, values = self._parts, self._frame.values
-        found = [self.constants.tensor(name).data_ptr() for name in parts.weights]
-        at = dict(zip(WEIGHTS, found, strict=True))
-        words, steps = (values[name].data_ptr() for name in parts.step.nodes[0].outputs)
-        source, *lengths = (values[name].data_ptr() for name in parts.words)
-        noise = [self.constants.tensor(name).data_ptr() for name in parts.noise]
-        return Arguments(
-            source=source,
-            lengths=lengths[0] if lengths else None,
-            source_embedding=at["source_embedding"],
-            encoder=Gru(*found[1:5]),
-            embedding=at["embedding"],
-            decoder=Gru(*found[6:10]),
-            output=at["output_weight"],
-            output_bias=at["output_bias"],
-            noise=noise[0] if noise else None,
-            **{name: tensor.data_ptr() for name, tensor in self._rooms.items()},
-            words=words,
-            steps=steps,
-            source_length=parts.length,
-            samples=parts.samples,
-            **{name: parts.attrs[name] for name in ("max_steps", "begin", "end")},
-        )
+        rooms = {name: tensor.data_ptr() for name, tensor in self._rooms.items()}
+        return Arguments(**shared_arguments(self._parts, self.constants, self._frame), **rooms)
 
 
 def _rooms(parts: Sentences, device: torch.device) -> dict[str, Tensor]:

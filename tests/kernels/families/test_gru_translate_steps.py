@@ -10,15 +10,22 @@ import torch
 import plantune
 from plantune.canonical import Attrs
 from plantune.cuda import driver
-from plantune.default_plans import FALLBACK, Preference, compose
+from plantune.default_plans import FALLBACK, Preference, compose, guessed_plan
+from plantune.errors import InvalidPlan
+from plantune.graph.extract import extract
+from plantune.graph.types import TensorType
 from plantune.kernels.families import gru_translate, gru_translate_steps
 from plantune.kernels.families.gru_translate_steps import FAMILY, TURN
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
 from plantune.machine import environment_of
 from plantune.measure.numerics import check
-from plantune.models.gru_translator import Sizes, greedy
+from plantune.models.gru_translator import Sizes, greedy, gru_translator
+from plantune.plan import check_plan
+from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import remember_proof
+from plantune.runtime.choose import NoStoredPlan
+from plantune.runtime.kinds import Kinds
 from plantune.space.search_space import load_search_space
 from tests.kernels.families.test_gru_translate import (
     WHOLE,
@@ -64,6 +71,19 @@ def test_a_guess_takes_it_where_the_blocks_of_one_launch_do_not_fit(step_of):
             if why_not(step, Candidate(family.name, config), space) is None
         ]
         assert min(legal)[1] == wanted
+
+
+def test_a_plan_whose_blocks_do_not_fit_gives_way_to_a_guess_of_it():
+    words = TensorType((14, 8), "int64")
+    graph, space = extract(gru_translator().eval(), words), load_search_space("sm90")
+    preferences = (Preference("gru_translate"), *FALLBACK)
+    plan = compose(graph, space, network="n", preferences=preferences)
+    assert [choice.candidate.family for choice in plan.choices] == ["gru_translate"]
+    few = space.with_multiprocessors(114)
+    with pytest.raises(InvalidPlan, match="128 blocks must run at once on 114"):
+        check_plan(plan, graph, few)
+    guess = guessed_plan(graph, few, network="n")
+    assert [choice.candidate.family for choice in guess.choices] == [FAMILY.name]
 
 
 class Recorded:
@@ -155,4 +175,22 @@ def test_a_captured_loop_says_the_words_of_eager_float32(samples):
         ends |= set(steps.tolist())
     assert len(ends) > 5
     assert [c.candidate.family for c in tuned.plan.choices] == [FAMILY.name]
+    assert tuned.last_call().how == "captured"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("without_tf32")
+def test_a_stored_plan_whose_blocks_do_not_fit_here_is_replaced_by_it(monkeypatch):
+    """As on a part of a GPU."""
+    model, given = translator_on_a_gpu(), sentences(8)
+    plan = plantune.optimize(model, *given, fallback="silent").plan
+    with PlanDatabase.open() as database:
+        database.put_plan(plan, environment_of(torch.device("cuda", 0)))
+    few = load_search_space("sm90").with_multiprocessors(114)
+    monkeypatch.setattr(Kinds, "space", lambda self: few)
+    tuned = plantune.optimize(model, *given)
+    with pytest.warns(NoStoredPlan, match="128 blocks must run at once on 114 multiprocessors"):
+        tuned(*given)
+    assert [choice.candidate.family for choice in tuned.plan.choices] == [FAMILY.name]
+    assert all(map(torch.equal, tuned(*given), greedy(model, *given)))
     assert tuned.last_call().how == "captured"

@@ -37,9 +37,9 @@ def test_a_small_study_times_layers_and_a_policy(
     assert (tmp_path / "bars.png").stat().st_size > 1000
 
 
-def test_the_ways_of_a_layer_compute_the_same(tool: dict[str, Any]) -> None:
-    given = tool["arguments"](["--small"])
-    given.sizes, given.device = tool["SMALL"], torch.device("cpu")
-    for kind in ("gru", "lstm"):
-        made = [run() for run in tool["layer_ways"](kind, torch.float32, given).values()]
-        torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_the_ways_of_a_layer_compute_the_same(tool: dict[str, Any], kind: str, mode: str) -> None:
+    ways = tool["layer_ways"](kind, torch.float32, torch.device("cpu"), (3, 2, 24), mode)
+    made = [run() for run in ways.values()]
+    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)

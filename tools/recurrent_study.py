@@ -1,12 +1,15 @@
 """How long recurrent layers over sequences take, and an agent's policy with such a memory.
 
     python tools/recurrent_study.py           # on a GPU: 32 steps of 64 samples, 512 hidden units
+    python tools/recurrent_study.py --only sizes    # layers of other sizes too
     python tools/recurrent_study.py --small   # tiny, on the CPU
 
 `layers`: forward and backward of a GRU and an LSTM, by cuDNN (torch's own layer) and by plantune
 (EpisodicGRU and EpisodicLSTM, which also know where episodes end), in float16 and in float32 with
-and without tf32. `policy`: plantune.models.policy acts for 128 agents and learns from 32 steps of
-64, in float16; beside it eager and torch.compile, whose memory is cuDNN's and knows no episodes.
+and without tf32. `sizes`: the same with other numbers of steps, samples and units, and forward
+alone: plantune/space/recurrent.py says by it which of torch's layers are read as scans. `policy`:
+plantune.models.policy acts for 128 agents and learns from 32 steps of 64, in float16; beside it
+eager and torch.compile, whose memory is cuDNN's and knows no episodes.
 
 On a GPU what can be captured is replayed as a CUDA graph; ways take turns. Writes
 recurrent_study.json under --out, and bars into recurrent_study.png if matplotlib is there.
@@ -22,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,7 +43,12 @@ from plantune.report.tables import table
 from plantune.runtime.copies import copied
 
 ROUNDS, CALLS = 11, 10
-PARTS = ("layers", "acts", "learns")
+PARTS = ("layers", "acts", "learns", "sizes")
+# Steps, samples and units: around those of `layers`, and the least that are read as scans.
+SHAPES = (
+    *((16, 16, 256), (16, 16, 512), (8, 64, 512), (4, 64, 512), (1, 128, 512), (32, 8, 512)),
+    *((32, 1, 512), (32, 16, 512), (32, 64, 256), (32, 64, 128), (32, 256, 512), (100, 64, 512)),
+)
 KINDS = {"gru": (nn.GRU, EpisodicGRU), "lstm": (nn.LSTM, EpisodicLSTM)}
 Run = Callable[[], Any]
 
@@ -100,23 +109,30 @@ def in_turns(what: str, dtype: str, ways: dict[str, Run]) -> Iterator[Row]:
         yield Row(what, dtype, way, median(found), ratio)
 
 
-def layer_ways(kind: str, dtype: torch.dtype, given: argparse.Namespace) -> dict[str, Run]:
-    """Forward and backward of one layer, with the gradients of inputs, state and weights."""
-    sizes, device = given.sizes, given.device
-    hidden = sizes.policy.hidden
+def layer_ways(
+    kind: str, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], mode: str = "train"
+) -> dict[str, Run]:
+    """Forward and backward of one layer, with the gradients of inputs, state and weights; in mode
+    "infer" forward alone.
+    """
+    steps, samples, hidden = shape
     theirs, ours = (make(hidden, hidden).to(device, dtype) for make in KINDS[kind])
     ours.load_state_dict(theirs.state_dict())
-    x, dy = (torch.randn(sizes.steps, sizes.samples, hidden, device=device) for _ in range(2))
-    x, dy = x.to(dtype).requires_grad_(), dy.to(dtype)
-    first = [x.new_zeros(1, sizes.samples, hidden).requires_grad_() for _ in range(2)]
+    x, dy = (torch.randn(steps, samples, hidden, device=device) for _ in range(2))
+    x, dy = x.to(dtype).requires_grad_(mode == "train"), dy.to(dtype)
+    first = [torch.zeros_like(x[:1], requires_grad=mode == "train") for _ in range(2)]
     state = first[0] if kind == "gru" else tuple(first)
     read = [x, *(first[:1] if kind == "gru" else first)]
-    tuned = optimize(ours, x, state, mode="train", fallback="silent")
+    tuned = optimize(ours.train(mode == "train"), x, state, mode=mode, fallback="silent")
+
+    def forward(layer: nn.Module) -> Run:
+        return torch.no_grad()(lambda: layer(x, state)[0])
 
     def gradients(layer: nn.Module) -> Run:
         return lambda: torch.autograd.grad(layer(x, state)[0], [*read, *layer.parameters()], dy)
 
-    return {"plantune": gradients(tuned), "cudnn" if x.is_cuda else "eager": gradients(theirs)}
+    run = gradients if mode == "train" else forward
+    return {"plantune": run(tuned), "cudnn" if x.is_cuda else "eager": run(theirs)}
 
 
 class Plain(nn.LSTM):
@@ -210,9 +226,17 @@ def study(given: argparse.Namespace) -> list[Row]:
             print(json.dumps(asdict(row)), flush=True)
         written(rows, given)
 
+    shape = (given.sizes.steps, given.sizes.samples, given.sizes.policy.hidden)
+
     def add_layers(dtype: torch.dtype, name: str) -> None:
         for kind in KINDS:
-            add(kind, name, layer_ways(kind, dtype, given))
+            add(kind, name, layer_ways(kind, dtype, given.device, shape))
+
+    def add_sizes(shape: tuple[int, ...]) -> None:
+        for kind, dtype in product(KINDS, (torch.float16, torch.float32)):
+            for mode, what in (("train", kind), ("infer", f"{kind} forward")):
+                ways = layer_ways(kind, dtype, given.device, shape, mode)
+                add(f"{what} {' x '.join(map(str, shape))}", str(dtype)[6:], ways)
 
     with products_in("ieee"):
         if on_gpu and "layers" in given.only:
@@ -228,6 +252,8 @@ def study(given: argparse.Namespace) -> list[Row]:
                 add("policy acts", str(dtype)[6:], acting(deepcopy(policy), given))
         if "learns" in given.only:
             add("policy learns", str(dtype)[6:], learning(policy, given))
+        for shape in SHAPES if on_gpu and "sizes" in given.only else ():
+            add_sizes(shape)
     if on_gpu and "layers" in given.only:
         with products_in("tf32"):
             add_layers(torch.float32, "float32 with tf32")
@@ -274,7 +300,7 @@ def plotted(rows: list[Row], place: Path) -> None:
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="tiny, on the CPU")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS[:3]))
     parser.add_argument("--compile", action="store_true", help="torch.compile too: a minute more")
     parser.add_argument("--out", type=Path, default=Path())
     return parser.parse_args(argv)

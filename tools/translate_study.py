@@ -1,6 +1,6 @@
 """How many sentences a second a GRU encoder and decoder translates, in several ways.
 
-    python tools/translate_study.py                       # 1,000 made sentences, batches 1, 8, 64
+    python tools/translate_study.py                       # 1,024 made sentences, batches 1, 8, 64
     python tools/translate_study.py --small               # on 2 cores of a CPU in two minutes
     python tools/translate_study.py --pairs eng-fra.txt   # source<TAB>target, a pair a line
 
@@ -321,7 +321,7 @@ def plotted(rows: list[Row], place: Path) -> None:
 def study(given: argparse.Namespace) -> list[Row]:
     device = torch.device("cuda" if torch.cuda.is_available() and not given.small else "cpu")
     sizes = SMALL if given.small else Sizes()
-    count = given.sentences or (96 if given.small else 1000)
+    count = given.sentences or (96 if given.small else 1024)
     sentences = (
         read_sentences(given.pairs, count, sizes) if given.pairs else made_sentences(count, sizes)
     )

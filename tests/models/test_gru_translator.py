@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 import plantune
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
-from plantune.models.gru_translator import END, GRUTranslator, Sizes, greedy, gru_translator
+from plantune.models.gru_translator import (
+    END,
+    GRUTranslator,
+    Sizes,
+    difference,
+    greedy,
+    gru_translator,
+)
 
 SMALL = Sizes(source_words=60, target_words=45, embedding=8, hidden=16)
 
@@ -51,6 +60,28 @@ def test_the_whole_translator_says_the_words_of_eager_float32() -> None:
     assert torch.equal(words, wanted)
     assert torch.equal(counts, wanted_counts)
     assert words.unique().numel() > 100
+
+
+@pytest.mark.parametrize(("part", "is_tie"), [(1e-6, True), (2.5e-6, True), (3.5e-6, False)])
+def test_words_whose_logits_are_closer_than_float32_can_tell_are_a_tie(
+    part: float, is_tie: bool
+) -> None:
+    """By float64: as parts of the largest logit."""
+    model = made(SMALL)
+    source, lengths = sentences(SMALL, 9, 1)
+    words = greedy(model, source, lengths)[0][0]
+    other = (words[0] + 1) % SMALL.target_words
+    output = model.decoder.output
+    logits = deepcopy(model).double().logits(source, lengths, torch.zeros(1, 1, dtype=torch.int64))
+    with torch.no_grad():
+        output.weight[other] = output.weight[words[0]]
+        output.bias[other] = output.bias[words[0]] - part * logits.abs().max()
+    others = torch.cat((other[None], words[1:]))
+    found = difference(model, source[:, 0], lengths, words, others)
+    assert found.word == 0
+    assert found.margin == pytest.approx(part, rel=0.05)
+    assert found.is_tie == is_tie
+    assert difference(model, source[:, 0], lengths, others, words).is_tie == is_tie
 
 
 def test_a_translation_is_one_node_of_the_graph() -> None:

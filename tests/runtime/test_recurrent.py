@@ -55,7 +55,7 @@ def assert_alike(module: nn.Module, *inputs: Any) -> None:
 @pytest.mark.parametrize("samples", [1, 8, 64])
 @pytest.mark.parametrize(
     ("width", "hidden", "layers", "steps"),
-    [(256, 512, 1, 1), (256, 512, 1, 25), (768, 512, 1, 1), (45, 128, 2, 11)],
+    [(256, 512, 1, 1), (256, 512, 1, 7), (256, 512, 1, 25), (768, 512, 1, 1), (45, 128, 2, 11)],
 )
 def test_grus_of_a_translator_are_torchs(
     width: int, hidden: int, layers: int, steps: int, samples: int
@@ -168,6 +168,30 @@ def test_episodes_that_end_inside_of_a_sequence(kind: type[nn.RNNBase], ends: bo
     pair = (state, -state) if kind is EpisodicLSTM else state
     done = torch.rand(7, 3) < 0.3
     assert_alike(kind(6, 5, 2), torch.randn(7, 3, 6), pair, *([done] if ends else []))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("agents", [128, 512])
+@pytest.mark.parametrize("kind", [EpisodicGRU, EpisodicLSTM])
+def test_an_actors_memory_goes_from_call_to_call(kind: type[nn.RNNBase], agents: int) -> None:
+    """What a call returned is what the next one begins with, where it is."""
+    torch.manual_seed(0)
+    memory = kind(96, 512, 2).cuda().half().eval()
+    x, done = torch.randn(20, 1, agents, 96).cuda().half(), torch.rand(20, 1, agents).cuda() < 0.1
+    first = torch.zeros(2, agents, 512, dtype=torch.half, device="cuda")
+    states = [(first, first) if kind is EpisodicLSTM else first] * 2
+    exact = deepcopy(memory).double()
+    states.append((first.double(),) * 2 if kind is EpisodicLSTM else first.double())
+    tuned = optimize(memory, x[0], states[0], done[0], fallback="silent")
+    with torch.no_grad():
+        for of_step, ends in zip(x, done, strict=True):
+            inputs = (of_step, of_step, of_step.double())
+            runs = zip((tuned, memory, exact), inputs, states, strict=True)
+            made = [each(given, state, ends) for each, given, state in runs]
+            states = [state for _, state in made]
+    assert tuned.last_call().how == "captured"
+    ours, theirs, right = (torch.cat(flat(part)).double() for part in made)
+    assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 2e-3
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])

@@ -154,18 +154,38 @@ def test_it_is_right(step_of, gpu_space, rows, given):
     assert check(step, Candidate(FAMILY.name, Attrs(rows=rows)), gpu_space).deterministic
 
 
+def run_by(family, model, *given):
+    """The model from a plan of that family."""
+    found = plantune.optimize(model, *given, fallback="silent")
+    graph, space = found._calls.expected_graph(), found._calls._kinds.space()
+    preferences = (Preference(family), *FALLBACK)
+    plan = compose(graph, space, network="by hand", preferences=preferences)
+    remember_proof(plan, environment_of(torch.device("cuda", 0)))
+    return plantune.optimize(model, *given, plan=plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", [FAMILY.name, "gru_translate"])
+@pytest.mark.parametrize("samples", [1, 8])
+def test_of_equal_logits_the_first_word_is_taken(family, samples):
+    """Whichever blocks have them."""
+    model, given = translator_on_a_gpu(), sentences(samples)
+    output = model.decoder.output
+    for words in ([70, 71, 2500, 5892], [46, 4000], [5892]):
+        output.weight.data.zero_()
+        output.bias.data.zero_()[words] = 2.0
+        tuned = run_by(family, model, *given)
+        assert tuned(*given)[0].eq(words[0]).all()
+        assert [choice.candidate.family for choice in tuned.plan.choices] == [family]
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("without_tf32")
 @pytest.mark.parametrize("samples", [1, 8])
 def test_a_captured_loop_says_the_words_of_eager_float32(samples):
     """Whether all sentences end early or none does, and in the memory of each caller."""
     model, ends = translator_on_a_gpu(), set()
-    found = plantune.optimize(model, *sentences(samples), fallback="silent")
-    graph, space = found._calls.expected_graph(), found._calls._kinds.space()
-    preferences = (Preference(FAMILY.name), *FALLBACK)
-    plan = compose(graph, space, network="by hand", preferences=preferences)
-    remember_proof(plan, environment_of(torch.device("cuda", 0)))
-    tuned = plantune.optimize(model, *sentences(samples), plan=plan)
+    tuned = run_by(FAMILY.name, model, *sentences(samples))
     for _ in range(20):
         given = sentences(samples)
         words, steps = tuned(*given)

@@ -10,6 +10,11 @@ def extra_families() -> tuple[str, ...]:
     return tuple(filter(None, os.environ.get("PLANTUNE_FAMILIES", "").split(":")))
 
 
+def turns_file() -> str | None:
+    """By which processes that time on one GPU take turns: PLANTUNE_TURNS; None if none is named."""
+    return os.environ.get("PLANTUNE_TURNS") or None
+
+
 def is_disabled() -> bool:
     """Whether PLANTUNE_DISABLE asks for the framework everywhere."""
     return _is_on("PLANTUNE_DISABLE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -192,3 +193,66 @@ def test_the_first_of_the_sample_are_taken_and_right(part, place: int, mode: str
     name = part("networks").sample(FIRST)[place]
     found = measures.called(name, measures.Asked(mode=mode))
     assert found["verdict"] == "right", found
+
+
+def test_rivals_that_compiled_beside_the_search_race_with_its_plan(
+    part, monkeypatch, tmp_path
+) -> None:
+    """Who was not compiled in time does not, and says so; errors are those of both."""
+    beside, speed, asked, timing = map(part, ("beside", "speed", "asked", "timing"))
+    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(speed.networks, "build", lambda name: nn.Conv2d(3, 4, 3))
+    monkeypatch.setattr(speed.networks, "call_of", lambda name: torch.randn(2, 3, 8, 8))
+    given = asked.Asked(
+        race=timing.Race(["eager", "slow"], 0.02), compile_until=time.monotonic() + 9
+    )
+
+    def made(ready, asked, way):
+        if way == "slow":
+            signal.raise_signal(signal.SIGALRM)
+        return real(ready, asked, way)
+
+    real = beside._made
+    monkeypatch.setattr(beside, "_made", made)
+    monkeypatch.setitem(beside.WAYS["cpu"], "slow", beside.WAYS["cpu"]["eager"])
+    found = beside.compile_rivals("a", given)
+    assert set(found["compile_s"]) == {"eager", "slow"}
+    assert found["failures"] == {"slow": "not compiled in time"}
+    row = beside.race("a", given)
+    assert row["verdict"] == "no plan"
+    assert set(row["ratios"]) == {"eager"}
+    assert row["failures"] == found["failures"]
+    assert 0 < beside.errors("a", given)["distances"]["plantune"] < 1e-6
+    assert not beside._READY
+
+
+def test_a_network_is_one_call_that_goes_on(part, monkeypatch, tmp_path) -> None:
+    """Beside each other: a search and its rivals; what is known is not asked for again."""
+    one_call = part("one_call")
+    asked_for = []
+
+    class Child:
+        def __init__(self, limits) -> None:
+            self.limits = limits
+
+        def row(self, name, measure, asked):
+            asked_for.append(measure.__name__)
+            return {"verdict": {"searched": "searched", "race": race}.get(measure.__name__)}
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(one_call, "Child", Child)
+    file = tmp_path / "rows.jsonl"
+    given = ["one_call.py", "a", "--rows", str(file), "--cache", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", given)
+    for name in (*one_call.CACHES.values(), "PLANTUNE_TURNS"):
+        monkeypatch.setenv(name, "")
+    race = "failed"
+    one_call.main()
+    assert sorted(asked_for) == ["compile_rivals", "race", "searched"]
+    race = "timed"
+    one_call.main()
+    assert sorted(asked_for[3:]) == ["compile_rivals", "errors", "race"]
+    one_call.main()
+    assert len(asked_for) == 6
+    assert part("rows").Rows(file).by_key["a", "infer", "tuned"]["verdict"] == "timed"

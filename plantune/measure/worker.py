@@ -17,12 +17,14 @@ from plantune.errors import PlantuneError, ProtocolError, WorkerDied
 from plantune.measure import limits
 from plantune.measure.programs import Say
 from plantune.measure.protocol import Channel, Message
+from plantune.measure.turns import Turn
 from plantune.measure.work import perform
 
 
 def serve(channel: Channel) -> None:
     """Answers requests until the parent closes its end."""
     channel.send({"ready": True, "threads": torch.get_num_threads()})
+    turn = Turn()
     while True:
         try:
             request = channel.receive()
@@ -31,9 +33,13 @@ def serve(channel: Channel) -> None:
         number = request["id"]
 
         def say(stage: str, number: int = number) -> None:
+            if stage != "build":  # compilers may run beside others
+                turn.begin()
             channel.send({"id": number, "stage": stage})
 
-        channel.send({"id": number, **_answer(request, say)})
+        answer = _answer(request, say)
+        turn.end()
+        channel.send({"id": number, **answer})
 
 
 def _answer(request: Message, say: Say) -> Message:

@@ -7,14 +7,7 @@
     python tools/census --rows gpu.jsonl --sample 60 --device cuda --measure time --mode infer \
         --jobs 6 --memory 1000 --cache cache --limit 600 --rivals eager-channels-last cuda-graph
 
-Networks with the plan of a search, beside compiled rivals: what compiles runs beside each other and
-is kept, a search has the GPU for itself.
-
-    tuned="--networks torchvision/resnet50 policies/nature --device cuda --mode infer"
-    tuned="$tuned --rivals cuda-graph compile-reduce-overhead compile-max-autotune --memory 1000"
-    tuned="$tuned --rows tuned.jsonl --cache cache --network-limit 600"
-    python tools/census $tuned --measure compiled --jobs 4
-    python tools/census $tuned --measure searched tuned --budget 120
+Networks with the plan of a search, beside compiled rivals: `tools/census/one_call.py`.
 
 Each network and mode is a line in the file of rows, written as soon as it is known: a census that
 was stopped goes on where it was. Networks of 30 million parameters and more are left out. Several

@@ -22,6 +22,8 @@ class Asked:
     device: str = "cpu"
     race: Race = field(default_factory=Race)
     budget_s: float = 120.0
+    # On time.monotonic's clock, which all processes of a machine share.
+    compile_until: float = float("inf")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -40,7 +40,7 @@ def without_plan(name: str, asked: Asked) -> Row:
 
 def compiled(name: str, asked: Asked) -> Row:
     """Compiles what the rivals of a race compile, and leaves it in their caches."""
-    module, x = _on_its_device(name, asked)
+    module, x = on_its_device(name, asked)
     device = device_for(load_arch(environment_of(x.device).arch))
     last, seconds, failures = as_raced(module, x), {}, {}
     with torch.set_grad_enabled(asked.mode == "train"), flags(benchmark=True):
@@ -54,7 +54,7 @@ def compiled(name: str, asked: Asked) -> Row:
 
 def searched(name: str, asked: Asked) -> Row:
     """`tune`, as a user calls it: the plan is stored."""
-    module, x = as_raced(*_on_its_device(name, asked))
+    module, x = as_raced(*on_its_device(name, asked))
     began = time.monotonic()
     tuned = tune(module, x, budget=asked.budget_s, mode=asked.mode, fallback="silent")
     seconds = round(time.monotonic() - began, 1)
@@ -79,7 +79,7 @@ def _called(name: str, asked: Asked) -> tuple[nn.Module, Tensor]:
     return module, x.to(asked.dtype) if x.is_floating_point() else x
 
 
-def _on_its_device(name: str, asked: Asked) -> tuple[nn.Module, Tensor]:
+def on_its_device(name: str, asked: Asked) -> tuple[nn.Module, Tensor]:
     module, x = _called(name, asked)
     return module.to(asked.device), x.to(asked.device)
 

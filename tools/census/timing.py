@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from plantune.measure.timing import Effort, Timing, ratio_interval, time_interle
 from plantune.measure.watches import call_watch
 from plantune.measure.ways import WAYS
 from plantune.plan import candidates_by_step, check_plan
+from plantune.runtime.module import TunedModule
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -75,20 +76,25 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
     last, images = as_raced(module, x)
     with torch.set_grad_enabled(mode == "train"), flags(benchmark=True), device.own_stream():
         with beside_others():
-            ours, how = _ours(last, images, mode, device)
+            ours, how, _ = ours_of(last, images, mode, device)
             with flags(benchmark=False):  # loading comes first; it does not depend on algorithms
-                _warmed_up(_call(last, last, images, mode), device)
+                made_call(last, images, mode, device)
         with alone_on_gpu():
             names = race.names(device)
             rivals, failures = rivals_of((module, x), (last, images), mode, names, device)
-            calls, watch = {"plantune": ours, **rivals}, call_watch(device)
-            races = [time_interleaved([*calls.values()], race.effort, watch) for _ in range(RACES)]
+            return {**judged(ours, rivals, device, race), "failures": failures, **how}
+
+
+def judged(
+    ours: Call, rivals: Mapping[str, Call], device: Device, race: Race
+) -> dict[str, dict[str, Any] | str]:
+    """All in turns."""
+    calls, watch = {"plantune": ours, **rivals}, call_watch(device)
+    races = [time_interleaved([*calls.values()], race.effort, watch) for _ in range(RACES)]
     return {
-        "device": environment_of(x.device).device,
+        "device": environment_of(device.place).device,
         "ms": {name: races[-1][at].median_us / 1e3 for at, name in enumerate(calls)},
         "ratios": {name: _worse(races, at) for at, name in enumerate(calls) if at},
-        "failures": failures,
-        **how,
     }
 
 
@@ -105,15 +111,17 @@ def _worse(races: list[list[Timing]], rival: int) -> list[float]:
     return [worst.ratio, worst.low, worst.high]
 
 
-def _ours(module: nn.Module, x: Tensor, mode: str, device: Device) -> tuple[Call, dict[str, Any]]:
+def ours_of(
+    module: nn.Module, x: Tensor, mode: str, device: Device
+) -> tuple[Call, dict[str, Any], TunedModule]:
     """Calls of what `optimize` makes, and how they run."""
     tuned = optimize(module, x, mode=mode, fallback="silent")
     began = time.monotonic()
-    call = _warmed_up(_call(tuned, tuned, x, mode), device)
+    call = made_call(tuned, x, mode, device)
     families = Counter(choice.candidate.family for choice in tuned.stock().plan.choices)
     seconds = round(time.monotonic() - began, 2)
     told = {"how": tuned.last_call().how, "origin": tuned.stock().plan.origin}
-    return call, {**told, "first_calls_s": seconds, "families": families}
+    return call, {**told, "first_calls_s": seconds, "families": families}, tuned
 
 
 def rivals_of(
@@ -135,6 +143,11 @@ def rivals_of(
         except Exception as error:  # whatever a compiler says: that way is then left out
             failures[name] = first_line(error)[:200]
     return calls, failures
+
+
+def made_call(module: nn.Module, x: Tensor, mode: str, device: Device) -> Call:
+    """Calls of a module that was called before."""
+    return _warmed_up(_call(module, module, x, mode), device)
 
 
 def _warmed_up(call: Call, device: Device) -> Call:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from plantune.canonical import Attrs
 from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.machine import cpu_environment
 from plantune.plan_db.database import PlanDatabase
@@ -17,7 +19,7 @@ from plantune.workload import Workload
 
 from .conftest import ROOT
 
-NETWORK = Workload("resnet18", 1, image_size=32)
+NETWORK = Workload("se_resnet9_fixup", 1, image_size=16)
 
 
 def test_the_slowest_plan_is_told_by_the_fastest(
@@ -32,8 +34,10 @@ def test_the_slowest_plan_is_told_by_the_fastest(
     for path, plan in zip(paths, plans.values(), strict=True):
         with PlanDatabase.open(Path(path)) as database:
             database.put_plan(plan, cpu_environment())
-    asked = ["--model", "resnet18", "--batch", "1", "--image-size", "32", "--ways", "eager"]
-    monkeypatch.setattr(sys, "argv", ["compare", *paths, *asked, "--budget", "0.1"])
+    asked = ["--batch", "1", "--image-size", "16", "--ways", "eager"]
+    monkeypatch.setattr(
+        sys, "argv", ["compare", *paths, *asked, "--budget", "0.05", "--makes", "2"]
+    )
     runpy.run_path(str(ROOT / "tools" / "compare"), run_name="__main__")
     told = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in told["rows"]] == [
@@ -43,5 +47,19 @@ def test_the_slowest_plan_is_told_by_the_fastest(
     ]
     live = sorted(row["median_ms"] for row in told["rows"][:2])
     assert told["spread"]["ratio"] == pytest.approx(live[1] / live[0], rel=1e-2)
+    for row in told["rows"]:
+        assert min(row["makes_ms"]) <= row["median_ms"] <= max(row["makes_ms"])
+        assert len(row["makes_ms"]) == 2
+    assert [told["plans"][path]["like"] for path in paths] == [[], []]
     assert set(told["ratios"][f"plan {paths[0]}, frozen"]) == {"eager"}
     assert told["plans"][paths[1]]["families"].keys() <= {"framework", "view"}
+
+
+def test_plans_that_choose_the_same_are_alike_whatever_they_measured() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "compare"))
+    plan = default_plan(NETWORK.graph, load_search_space("cpu"), network=NETWORK.network)
+    again = replace(plan, choices=plan.choices[::-1], evidence=Attrs(ratio=0.5))
+    traced = replace(plan, runner="torchscript-traced")
+    plans = {"plan": plan, "again": again, "traced": traced}
+    found = {name: tool["told_of_plan"](each, plans)["like"] for name, each in plans.items()}
+    assert found == {"plan": ["again"], "again": ["plan"], "traced": []}

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plantune.cuda.capture import no_collection
 from plantune.device import Call
@@ -215,6 +215,18 @@ def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
     kept = [rounds[place] for place in sorted(by_waiting[: max(calm, LEAST_SAMPLES)])]
     columns = zip(*kept, strict=True)
     return [Timing(tuple(sample.us for sample in column), shared=not calm) for column in columns]
+
+
+def joined(one: Timing, more: Timing) -> Timing:
+    """Both, of two runs one after the other."""
+    return Timing((*one.samples_us, *more.samples_us), one.shared or more.shared)
+
+
+def in_common(one: Timing, other: Timing) -> tuple[Timing, Timing]:
+    """Both without the last rounds, in which only one of them took part."""
+    rounds = min(one.samples, other.samples)
+    first, second = (replace(t, samples_us=t.samples_us[:rounds]) for t in (one, other))
+    return first, second
 
 
 def ratio_interval(

@@ -11,7 +11,7 @@ from plantune.canonical import Attrs
 from plantune.measure.entrants import PLANTUNE
 from plantune.measure.machine_state import State
 from plantune.measure.race import OURS, Race
-from plantune.measure.timing import Interval, Timing, ratio_interval
+from plantune.measure.timing import Interval, Timing, in_common, joined, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 
 # On a GPU the framework's own kernels as one graph, which is also what a plan of these kernels is.
@@ -43,7 +43,7 @@ class Duel:
 
     def and_again(self, other: Duel) -> Duel:
         """The duel with the rounds of a repeated race."""
-        return Duel(_joined(self.ours, other.ours), _joined(self.theirs, other.theirs))
+        return Duel(joined(self.ours, other.ours), joined(self.theirs, other.theirs))
 
 
 Duels = Mapping[str, Duel]
@@ -126,7 +126,7 @@ def _loss(runner: str, duels: Duels) -> dict[str, float | str]:
         if not name.startswith(rivals.COMPILED):
             continue
         ours = duels[name].ours if runner == PROGRAM else duels[runner].theirs
-        ratio = ratio_interval(*_as_long(ours, duels[name].theirs))
+        ratio = ratio_interval(*in_common(ours, duels[name].theirs))
         if ratio.low > EVEN:
             found = {rivals.LOST_TO: name, rivals.LOSS: ratio.ratio}
         break
@@ -136,17 +136,6 @@ def _loss(runner: str, duels: Duels) -> dict[str, float | str]:
 def _ranked(duels: Duels) -> list[str]:
     """The rivals, the fastest first, each against the plan in the same rounds."""
     return sorted(duels, key=lambda name: -duels[name].ratio.ratio)
-
-
-def _joined(one: Timing, other: Timing) -> Timing:
-    return Timing((*one.samples_us, *other.samples_us), one.shared or other.shared)
-
-
-def _as_long(one: Timing, other: Timing) -> tuple[Timing, Timing]:
-    """Both without the rounds of repeated races, in which only one of them took part."""
-    rounds = min(one.samples, other.samples)
-    first, second = (replace(t, samples_us=t.samples_us[:rounds]) for t in (one, other))
-    return first, second
 
 
 def with_all_rounds(race: Race, duels: Duels) -> Race:

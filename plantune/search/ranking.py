@@ -11,7 +11,7 @@ from plantune.graph import Graph, Step
 from plantune.graph.partition import partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
-from plantune.measure.timing import Timing, ratio_interval
+from plantune.measure.timing import Timing, in_common, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.runtime.branches import branches_of
@@ -27,7 +27,9 @@ TIE = 0.01
 TIE_RESAMPLES = 200
 # Of few rounds on a busy machine everything ties: what looks slower than this is not preferred for
 # being simple. So a search at batch 32 had kept a plan that took 1.27 of another's time.
-UNSURE = 0.03
+UNSURE = 0.02
+# Plans that are slower by at most this in few rounds may be the fastest: they run some more.
+CLOSE = 0.06
 # Candidates that are slower by more than this alone are not compared again.
 NEAR = 1.15
 RUNNERS_UP = 3
@@ -86,6 +88,13 @@ def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int 
     return min(ties, key=lambda i: (complexity(plans[i]), times[i].median_us))
 
 
+def close(timings: Sequence[Timing | Rejected]) -> list[int]:
+    """The indices of those that may be the fastest."""
+    times = {i: timing.median_us for i, timing in enumerate(timings) if isinstance(timing, Timing)}
+    least = min(times.values(), default=0.0)
+    return [i for i, us in times.items() if us <= (1 + CLOSE) * least]
+
+
 def kept(
     incumbent: Plan | None,
     plans: Sequence[Plan],
@@ -102,7 +111,8 @@ def kept(
     before, after = timings[winner], None if index is None else timings[index]
     if index is None or not isinstance(before, Timing) or not isinstance(after, Timing):
         return winner
-    return winner if ratio_interval(before, after, resamples=TIE_RESAMPLES).high < 1 else index
+    pair = in_common(before, after)
+    return winner if ratio_interval(*pair, resamples=TIE_RESAMPLES).high < 1 else index
 
 
 def is_tie(one: Timing, other: Timing) -> bool:
@@ -110,7 +120,7 @@ def is_tie(one: Timing, other: Timing) -> bool:
 
     The spread of each alone would say less: a machine whose clock has two speeds affects both.
     """
-    interval = ratio_interval(one, other, resamples=TIE_RESAMPLES)
+    interval = ratio_interval(*in_common(one, other), resamples=TIE_RESAMPLES)
     return interval.low <= 1 + TIE and interval.high >= 1 - TIE
 
 

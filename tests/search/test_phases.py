@@ -10,7 +10,8 @@ from plantune.errors import WorkerDied
 from plantune.measure.timing import Effort, Timing
 from plantune.outcome import Rejected
 from plantune.search.budget import Budget
-from plantune.search.phases import Run, _race, race_first, time_plans
+from plantune.search.phases import Run, _close_again, _race, race_first, time_plans
+from plantune.search.ranking import close
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
@@ -132,3 +133,49 @@ def test_where_no_race_ends_the_search_does():
         pytest.raises(WorkerDied, match="b: an illegal"),
     ):
         race_first(run_of(FakeWorker(deadly=["a", "b"])), plans("a", "a", "b"))
+
+
+class Drawing(FakeWorker):
+    """In the first race of all plans luck decides; more rounds tell."""
+
+    def __init__(self, *more):
+        super().__init__()
+        self.more = more
+
+    def time_programs(self, graph, plans, effort, seed=0):
+        self.asked.append(list(plans))
+        return list(self.more)
+
+
+LUCKY, UNLUCKY, SLOW = (Timing((us,) * 5) for us in (99.0, 104.0, 107.0))
+
+
+class TestPlansThatAreClose:
+    def test_they_run_again_without_the_others(self):
+        worker = Drawing(Timing((106.0,) * 9), Timing((100.0,) * 9))
+        found = _close_again(run_of(worker), ["a", "b", "c"], [SLOW, LUCKY, UNLUCKY])
+        assert worker.asked == [["b", "c"]]
+        assert found[0] == SLOW
+        assert [timing.samples for timing in found[1:]] == [14, 14]
+        assert fastest_of(found) == 2
+
+    def test_one_alone_has_won(self):
+        worker = Drawing()
+        assert _close_again(run_of(worker), ["a", "b"], [SLOW, LUCKY]) == [SLOW, LUCKY]
+        assert worker.asked == []
+
+    def test_without_time_they_stay_as_they_are(self):
+        worker = Drawing(Rejected("timeout", "no time"), Rejected("timeout", "no time"))
+        found = [LUCKY, UNLUCKY]
+        assert _close_again(run_of(worker), ["a", "b"], found) == found
+        assert _close_again(run_of(worker, seconds=0.0), ["a", "b"], found) == found
+        assert len(worker.asked) == 1
+
+    def test_what_crashes_the_second_time_is_out(self):
+        worker = Drawing(LUCKY, Rejected("crash", "an illegal memory access"))
+        found = _close_again(run_of(worker), ["a", "b"], [LUCKY, UNLUCKY])
+        assert [isinstance(each, Rejected) for each in found] == [False, True]
+
+
+def fastest_of(timings):
+    return min(close(timings), key=lambda i: timings[i].median_us)

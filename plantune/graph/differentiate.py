@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.apart import with_sums_apart
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
-from plantune.graph.ops import op_named
+from plantune.graph.ops import Gradient, op_named
 from plantune.graph.recompute import recomputed
 from plantune.graph.taps import with_taps
 from plantune.graph.types import TensorType
@@ -86,7 +84,7 @@ class _Backward:
         output_gradients = tuple(self.total(value) for value in node.outputs)
         if all(gradient is None for gradient in output_gradients):
             return
-        rule = _NodeGradient(self, node, output_gradients)
+        rule = Gradient(self.builder, node, output_gradients, self.needed)
         for value, part in zip(node.inputs, op_named(node.op).gradient(rule), strict=True):
             if part is not None and value in self.needed:
                 self.parts.setdefault(value, []).append(part)
@@ -119,38 +117,3 @@ class _Backward:
         if not waiting and not any(value in other.inputs for other in self.builder.nodes):
             self.builder.nodes.remove(node)
         return node.inputs[0]
-
-
-class _NodeGradient:
-    """What one node's backward rule sees; see `plantune.graph.ops.base.Gradient`."""
-
-    def __init__(
-        self, backward: _Backward, node: Node, output_gradients: tuple[str | None, ...]
-    ) -> None:
-        self._backward, self._node = backward, node
-        self._place = f"d({node.name})"
-        self.inputs = node.inputs
-        self.outputs = node.outputs
-        self.attrs: Attrs = node.attrs
-        self.output_gradients = output_gradients
-
-    @property
-    def dy(self) -> str:
-        first = self.output_gradients[0]
-        assert first is not None
-        return first
-
-    def needs(self, position: int) -> bool:
-        return self.inputs[position] in self._backward.needed
-
-    def type_of(self, value: str) -> TensorType:
-        return self._backward.builder.types[value]
-
-    def remember(self, **attrs: Any) -> str:
-        return self._backward.builder.amend(self._node, **attrs)
-
-    def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
-        return self.emit_all(op, *inputs, **attrs)[0]
-
-    def emit_all(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
-        return self._backward.builder.emit(op, *inputs, place=self._place, **attrs)

@@ -8,26 +8,14 @@ calls have remembered is left out, and its like must come back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from plantune.graph.purity import Overload
-
-
-class Recorded(Protocol):
-    """A call of an overload."""
-
-    @property
-    def overload(self) -> Overload: ...
-    @property
-    def args(self) -> tuple[Any, ...]: ...
-    @property
-    def kwargs(self) -> Any: ...
-    @property
-    def result(self) -> Any: ...
+if TYPE_CHECKING:
+    from plantune.graph.trace import Record
 
 
 class Containers:
@@ -88,7 +76,7 @@ def _are_back(left_out: dict[Any, Tensor], gained: dict[Any, Tensor]) -> bool:
     return all((tensor.shape, tensor.dtype) in made for tensor in left_out.values())
 
 
-def depend(tensors: Iterable[Tensor], records: Sequence[Recorded], on: Iterable[Tensor]) -> bool:
+def depend(tensors: Iterable[Tensor], records: Sequence[Record], on: Iterable[Tensor]) -> bool:
     """Whether any of the tensors follows from these inputs or from random numbers."""
     wanted = set(map(_storage, tensors))
     inputs = set(map(_storage, on))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from torch import Tensor
 from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from plantune.graph.builder import GraphBuilder
+    from plantune.graph.graph import Node
 
 Types = Sequence[TensorType]
 Tensors = Sequence[Tensor]
@@ -30,32 +34,46 @@ class Domain:
     draw: Callable[[torch.Generator], Tensor] | None = None
 
 
-class Gradient(Protocol):
-    """What a backward rule sees of the node it differentiates."""
+class Gradient:
+    """What a backward rule sees of the node it differentiates, and how it emits nodes."""
 
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    output_gradients: tuple[str | None, ...]
-    attrs: Attrs
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        node: Node,
+        output_gradients: tuple[str | None, ...],
+        needed: Collection[str],
+    ) -> None:
+        self._builder, self._node, self._needed = builder, node, needed
+        self.inputs, self.outputs, self.attrs = node.inputs, node.outputs, node.attrs
+        self.output_gradients = output_gradients
 
     @property
     def dy(self) -> str:
         """The gradient of the first output."""
+        first = self.output_gradients[0]
+        assert first is not None
+        return first
 
     def needs(self, position: int) -> bool:
         """Whether the gradient of that input is asked for."""
+        return self.inputs[position] in self._needed
 
     def type_of(self, value: str) -> TensorType:
         """The type of a value of the graph."""
+        return self._builder.types[value]
 
     def remember(self, **attrs: Any) -> str:
         """Gives the forward node these attributes too; the output that it has by them."""
+        return self._builder.amend(self._node, **attrs)
 
     def emit(self, op: str, *inputs: str, **attrs: Any) -> str:
         """Adds a backward node and returns its first output."""
+        return self.emit_all(op, *inputs, **attrs)[0]
 
     def emit_all(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
         """Adds a backward node and returns all its outputs."""
+        return self._builder.emit(op, *inputs, place=f"d({self._node.name})", **attrs)
 
 
 class Op(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from plantune.errors import UnsupportedModule
 from plantune.graph.ops.base import Domain, Gradient, Op, Types
 from plantune.graph.ops.history import History, history_of, owned, record, row_major
 from plantune.graph.types import TensorType
+
+if TYPE_CHECKING:
+    from plantune.graph.ops.overload import OverloadOp
 
 T = TypeVar("T")
 BACKWARD = "backward_of_"
@@ -38,25 +41,13 @@ READS_NOTHING = frozenset(
 HAS_NONE = frozenset(("aten.normal_functional.default",))
 
 
-class Forward(Protocol):
-    """What its backward pass needs of an overload's op."""
-
-    name: str
-
-    def __hash__(self) -> int: ...
-
-    def results(self, inputs: Sequence[Tensor], attrs: Attrs) -> list[Tensor]: ...
-
-    def domain(self, position: int, inputs: Types, attrs: Attrs) -> Domain: ...
-
-
-def unread(forward: Forward, inputs: Types) -> tuple[int, ...]:
+def unread(forward: OverloadOp, inputs: Types) -> tuple[int, ...]:
     """The inputs that the backward pass does not read."""
     floats = (at for at, type_ in enumerate(inputs) if type_.is_float)
     return tuple(floats) if forward.name in READS_NOTHING else ()
 
 
-def emit_backward(forward: Forward, grad: Gradient) -> tuple[str | None, ...]:
+def emit_backward(forward: OverloadOp, grad: Gradient) -> tuple[str | None, ...]:
     """The backward node, which reads what autograd remembers of the forward node."""
     if json.loads(grad.attrs["arguments"]).get("sparse"):
         raise UnsupportedModule(f"{forward.name} with sparse=True has sparse gradients")
@@ -79,7 +70,7 @@ def emit_backward(forward: Forward, grad: Gradient) -> tuple[str | None, ...]:
 
 @lru_cache(4096)
 def has_gradient(
-    forward: Forward, types: tuple[TensorType, ...], attrs: Attrs, wanted: tuple[int, ...]
+    forward: OverloadOp, types: tuple[TensorType, ...], attrs: Attrs, wanted: tuple[int, ...]
 ) -> bool:
     """Whether an output follows smoothly from one of these inputs."""
     if forward.name in HAS_NONE:
@@ -100,7 +91,7 @@ class OverloadBackward(Op):
     Alone, as it is measured, it finds nothing remembered, and runs the overload again.
     """
 
-    def __init__(self, forward: Forward) -> None:
+    def __init__(self, forward: OverloadOp) -> None:
         self.forward = forward
         self.name = BACKWARD + forward.name
         self.arity = None

@@ -71,7 +71,6 @@ class Design:
     stages: int
     groups: int
     flips: bool  # the last tap comes first
-    reuse: ClassVar = True  # a box is copied with its margin
 
     @property
     def box(self) -> Box:
@@ -240,7 +239,8 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
             x, *others, copied = place(stream)
             read = {word: image.data_ptr() for word, image in zip(words, others, strict=True)}
             arguments = constants.into(_Arguments, names, parts=room, **read)
-            maps = kind(x=image_map(x, design), w=weight_map(constants.tensor("w")))
+            pixels = image_map(x, design.shape, design.box, reuse=True)
+            maps = kind(x=pixels, w=weight_map(constants.tensor("w")))
             if design.staged:
                 made = {word: frame.values[name] for word, name in names.items() if name}
                 for what, image in (*made.items(), *zip(words, others, strict=True)):

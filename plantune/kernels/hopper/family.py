@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from plantune.kernels.constants import Form
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, P, Step
@@ -20,24 +20,16 @@ from plantune.kernels.patterns.other_step import filter_form
 COSTS = "warpgroups"
 
 
-class Sized(Protocol):
-    """What a launch takes, as a design plans it."""
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def shared_bytes(self) -> int: ...
-
-
 class WarpgroupFamily(CudaFamily[P]):
     """A family whose kernels multiply by warpgroups, each after a design of its step and config."""
 
     image_layout = "nhwc"
 
     @abstractmethod
-    def design(self, parts: P, config: Attrs) -> Sized:
-        """The sizes of the kernel; raises IllegalCandidate if there are none."""
+    def design(self, parts: P, config: Attrs) -> Any:
+        """The sizes of the kernel, `threads` and `shared_bytes` among them; raises IllegalCandidate
+        if there are none.
+        """
 
     def why_not_arch(self, arch: Arch) -> str | None:
         if arch.cuda is not None and "wgmma" not in arch.cuda.features:
@@ -45,10 +37,10 @@ class WarpgroupFamily(CudaFamily[P]):
         return super().why_not_arch(arch)
 
     def threads(self, parts: P, config: Attrs) -> int:
-        return self.design(parts, config).threads
+        return int(self.design(parts, config).threads)
 
     def shared_bytes(self, parts: P, config: Attrs, arch: Arch) -> int:
-        return self.design(parts, config).shared_bytes
+        return int(self.design(parts, config).shared_bytes)
 
 
 @dataclass(frozen=True)

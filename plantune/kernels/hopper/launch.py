@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,17 +23,6 @@ from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.layouts import aligned, view_bytes
 
 ALIGNMENT = 16  # bytes: of a tensor map's addresses and strides
-
-
-class Boxes(Protocol):
-    """What says how an image is copied."""
-
-    @property
-    def shape(self) -> ConvShape: ...
-    @property
-    def box(self) -> Box: ...
-    @property
-    def reuse(self) -> bool: ...
 
 
 class OutMaps(ctypes.Structure):
@@ -95,7 +84,9 @@ class Launch:
         def launch(stream: int) -> None:
             x, *others, copied = place(stream)
             images = self._outputs() | dict(zip(self.parts.epilogue.images, others, strict=True))
-            maps = kind(x=image_map(x, design), **self._weights())
+            maps = kind(
+                x=image_map(x, design.shape, design.box, reuse=design.reuse), **self._weights()
+            )
             for i, phase in enumerate(phases):
                 for word, image in images.items():
                     setattr(maps.out[i], word, self._map(word, image, phase))
@@ -192,10 +183,9 @@ def placing_images(
     return place
 
 
-def image_map(x: Tensor, design: Boxes) -> TensorMap:
-    shape, box = design.shape, design.box
+def image_map(x: Tensor, shape: ConvShape, box: Box, *, reuse: bool) -> TensorMap:
     row = shape.c * x.element_size()
-    if design.reuse:
+    if reuse:
         columns, rows = box.w + shape.margin[0], box.h + shape.margin[1]
         sides = (columns * shape.stride[1], rows * shape.stride[0])
     else:

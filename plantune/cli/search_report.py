@@ -52,6 +52,12 @@ def unraced_text(result: Result) -> str:
     return f"{text}: the plan that is used already stays"
 
 
+def phases_text(result: Result) -> str:
+    """What each phase took; nothing of what was over at once."""
+    named = (f"{phase} {took:.0f} s" for phase, took in result.phases_s.items() if took >= 0.5)
+    return ", ".join(named)
+
+
 IN_MEMORY = "there is no writable plan database"
 
 
@@ -102,6 +108,7 @@ def _lines(
     elif result.complete:
         lines.append(bold(unraced_text(result)))
     lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
+    lines += filter(None, [phases_text(result)])
     return [*lines, *_where_kept(workload, result, keeping)]
 
 
@@ -153,6 +160,7 @@ def _document(
         "raced": result.race is not None,
         "elsewhere": result.elsewhere,
         "notes": list(result.notes),
+        "phases_s": {phase: round(took, 3) for phase, took in result.phases_s.items()},
         "seconds": round(seconds, 3),
         "plan": result.plan.to_json(),
     }

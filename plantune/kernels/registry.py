@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 import warnings
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
 from plantune.errors import IllegalCandidate
@@ -23,6 +23,8 @@ from plantune.settings import extra_families
 from plantune.space import Arch, SearchSpace
 
 ENTRY_POINTS = "plantune.families"
+# How many families' candidates of a step are remembered.
+MOST_KEPT = 4096
 
 
 @cache
@@ -107,12 +109,36 @@ def candidates(
     every = {**installed_families(), **all_families()} if names is None else {}
     asked = every.values() if names is None else map(family_named, names)
     return tuple(
-        Candidate(family.name, config)
+        candidate
         for family in asked
         if family.why_not_arch(space.arch) is None and family.why_not_step(step) is None
-        for parts in (family.parts(step),)
-        for config in family.configs_for(parts, space)
-        if family.why_not_config(parts, config, space.arch) is None
+        for candidate in _of_family(family, _Alike(step, space))
+    )
+
+
+class _Alike:
+    """A step and a search space, equal to others of which the same candidates are legal."""
+
+    def __init__(self, step: Step, space: SearchSpace) -> None:
+        self.step, self.space = step, space
+        self._key = (step.signature, space.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Alike) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _of_family(family: AnyFamily, alike: _Alike) -> tuple[Candidate, ...]:
+    """A guess, a plan by hand and a search ask for those of the same steps."""
+    parts = family.parts(alike.step)
+    arch = alike.space.arch
+    return tuple(
+        Candidate(family.name, config)
+        for config in family.configs_for(parts, alike.space)
+        if family.why_not_config(parts, config, arch) is None
     )
 
 

@@ -33,8 +33,9 @@ from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.products import small_images_at_once
 
-# The rest of a processor's memory is for candidates.
-PART_OF_MEMORY = 16
+# The rest of a processor's memory is for candidates. Of a GPU's they need little, and references of
+# 8,192 images that are not kept are computed again for each of them.
+PART_OF_MEMORY, PART_OF_FREE = 16, 3
 
 
 T = TypeVar("T")
@@ -80,7 +81,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def room_on(device: Device) -> int:
     """The bytes that may be kept in the memory of a processor."""
     if device.place.type == "cuda":
-        return int(torch.cuda.get_device_properties(device.place).total_memory) // PART_OF_MEMORY
+        free, _ = torch.cuda.mem_get_info(device.place)
+        held = torch.cuda.memory_reserved(device.place) - torch.cuda.memory_allocated(device.place)
+        return int(free + held) // PART_OF_FREE
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // PART_OF_MEMORY
 
 

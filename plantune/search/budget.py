@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from plantune.kernels.family import Candidate
@@ -19,6 +19,8 @@ CALLS_IN_A_RACE = {"cpu": 100, "cuda": 3000}
 MOST_FOR_RACING = 0.6
 # When a race begins nothing more, this part of its time is left for its last rounds.
 LAST_ROUNDS = 0.25
+# Until the first phase: plans that are known, all candidates, the start of the workers.
+PREPARING = "preparing"
 # Without a race nothing that was measured is used.
 LEAST_RACING_S = 3.0
 # What still runs when a phase ends may use this part of the next phase; after the last one, of the
@@ -41,7 +43,21 @@ class Budget:
         self.seconds = seconds
         self.race_s = race_s
         self._clock = clock
-        self._start = clock()
+        self._start = self._entered = clock()
+        self._phase = PREPARING
+        self._spent: defaultdict[str, float] = defaultdict(float)
+
+    def enter(self, phase: str) -> None:
+        """What follows is a part of this phase, until another one is entered."""
+        now = self._clock()
+        self._spent[self._phase] += now - self._entered
+        self._phase, self._entered = phase, now
+
+    @property
+    def phases_s(self) -> Mapping[str, float]:
+        """The seconds of each phase so far, waiting for others too, in the order of their begin."""
+        self.enter(self._phase)
+        return dict(self._spent)
 
     @property
     def spent_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from plantune.canonical import digest
@@ -14,6 +14,7 @@ from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us, family_named
+from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.space import Arch, SearchSpace
 
 FRAMEWORK, VIEW = "framework", "view"
@@ -27,16 +28,18 @@ class StepCandidate:
     """A candidate for one step: what is measured. Equal steps share the outcome by their signature.
 
     Without `arch` its time is estimated for the machines on which the family's constants were
-    measured.
+    measured. What follows from the key alone is read from its `twin`, one with the same key: of a
+    ResNet's candidates two thirds have one.
     """
 
     step: Step
     candidate: Candidate
     arch: Arch | None = None
+    twin: StepCandidate | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def key(self) -> Key:
-        return (self.step.signature, self.candidate)
+        return self.twin.key if self.twin else (self.step.signature, self.candidate)
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:
@@ -44,6 +47,8 @@ class StepCandidate:
 
     @cached_property
     def estimate_us(self) -> float:
+        if self.twin:
+            return self.twin.estimate_us
         return estimate_us(self.step, self.candidate, self.arch)
 
     @property
@@ -76,6 +81,8 @@ class StepCandidate:
         """Equal for candidates whose configs are comparable: of one family, in the same layouts, at
         steps that have the same heaviest op.
         """
+        if self.twin:
+            return self.twin.cluster
         images = _images((*self.step.inputs, *self.step.outputs))
         layouts = (self._layouts.get(name, "") for name in images)
         return (_heaviest_work(self.step), self.candidate.family, *layouts)
@@ -117,9 +124,25 @@ def step_candidates(graph: Graph, space: SearchSpace) -> tuple[StepCandidate, ..
     build is a candidate of its largest groups only: a part of one would hardly be worth a build.
     """
     steps = [s for s in alternatives(graph, all_fusions()) if s.phase != "refresh"]
-    found = [StepCandidate(s, c, space.arch) for s in steps for c in candidates(s, space)]
+    found: list[StepCandidate] = []
+    first: dict[str, list[StepCandidate]] = {}
+    for step in steps:
+        twins = first.get(step.signature)
+        if twins is None:
+            own = [StepCandidate(step, c, space.arch) for c in candidates(step, space)]
+            first[step.signature] = own
+        else:
+            own = [StepCandidate(step, twin.candidate, space.arch, twin) for twin in twins]
+        found += own
     largest = _largest_groups(c for c in found if c.build_s >= LONG_BUILD_S)
     return tuple(c for c in found if _is_worthwhile(c, largest))
+
+
+def candidates_of(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
+    """What a plan runs in a pass; raises what `check_plan` raises."""
+    steps = check_plan(plan, graph, space)
+    chosen = candidates_by_step(plan, steps)
+    return [StepCandidate(s, chosen[s.name], space.arch) for s in steps if s.phase != "refresh"]
 
 
 Group = tuple[str, frozenset[str]]

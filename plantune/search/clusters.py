@@ -20,6 +20,10 @@ BEST_OF_CLUSTER = 2
 SERIOUS_STAGES = ("numerics", "crash", "timeout", "memory")
 MOST_FAULTS = 6
 
+# What counts as no time at all.
+LEAST_US = 1e-3
+# A candidate, and how much of a pass's time it takes at all of its places.
+Weighed = tuple[StepCandidate, float]
 # The nodes that a step covers, and the configs that are compared there.
 Place = tuple[tuple[str, ...], Cluster]
 
@@ -93,15 +97,16 @@ class Clusters:
             found = self._known(cluster, candidates)
             yield from found or (c for c in candidates.values() if c.always_runs)
 
-    def ahead(self, used: Sequence[StepCandidate], depth: int) -> Iterator[StepCandidate]:
-        """What will probably be next when these make up the best cover."""
-        places = [self._places[candidate.nodes, candidate.cluster] for candidate in used]
-        rows = [
-            self._next(candidate.cluster, candidates, depth)
-            for candidate, candidates in zip(used, places, strict=True)
-        ]
-        for column in range(depth):
-            yield from (row[column] for row in rows if column < len(row))
+    def ahead(self, used: Sequence[Weighed], depth: int) -> Iterator[StepCandidate]:
+        """What will probably be next when these make up the best cover: where one takes a hundred
+        times as long as another, several of its configs come first.
+        """
+        found: list[tuple[float, StepCandidate]] = []
+        for candidate, us in used:
+            candidates = self._places[candidate.nodes, candidate.cluster]
+            row = self._next(candidate.cluster, candidates, depth)
+            found += [(place / max(us, LEAST_US), each) for place, each in enumerate(row, 1)]
+        yield from (each for _, each in sorted(found, key=lambda pair: pair[0]))
         yield from (c for c in self.offered() if not self._costs.knows(c))
 
     def _known(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import attrgetter, or_
+from typing import NamedTuple
 
 from plantune.errors import InvalidGraph
 from plantune.graph import Graph, TensorType
@@ -33,17 +36,54 @@ class Conversion:
 CONVERSIONS = {"cpu": Conversion(4.0, 8e3), "cuda": Conversion(2.5, 2e6)}
 
 
-@dataclass(frozen=True)
-class _State:
-    """A partial cover: all nodes up to some place, and those `ahead` that its groups include."""
+class _State(NamedTuple):
+    """A partial cover: all nodes up to some place, and those `ahead` that its groups include. Sets
+    of nodes and of layouts are the bits of a number: a deep network's have hundreds of members.
+    """
 
     cost_us: float
-    ahead: frozenset[str]
-    layouts: tuple[tuple[str, str], ...]
-    chosen: Cover
+    ahead: int
+    layouts: int
+    # The last candidate, after those before it.
+    chosen: _Chosen | None
 
 
-_Slot = tuple[frozenset[str], tuple[tuple[str, str], ...], int]
+class _Chosen(NamedTuple):
+    last: StepCandidate
+    before: _Chosen | None
+
+
+class _Option(NamedTuple):
+    """A candidate that a state may grow by: the nodes after its first, and the layouts of what it
+    makes, among all of those `values`. A demand is met by its layout or if none is known, else it
+    costs a conversion.
+    """
+
+    item: StepCandidate
+    cost_us: float
+    later: int
+    demands: tuple[tuple[int, int, float], ...]
+    values: int
+    makes: int
+
+
+class _Layouts:
+    """A bit for each layout of each value."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[str, str], int] = {}
+        self._of_value: dict[str, int] = {}
+
+    def bit(self, name: str, layout: str) -> int:
+        key = (name, layout)
+        if key not in self._bits:
+            self._bits[key] = 1 << len(self._bits)
+            self._of_value[name] = self._of_value.get(name, 0) | self._bits[key]
+        return self._bits[key]
+
+    def of(self, names: Iterable[str]) -> int:
+        """All layouts of these values."""
+        return reduce(or_, (self._of_value.get(name, 0) for name in names), 0)
 
 
 def best_covers(
@@ -58,16 +98,25 @@ def best_covers(
     Every node is covered by exactly one candidate, and no two groups wait for each other. Constant
     nodes need no candidate: they run when a weight changes, not in every call.
     """
-    starts = _cheapest_by_first_node(candidates)
-    last_use = _last_uses(graph)
-    states = [_State(0.0, frozenset(), _edge_layouts(graph), ())]
-    for place, node in enumerate(graph.nodes):
-        grown: dict[_Slot, _State] = {}
+    known = _Layouts()
+    sources = (*graph.inputs, *graph.output_gradients)
+    edges = reduce(or_, (known.bit(name, type_.layout) for name, type_ in sources), 0)
+    starts = _options(graph, _cheapest_by_first_node(candidates), conversion, known)
+    states = [_State(0.0, 0, edges, None)]
+    for place, (node, dead) in enumerate(zip(graph.nodes, _dead(graph, known), strict=True)):
+        starting = starts.get(node.name, ())
+        grown: dict[tuple[int, int], list[_State]] = {}
         for state in states:
-            starting = starts.get(node.name, ())
-            for following in _grown(graph, state, node.name, starting, conversion):
-                _keep(grown, _forget(following, place, last_use), wanted)
-        states = sorted(grown.values(), key=lambda state: state.cost_us)[: beam * wanted]
+            if state.ahead >> place & 1 or (not starting and node.name in graph.constants):
+                _keep(grown, state, state.ahead & ~(1 << place), state.layouts & ~dead, wanted)
+                continue
+            for option in starting:
+                if not state.ahead & option.later:
+                    layouts = state.layouts & ~option.values | option.makes
+                    ahead = state.ahead | option.later
+                    _keep(grown, _with(state, option), ahead, layouts & ~dead, wanted)
+        found = (state for slot in grown.values() for state in slot)
+        states = sorted(found, key=attrgetter("cost_us"))[: beam * wanted]
     return _runnable(graph, states, wanted)
 
 
@@ -85,73 +134,87 @@ def _cheapest_by_first_node(candidates: Iterable[Priced]) -> dict[str, list[Pric
     return starts
 
 
-def _grown(
-    graph: Graph, state: _State, node: str, starting: Sequence[Priced], conversion: Conversion
-) -> Iterable[_State]:
-    """The states after `node`: covered already, constant, or the first of a candidate's nodes."""
-    if node in state.ahead:
-        yield _State(state.cost_us, state.ahead - {node}, state.layouts, state.chosen)
-        return
-    if not starting and node in graph.constants:
-        yield state
-        return
-    layouts = dict(state.layouts)
-    for candidate, cost_us in starting:
-        later = frozenset(candidate.nodes[1:])
-        if not state.ahead.isdisjoint(later):
-            continue
-        cost = state.cost_us + cost_us
-        for name, layout in candidate.demands.items():
-            if layouts.get(name, layout) != layout:
-                cost += conversion.time_us(graph.types[name])
-        after = tuple(sorted({**layouts, **candidate.makes}.items()))
-        yield _State(cost, state.ahead | later, after, (*state.chosen, candidate))
+def _options(
+    graph: Graph, starts: Mapping[str, Sequence[Priced]], conversion: Conversion, known: _Layouts
+) -> dict[str, list[_Option]]:
+    """The candidates by their first node."""
+    # All bits first: what a value may have is known only then.
+    parts = [part for row in starts.values() for c, _ in row for part in (c.demands, c.makes)]
+    for name, layout in (pair for part in parts for pair in part.items()):
+        known.bit(name, layout)
+
+    def option(item: StepCandidate, cost_us: float) -> _Option:
+        later = reduce(or_, (1 << graph.positions[name] for name in item.nodes[1:]), 0)
+        demands = tuple(
+            (known.of([name]), known.bit(name, layout), conversion.time_us(graph.types[name]))
+            for name, layout in item.demands.items()
+        )
+        makes = reduce(or_, (known.bit(*pair) for pair in item.makes.items()), 0)
+        return _Option(item, cost_us, later, demands, known.of(item.makes), makes)
+
+    return {name: [option(*priced) for priced in row] for name, row in starts.items()}
 
 
-def _forget(state: _State, place: int, last_use: Mapping[str, int]) -> _State:
-    """The state without the layouts of values that nothing reads any more."""
-    live = tuple(pair for pair in state.layouts if last_use.get(pair[0], -1) > place)
-    return _State(state.cost_us, state.ahead, live, state.chosen)
+def _with(state: _State, option: _Option) -> _State:
+    """The state with a candidate, and with the cost of the conversions that it needs."""
+    cost_us = state.cost_us + option.cost_us
+    for values, layout, conversion_us in option.demands:
+        if state.layouts & values and not state.layouts & layout:
+            cost_us += conversion_us
+    return _State(cost_us, 0, 0, _Chosen(option.item, state.chosen))
 
 
-def _keep(grown: dict[_Slot, _State], state: _State, wanted: int) -> None:
+def _keep(
+    grown: dict[tuple[int, int], list[_State]], state: _State, ahead: int, layouts: int, wanted: int
+) -> None:
     """Several covers may lead to the same state; the `wanted` cheapest of them stay."""
-    slots = [(state.ahead, state.layouts, rank) for rank in range(wanted)]
-    for slot in slots:
-        if slot not in grown:
-            grown[slot] = state
-            return
-    worst = max(slots, key=lambda slot: grown[slot].cost_us)
-    if state.cost_us < grown[worst].cost_us:
-        grown[worst] = state
+    slot = grown.setdefault((ahead, layouts), [])
+    kept = _State(state.cost_us, ahead, layouts, state.chosen)
+    if len(slot) < wanted:
+        slot.append(kept)
+        return
+    worst = max(range(wanted), key=lambda rank: slot[rank].cost_us)
+    if state.cost_us < slot[worst].cost_us:
+        slot[worst] = kept
 
 
-def _edge_layouts(graph: Graph) -> tuple[tuple[str, str], ...]:
-    sources = [*graph.inputs, *graph.output_gradients]
-    return tuple(sorted((name, type_.layout) for name, type_ in sources))
-
-
-def _last_uses(graph: Graph) -> dict[str, int]:
-    """The place of the last node that reads each image; other values have one layout."""
+def _dead(graph: Graph, known: _Layouts) -> Iterator[int]:
+    """After each node, the layouts of values that nothing reads any more. Values other than images
+    have one layout.
+    """
     uses: dict[str, int] = {}
     for place, node in enumerate(graph.nodes):
         for value in node.inputs:
             if len(graph.types[value].shape) == 4 and value not in graph.constants:
                 uses[value] = place
-    return uses
+    last: dict[int, list[str]] = {}
+    for name, place in uses.items():
+        last.setdefault(place, []).append(name)
+    never = known.of(name for name in graph.types if name not in uses)
+    for place in range(len(graph.nodes)):
+        yield never | known.of(last.get(place, ()))
 
 
 def _runnable(graph: Graph, states: Sequence[_State], wanted: int) -> list[tuple[float, Cover]]:
     found: list[tuple[float, Cover]] = []
     for state in states:
-        groups = [list(candidate.nodes) for candidate in state.chosen]
+        cover = _in_order(state)
+        groups = [list(candidate.nodes) for candidate in cover]
         covered = {name for group in groups for name in group}
         groups += [[node.name] for node in graph.nodes if node.name not in covered]
         try:
             partition_into(graph, groups)
         except InvalidGraph:
             continue
-        found.append((state.cost_us, state.chosen))
+        found.append((state.cost_us, cover))
         if len(found) == wanted:
             break
     return found
+
+
+def _in_order(state: _State) -> Cover:
+    found, chosen = [], state.chosen
+    while chosen is not None:
+        found.append(chosen.last)
+        chosen = chosen.before
+    return tuple(reversed(found))

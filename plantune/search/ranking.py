@@ -17,7 +17,7 @@ from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.runtime.branches import branches_of
 from plantune.runtime.schedule import make_schedule
 from plantune.search.builds import built_as
-from plantune.search.candidates import FRAMEWORK, VIEW, Key, StepCandidate
+from plantune.search.candidates import FRAMEWORK, VIEW, Key, candidates_of
 from plantune.search.cover import Cover
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
@@ -179,9 +179,7 @@ def building_s(plan: Plan, graph: Graph, space: SearchSpace, steps: StepSearch) 
     """The time to build what this search did not, each source once; what an earlier search built
     takes less.
     """
-    parts = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, parts)
-    wanted = [StepCandidate(step, chosen[step.name], space.arch) for step in parts]
+    wanted = candidates_of(plan, graph, space)
     missing = {built_as(space.arch, c): c for c in wanted if c.key not in steps.ran}
     for built in [None, *(built_as(space.arch, c) for c in steps.candidates if c.key in steps.ran)]:
         missing.pop(built, None)

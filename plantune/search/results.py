@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from plantune.gpus import Seat
 from plantune.measure.race import Race
@@ -59,7 +59,8 @@ class Result:
     part of a faster plan, else there was no time for them. If there was no time for a race either,
     `plan` is the `known` one that calls use already, or runs the network as it is. `notes` say what
     disturbed the machine, and how that changed times. `elsewhere` says that another search ranked
-    and raced, and that the plan was proved here.
+    and raced, and that the plan was proved here. `phases_s` is what each phase took: preparing,
+    measuring, which is what several GPUs share, and those that one of them does alone.
     """
 
     plan: Plan
@@ -74,6 +75,7 @@ class Result:
     spent_s: float = 0.0
     notes: tuple[str, ...] = ()
     elsewhere: bool = False
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

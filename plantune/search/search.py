@@ -25,6 +25,7 @@ from plantune.problem import Problem
 from plantune.search.board import Board
 from plantune.search.budget import CALLS_IN_A_RACE, Budget
 from plantune.search.builds import Builds, builds_for
+from plantune.search.candidates import candidates_of
 from plantune.search.cover import Cover
 from plantune.search.crew import Crew
 from plantune.search.elsewhere import prove_elsewhere, start_all
@@ -93,8 +94,13 @@ class Search:
         try:
             with builds_for(self.space.arch, worker, *others) as builds:
                 run = self._started(builds, worker, *others)
-                self._time_known_plans(run)
-                self._begin(run)
+                known = self._known_plans(run)
+                run.tell("measuring")
+                if builds.threads > 1:  # a deep network's kernels are built for half a minute
+                    self._begin(run, known[:1])
+                self._time_known_plans(run, known)
+                run.tell("measuring")
+                self._begin(run, self._known[:1])
                 run.steps.run(run.budget, self._report)
             state = self._log.snapshot("measuring")
             if not run.budget.left_s:
@@ -143,6 +149,9 @@ class Search:
         crew = Crew(measurers, [seat.name for seat in settings.seats], self.board)
         store = StoredTrials(self._database, self._environment, settings.fresh)
         graph = self.graph
+        self._guess = guessed_plan(graph, self.space, network=self.problem.network)
+        if self._guess is not None:  # it is compiled while all candidates are listed
+            builds.want(candidates_of(self._guess, graph, self.space))
         steps = self._steps = StepSearch(
             graph, self.space, crew, store, builds=builds, studies=studies
         )
@@ -161,24 +170,29 @@ class Search:
             others,
         )
 
-    def _time_known_plans(self, run: Run) -> None:
-        """So that an early end has a good plan."""
-        graph, budget, environment = self.graph, run.budget, self._environment
-        problem = self.problem
+    def _known_plans(self, run: Run) -> list[Plan]:
+        """Plans that are known before, for whose kernels there is time, and the guess."""
+        graph, environment, problem = self.graph, self._environment, self.problem
         self._incumbent = incumbent(graph, problem, environment, self._database)
         shipped = self.settings.shipped
         known = known_plans(
             graph, self.space, problem, environment, self._database, shipped=shipped
         )
-        seconds = min(BEGINNING * budget.seconds, BEGINNING_S)
-        known = affordable(known, graph, self.space, run.steps, 2 * seconds)
-        self._guess = guessed_plan(graph, self.space, network=problem.network)
-        if self._guess is not None:  # calls would build it, too: without a plan they use it
-            known = distinct([*known, self._guess])
+        known = affordable(known, graph, self.space, run.steps, 2 * self._beginning_s)
+        # Calls would build the guess, too: without a plan they use it.
+        return distinct([*known, *filter(None, [self._guess])])
+
+    @property
+    def _beginning_s(self) -> float:
+        return min(BEGINNING * self._budget.seconds, BEGINNING_S)
+
+    def _time_known_plans(self, run: Run, known: Sequence[Plan]) -> None:
+        """So that an early end has a good plan."""
+        budget = run.budget
         if not known:
             return
         run.tell("ranking")
-        effort = budget.limited(Effort(budget_s=seconds), "measuring")
+        effort = budget.limited(Effort(budget_s=self._beginning_s), "measuring")
         with suppress(OutOfTime):  # then they wait for the ranking
             timings = time_plans(run, known, effort)
             order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
@@ -191,12 +205,12 @@ class Search:
     def _race_s(self, call_us: float) -> float:
         return CALLS_IN_A_RACE[self.space.arch.kind] * call_us / 1e6
 
-    def _begin(self, run: Run) -> None:
-        """Measures the steps of the best plan that is known. Where calls build no guess, also those
-        of the plan by hand: then searches with other seeds, and on machines that others disturb,
-        end with that or better.
+    def _begin(self, run: Run, known: Sequence[Plan]) -> None:
+        """Measures the steps of a plan that is known. Where calls build no guess, also those of the
+        plan by hand: then searches with other seeds, and on machines that others disturb, end with
+        that or better.
         """
-        first = self._known[:1]
+        first = [*known]
         if self._guess is None:
             first.append(hand_plan(self.graph, self.space, network=self.problem.network))
         for plan in distinct(first):
@@ -313,6 +327,7 @@ class Search:
             budget_s=self.settings.budget_s,
             known=known,
             spent_s=self._budget.spent_s,
+            phases_s=self._budget.phases_s,
             notes=(*self._log.warnings(), *notes),
             elsewhere=elsewhere,
         )

@@ -15,7 +15,7 @@ from plantune.plan import Plan
 from plantune.search.budget import Budget, Durations
 from plantune.search.builds import Builds
 from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
-from plantune.search.clusters import Clusters
+from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
 from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_covers
 from plantune.search.crew import Crew, Measurer
@@ -73,7 +73,7 @@ class StepSearch:
         self._by_key = {candidate.key: candidate for candidate in self.candidates}
         self._store = store
         self._builds = builds
-        self._cover: list[StepCandidate] = []
+        self._cover: list[Weighed] = []
         self.durations = Durations()
         # Whether there was time for all that could be part of the best cover.
         self.complete = False
@@ -165,9 +165,11 @@ class StepSearch:
         return needed_s <= budget.left_for("measuring")
 
     def begin_with(self, plan: Plan, budget: Budget, report: Report) -> None:
-        """Measures the steps of a plan that is known to be good."""
+        """Measures the steps of a plan that is known to be good, the most expensive first."""
         wanted = {(choice.nodes, choice.candidate) for choice in plan.choices}
-        of_plan = [c for c in self.candidates if (c.nodes, c.candidate) in wanted]
+        found = (c for c in self.candidates if (c.nodes, c.candidate) in wanted)
+        self._cover = self._weighed(found)
+        of_plan = [candidate for candidate, _ in self._cover]
         with suppress(OutOfTime):
             self._measure_until_known(lambda: self._unknown(of_plan), budget, report)
 
@@ -259,10 +261,17 @@ class StepSearch:
         """Unmeasured parts of the best cover, the most expensive first."""
         priced = self.costs.priced(self._clusters.offered())
         found = best_covers(self.graph, priced, 1, self._conversion, NARROW_BEAM)
-        cover = found[0][1] if found else ()
-        self._cover = sorted(cover, key=lambda candidate: -self.costs.of(candidate))
+        self._cover = self._weighed(found[0][1] if found else ())
         self.best_us = self._known_us(NARROW_BEAM)
-        return self._unknown(self._cover)
+        return self._unknown(candidate for candidate, _ in self._cover)
+
+    def _weighed(self, cover: Iterable[StepCandidate]) -> list[Weighed]:
+        """One of those for equal steps, with what they take together, the most expensive first."""
+        found: dict[Key, Weighed] = {}
+        for candidate in cover:
+            _, before_us = found.get(candidate.key, (candidate, 0.0))
+            found[candidate.key] = candidate, before_us + self.costs.of(candidate)
+        return sorted(found.values(), key=lambda weighed: -weighed[1])
 
     def _unknown(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
         """Those without an outcome, one of several for equal steps."""
@@ -275,13 +284,18 @@ class StepSearch:
         enough = max(LEAST_PER_COVER, part, 2 * self._crew.seats)
         if self._builds is None:
             return missing[:enough]
-        for choice in (missing, self._fitting(self._want(missing), budget)):
-            ready = [candidate for candidate in choice if self._builds.is_ready(candidate)]
-            if ready:
-                return ready[:enough]
+        if ready := self._ready(missing):
+            return ready[:enough]
+        # Few of the others: what is missing is built meanwhile.
+        if ready := self._ready(self._fitting(self._want(missing), budget)):
+            return ready[: max(LEAST_PER_COVER, self._crew.seats)]
         if self._crew.is_idle:  # else an outcome may come first
             self._builds.wait(missing, min(WAIT_S, budget.left_for("measuring")))
         return ()
+
+    def _ready(self, candidates: Iterable[StepCandidate]) -> list[StepCandidate]:
+        assert self._builds is not None
+        return [candidate for candidate in candidates if self._builds.is_ready(candidate)]
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""

@@ -19,7 +19,7 @@ from .conftest import FakeWorker, Run, object_of
 KNOWN = Path(__file__).with_name("json_keys.json")
 # Dicts whose keys are data, or depend on the machine.
 DATA = {"config", "environment", "evidence", "failures", "families", "kernels"}
-DATA |= {"plan", "ratios", "saved"}
+DATA |= {"phases_s", "plan", "ratios", "saved"}
 COMMANDS: dict[str, tuple[object, ...]] = {
     "bench": ("bench", "--batch", 1, "--peers", "eager,torchscript"),
     "cache clear": ("cache", "clear"),

@@ -68,3 +68,14 @@ def test_a_race_begins_nothing_in_its_last_quarter(clock):
     effort = Budget(60, clock).limited(Effort(), "racing")
     assert effort.until == pytest.approx(100 + 60 - 15 / 4)
     assert effort.cut_at > 160
+
+
+def test_each_phase_is_told_in_seconds_however_often_it_is_entered(clock):
+    budget = Budget(60, clock)
+    for phase, seconds in (("measuring", 5), ("ranking", 3), ("measuring", 2), ("racing", 1)):
+        clock.now += 1
+        budget.enter(phase)
+        clock.now += seconds - 1
+    clock.now += 1
+    assert budget.phases_s == {"preparing": 1, "measuring": 7, "ranking": 3, "racing": 1}
+    assert sum(budget.phases_s.values()) == budget.spent_s

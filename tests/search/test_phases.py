@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -179,3 +180,13 @@ class TestPlansThatAreClose:
 
 def fastest_of(timings):
     return min(close(timings), key=lambda i: timings[i].median_us)
+
+
+@pytest.mark.parametrize(("mode", "joins"), [("infer", True), ("train", False)])
+def test_in_training_both_passes_are_compiled_so_there_must_be_twice_the_time(mode, joins):
+    worker, run = FakeWorker(), run_of(FakeWorker(), "sm90", seconds=40.0)
+    problem = replace(run.problem, mode=mode)
+    _race(replace(run, worker=worker, problem=problem), ["a plan"])
+    _, baselines = worker.raced
+    assert ("compile-reduce-overhead" in baselines) == joins
+    assert "eager" in baselines

@@ -202,3 +202,34 @@ class TestCosts:
         search.costs.learn(item, Rejected("build", "no"))
         assert search.costs.of(item) == math.inf
         assert item.key not in {item.key for item, _ in search.costs.priced(search.candidates)}
+
+
+class TestWhatComesFirst:
+    def test_a_plan_to_begin_with_is_measured_by_what_its_steps_take_together(
+        self, graph, space, search, measurer
+    ):
+        plan = hand_plan(graph, space, network="small")
+        chosen = {(c.nodes, c.candidate) for c in plan.choices}
+        of_plan = search._weighed(c for c in search.candidates if (c.nodes, c.candidate) in chosen)
+        search.begin_with(plan, Budget(PLENTY), silent)
+        assert measurer.asked == [candidate.key for candidate, _ in of_plan]
+        assert [us for _, us in of_plan] == sorted((us for _, us in of_plan), reverse=True)
+
+    def test_equal_steps_weigh_together(self, search):
+        one, *_ = search.candidates
+        (found,) = search._weighed([one, one, one])
+        assert found == (one, 3 * search.costs.of(one))
+
+    def test_more_configs_of_a_heavy_step_come_before_the_next_of_a_light_one(self, search):
+        heavy, light = (
+            next(
+                c
+                for c in search.candidates
+                if c.candidate.family == "onednn_conv" and c.nodes[0] == n
+            )
+            for n in ("conv1/conv2d", "conv2/conv2d")
+        )
+        ahead = [*search._clusters.ahead([(light, 1.0), (heavy, 100.0)], 6)]
+        first_light = next(i for i, c in enumerate(ahead) if c.nodes == light.nodes)
+        assert {c.nodes for c in ahead[:first_light]} == {heavy.nodes}
+        assert first_light > 1

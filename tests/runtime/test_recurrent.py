@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
@@ -192,6 +193,32 @@ def test_an_actors_memory_goes_from_call_to_call(kind: type[nn.RNNBase], agents:
     assert tuned.last_call().how == "captured"
     ours, theirs, right = (torch.cat(flat(part)).double() for part in made)
     assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max() + 2e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [EpisodicGRU, EpisodicLSTM])
+def test_sequences_of_two_threads_do_not_hear_each_other(kind: type[nn.RNNBase]) -> None:
+    """Blocks of a launch wait for each other, and on one GPU there is room for one launch."""
+    layer = kind(64, 512).cuda().half()
+    given = [torch.randn(32, 64, 64, device="cuda").half() for _ in range(10)]
+    dy = torch.randn(32, 64, 512, device="cuda").half()
+    tuned = optimize(layer, given[0], mode="train", fallback="silent")
+
+    def passes(x: Tensor) -> list[Tensor]:
+        y = tuned(x)[0]
+        return [y.detach(), *torch.autograd.grad(y, [*tuned.parameters()], dy)]
+
+    wanted = [passes(x) for x in given]
+    torch.cuda.synchronize()
+
+    def wrong(_: int) -> int:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            made = [passes(x) for _ in range(10) for x in given]
+            pairs = zip(made, wanted * 10, strict=True)
+            return sum(not all(map(torch.equal, *pair)) for pair in pairs)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(wrong, range(2))) == [0, 0]
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
-from plantune.graph.ops import op_named
+from plantune.errors import BuildError
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
@@ -116,7 +116,7 @@ class ScanFamily(CudaFamily[Sequence]):
         kernel = Kernel(frame.built, cooperative=divided.waits)
         launches = Launches(kernel, divided, self.arguments, frame.device)
         if not launches.groups:
-            return Binding(_by_torch(parts, frame))
+            raise BuildError(f"{divided.of_group} blocks must run at once, fewer can")
         constants = rows_of(parts.step, frame)
         rooms = {**self.rooms(parts, frame), **self._spare(parts, frame.device)}
         leaving = dict(parts.step.outputs)
@@ -127,18 +127,3 @@ class ScanFamily(CudaFamily[Sequence]):
             self.around(at, lambda: launches.run(stream, at))
 
         return Binding(launch, constants=constants.all)
-
-
-def _by_torch(parts: Sequence, frame: Frame) -> Callable[[int], None]:
-    """Where not all blocks fit beside each other, as on a part of a GPU."""
-    (node,), values = parts.step.nodes, frame.values
-    leaving = dict(parts.step.outputs)
-
-    def launch(stream: int) -> None:
-        inputs = [values[name] for name in node.inputs]
-        made = op_named(node.op).evaluate(inputs, node.attrs)
-        for name, tensor in zip(node.outputs, made, strict=True):
-            if name in leaving:
-                values[name].copy_(tensor)
-
-    return launch

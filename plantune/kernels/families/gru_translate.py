@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
-from plantune.errors import IllegalCandidate
+from plantune.errors import BuildError
 from plantune.kernels.constants import Constants, rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
@@ -120,8 +120,8 @@ class GruTranslate(CudaFamily[Sentences]):
         shared_bytes = _shared_bytes(parts, config)
         encode = encoder_of(parts).bound(frame, constants) if config["launches"] > 1 else None
         room = kernel.blocks_at_once(THREADS, shared_bytes)
-        if room < _blocks(parts):  # of a part of a GPU that does not say how small it is
-            raise IllegalCandidate(f"{_blocks(parts)} blocks must run at once, {room} can")
+        if room < _blocks(parts):
+            raise BuildError(f"{_blocks(parts)} blocks must run at once, {room} can")
         exchange, grid = Exchange(parts, together, frame.device), (_blocks(parts), 1, 1)
 
         def launch(stream: int) -> None:

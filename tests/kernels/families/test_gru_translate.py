@@ -13,7 +13,7 @@ import torch
 import plantune
 from plantune.canonical import Attrs
 from plantune.cuda.flags import flags, plain_float32
-from plantune.errors import IllegalCandidate
+from plantune.errors import BuildError
 from plantune.kernels import gru_encoder
 from plantune.kernels.families import gru_translate
 from plantune.kernels.families.gru_translate import FAMILY
@@ -175,10 +175,10 @@ class TooFew:
 
 
 def test_it_does_not_begin_where_its_blocks_do_not_fit(step_of, monkeypatch):
-    """On a part of a GPU that has as many multiprocessors by its name: blocks would never meet."""
+    """A search would time torch's loop under its name."""
     monkeypatch.setattr(gru_translate, "Kernel", TooFew)
     step = step_of(translation(), "float32")
-    with pytest.raises(IllegalCandidate, match="64 blocks must run at once, 63 can"):
+    with pytest.raises(BuildError, match="64 blocks must run at once, 63 can"):
         FAMILY.bind(FAMILY.parts(step), CONFIG, Frame({}))
 
 

@@ -16,12 +16,12 @@ FIGURE = re.compile(r"\*\*(\d+\.\d+)(?: ms)?\*\*")
 LINK = re.compile(r"\((benchmarks/[^)]+\.json)\)")
 NETWORK = re.compile(r"(\w+), (?:(\d+) channels|\d+x\d+)")
 SEARCHES = {"AMD EPYC": "2026-11-23-cpu-three", "Intel Xeon": "2026-11-23-cpu-xeon-three"}
-RECURRENT = "Recurrent networks"
-COMPARED = ("NVIDIA H200", RECURRENT, *SEARCHES)
+RECURRENT, SMALL_IMAGES = "Recurrent networks", "Training on small images"
+COMPARED = ("NVIDIA H200", RECURRENT, SMALL_IMAGES, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
-RESULTS = README.partition("## Results")[2].partition("\n## ")[0]
+RESULTS = README.partition("## Results")[2].partition("\n## Promises")[0]
 
 
 def read(name: str) -> Any:
@@ -147,6 +147,22 @@ def policy_rows() -> Iterator[list[str]]:
 
 def test_rows_of_recurrent_networks_are_those_of_their_files() -> None:
     assert [*translator_rows(), *layer_rows(), *policy_rows()] == rows_of(RECURRENT)
+
+
+def cifar_rows() -> Iterator[list[str]]:
+    """Whole steps in turns."""
+    for network in ("resnet50", "airbench94"):
+        found = read(f"benchmarks/h200/2026-11-23-cifar-{network}-step.json")
+        race, ratio = found["race"], found["race"]["ratios"]["plantune-step"]
+        best = race["best_rival"]
+        own, theirs = (ms(race["rows"][way]["median_ms"]) for way in ("plantune-step", best))
+        within = span([ratio[end] for end in ENDS], ".2f")
+        what, ours = f"{network}, {found['batch']} images", f"{own} ms"
+        yield [what, ours, f"{best} {theirs} ms", f"{ratio['ratio']:.2f} ({within})"]
+
+
+def test_rows_of_small_images_are_those_of_their_races() -> None:
+    assert [*cifar_rows()] == rows_of(SMALL_IMAGES)
 
 
 def values(document: Any) -> Iterator[float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+from plantune.cuda.structs import fields
 from plantune.errors import CudaError
 
 REGISTERS, DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTER = 4, 8, 14
@@ -21,19 +22,15 @@ ACTIVE = 1  # of a capture
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute: its value is a union of 64 bytes."""
 
-    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+    _fields_ = fields("id:uint pad:uint value:uint[16]")
 
 
 class _Config(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = (
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("shared_bytes", c_uint),
-        ("stream", c_void_p),
-        ("attributes", POINTER(_Attribute)),
-        ("count", c_uint),
+    _fields_ = fields(
+        "grid:uint[3] block:uint[3] shared_bytes:uint stream attributes:kept count:uint",
+        kept=POINTER(_Attribute),
     )
 
 
@@ -177,15 +174,10 @@ def capture_of(stream: int) -> tuple[int, int | None] | None:
 class NodeParams(ctypes.Structure):
     """CUDA_KERNEL_NODE_PARAMS, version 2."""
 
-    _fields_ = (
-        ("function", c_void_p),
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("shared_bytes", c_uint),
-        ("arguments", POINTER(c_void_p)),
-        ("extra", c_void_p),
-        ("kernel", c_void_p),
-        ("context", c_void_p),
+    _fields_ = fields(
+        "function grid:uint[3] block:uint[3] shared_bytes:uint "
+        "arguments:places extra kernel context",
+        places=POINTER(c_void_p),
     )
 
 

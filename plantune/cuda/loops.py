@@ -8,6 +8,7 @@ from ctypes import POINTER, byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_
 from typing import Any
 
 from plantune.cuda import driver
+from plantune.cuda.structs import fields
 
 NODE, WHILE, ASSIGNED_AT_LAUNCH, REPLACED = 13, 1, 1, 1
 UNION_BYTES = 232  # of a node's parameters
@@ -17,12 +18,8 @@ SINCE = (12, 4)  # the CUDA release whose drivers have them
 class _Conditional(ctypes.Structure):
     """CUDA_CONDITIONAL_NODE_PARAMS."""
 
-    _fields_ = (
-        ("handle", c_uint64),
-        ("kind", c_int),
-        ("size", c_uint),
-        ("bodies", POINTER(c_void_p)),
-        ("context", c_void_p),
+    _fields_ = fields(
+        "handle:uint64 kind:int size:uint bodies:graphs context", graphs=POINTER(c_void_p)
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_int, c_ubyte, c_uint, c_void_p
+from ctypes import c_uint
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from plantune.cuda.structs import fields
 
 INPUTS, AXES, THREADS, CHUNK = 4, 4, 128, 1024
 PACK, TURN, TURNED = 255, 254, 2304
@@ -24,20 +26,11 @@ Axis = tuple[int, list[int]]
 class Job(ctypes.Structure):
     """plantune::Job."""
 
-    _fields_ = (
-        ("out", c_void_p),
-        ("inputs_at", c_void_p * INPUTS),
-        ("sizes", c_uint * AXES),
-        ("out_strides", c_uint * AXES),
-        ("in_strides", (c_uint * AXES) * INPUTS),
-        ("count", c_uint),
-        ("first_block", c_uint),
-        ("out_type", c_ubyte),
-        ("in_types", c_ubyte * INPUTS),
-        ("inputs", c_ubyte),
-        ("expression", c_ubyte),
-        ("width", c_ubyte),
-        ("axes", c_ubyte),
+    _fields_ = fields(
+        f"out inputs_at:void_p[{INPUTS}] sizes:uint[{AXES}] out_strides:uint[{AXES}] "
+        f"in_strides:strides[{INPUTS}] count:uint first_block:uint out_type:ubyte "
+        f"in_types:ubyte[{INPUTS}] inputs:ubyte expression:ubyte width:ubyte axes:ubyte",
+        strides=c_uint * AXES,
     )
 
 
@@ -57,9 +50,8 @@ def table_of(jobs: Sequence[Job], size: int) -> Table:
     """
 
     class JobTable(ctypes.Structure):
-        _fields_ = (
-            *(("count", c_int), ("singles", c_uint)),
-            *(("first_blocks", c_uint * size), ("jobs", Job * size)),
+        _fields_ = fields(
+            f"count:int singles:uint first_blocks:uint[{size}] jobs:job[{size}]", job=Job
         )
 
     singles = [job for job in jobs if _blocks(job) == 1]

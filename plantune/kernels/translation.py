@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plantune.canonical import Attrs
+from plantune.cuda.structs import fields
 from plantune.graph.ops.translate import split
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants
@@ -32,28 +33,20 @@ class Sentences(Parts):
     targets: int
 
 
-def pointers(*names: str) -> tuple[tuple[str, Any], ...]:
-    """Fields of a struct."""
-    return tuple((name, ctypes.c_void_p) for name in names)
-
-
 class Gru(ctypes.Structure):
     """plantune::GruWeights."""
 
-    _fields_ = pointers("input", "hidden", "input_bias", "hidden_bias")
+    _fields_ = fields("input hidden input_bias hidden_bias")
 
 
 class SharedArguments(ctypes.Structure):
     """plantune::SharedArguments: what every kernel of a translation is told."""
 
-    _fields_ = (
-        *pointers("source", "lengths", "source_embedding"),
-        ("encoder", Gru),
-        *pointers("embedding"),
-        ("decoder", Gru),
-        *pointers("output", "output_bias", "noise", "words", "steps"),
-        *((name, ctypes.c_longlong) for name in ("begin", "end")),
-        *((name, ctypes.c_int) for name in ("source_length", "read", "max_steps", "samples")),
+    _fields_ = fields(
+        "source lengths source_embedding encoder:gru embedding decoder:gru output output_bias "
+        "noise words steps begin:longlong end:longlong "
+        "source_length:int read:int max_steps:int samples:int",
+        gru=Gru,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char, c_int, c_int64, c_void_p
+from ctypes import c_char
 from dataclasses import dataclass
 
 import torch
 
 from plantune.cuda.build import Binary
 from plantune.cuda.kernel import Kernel
+from plantune.cuda.structs import fields
 
 SPLIT_MODES = {"serial": 0, "parallel": 1}
 PARAMS_BYTES_MAX = 4096
@@ -21,35 +22,24 @@ RESERVED_BYTES, SHARED_UNIT_BYTES = 1024, 128
 class ConvProblem(ctypes.Structure):
     """`plantune::ConvProblem`."""
 
-    _fields_ = tuple(
-        (name, c_int)
-        for name in (
-            *("n", "h", "w", "c", "k", "r", "s", "p", "q"),
-            *("pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w"),
-            *("slices", "split_mode", "swizzle_log"),
-        )
+    _fields_ = fields(
+        "n:int h:int w:int c:int k:int r:int s:int p:int q:int pad_h:int pad_w:int stride_h:int "
+        "stride_w:int dilation_h:int dilation_w:int slices:int split_mode:int swizzle_log:int"
     )
 
 
 class ConvOperands(ctypes.Structure):
     """`plantune::ConvOperands`."""
 
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "w", "residual", "y", "scale", "bias", "offset")),
-        ("partial", c_void_p),
-        ("counters", c_void_p),
-        ("applies", c_int64),
-    )
+    _fields_ = fields("x w residual y scale bias offset partial counters applies:int64")
 
 
 class Report(ctypes.Structure):
     """`ImplicitGemmConv::Report`: what the compiled kernel says of itself and of the problem."""
 
-    _fields_ = (
-        *((name, c_int) for name in ("params_bytes", "shared_bytes", "epilogue_bytes", "threads")),
-        ("tiles", c_int * 3),
-        ("parts", c_int),
-        ("waits", c_int),
+    _fields_ = fields(
+        "params_bytes:int shared_bytes:int epilogue_bytes:int threads:int "
+        "tiles:int[3] parts:int waits:int"
     )
 
 

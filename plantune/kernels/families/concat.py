@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from plantune.cuda.structs import fields
 from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.overload import CONCAT, joined
@@ -169,14 +170,10 @@ def _arguments(sources: int) -> type[ctypes.Structure]:
     """plantune::Concat::Arguments for so many images."""
 
     class Arguments(ctypes.Structure):
-        _fields_: ClassVar[Any] = [
-            ("x", ctypes.c_void_p * sources),
-            ("pitch", ctypes.c_int * sources),
-            ("y", ctypes.c_void_p),
-            ("pixels", ctypes.c_longlong),
-            ("scale", Parameter),
-            ("bias", Parameter),
-        ]
+        _fields_ = fields(
+            f"x:void_p[{sources}] pitch:int[{sources}] y pixels:longlong scale:one bias:one",
+            one=Parameter,
+        )
 
     return Arguments
 

@@ -111,7 +111,7 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
 class _Arguments(ctypes.Structure):
     """plantune::DepthwiseConv::Arguments."""
 
-    _fields_ = arguments("count")
+    _fields_ = arguments("count:longlong")
 
 
 def _constants(parts: DepthwiseParts) -> Mapping[str, tuple[str | None, Form]]:

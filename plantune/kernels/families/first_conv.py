@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.cuda.structs import fields
 from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, images, refuse
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
@@ -222,7 +223,7 @@ class FirstConv(WarpgroupFamily[FirstParts]):
 class _Arguments(ctypes.Structure):
     """FirstConv::Arguments."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "bias", "y"))
+    _fields_ = fields("x weight scale bias y")
 
 
 def read_constants(parts: FirstParts, design: Design, frame: Frame) -> Constants:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
+from plantune.cuda.structs import fields
 from plantune.errors import BuildError
 from plantune.kernels.constants import Constants, rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
@@ -18,7 +19,6 @@ from plantune.kernels.gru_encoder import Encoder
 from plantune.kernels.translation import (
     Sentences,
     SharedArguments,
-    pointers,
     reasons,
     sentences_of,
     shared_arguments,
@@ -46,7 +46,7 @@ extern "C" __global__ __launch_bounds__({threads}, 1) void run(
 class Arguments(SharedArguments):
     """plantune::TranslateArguments."""
 
-    _fields_ = pointers("states", "hidden_words", "best_words", "launches")
+    _fields_ = fields("states hidden_words best_words launches")
 
 
 class GruTranslate(CudaFamily[Sentences]):

@@ -18,6 +18,7 @@ from plantune.canonical import Attrs
 from plantune.cuda import driver
 from plantune.cuda.kernel import Kernel
 from plantune.cuda.loops import Loop, add_loop, can_loop
+from plantune.cuda.structs import fields
 from plantune.graph.step import Step
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import CudaFamily
@@ -26,7 +27,6 @@ from plantune.kernels.legality import first_reason, refuse
 from plantune.kernels.translation import (
     Sentences,
     SharedArguments,
-    pointers,
     reasons,
     sentences_of,
     shared_arguments,
@@ -63,7 +63,7 @@ STATE_BYTES = 16
 class Arguments(SharedArguments):
     """plantune::StepArguments."""
 
-    _fields_ = pointers("hidden", "constant", "best", "word", "made", "counts", "state")
+    _fields_ = fields("hidden constant best word made counts state")
 
 
 class GruTranslateSteps(CudaFamily[Sentences]):

@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plantune.cuda.structs import fields
 from plantune.graph import Node, Step
 from plantune.kernels import warp_mma
 from plantune.kernels.constants import Constants, Parameter, in_rows
@@ -128,14 +129,7 @@ class PoolConv(warp_mma.TiledFamily[PoolConvParts]):
 class _Arguments(ctypes.Structure):
     """PoolConv::Arguments."""
 
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("bias", Parameter),
-        ("y", ctypes.c_void_p),
-        ("kept", ctypes.c_void_p),
-        ("pixels", ctypes.c_int),
-    )
+    _fields_ = fields("x weight bias:one y kept pixels:int", one=Parameter)
 
 
 def _extent(sizes: tuple[int, ...]) -> str:

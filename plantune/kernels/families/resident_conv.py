@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plantune.cuda.structs import fields
 from plantune.kernels.chips import measured_chip, measured_facts
 from plantune.kernels.constants import Constants, Parameter, channel_values, conv_weight, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, refuse
@@ -278,12 +279,7 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
 class _Arguments(ctypes.Structure):
     """ResidentConv::Arguments."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("scale", "bias", "residual", "saved")),
-        *((name, ctypes.c_void_p) for name in ("y", "unshifted")),
-        ("offset", Parameter),
-        ("parts", ctypes.c_void_p),
-    )
+    _fields_ = fields("scale bias residual saved y unshifted offset:one parts", one=Parameter)
 
 
 def read_constants(parts: ConvParts, design: Design, frame: Frame) -> Constants:

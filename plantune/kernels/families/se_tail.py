@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.cuda.structs import fields
 from plantune.graph import Node
 from plantune.kernels import vector_kernel
 from plantune.kernels.chips import measured_chip
@@ -158,14 +159,9 @@ class SeTail(CudaFamily[SeTailParts]):
 class _Arguments(ctypes.Structure):
     """plantune::SeTailArguments."""
 
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight1", "bias1", "weight2", "bias2")),
-        *((name, ctypes.c_void_p) for name in ("scale", "shift")),
-        *((name, ctypes.c_void_p) for name in ("residual", "offset", "y", "unshifted", "pooled")),
-        ("means", ctypes.c_void_p * 2),
-        ("hidden", ctypes.c_void_p),
-        ("gates", ctypes.c_void_p * 2),
-        ("images", ctypes.c_longlong),
+    _fields_ = fields(
+        "x weight1 bias1 weight2 bias2 scale shift residual offset y unshifted pooled "
+        "means:void_p[2] hidden gates:void_p[2] images:longlong"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from plantune.cuda.structs import fields
 from plantune.graph import Step, TensorType
 from plantune.kernels.cxx import UnitFamily, function
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Values, refuse
@@ -23,9 +24,7 @@ from plantune.layouts import view_bytes
 class Sizes(ctypes.Structure):
     """The struct of that name in `csrc/cpu/squeeze_excite.cpp`."""
 
-    _fields_: ClassVar = [
-        (name, ctypes.c_int) for name in ("count", "pixels", "channels", "hidden", "nhwc")
-    ]
+    _fields_ = fields("count:int pixels:int channels:int hidden:int nhwc:int")
 
 
 class SqueezeExciteTail(UnitFamily[TailParts]):

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from plantune.cuda.structs import fields
 from plantune.graph import Step, TensorType
 from plantune.kernels import onednn
 from plantune.kernels.cxx import UnitFamily, function
@@ -33,16 +34,13 @@ WEIGHT_TRANSFORMS: dict[str, list[list[float]]] = {
 class Images(ctypes.Structure):
     """The struct of that name in `csrc/cpu/winograd.hpp`."""
 
-    _fields_: ClassVar = [(name, ctypes.c_int) for name in ("count", "height", "width", "channels")]
+    _fields_ = fields("count:int height:int width:int channels:int")
 
 
 class Epilogue(ctypes.Structure):
     """The struct of that name there."""
 
-    _fields_: ClassVar = [
-        *((name, ctypes.c_void_p) for name in ("bias", "residual")),
-        *(("applies", ctypes.c_int), ("offset", ctypes.c_float)),
-    ]
+    _fields_ = fields("bias residual applies:int offset:float")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from plantune.cuda.structs import fields
 from plantune.cuda.tensor_map import TensorMap, tensor_map
 from plantune.graph.step import Step
 from plantune.kernels.constants import Constants, Parameter
@@ -47,10 +48,7 @@ class BlockMaps(maps_of(1)):  # type: ignore[misc]
 class Scalars(ctypes.Structure):
     """plantune::ConvScalars."""
 
-    _fields_: ClassVar[Any] = (
-        *((name, Parameter) for name in ("scale", "bias", "offset")),
-        ("parts", ctypes.c_void_p),
-    )
+    _fields_ = fields("scale:one bias:one offset:one parts", one=Parameter)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
+from plantune.cuda.structs import fields
 from plantune.errors import IllegalCandidate
 from plantune.graph import Attrs, Step
 from plantune.kernels.constants import Form, Parameter, channel_values
@@ -25,10 +25,7 @@ TILE_NS = (64, 128)  # of 256 channels the sums leave no registers for the layer
 class SeScalars(Scalars):
     """plantune::ConvSeScalars."""
 
-    _fields_: ClassVar[Any] = (
-        *((name, ctypes.c_void_p) for name in ("weight1", "weight2")),
-        *((name, Parameter) for name in ("bias1", "bias2")),
-    )
+    _fields_ = fields("weight1 weight2 bias1:one bias2:one", one=Parameter)
 
 
 @dataclass(frozen=True)

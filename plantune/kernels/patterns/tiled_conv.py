@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 from plantune.canonical import Attrs
+from plantune.cuda.structs import fields
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Parameter
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.rendering import struct
-
-IMAGES = ("x", "w", "residual", "y")
-PARAMETERS = ("scale", "bias", "offset")
 
 
 class TiledConv(ConvParts):
@@ -70,10 +67,6 @@ class TiledConv(ConvParts):
         return functors(self.epilogue.chain) + members
 
 
-def arguments(*numbers: str) -> tuple[tuple[str, Any], ...]:
+def arguments(numbers: str = "") -> tuple[tuple[str, Any], ...]:
     """The members of what such a kernel takes, 64-bit `numbers` among them."""
-    return (
-        *((name, ctypes.c_void_p) for name in IMAGES),
-        *((name, ctypes.c_longlong) for name in numbers),
-        *((name, Parameter) for name in PARAMETERS),
-    )
+    return fields(f"x w residual y {numbers} scale:one bias:one offset:one", one=Parameter)

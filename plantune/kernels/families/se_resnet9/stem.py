@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plantune.cuda.structs import fields
 from plantune.graph import Step, TensorType
 from plantune.kernels.constants import Constants, in_rows
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, images, refuse
@@ -164,11 +165,7 @@ class Stem(TiledFamily[StemParts]):
 class _Arguments(ctypes.Structure):
     """Stem::Arguments."""
 
-    _fields_ = (
-        *((part, ctypes.c_void_p) for part in ("x", "weight", "bias", "offset", "scales")),
-        *((part, ctypes.c_void_p) for part in ("y", "plain", "moved")),
-        ("pixels", ctypes.c_int),
-    )
+    _fields_ = fields("x weight bias offset scales y plain moved pixels:int")
 
 
 FAMILY = Stem()

@@ -59,6 +59,11 @@ def _frozen(key: str, value: Any) -> Attr:
     raise TypeError(f"{key}: must be a number, a string or a tuple of integers, got {value!r}")
 
 
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text: a table of names in few lines."""
+    return tuple(text.split())
+
+
 def canonical(value: Any) -> str:
     """The one JSON text of `value`: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from plantune.canonical import Attrs
+from plantune.canonical import Attrs, words
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Step
 from plantune.graph.fusions import Fusion, fusions_named
@@ -114,33 +114,11 @@ PREFERENCES: Mapping[str, tuple[Preference, ...]] = {
 }
 FUSIONS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("stem", "conv_epilogue", "se_tail", "linear"),
-    "cuda": (
-        "image_stem",
-        "stem",
-        "first_conv",
-        "conv_epilogue",
-        "pool_conv",
-        "se_tail",
-        "scaled_se_tail",
-        "pooled_se_tail",
-        "linear",
-        "se_grad",
-        "linear_epilogue",
-        "flat_linear",
-        "rows_of_pixels",
-        "linear_then_residual",
-        "pool_grad",
-        "masked_dgrad",
-        "pooled_dgrad",
-        "pointwise_sum",
-        "concat",
-        "sample_norm",
-        "attention",
-        "windows",
-        "softmax",
-        "batch_norm",
-        "batch_norm_grad",
-        "pointwise_chain",
+    "cuda": words(
+        "image_stem stem first_conv conv_epilogue pool_conv se_tail scaled_se_tail pooled_se_tail "
+        "linear se_grad linear_epilogue flat_linear rows_of_pixels linear_then_residual pool_grad "
+        "masked_dgrad pooled_dgrad pointwise_sum concat sample_norm attention windows softmax "
+        "batch_norm batch_norm_grad pointwise_chain"
     ),
 }
 MOST_GUESSES = 32

@@ -77,14 +77,8 @@ ALWAYS: Mapping[str, type] = {
     f.name: int if f.name == "threads" else str for f in fields(Environment) if f.name != "gpu"
 }
 GPU: Mapping[str, type] = {
-    "sm_count": int,
-    "memory_mib": int,
-    "l2_kib": int,
-    "mig": str,
-    "driver": str,
-    "cuda": str,
-    "cudnn": str,
-    "cutlass": str,
+    **dict.fromkeys(("sm_count", "memory_mib", "l2_kib"), int),
+    **dict.fromkeys(("mig", "driver", "cuda", "cudnn", "cutlass"), str),
 }
 
 

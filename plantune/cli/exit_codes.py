@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from plantune import errors
@@ -32,30 +34,21 @@ class VerifyFailed(PlantuneError):
 
 
 # The first class that an error belongs to decides.
-CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (click.UsageError, USAGE),
-    (errors.UnknownNetwork, USAGE),
-    (errors.InvalidNetwork, USAGE),
-    (errors.NoPlan, NO_PLAN),
-    (errors.InvalidPlan, BAD_PLAN),
-    (errors.ForeignPlan, BAD_PLAN),
-    (errors.NewerSchema, BAD_PLAN),
-    (errors.ForeignFile, BAD_PLAN),
-    (errors.UnlikeGpus, BAD_PLAN),
-    (errors.ForeignSearch, BAD_PLAN),
-    (errors.WrongResult, WRONG_NUMBERS),
-    (errors.UnsupportedDevice, NO_DEVICE),
-    (errors.NotEnoughMemory, NO_DEVICE),
-    (NoUsableDevice, NO_DEVICE),
-    (errors.Busy, BUSY),
-    (PlantuneError, FAILED),
-    (click.ClickException, FAILED),
-    (OSError, FAILED),
-    (click.Abort, FAILED),
-)
-EXPECTED = tuple(kind for kind, _ in CODES)
+CODES: Mapping[int, tuple[type[BaseException], ...]] = {
+    USAGE: (click.UsageError, errors.UnknownNetwork, errors.InvalidNetwork),
+    NO_PLAN: (errors.NoPlan,),
+    BAD_PLAN: (
+        *(errors.InvalidPlan, errors.ForeignPlan, errors.NewerSchema, errors.ForeignFile),
+        *(errors.UnlikeGpus, errors.ForeignSearch),
+    ),
+    WRONG_NUMBERS: (errors.WrongResult,),
+    NO_DEVICE: (errors.UnsupportedDevice, errors.NotEnoughMemory, NoUsableDevice),
+    BUSY: (errors.Busy,),
+    FAILED: (PlantuneError, click.ClickException, OSError, click.Abort),
+}
+EXPECTED = tuple(kind for kinds in CODES.values() for kind in kinds)
 
 
 def exit_code(error: BaseException) -> int:
     """The code of an error; what is not in the table is a fault of plantune."""
-    return next((code for kind, code in CODES if isinstance(error, kind)), FAILED)
+    return next((code for code, kinds in CODES.items() if isinstance(error, kinds)), FAILED)

@@ -11,23 +11,14 @@ from typing import Any
 import click
 
 from plantune import __version__
+from plantune.canonical import words
 from plantune.cli.console import any_locale, close_quietly, dumps, note, shown_warnings
 from plantune.cli.exit_codes import EXPECTED, FAILED, MEANINGS, USAGE, exit_code
 from plantune.errors import WorkerDied, WorkerFailed
 
-# In the order of a user's way; each is `plantune.cli.<module>:<command>`.
-COMMANDS = {
-    "doctor": "doctor",
-    "search": "search",
-    "export": "exchange",
-    "import": "exchange",
-    "plans": "plans",
-    "explain": "explain",
-    "verify": "verify",
-    "bench": "bench",
-    "profile": "profile",
-    "cache": "cache",
-}
+# In the order of a user's way; each is a module of its own, or one of these.
+COMMANDS = words("doctor search export import plans explain verify bench profile cache")
+MODULES = {"export": "exchange", "import": "exchange"}
 # Later versions of click raise it with the help as its message; earlier ones show the help.
 NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
@@ -45,7 +36,7 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"plantune.cli.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"plantune.cli.{MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 

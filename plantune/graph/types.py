@@ -9,19 +9,12 @@ from typing import Any
 
 import torch
 
+from plantune.canonical import words
 from plantune.errors import InvalidGraph
 
 DTYPES: dict[str, torch.dtype] = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-    "bool": torch.bool,
+    name: getattr(torch, name)
+    for name in words("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool")
 }
 LAYOUTS = ("nchw", "nhwc")
 

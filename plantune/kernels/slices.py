@@ -6,16 +6,14 @@ import json
 
 from torch import Tensor
 
+from plantune.canonical import words
 from plantune.graph import Node, TensorType
 from plantune.graph.ops.overload import ARGUMENTS
 
 SLICERS = frozenset(
-    (
-        "aten.chunk.default",
-        "aten.narrow.default",
-        "aten.slice.Tensor",
-        "aten.split.Tensor",
-        "aten.split_with_sizes.default",
+    f"aten.{name}"
+    for name in words(
+        "chunk.default narrow.default slice.Tensor split.Tensor split_with_sizes.default"
     )
 )
 CHANNELS = 1

@@ -35,31 +35,21 @@ class NetworkSpec:
 
 
 _NETWORKS = {
-    spec.name: spec
-    for spec in (
-        NetworkSpec(
-            name="se_resnet9_fixup",
-            description="SE-ResNet9 with Fixup biases, vision of large-batch RL agents",
-            builder="plantune.models.se_resnet9:se_resnet9_fixup",
-            image_size=64,
+    name: NetworkSpec(name, description, f"plantune.models.{module}:{name}", size)
+    for name, description, module, size in (
+        (
+            "se_resnet9_fixup",
+            "SE-ResNet9 with Fixup biases, vision of large-batch RL agents",
+            "se_resnet9",
+            64,
         ),
-        NetworkSpec(
-            name="resnet18",
-            description="ResNet-18, as in torchvision",
-            builder="plantune.models.resnet:resnet18",
-            image_size=224,
-        ),
-        NetworkSpec(
-            name="resnet34",
-            description="ResNet-34, as in torchvision",
-            builder="plantune.models.resnet:resnet34",
-            image_size=224,
-        ),
-        NetworkSpec(
-            name="resnet50",
-            description="ResNet-50, as in torchvision (stride on the 3x3 convolution)",
-            builder="plantune.models.resnet:resnet50",
-            image_size=224,
+        ("resnet18", "ResNet-18, as in torchvision", "resnet", 224),
+        ("resnet34", "ResNet-34, as in torchvision", "resnet", 224),
+        (
+            "resnet50",
+            "ResNet-50, as in torchvision (stride on the 3x3 convolution)",
+            "resnet",
+            224,
         ),
     )
 }

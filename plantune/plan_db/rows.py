@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plantune.canonical import canonical, digest
+from plantune.canonical import canonical, digest, words
 from plantune.errors import DamagedRow, InvalidPlan
 from plantune.machine import Environment
 from plantune.plan import Plan
@@ -36,47 +36,21 @@ FAULTS = (InvalidPlan, ArithmeticError, LookupError, RecursionError, TypeError, 
 
 TEXT, INTEGER, REAL = "TEXT", "INTEGER", "REAL"
 META = {"key": TEXT, "value": TEXT}
-ENVIRONMENTS = {
-    "key": TEXT,
-    "arch": TEXT,
-    "device": TEXT,
-    "torch": TEXT,
-    "plantune": TEXT,
-    "system": TEXT,
-    "json": TEXT,
-    "created_at": TEXT,
-    CHECKSUM: TEXT,
-}
+ENVIRONMENTS = dict.fromkeys(
+    words(f"key arch device torch plantune system json created_at {CHECKSUM}"), TEXT
+)
 TRIALS = {
-    "step": TEXT,
-    "candidate": TEXT,
-    "environment": TEXT,
-    "kind": TEXT,
-    "stage": TEXT,
-    "reason": TEXT,
-    "median_us": REAL,
-    "low_us": REAL,
-    "high_us": REAL,
-    "samples": INTEGER,
-    "error": REAL,
-    "bound": REAL,
-    "deterministic": INTEGER,
-    "cache": TEXT,
-    "created_at": TEXT,
-    CHECKSUM: TEXT,
+    **dict.fromkeys(words("step candidate environment kind stage reason"), TEXT),
+    **dict.fromkeys(words("median_us low_us high_us"), REAL),
+    **{"samples": INTEGER, "error": REAL, "bound": REAL, "deterministic": INTEGER},
+    **dict.fromkeys(("cache", "created_at", CHECKSUM), TEXT),
 }
 PROBLEM = {name: {str: TEXT, int: INTEGER}[type_] for name, type_ in PROBLEM_FIELDS.items()}
 EVIDENCE = {"median_ms": REAL, "baseline": TEXT, "baseline_ms": REAL, "ratio": REAL}
 PLANS = {
-    "id": INTEGER,
-    **PROBLEM,
-    "environment": TEXT,
-    "origin": TEXT,
-    "status": TEXT,
-    "plan": TEXT,
-    **EVIDENCE,
-    "created_at": TEXT,
-    CHECKSUM: TEXT,
+    **{"id": INTEGER, **PROBLEM},
+    **dict.fromkeys(words("environment origin status plan"), TEXT),
+    **{**EVIDENCE, "created_at": TEXT, CHECKSUM: TEXT},
 }
 
 

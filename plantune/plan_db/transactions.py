@@ -16,14 +16,14 @@ from plantune.errors import (
     ReadOnlyDatabase,
 )
 
+_LOCKED = DatabaseLocked, "end the process that holds it, or try again later"
+_DAMAGED = DamagedDatabase, "open it again: it will be checked"
 _ERRORS: dict[int, tuple[type[DatabaseUnavailable], str]] = {
     sqlite3.SQLITE_FULL: (DatabaseFull, "make room or give another path"),
     sqlite3.SQLITE_IOERR: (DatabaseFull, "look at the disk, or give another path"),
-    sqlite3.SQLITE_BUSY: (DatabaseLocked, "end the process that holds it, or try again later"),
-    sqlite3.SQLITE_LOCKED: (DatabaseLocked, "end the process that holds it, or try again later"),
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), _LOCKED),
     sqlite3.SQLITE_READONLY: (ReadOnlyDatabase, "make it writable or give another path"),
-    sqlite3.SQLITE_CORRUPT: (DamagedDatabase, "open it again: it will be checked"),
-    sqlite3.SQLITE_NOTADB: (DamagedDatabase, "open it again: it will be checked"),
+    **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), _DAMAGED),
     sqlite3.SQLITE_CANTOPEN: (DatabaseUnavailable, "give another path"),
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plantune.canonical import words
 from plantune.graph import Graph, Node, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.overload import EMBEDDING
@@ -14,14 +15,7 @@ from plantune.layouts import in_layout
 
 # These hand integers on as they are, in another order or shape.
 KEEPS = frozenset(
-    (
-        "reshape",
-        "permute",
-        "broadcast_to",
-        "aten.slice.Tensor",
-        "aten.select.int",
-        "aten.clone.default",
-    )
+    words("reshape permute broadcast_to aten.slice.Tensor aten.select.int aten.clone.default")
 )
 PIXELS = 256
 

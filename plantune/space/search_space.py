@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from plantune.canonical import Attrs, Scalar, digest
+from plantune.canonical import Attrs, Scalar, digest, words
 from plantune.space import rules
 from plantune.space.arch import Arch, load_space_file, parse_arch
 
@@ -24,11 +24,8 @@ AXES: Mapping[str, rules.Rule] = {
     "layout": rules.one_of("nchw", "nhwc"),
     "prepack": rules.one_of(False, True),
     # Matrix instructions read rows of 8 fp16 values (16 bytes), so every tile is made of eights.
-    "tile_m": rules.whole_number(8, 512, multiple_of=8),
-    "tile_n": rules.whole_number(8, 512, multiple_of=8),
-    "tile_k": rules.whole_number(8, 256, multiple_of=8),
-    "warp_m": rules.whole_number(8, 256, multiple_of=8),
-    "warp_n": rules.whole_number(8, 256, multiple_of=8),
+    **dict.fromkeys(("tile_m", "tile_n"), rules.whole_number(8, 512, multiple_of=8)),
+    **dict.fromkeys(words("tile_k warp_m warp_n"), rules.whole_number(8, 256, multiple_of=8)),
     "stages": rules.whole_number(1, 16),
     "split_k": rules.whole_number(1, 64),
     # Who adds the parts of a split K: the block that finishes a tile, or a second kernel.
@@ -47,17 +44,13 @@ AXES: Mapping[str, rules.Rule] = {
     # How many share the work, about.
     "blocks": rules.whole_number(1, 4096),
     # Of one block: its threads, and how many images, samples, rows, or vectors for each thread, it
-    # takes; of one thread, or one block: rows and columns of pixels.
+    # takes; of one thread, or one block: rows and columns of pixels, groups of channels.
     "threads": rules.whole_number(32, 1024, multiple_of=32),
-    "images": rules.whole_number(1, 64),
+    **dict.fromkeys(words("images units rows columns groups"), rules.whole_number(1, 64)),
     "samples": rules.whole_number(1, 32),
-    "units": rules.whole_number(1, 64),
-    "rows": rules.whole_number(1, 64),
-    "columns": rules.whole_number(1, 64),
     "vectors": rules.whole_number(1, 16),
-    # Threads that share a row of numbers, and groups of channels that a block has.
+    # Threads that share a row of numbers.
     "lanes": rules.one_of(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
-    "groups": rules.whole_number(1, 64),
     # An execution plan of cuDNN: its engine, and the values of its knobs.
     "plan": rules.pattern(r"eng[0-9]{1,4}(_k[0-9]{1,3}=-?[0-9]{1,9}){0,64}", "eng58_k2=12_k13=1"),
 }

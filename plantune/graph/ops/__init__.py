@@ -5,6 +5,8 @@ number is an entry of the table in `functions.py`. Whatever else torch can run i
 name there (`overload.py`).
 """
 
+from typing import Any
+
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import (
     cast,
@@ -23,24 +25,11 @@ from plantune.graph.ops import (
 from plantune.graph.ops.base import Domain, Gradient, Op
 from plantune.graph.ops.overload import overload_op
 
-OPS: dict[str, Op] = {
-    op.name: op
-    for module in (
-        cast,
-        conv,
-        functions,
-        matmul,
-        norm,
-        pointwise,
-        pool,
-        reduce,
-        sample_norm,
-        scan,
-        shape,
-        translate,
-    )
-    for op in module.OPS
-}
+MODULES: Any = (
+    *(cast, conv, functions, matmul, norm, pointwise, pool),
+    *(reduce, sample_norm, scan, shape, translate),
+)
+OPS: dict[str, Op] = {op.name: op for module in MODULES for op in module.OPS}
 
 
 def op_named(name: str) -> Op:

@@ -229,15 +229,5 @@ class Rsqrt(PointwiseOp):
         return Domain("positive")
 
 
-OPS: tuple[Op, ...] = (
-    Add(),
-    AddApart(),
-    ApartGrad(),
-    Sub(),
-    Mul(),
-    Div(),
-    AddChannel(),
-    MulChannel(),
-    Affine(),
-    Rsqrt(),
-)
+KINDS = (Add, AddApart, ApartGrad, Sub, Mul, Div, AddChannel, MulChannel, Affine, Rsqrt)
+OPS: tuple[Op, ...] = tuple(kind() for kind in KINDS)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from plantune.canonical import words
 from plantune.graph import Node, Step
 from plantune.graph.ops import op_named
 from plantune.graph.ops.history import HISTORY
@@ -19,39 +20,19 @@ from plantune.layouts import aligned, in_layout, view_bytes
 # Their kernels follow the layout of the image: batch norm writes in it even into given memory of
 # another layout, pools copy the image first if it is not that of the result.
 BY_LAYOUT_OF_IMAGE = frozenset(
-    (
-        "conv2d",
-        "conv2d_dgrad",
-        "conv2d_wgrad",
-        "batch_norm",
-        "batch_norm_grad",
-        "avg_pool2d",
-        "avg_pool2d_grad",
-        "max_pool2d",
-        "max_pool2d_grad",
+    words(
+        "conv2d conv2d_dgrad conv2d_wgrad batch_norm batch_norm_grad avg_pool2d avg_pool2d_grad "
+        "max_pool2d max_pool2d_grad"
     )
 )
 # They make rows, whatever layout images have. A product of attention in channels_last is a copy of
 # what was made in rows.
-IN_ROWS = (
-    "reshape",
-    "layer_norm",
-    "layer_norm_grad",
-    "aten.matmul.default",
-    "aten.einsum.default",
-)
+IN_ROWS = words("reshape layer_norm layer_norm_grad aten.matmul.default aten.einsum.default")
 # They take memory to be in rows, as the trace of the network saw it.
 READS_ROWS = frozenset(
-    (
-        "batch_norm",
-        "batch_norm_grad",
-        "group_norm",
-        "group_norm_grad",
-        "aten.as_strided.default",
-        "aten.unflatten.int",
-        "aten.view.dtype",
-        "aten.view_as.default",
-        "aten.view_as_complex.default",
+    words(
+        "batch_norm batch_norm_grad group_norm group_norm_grad aten.as_strided.default "
+        "aten.unflatten.int aten.view.dtype aten.view_as.default aten.view_as_complex.default"
     )
 )
 # Their results are new, with the strides of what they read.

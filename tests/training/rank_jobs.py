@@ -165,7 +165,17 @@ def together(group: Group, rank: int, ranks: int) -> Found:
     first_call(left, rank, ranks)
     dist.destroy_process_group()
     found["left"] = said(lambda: first_call(left, rank, ranks))
+    found["in another group"] = trained(second_group(rank, ranks), rank, ranks)
     return found
+
+
+def second_group(rank: int, ranks: int) -> Group:
+    """As docs/python.md makes it: torchrun's store still has where the first group's ranks were."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.PrefixStore("second", dist.TCPStore(host, port))
+    wait = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=wait)
+    return dist.group.WORLD
 
 
 def in_pairs(group: Group, rank: int, ranks: int) -> Found:

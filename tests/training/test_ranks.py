@@ -130,6 +130,11 @@ def test_a_group_that_is_destroyed_ends_the_step_before(two):
         assert "it closed its training step" in found["left"]
 
 
+def test_another_group_with_a_store_of_its_own_follows_it(two):
+    for found in two:
+        assert_equal(found["in another group"]["weights"], found["trained"]["weights"])
+
+
 def test_four_ranks_are_one_as_two_pairs_and_together(tmp_path, alone):
     found = launch(4, tmp_path, "in pairs")
     for way in ("pair", "all"):

@@ -17,6 +17,9 @@ from plantune.search.candidates import StepCandidate
 # values alive, so they have many layouts to tell apart, and get a good one. A narrow beam is enough
 # to decide what to measure next.
 BEAM, NARROW_BEAM = 256, 32
+# Of a deep graph in all: the four best covers of ResNet-50 in training, 459 nodes, cost the same
+# with 64 states a node, found in a fifth of the time.
+MOST_STATES = 1 << 15
 Cover = tuple[StepCandidate, ...]
 Priced = tuple[StepCandidate, float]
 
@@ -84,6 +87,11 @@ class _Layouts:
     def of(self, names: Iterable[str]) -> int:
         """All layouts of these values."""
         return reduce(or_, (self._of_value.get(name, 0) for name in names), 0)
+
+
+def beam_for(graph: Graph) -> int:
+    """States a node for the covers that are ranked."""
+    return max(min(BEAM, MOST_STATES // len(graph.nodes)), NARROW_BEAM)
 
 
 def best_covers(

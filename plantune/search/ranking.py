@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from plantune.default_plans import FALLBACK, default_plan
@@ -167,25 +167,38 @@ def affordable(
     were built before.
     """
     kept = []
+    here = _built_by(steps, space)
     for plan in plans:
-        needed_s = 0.0 if plan in built else building_s(plan, graph, space, steps)
+        needed_s = 0.0 if plan in built else building_s(plan, graph, space, steps, here)
         if needed_s <= left_s:
             kept.append(plan)
             left_s -= needed_s
     return kept
 
 
-def building_s(plan: Plan, graph: Graph, space: SearchSpace, steps: StepSearch) -> float:
-    """The time to build what this search did not, each source once; what an earlier search built
-    takes less.
+def _built_by(steps: StepSearch, space: SearchSpace) -> frozenset[Hashable]:
+    """What a search has built."""
+    return frozenset(built_as(space.arch, c) for c in steps.candidates if c.key in steps.ran)
+
+
+def building_s(
+    plan: Plan,
+    graph: Graph,
+    space: SearchSpace,
+    steps: StepSearch,
+    built: Collection[Hashable] | None = None,
+) -> float:
+    """The time to build what this search has not `built`, each source once; what an earlier search
+    built takes less.
     """
+    built = _built_by(steps, space) if built is None else built
     wanted = candidates_of(plan, graph, space)
     missing = {built_as(space.arch, c): c for c in wanted if c.key not in steps.ran}
-    for built in [None, *(built_as(space.arch, c) for c in steps.candidates if c.key in steps.ran)]:
-        missing.pop(built, None)
     known = steps.costs.outcomes
     return sum(
-        steps.durations.build_s(c.candidate, cached=c.key in known) for c in missing.values()
+        steps.durations.build_s(c.candidate, cached=c.key in known)
+        for source, c in missing.items()
+        if source is not None and source not in built
     )
 
 

@@ -17,7 +17,7 @@ from plantune.search.builds import Builds
 from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
 from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
-from plantune.search.cover import BEAM, CONVERSIONS, NARROW_BEAM, Cover, best_covers
+from plantune.search.cover import CONVERSIONS, NARROW_BEAM, Cover, beam_for, best_covers
 from plantune.search.crew import Crew, Measurer
 from plantune.search.results import Progress, Report
 from plantune.search.studies import Studies
@@ -305,13 +305,14 @@ class StepSearch:
             self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))
         return wanted
 
-    def covers(self, wanted: int, beam: int = BEAM) -> list[tuple[float, Cover]]:
+    def covers(self, wanted: int, beam: int | None = None) -> list[tuple[float, Cover]]:
         """The best covers of measured candidates; what always runs may be estimated."""
         self.costs.discount = 1.0
         priced = self.costs.priced(self._clusters.known(), measured_only=True)
+        beam = beam or beam_for(self.graph)
         return best_covers(self.graph, priced, wanted, self._conversion, beam)
 
-    def _known_us(self, beam: int = BEAM) -> float:
+    def _known_us(self, beam: int | None = None) -> float:
         """The time of the best cover that is known; infinite if nothing covers the graph."""
         discount = self.costs.discount
         found = self.covers(1, beam)

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.search.cover import CONVERSIONS, best_covers
+from plantune.search.cover import BEAM, CONVERSIONS, MOST_STATES, NARROW_BEAM, beam_for, best_covers
 
 
 @dataclass(frozen=True)
@@ -134,3 +135,18 @@ def test_an_option_that_costs_infinitely_much_is_never_needed(graph):
     cost, cover = best_covers(graph, costs, 1)[0]
     assert cost == len(graph.nodes)
     assert all(len(item.step.nodes) == 1 for item in cover)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "beam"), [(5, BEAM), (512, MOST_STATES // 512), (1 << 20, NARROW_BEAM)]
+)
+def test_a_deep_graph_keeps_fewer_states_a_node(nodes, beam):
+    assert beam_for(SimpleNamespace(nodes=range(nodes))) == beam
+
+
+def test_few_states_find_the_best_of_a_chain(graph):
+    draw = random.Random(1)
+    steps = alternatives(graph, all_fusions())
+    costs = [priced(step, draw.uniform(1, 40), "nchw") for step in steps]
+    (wide,), (narrow,) = (best_covers(graph, costs, 1, beam=beam) for beam in (BEAM, 4))
+    assert narrow[0] == pytest.approx(wide[0])

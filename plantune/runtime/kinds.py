@@ -23,7 +23,7 @@ from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.live_state import HeldTensors
 from plantune.runtime.planned import Planned, Trained, threads_on
 from plantune.runtime.stock import Stock
-from plantune.runtime.torch_internals import without_autocast
+from plantune.runtime.torch_internals import without_autocast, without_saved_hooks
 from plantune.space.recurrent import scans_on
 from plantune.space.search_space import SearchSpace, load_search_space
 
@@ -146,6 +146,7 @@ class Kinds:
     @overload
     def _new(self, form: Form, kind: Kind, *, only_stored: bool) -> Planned | None: ...
 
+    @without_saved_hooks()
     def _new(self, form: Form, kind: Kind, *, only_stored: bool = False) -> Planned | None:
         call, trained, _ = kind
         if self._options.consistent:

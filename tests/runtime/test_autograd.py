@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from plantune import optimize
 from plantune.errors import WeightsChanged
 
 
@@ -154,6 +156,26 @@ class TestOrder:
             y = torch.utils.checkpoint.checkpoint(module, images, use_reentrant=False)
             y.square().sum().backward()
         same_gradients(model, small)
+
+    def test_the_first_call_in_a_checkpoint_proves_the_plan(self, small, images, same_gradients):
+        """The proof has a backward pass of its own, which waited for ever for the checkpoint."""
+        model = optimize(small, images, mode="train", fallback="silent")
+        model.run_from(replace(model.plan, origin="measured"))
+        for module in (model, small):
+            y = torch.utils.checkpoint.checkpoint(module, images, use_reentrant=False)
+            y.square().sum().backward()
+        assert model.last_call().how == "planned"
+        same_gradients(model, small)
+
+    def test_hooks_see_only_what_the_call_saves(self, small, images):
+        model = optimize(small, images, mode="train", fallback="silent")
+        model.run_from(replace(model.plan, origin="measured"))
+        seen, counts = [], []
+        for _ in range(2):
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x) or x, id):
+                model(images)
+            counts.append(len(seen))
+        assert counts[1] == 2 * counts[0]
 
     def test_an_output_changed_in_place(self, model, small, images, same_gradients):
         y = model(images)

@@ -11,6 +11,11 @@
 #pragma once
 
 #include "cuda/epilogue.h"
+#include "cute/config.hpp"
+// CUTLASS 4.2 declares std::tuple_size with a pack, as the headers of CUDA 13.0 do; those of 13.2
+// declare it with one parameter, and NVRTC refuses the two together. No kernel binds parts of CuTe's
+// tuples to names, which is all that needs it.
+#undef CUTE_STL_NAMESPACE_IS_CUDA_STD
 #include "cutlass/cutlass.h"
 #include "cutlass/aligned_buffer.h"
 #include "cutlass/array.h"

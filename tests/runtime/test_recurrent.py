@@ -53,11 +53,13 @@ def assert_alike(module: nn.Module, *inputs: Any) -> None:
         torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-4, atol=1e-4)
 
 
+OF_A_TRANSLATOR = [
+    *((256, 512, 1, 1), (256, 512, 1, 7), (256, 512, 1, 25), (768, 512, 1, 1), (45, 128, 2, 11))
+]
+
+
 @pytest.mark.parametrize("samples", [1, 8, 64])
-@pytest.mark.parametrize(
-    ("width", "hidden", "layers", "steps"),
-    [(256, 512, 1, 1), (256, 512, 1, 7), (256, 512, 1, 25), (768, 512, 1, 1), (45, 128, 2, 11)],
-)
+@pytest.mark.parametrize(("width", "hidden", "layers", "steps"), OF_A_TRANSLATOR)
 def test_grus_of_a_translator_are_torchs(
     width: int, hidden: int, layers: int, steps: int, samples: int
 ) -> None:
@@ -67,6 +69,25 @@ def test_grus_of_a_translator_are_torchs(
     with torch.no_grad():
         torch.testing.assert_close(flat(tuned(x)), flat(gru(x)))
     assert tuned.last_call().how == "planned"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("samples", [1, 8, 64])
+@pytest.mark.parametrize(("width", "hidden", "layers", "steps"), OF_A_TRANSLATOR)
+def test_grus_of_a_translator_are_torchs_on_a_gpu(
+    width: int, hidden: int, layers: int, steps: int, samples: int
+) -> None:
+    """As far from float64."""
+    torch.manual_seed(0)
+    gru = nn.GRU(width, hidden, layers).cuda().eval()
+    x = torch.randn(steps, samples, width, device="cuda")
+    tuned = optimize(gru, x, fallback="silent")
+    with torch.no_grad():
+        ours, theirs, right = flat(tuned(x)), flat(gru(x)), flat(deepcopy(gru).double()(x.double()))
+    assert tuned.last_call().how == "captured"
+    for own, other, exact in zip(ours, theirs, right, strict=True):
+        errors = [float((made - exact).abs().max()) for made in (own, other)]
+        assert errors[0] <= 2 * errors[1] + 1e-6
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])

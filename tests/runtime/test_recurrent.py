@@ -217,6 +217,7 @@ def test_an_actors_memory_goes_from_call_to_call(kind: type[nn.RNNBase], agents:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch's, of both streams
 @pytest.mark.parametrize("kind", [EpisodicGRU, EpisodicLSTM])
 def test_sequences_of_two_threads_do_not_hear_each_other(kind: type[nn.RNNBase]) -> None:
     """Blocks of a launch wait for each other, and on one GPU there is room for one launch."""

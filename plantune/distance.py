@@ -77,7 +77,8 @@ class Exact:
     def _difference(self, result: Tensor) -> Tensor:
         """In double; zero where both are not finite."""
         # Promoted on the way: a copy in double took as long as the rest of the comparison.
-        off = result - _wide(self.value)
+        own = _wide(result) if result.dtype == torch.bool else result
+        off = own - _wide(self.value)
         if self.not_finite is not None:
             off[self.not_finite & ~result.isfinite()] = 0
         return off

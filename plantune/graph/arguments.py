@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.errors import InvalidGraph, UnsupportedModule
 from plantune.graph.nested import leaves, mapped
 from plantune.graph.types import TensorType, dtype_name
 
@@ -39,7 +40,12 @@ class Arguments:
         """Of a call, by the places of its arguments in the module's forward: what is given by name
         and what is given by place are the same. Raises InvalidGraph for a tensor of unknown type.
         """
-        return ordered(module, args, kwargs)[0]
+        try:
+            return ordered(module, args, kwargs)[0]
+        except InvalidGraph as error:  # such as complex numbers
+            raise UnsupportedModule(
+                f"{type(module).__name__} is called with a tensor of another kind: {error}"
+            ) from error
 
     @cached_property
     def types(self) -> tuple[TensorType, ...]:

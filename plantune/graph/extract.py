@@ -38,6 +38,9 @@ VIEWED = "an in-place op on a tensor of which a view is used later"
 PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "bmm", "addmm"))
 
 
+COPIES = ("aten.clone.default", "aten.contiguous.default")
+
+
 def no_scans(*layer: object) -> bool:
     """Recurrent layers stay torch's."""
     return False
@@ -114,6 +117,11 @@ class _Extraction(Reader):
             self._know(tensor, self._input(name, type_))
             self.owners[_memory(tensor).storage] = name
         self.records = _counted_last(traced.records)
+        self.written = {
+            _memory(record.args[0]).storage
+            for record in traced.records
+            if record.overload._schema.is_mutable and isinstance(record.args[0], Tensor)
+        }
         self.last_used = _last_used(self.records, traced.leaves)
         self.now = 0
 
@@ -168,12 +176,22 @@ class _Extraction(Reader):
     def _call(self, record: Record, overload: Overload, args: Any, kwargs: Any) -> Any:
         """What an overload makes, by the table if it has it, else as an op of torch's."""
         reader = OVERLOADS.get(str(overload))
-        if reader is not None:
+        if reader is not None and not self._copies_written(record):
             try:
                 return reader(self, *args, **kwargs)
             except (NotRead, InvalidGraph):
                 pass  # with these arguments it is not an op of ours
         return self._overload(overload, args, kwargs)
+
+    def _copies_written(self, record: Record) -> bool:
+        """Whether it keeps what a buffer holds before the forward writes to it: a backward pass may
+        read the copy afterwards.
+        """
+        source = record.args[0] if record.args else None
+        if str(record.overload) not in COPIES or not isinstance(source, Tensor):
+            return False
+        at = _memory(source).storage
+        return at in self.owners and at in self.written and at != _memory(record.result).storage
 
     def _overload(self, overload: Overload, args: Any, kwargs: Any) -> tuple[Value, ...]:
         impure = why_impure(overload, args, kwargs)

@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
@@ -46,6 +47,9 @@ CONSTANT = "a constant tensor (register it as a buffer)"
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)
 MOVES = (Tensor.cuda, Tensor.cpu)
+REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+# A backward pass that is derived from the forward knows nothing of these.
+HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
 # What makes plain Python of a tensor's values.
 READS = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__"}
 READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
@@ -110,7 +114,7 @@ class _Tracing:
             under(arguments.autocast),
             enable_python_dispatcher(),
             _Recorder(self) as recorder,
-            _Calls(self),
+            _Calls(self, recorder),
         ):
             made = self.shadow(*args, **kwargs)
         if kind_of((args, kwargs), id) != before:
@@ -158,10 +162,16 @@ def _modes_as_before() -> Iterator[None]:
     """A graph that Dynamo captured switches modes by calls, of which one that is refused ran only
     the first ones: torch would keep casts of weights for as long as it is inside of autocast.
     """
-    grad, depth = torch.is_grad_enabled(), _autocast_depth()
+    grad, depth, functorch = torch.is_grad_enabled(), _autocast_depth(), torch._C._functorch
+    transforms, dual = functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level >= 0
     try:
         yield
     finally:
+        if functorch.get_dynamic_layer_stack_depth() > transforms:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
+            with suppress(RuntimeError):  # there may be no such level; more than one cannot be
+                if not dual:
+                    torch._C._exit_dual_level(level=0)
         torch.set_grad_enabled(grad)
         for _ in range(depth, _autocast_depth()):
             torch.autocast_decrement_nesting()
@@ -180,6 +190,8 @@ class _Recorder(ProxyTorchDispatchMode):
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
         self._mode_key = torch._C._TorchDispatchModeKey.PROXY
         self.records: list[Record] = []
+        # By identity; the records keep them.
+        self._differentiable: set[int] = set()
         self._tracing = tracing
         self._grad = torch.is_grad_enabled()
         # As they are cast, by their identity and dtype.
@@ -209,11 +221,25 @@ class _Recorder(ProxyTorchDispatchMode):
             with no_python_dispatcher():  # whose rules for views load SymPy
                 result = func(*args, **kwargs)
         tracing = self._tracing
+        if any(map(_is_wrapped, tree_leaves((args, kwargs, result)))):
+            raise tracing.unsupported("a derivative that the forward takes by torch.func")
         record = Record(func, args, kwargs, result, tracing.shadow.place, tracing.line)
         if torch.is_grad_enabled() != self._grad and tracing.trains:
             raise tracing.unsupported("a forward that switches gradients on or off")
         self.records.append(record)
+        self._note_gradients(record)
         return result
+
+    def _note_gradients(self, record: Record) -> None:
+        given, made = (tree_leaves(x) for x in ((record.args, record.kwargs), record.result))
+        if torch.is_grad_enabled() and any(map(self.has_gradient, given)):
+            self._differentiable.update(id(leaf) for leaf in made if isinstance(leaf, Tensor))
+
+    def has_gradient(self, value: Any) -> bool:
+        """Whether it would require one in eager: here not all that is made passes autograd."""
+        return id(value) in self._differentiable or (
+            isinstance(value, Tensor) and value.requires_grad
+        )
 
     def _autocasts(self) -> Autocast | None:
         """Autocast as the forward has it at this moment, on the kind of device where it runs."""
@@ -261,9 +287,9 @@ class _Calls(TorchFunctionMode):
     without memory: values that it would compute with now, nothing would see change.
     """
 
-    def __init__(self, tracing: _Tracing) -> None:
+    def __init__(self, tracing: _Tracing, recorder: _Recorder) -> None:
         super().__init__()
-        self._tracing = tracing
+        self._tracing, self._recorder = tracing, recorder
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -271,6 +297,10 @@ class _Calls(TorchFunctionMode):
         self._tracing.line = _line(sys._getframe(1))
         if func in FROM_VALUES:
             raise self._tracing.unsupported(CONSTANT)
+        if func == REQUIRES_GRAD:
+            return self._recorder.has_gradient(args[0])
+        if func in HOOKS:
+            raise self._tracing.unsupported(f"{func.__name__}()")
         args, kwargs = tree_map_only(
             Tensor, lambda tensor: self._stand_in(func, tensor), (args, kwargs or {})
         )
@@ -293,6 +323,11 @@ class _Calls(TorchFunctionMode):
             what = read if getattr(func, "__name__", "") in READS else CONSTANT
             raise self._tracing.unsupported(what)
         return found
+
+
+def _is_wrapped(leaf: Any) -> bool:
+    """Whether torch.func follows a tensor to differentiate what is made of it."""
+    return isinstance(leaf, Tensor) and torch._C._functorch.is_gradtrackingtensor(leaf)
 
 
 def _check_count(module: nn.Module, arguments: Arguments) -> None:

@@ -32,18 +32,25 @@ SEED = 0
 def evaluated(
     graph: Graph, given: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """Every value of a graph from its sources, in its own dtypes or in `dtype`.
+    """Every value of a graph from its sources, in its own dtypes or in `dtype`, in which go on also
+    those that an op makes in a dtype that it names.
 
     What is random is drawn from one seed, as a program draws it: in its own dtype, row by row.
     """
     known = dict(given)
     if dtype is not None:
-        known = {k: t.to(dtype) if t.is_floating_point() else t for k, t in known.items()}
+        known = {name: _as(dtype, value) for name, value in known.items()}
     with numbers_of(next(iter(given.values())).device, SEED):
         for node in graph.nodes:
             values = node.evaluate([known[value] for value in node.inputs], dtype)
+            if dtype is not None:
+                values = tuple(_as(dtype, value) for value in values)
             known.update(zip(node.outputs, values, strict=True))
     return known
+
+
+def _as(dtype: torch.dtype, value: Tensor) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 # How much smaller images and weights become, in turn, where the framework overflows.

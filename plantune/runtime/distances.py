@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from plantune.distance import Distance, Exact, part
@@ -41,19 +42,25 @@ def distances(
     they jump where the input of a ReLU is within a rounding of zero. Each is judged for itself.
     """
     known = {name: Exact(value) for name, value in exact.items()}
+    narrowest = _narrowest(graph)
+
+    def tolerated(of: str, name: str) -> float:
+        dtype = narrowest.get(name, ours[name].dtype)
+        return tolerance(of, dtype, ours[name].numel())
+
     for name in names_of(graph):
         errors = zip(known[name].errors(ours[name]), known[name].errors(theirs[name]), strict=True)
         for what, (own, other) in zip((name, f"an element of {name}"), errors, strict=True):
-            yield what, Distance(own, other, _tolerance("network", ours[name]))
+            yield what, Distance(own, other, tolerated("network", name))
     for name in exact:
         if name.startswith(BUFFER):
             off = (known[name].off(ours[name])[0], known[name].off(theirs[name])[0])
             own, other, size = (norm**2 for norm in (*off, known[name].sizes[0]))
-            yield name, Pooled.of((own, other, size), _tolerance("network", ours[name]))
+            yield name, Pooled.of((own, other, size), tolerated("network", name))
         if name.startswith(GRADIENT):
             off = (known[name].off(ours[name])[0], known[name].off(theirs[name])[0])
             own, other, size = (norm**2 for norm in (*off, _size(name, known)))
-            yield name, Pooled.of((own, other, size), _tolerance("gradient", ours[name]))
+            yield name, Pooled.of((own, other, size), tolerated("gradient", name))
 
 
 def joined(before: Mapping[str, Distance], now: Mapping[str, Distance]) -> Distances:
@@ -85,5 +92,23 @@ def _size(name: str, exact: Mapping[str, Exact]) -> float:
     return max(exact[n].sizes[0] for n in (alike if single else [name]))
 
 
-def _tolerance(of: str, result: Tensor) -> float:
-    return tolerance(of, result.dtype, result.numel())
+def _narrowest(graph: Graph) -> dict[str, torch.dtype]:
+    """By the names of results that are floats, the dtype of the coarsest value that they follow
+    from: what was rounded to 16 bits on the way is as far off in float32 later.
+    """
+    found = {name: type_.torch_dtype for name, type_ in graph.sources if type_.is_float}
+    for node in graph.nodes:
+        given = [found[value] for value in node.inputs if value in found]
+        for value in node.outputs:
+            if graph.types[value].is_float:
+                found[value] = max([graph.types[value].torch_dtype, *given], key=_rounding)
+    results = [
+        *zip(names_of(graph), graph.outputs, strict=True),
+        *((f"{GRADIENT}{name}", value) for name, value in graph.gradients),
+        *((f"{BUFFER}{name}", value) for name, value in graph.updates),
+    ]
+    return {name: found[value] for name, value in results if value in found}
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps

@@ -1,0 +1,136 @@
+"""What a stranger's network may do beside layers: taken and right, or refused with a reason."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plantune import TunedModule, optimize
+from plantune.default_plans import default_plan
+from plantune.errors import UnsupportedModule
+from plantune.graph.nested import tensors_in
+from plantune.runtime.framework import UnplannedCall
+from plantune.space.search_space import load_search_space
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+
+class Flags(Linear):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.layer(x)
+        return y, y > 0, x.isnan()
+
+
+class OwnDtypes(Linear):
+    """Tensors that it makes are float32, whatever its weights are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.tensor_split(torch.arange(4) % 2, 1)[0]
+        return torch.zeros(2, 3).index_add(0, rows, self.layer(x))
+
+
+class Halves(nn.Module):
+    """Most of its rounding is that of a layer in 16 bits, its result is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(3, 3), nn.Linear(3, 3).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(self.narrow(x.bfloat16()).float())
+
+
+class Queue(Linear):
+    """Scores against what earlier batches left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.randn(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, before = self.layer(x), self.rows.clone()
+        self.rows.copy_(torch.cat([y.detach(), self.rows[:-4]]))
+        return y @ before.T
+
+
+def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
+    graph = optimize(module, x, mode=mode).stock().graph
+    plan = default_plan(graph, load_search_space("cpu"), network="unusual")
+    return optimize(module, x, mode=mode, plan=plan)
+
+
+@pytest.mark.parametrize("kind", [Flags, OwnDtypes, Halves, Queue])
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_it_is_taken_and_right(kind: type[nn.Module], mode: str) -> None:
+    """Its plan is proved first, then three batches come."""
+    module = kind().train(mode == "train")
+    tuned = planned(module, torch.randn(4, 3), mode)
+    reference = copy.deepcopy(module)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        ours, theirs = (_run(each, x, mode) for each in (tuned, reference))
+        bounds = {"rtol": 2e-2, "atol": 2e-2} if kind is Halves else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(ours, theirs, **bounds)
+        assert tuned.last_call().how == "planned"
+
+
+def _run(module: nn.Module, x: Tensor, mode: str) -> list[Tensor]:
+    """What it returns, its gradients and its buffers."""
+    module.zero_grad()
+    with torch.set_grad_enabled(mode == "train"):
+        made = tensors_in(module(x))
+    if mode == "train":
+        sum(y.square().sum() for y in made if y.requires_grad).backward()
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [*(y.detach() for y in made), *gradients, *(b.clone() for b in module.buffers())]
+
+
+class Hooked(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: 2 * gradient)
+        return y
+
+
+class Derived(Linear):
+    def forward(self, x: Tensor) -> Any:
+        return torch.func.vmap(torch.func.grad(lambda row: self.layer(row).tanh().sum()))(x)
+
+
+class Directed(Linear):
+    def forward(self, x: Tensor) -> Any:
+        return torch.func.jvp(self.layer, (x,), (torch.ones_like(x),))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(Hooked, "register_hook"), (Derived, "torch.func"), (Directed, "torch.func")]
+)
+def test_what_no_plan_can_follow_is_refused(kind: type[nn.Module], said: str) -> None:
+    with pytest.raises(UnsupportedModule, match=said):
+        optimize(kind(), torch.randn(2, 3), mode="train")
+
+
+@pytest.mark.parametrize("kind", [Derived, Directed])
+def test_a_refused_derivative_leaves_torch_as_it_was(kind: type[nn.Module]) -> None:
+    """Through the backend, whose graph enters torch.func's levels by calls, the framework runs."""
+    module, x = kind().eval(), torch.randn(2, 3)
+    compiled = torch.compile(module, backend="plantune")
+    with torch.no_grad(), pytest.warns(UnplannedCall):
+        made = compiled(x)
+    with torch.no_grad():
+        torch.testing.assert_close(made, module(x))
+    torch._dynamo.reset()
+
+
+def test_complex_inputs_are_refused_with_the_reason() -> None:
+    with pytest.raises(UnsupportedModule, match="complex64 is not one of"):
+        optimize(nn.Linear(3, 3), torch.randn(2, 3, dtype=torch.cfloat))

@@ -46,8 +46,8 @@ ROUNDS, CALLS = 11, 10
 PARTS = ("layers", "acts", "learns", "sizes")
 # Steps, samples and units: around those of `layers`, and the least that are read as scans.
 SHAPES = (
-    *((16, 16, 256), (16, 16, 512), (8, 64, 512), (4, 64, 512), (1, 128, 512), (32, 8, 512)),
-    *((32, 1, 512), (32, 16, 512), (32, 64, 256), (32, 64, 128), (32, 256, 512), (100, 64, 512)),
+    *((16, 16, 256), (1, 128, 512), (1, 512, 512), (8, 64, 512), (32, 8, 512), (32, 64, 128)),
+    *((16, 16, 512), (4, 64, 512), (32, 1, 512), (32, 64, 256), (32, 256, 512), (100, 64, 512)),
 )
 KINDS = {"gru": (nn.GRU, EpisodicGRU), "lstm": (nn.LSTM, EpisodicLSTM)}
 Run = Callable[[], Any]

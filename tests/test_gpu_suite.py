@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 from plantune.measure.ways import baselines_for
 
@@ -15,3 +18,20 @@ def test_all_ways_are_raced() -> None:
     quick = ",".join(re.findall(r"^quick=(?:\$quick,)?(.*)$", text, re.MULTILINE)).split(",")
     slow = re.findall(r"^slow=\((.*)\)$", text, re.MULTILINE)[0].split()
     assert sorted(quick + slow) == sorted(baselines_for("sm90"))
+
+
+def test_pieces_run_tools_that_are_there_and_say_what_fails(tmp_path: Path) -> None:
+    """Of `calls` and `warm`, with a python that only says what it was asked for."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\ncase "$1" in tools/*) test -e "$1" ;; esac\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python)}
+    asked = [str(SUITE), str(tmp_path / "out"), "warm", "calls"]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    warmed = (tmp_path / "out" / "warm.log").read_text().splitlines()
+    assert sum("--model resnet18 --batch 64" in line for line in warmed) == 1
+    assert len(warmed) == 7
+    assert "call_study.py" in (tmp_path / "out" / "calls.jsonl").read_text()
+    asked[-1] = "no-piece"
+    assert subprocess.run(asked, env=environment, check=False, stderr=PIPE).returncode == 2

@@ -47,11 +47,20 @@ def without_autocast(kind: str) -> Any:
     return torch.autocast(kind, enabled=False) if any_autocast() else nullcontext()
 
 
+# Whether hooks for saved tensors may be set.
+hooks_are_allowed: Any = getattr(
+    torch._C._autograd, "_saved_tensors_hooks_is_enabled", lambda: True
+)
+
+
 @contextmanager
 def without_saved_hooks() -> Iterator[None]:
     """Inside, what autograd saves passes through no hooks of the caller's. A checkpoint's would run
     the whole tuned module again, for a backward pass that only proves its plan.
     """
+    if not hooks_are_allowed():  # then there are none
+        yield
+        return
     with saved_tensors_hooks(_as_it_is, _as_it_is):  # the last pair counts alone
         yield
 

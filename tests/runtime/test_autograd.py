@@ -177,6 +177,13 @@ class TestOrder:
             counts.append(len(seen))
         assert counts[1] == 2 * counts[0]
 
+    def test_the_first_call_where_hooks_are_forbidden(self, small, images, same_gradients):
+        model = optimize(small, images, mode="train", fallback="silent")
+        with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+            for module in (model, small):
+                module(images).square().sum().backward()
+        same_gradients(model, small)
+
     def test_an_output_changed_in_place(self, model, small, images, same_gradients):
         y = model(images)
         y.mul_(2)

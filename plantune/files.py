@@ -19,10 +19,16 @@ OUTPUT_LIMIT_BYTES = 64 << 20
 def read_regular(path: Path, limit_bytes: int, *, follow: bool = True) -> bytes:
     """The content of a regular file. A pipe is not waited for.
 
-    Raises OSError if it cannot be opened, and ForeignFile if it is something else or too large.
+    Raises ForeignFile if it cannot be opened, is something else or too large.
     """
     links = 0 if follow else os.O_NOFOLLOW
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links)
+    except OSError as error:
+        is_link = bool(links) and path.is_symlink()
+        raise ForeignFile(
+            "is a symbolic link" if is_link else f"cannot be read: {error.strerror}"
+        ) from error
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -59,9 +65,6 @@ def require_replaceable(path: Path, what: str, is_own: Callable[[bytes], bool]) 
         content = read_regular(path, OUTPUT_LIMIT_BYTES, follow=False)
     except ForeignFile as error:
         raise ForeignFile(f"{path}: {error}; give another path") from error
-    except OSError as error:
-        reason = "is a symbolic link" if path.is_symlink() else f"cannot be read: {error.strerror}"
-        raise ForeignFile(f"{path}: {reason}; give another path") from error
     if content and not is_own(content):
         raise ForeignFile(
             f"{path}: is not {what} of plantune and was not overwritten; give another path, "

@@ -26,7 +26,7 @@ SIZE_LIMIT_BYTES = 64
 
 def spent_s(key: str) -> float:
     """Seconds, in whatever process."""
-    with suppress(OSError, ForeignFile, ValueError):
+    with suppress(ForeignFile, ValueError):
         return float(read_regular(_place(key), SIZE_LIMIT_BYTES))
     return 0.0
 

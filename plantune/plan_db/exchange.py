@@ -140,14 +140,10 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _content(path: Path, size_limit_bytes: int) -> bytes:
-    """The bytes of a regular file; a link is not followed."""
     try:
         return read_regular(path, size_limit_bytes, follow=False)
     except ForeignFile as error:
-        raise InvalidPlan(str(error)) from error
-    except OSError as error:
-        what = "is a symbolic link" if path.is_symlink() else f"cannot be read ({error.strerror})"
-        raise InvalidPlan(f"{what}; give the file itself") from error
+        raise InvalidPlan(f"{error}; give the file itself") from error
 
 
 def _unpacked(content: bytes) -> sqlite3.Connection:

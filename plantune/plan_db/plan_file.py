@@ -62,8 +62,6 @@ def read_plan_file(path: Path) -> Plan | PlanFile:
         content = read_regular(path, SIZE_LIMIT_BYTES)
     except ForeignFile as error:
         raise InvalidPlan(f"{path}: {error}; give {EXPECTED}") from error
-    except OSError as error:
-        raise InvalidPlan(f"{path}: cannot be read: {error.strerror}; give {EXPECTED}") from error
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -53,7 +53,7 @@ class _Note:
     def holds(self, text: bytes = b"") -> bool:
         try:
             return read_regular(self.place, SIZE_LIMIT_BYTES) == self.head + text
-        except (OSError, ForeignFile):
+        except ForeignFile:
             return False
 
     def write(self, text: bytes = b"") -> None:

@@ -14,6 +14,7 @@ from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
 from .conftest import in_turns
+from .norms import assert_refused
 
 NORM, GRAD = batch_norm.FAMILY, batch_norm_grad.FAMILY
 
@@ -183,10 +184,8 @@ def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
         config(1, 512, 4): "nothing to do",
         config(1, 32, 2): None,
     }
-    for each, reason in reasons.items():
-        got = NORM.why_not_config(parts, each, load_arch("sm90"))
-        assert got is None if reason is None else reason in got
-    assert "no clusters" in NORM.why_not_config(parts, config(1, 32, 2), load_arch("sm80"))
+    assert_refused(NORM, parts, reasons)
+    assert_refused(NORM, parts, {config(1, 32, 2): "no clusters"}, "sm80")
 
 
 @pytest.mark.parametrize(("arch_name", "launches"), in_turns([1, 2]))

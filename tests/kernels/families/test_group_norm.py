@@ -5,27 +5,17 @@ from __future__ import annotations
 import pytest
 from torch.nn.functional import group_norm
 
-from plantune.canonical import Attrs
 from plantune.kernels.families.group_norm import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.space.arch import load_arch
 
-from .conftest import assert_digits_kept, in_turns, legal
+from .conftest import assert_digits_kept, in_turns
+from .norms import DTYPES, assert_each_layout_of_images, assert_refused, norm_of
+from .norms import grouped as config
 
 
 def norm(shape, groups, affine=2, then=(), kept=()):
-    """`kept` are the places of outputs that leave beside what the step makes."""
-
-    def emit(b):
-        x = b.x(*shape)
-        weights = [b.w(shape[1]) for _ in range(affine)]
-        outputs = b.graph.emit("group_norm", x, *weights, groups=groups, eps=1e-5)
-        y = outputs[0]
-        for op in then:
-            y = b(op, y, b.x(*shape)) if op == "add" else b(op, y)
-        return (y, *(outputs[place] for place in kept))
-
-    return emit
+    return norm_of("group_norm", shape, [shape[1:2]] * affine, then, kept, groups=groups)
 
 
 STEPS = {
@@ -42,33 +32,24 @@ STEPS = {
 }
 
 
-def config(layout="nhwc", groups=1, threads=256):
-    return Attrs(layout=layout, groups=groups, threads=threads)
-
-
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_it_runs_every_step(step_of, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    images = len(step.nodes[0].types[0].shape) == 4
-    layouts = {candidate.config["layout"] for candidate in legal(FAMILY, step)}
-    assert layouts == ({"nchw", "nhwc"} if images else {"nchw"})
+    assert_each_layout_of_images(FAMILY, step_of(STEPS[name], dtype))
 
 
 def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
-    arch, parts = load_arch("sm90"), FAMILY.parts(step_of(norm((2, 6, 5, 5), 2), "float16"))
+    parts = FAMILY.parts(step_of(norm((2, 6, 5, 5), 2), "float16"))
     reasons = {
         config("nchw", 2): "groups are apart",
         config("nhwc", 4): "4 do not divide",
         config("nhwc", 2): None,
     }
-    for each, reason in reasons.items():
-        got = FAMILY.why_not_config(parts, each, arch)
-        assert got is None if reason is None else reason in got
+    assert_refused(FAMILY, parts, reasons)
     wide = FAMILY.parts(step_of(norm((2, 4096, 2, 2), 1), "float16"))
-    assert "too many" in FAMILY.why_not_config(wide, config(), arch)
+    assert_refused(FAMILY, wide, {config(): "too many"})
     rows = FAMILY.parts(step_of(STEPS["rows"], "float16"))
-    assert "only images" in FAMILY.why_not_config(rows, config(), arch)
+    assert_refused(FAMILY, rows, {config(): "only images"})
 
 
 def test_another_op_is_refused(step_of):
@@ -87,7 +68,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", STEPS)
     def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
         assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))

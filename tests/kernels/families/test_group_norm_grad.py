@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
-from plantune.canonical import Attrs
-from plantune.default_plans import guessed_plan
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
-from plantune.graph.types import TensorType
 from plantune.kernels.families.group_norm_grad import FAMILY
 from plantune.space.arch import load_arch
-from plantune.space.search_space import load_search_space
 
-from .conftest import in_turns, legal
+from .conftest import in_turns
+from .norms import (
+    DTYPES,
+    assert_a_pass_has_the_gradients_of_float64,
+    assert_each_layout_of_images,
+    assert_guessed_for_training,
+    assert_refused,
+    gradient_of,
+)
+from .norms import grouped as config
 
 
 def grad(shape, groups, affine=2, left=(0, 1, 2)):
-    """`left` are the places of the outputs that leave."""
+    def statistics(b):
+        return b.x(shape[0], groups)
 
-    def emit(b):
-        statistics = [b.x(shape[0], groups) for _ in range(2)]
-        weights = [b.w(shape[1])] if affine else []
-        inputs = (b.x(*shape), b.x(*shape), *statistics, *weights)
-        made = b.all("group_norm_grad", *inputs, groups=groups, eps=1e-5, affine=affine)
-        return tuple(made[place] for place in left if place < len(made))
-
-    return emit
+    return gradient_of("group_norm", shape, statistics, shape[1:2], affine, left, groups=groups)
 
 
 STEPS = {
@@ -52,17 +46,10 @@ STEPS = {
 }
 
 
-def config(layout="nhwc", groups=1, threads=256):
-    return Attrs(layout=layout, groups=groups, threads=threads)
-
-
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_it_runs_every_step(step_of, name, dtype):
-    step = step_of(STEPS[name], dtype)
-    images = len(step.nodes[0].types[0].shape) == 4
-    layouts = {candidate.config["layout"] for candidate in legal(FAMILY, step)}
-    assert layouts == ({"nchw", "nhwc"} if images else {"nchw"})
+    assert_each_layout_of_images(FAMILY, step_of(STEPS[name], dtype))
 
 
 REFUSED = {
@@ -79,18 +66,16 @@ def test_what_it_does_not_run_is_refused_with_the_reason(step_of, name):
 
 
 def test_configs_that_do_not_fit_are_refused_with_the_reason(step_of):
-    arch, parts = load_arch("sm90"), FAMILY.parts(step_of(grad((2, 6, 5, 5), 2), "float16"))
+    parts = FAMILY.parts(step_of(grad((2, 6, 5, 5), 2), "float16"))
     reasons = {
         config("nchw", 2): "groups are apart",
         config("nhwc", 4): "4 do not divide",
         config("nhwc", 2): None,
     }
-    for each, reason in reasons.items():
-        got = FAMILY.why_not_config(parts, each, arch)
-        assert got is None if reason is None else reason in got
+    assert_refused(FAMILY, parts, reasons)
     wide = FAMILY.parts(step_of(grad((2, 4096, 2, 2), 1), "float16"))
-    assert "512 vectors of a pixel" in FAMILY.why_not_config(wide, config(), arch)
-    assert FAMILY.why_not_config(wide, config(threads=512), arch) is None
+    reasons = {config(): "512 vectors of a pixel", config(threads=512): None}
+    assert_refused(FAMILY, wide, reasons)
 
 
 def test_each_image_leaves_its_sums(step_of):
@@ -101,10 +86,8 @@ def test_each_image_leaves_its_sums(step_of):
 
 
 def test_a_guess_for_training_takes_it():
-    module = nn.Sequential(nn.Conv2d(16, 64, 3), nn.GroupNorm(8, 64), nn.ReLU()).half()
-    graph = differentiate(extract(module, TensorType((32, 16, 16, 16), "float16")))
-    plan = guessed_plan(graph, load_search_space("sm90"), network="norm")
-    assert "group_norm_grad" in {choice.candidate.family for choice in plan.choices}
+    layers = nn.Conv2d(16, 64, 3), nn.GroupNorm(8, 64), nn.ReLU()
+    assert_guessed_for_training(FAMILY, layers, (32, 16, 16, 16))
 
 
 @pytest.mark.parametrize(("arch_name", "name"), in_turns(["odd channels", "large", "no weights"]))
@@ -119,7 +102,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", STEPS)
     def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
         assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
@@ -131,13 +114,4 @@ class TestOnTheGpu:
         x = torch.randn(16, 8, 12, 12, device="cuda").half()
         x = x.to(memory_format=torch.channels_last)
         seed = torch.randn(16, 8, 8, 8, device="cuda").half()
-        tuned = optimize(module, x, mode="train", fallback="silent")
-        wide = copy.deepcopy(module).double()
-        tuned(x).backward(seed)
-        wide(x.double()).backward(seed.double())
-        module(x).backward(seed)
-        for name, exact in wide.named_parameters():
-            ours = tuned.get_parameter(name).grad.double()
-            theirs = module.get_parameter(name).grad.double()
-            allowed = 2 * (theirs - exact.grad).norm() + 2e-3 * exact.grad.norm()
-            assert (ours - exact.grad).norm() <= allowed, name
+        assert_a_pass_has_the_gradients_of_float64(module, x, seed)

@@ -11,21 +11,11 @@ from plantune.kernels.family import Candidate
 from plantune.space.arch import load_arch
 
 from .conftest import assert_digits_kept, in_turns, legal
+from .norms import DTYPES, assert_refused, norm_of
 
 
 def norm(shape, axes=1, affine=2, then=(), kept=()):
-    """`kept` are the places of outputs that leave beside what the step makes."""
-
-    def emit(b):
-        x = b.x(*shape)
-        weights = [b.w(*shape[-axes:]) for _ in range(affine)]
-        outputs = b.graph.emit("layer_norm", x, *weights, axes=axes, eps=1e-5)
-        y = outputs[0]
-        for op in then:
-            y = b(op, y, b.x(*shape)) if op == "add" else b(op, y)
-        return (y, *(outputs[place] for place in kept))
-
-    return emit
+    return norm_of("layer_norm", shape, [shape[-axes:]] * affine, then, kept, axes=axes)
 
 
 STEPS = {
@@ -43,7 +33,7 @@ CONFIG = Attrs(lanes=32, threads=128)
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_it_runs_every_step(step_of, name, dtype):
     assert legal(FAMILY, step_of(STEPS[name], dtype))
 
@@ -75,17 +65,15 @@ def test_other_dtypes_are_refused(step_of):
 
 
 def test_lanes_fit_the_row(step_of):
-    parts, arch = FAMILY.parts(step_of(norm((3, 4096)), "float16")), load_arch("sm90")
+    parts = FAMILY.parts(step_of(norm((3, 4096)), "float16"))
     reasons = {
         Attrs(lanes=32, threads=128): "would hold 128 elements",
         Attrs(lanes=256, threads=128): "has no 256",
         Attrs(lanes=256, threads=256): None,
     }
-    for config, reason in reasons.items():
-        got = FAMILY.why_not_config(parts, config, arch)
-        assert got is None if reason is None else reason in got
+    assert_refused(FAMILY, parts, reasons)
     narrow = FAMILY.parts(step_of(norm((3, 64)), "float16"))
-    assert "more than a row has vectors" in FAMILY.why_not_config(narrow, CONFIG, arch)
+    assert_refused(FAMILY, narrow, {CONFIG: "more than a row has vectors"})
 
 
 def test_a_row_is_contiguous_whatever_images_are(step_of):
@@ -104,7 +92,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", STEPS)
     def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
         assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))

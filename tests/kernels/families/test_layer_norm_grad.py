@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
 from plantune.canonical import Attrs
-from plantune.default_plans import guessed_plan
-from plantune.graph.differentiate import differentiate
-from plantune.graph.extract import extract
-from plantune.graph.types import TensorType
 from plantune.kernels.families.layer_norm_grad import BLOCKS, FAMILY
 from plantune.space.arch import load_arch
-from plantune.space.search_space import load_search_space
 
 from .conftest import in_turns, legal
+from .norms import (
+    DTYPES,
+    assert_a_pass_has_the_gradients_of_float64,
+    assert_guessed_for_training,
+    assert_refused,
+    gradient_of,
+)
 
 
 def grad(shape, axes=1, affine=2, left=(0, 1, 2)):
-    """`left` are the places of the outputs that leave."""
+    def statistics(b):
+        return b.statistics(*shape[:-axes], *(1,) * axes)
 
-    def emit(b):
-        statistics = [b.statistics(*shape[:-axes], *(1,) * axes) for _ in range(2)]
-        weights = [b.w(*shape[-axes:])] if affine else []
-        inputs = (b.x(*shape), b.x(*shape), *statistics, *weights)
-        made = b.all("layer_norm_grad", *inputs, axes=axes, eps=1e-5, affine=affine)
-        return tuple(made[place] for place in left if place < len(made))
-
-    return emit
+    return gradient_of("layer_norm", shape, statistics, shape[-axes:], affine, left, axes=axes)
 
 
 STEPS = {
@@ -52,7 +45,7 @@ CONFIG = Attrs(lanes=32, threads=128)
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_it_runs_every_step(step_of, name, dtype):
     assert legal(FAMILY, step_of(STEPS[name], dtype))
 
@@ -75,10 +68,13 @@ def test_other_dtypes_are_refused(step_of):
 
 
 def test_lanes_fit_the_row(step_of):
-    parts, arch = FAMILY.parts(step_of(grad((3, 2048)), "float16")), load_arch("sm90")
-    assert "would hold 64" in FAMILY.why_not_config(parts, CONFIG, arch)
-    assert "has no 256" in FAMILY.why_not_config(parts, Attrs(lanes=256, threads=128), arch)
-    assert FAMILY.why_not_config(parts, Attrs(lanes=64, threads=128), arch) is None
+    parts = FAMILY.parts(step_of(grad((3, 2048)), "float16"))
+    reasons = {
+        CONFIG: "would hold 64",
+        Attrs(lanes=256, threads=128): "has no 256",
+        Attrs(lanes=64, threads=128): None,
+    }
+    assert_refused(FAMILY, parts, reasons)
 
 
 def test_blocks_are_few_and_leave_sums(step_of):
@@ -92,10 +88,8 @@ def test_blocks_are_few_and_leave_sums(step_of):
 
 
 def test_a_guess_for_training_takes_it():
-    module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU()).half()
-    graph = differentiate(extract(module, TensorType((512, 64), "float16")))
-    plan = guessed_plan(graph, load_search_space("sm90"), network="norm")
-    assert "layer_norm_grad" in {choice.candidate.family for choice in plan.choices}
+    layers = nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU()
+    assert_guessed_for_training(FAMILY, layers, (512, 64))
 
 
 @pytest.mark.parametrize(("arch_name", "name"), in_turns(["odd", "wide", "no weights"]))
@@ -109,7 +103,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 
 @pytest.mark.gpu
 class TestOnTheGpu:
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+    @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", STEPS)
     def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
         assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
@@ -120,13 +114,4 @@ class TestOnTheGpu:
         module = nn.Sequential(*layers).cuda().half()
         x = torch.randn(700, 64, device="cuda").half()
         seed = torch.randn(700, 8, device="cuda").half()
-        tuned = optimize(module, x, mode="train", fallback="silent")
-        wide = copy.deepcopy(module).double()
-        tuned(x).backward(seed)
-        wide(x.double()).backward(seed.double())
-        module(x).backward(seed)
-        for name, exact in wide.named_parameters():
-            ours = tuned.get_parameter(name).grad.double()
-            theirs = module.get_parameter(name).grad.double()
-            allowed = 2 * (theirs - exact.grad).norm() + 2e-3 * exact.grad.norm()
-            assert (ours - exact.grad).norm() <= allowed, name
+        assert_a_pass_has_the_gradients_of_float64(module, x, seed)

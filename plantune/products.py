@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import fold, linear, pad
 from torch.overrides import TorchFunctionMode
 
 # Of the copies of a convolution's input: larger ones are left to the framework.
 MOST_BYTES = 1 << 30
+# Of what is copied at once, and rows whose products are added in one sum.
+CHUNK_BYTES, MOST_ROWS = 1 << 28, 1 << 15
 # Up to so many pixels torch's way in float64 on a CPU, image by image, takes longer: six times on
 # 2x2 images of 512 channels.
 SMALL_PIXELS = 16
@@ -51,20 +53,11 @@ class Products(TorchFunctionMode):
         """A convolution over images, None if it is of another kind or does not suit."""
         if input.dim() != 4 or groups != 1 or isinstance(padding, str) or not input.numel():
             return None
-        (down, right), (top, left), (rows_apart, apart) = map(_pair, (stride, padding, dilation))
-        x = pad(input.to(self._dtype), (left, left, top, top))
-        o, c, r, s = weight.shape
-        height = (x.shape[2] - rows_apart * (r - 1) - 1) // down + 1
-        width = (x.shape[3] - apart * (s - 1) - 1) // right + 1
-        n, (of_n, of_c, of_h, of_w) = x.shape[0], x.stride()
-        patches = x.as_strided(
-            (n, height, width, c, r, s),
-            (of_n, of_h * down, of_w * right, of_c, of_h * rows_apart, of_w * apart),
-        )
+        patches = _patches(input.to(self._dtype), weight, stride, padding, dilation)
         if not self._suits(input, patches):
             return None
-        flat = self._product(patches.reshape(-1, c * r * s), weight.reshape(o, -1), bias)
-        y = flat.to(input.dtype).view(n, height, width, o).permute(0, 3, 1, 2)
+        flat = self._product(_rows(patches), weight.flatten(1), bias)
+        y = flat.to(input.dtype).view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
         return y.contiguous() if input.is_contiguous() and weight.is_contiguous() else y
 
     def _multiplied(
@@ -77,6 +70,111 @@ class Products(TorchFunctionMode):
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = x.to(self._dtype) @ weight.to(self._dtype).t()
         return y if bias is None else y + bias.to(self._dtype)
+
+
+class SomeImagesAtOnce(TorchFunctionMode):
+    """Inside, convolutions and their gradients are products of matrices in the dtype of the input,
+    of some images at once. Without cuDNN torch takes one image after the other: 8,192 of them take
+    as many launches.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        backward = torch.ops.aten.convolution_backward
+        known: dict[Any, Callable[..., Any]] = {torch.conv2d: _conv2d}
+        known |= dict.fromkeys((backward, backward.default), _gradients)
+        replaced = known.get(func)
+        found = replaced(*args, **(kwargs or {})) if replaced is not None else None
+        return func(*args, **(kwargs or {})) if found is None else found
+
+
+def _conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    """The convolution, None if it is of another kind."""
+    if x.dim() != 4 or groups != 1 or isinstance(padding, str) or bias is not None or not x.numel():
+        return None
+    found = []
+    for images in x.split(_at_once(_patches(x[:1], weight, stride, padding, dilation))):
+        patches = _patches(images, weight, stride, padding, dilation)
+        y = _rows(patches) @ weight.flatten(1).t()
+        found.append(y.view(*patches.shape[:3], -1).permute(0, 3, 1, 2).contiguous())
+    return torch.cat(found)
+
+
+def _gradients(*given: Any) -> tuple[Tensor | None, Tensor | None, None] | None:
+    """Those of a convolution's image and weight, None if it is of another kind."""
+    dy, x, weight, _, *sizes, transposed, _, groups, mask = given
+    if x.dim() != 4 or groups != 1 or transposed or mask[2] or not dy.numel():
+        return None
+    return (
+        _image_gradient(dy, x, weight, *sizes) if mask[0] else None,
+        _weight_gradient(dy, x, weight, *sizes) if mask[1] else None,
+        None,
+    )
+
+
+def _image_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
+    found = []
+    for part in dy.split(_at_once(_patches(x[:1], weight, stride, padding, dilation))):
+        columns = (_pixels(part) @ weight.flatten(1)).view(len(part), -1, weight[0].numel())
+        kernel, image = tuple(weight.shape[2:]), tuple(x.shape[2:])
+        found.append(fold(columns.mT, image, kernel, dilation, padding, stride))
+    return torch.cat(found)
+
+
+def _weight_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
+    """Sums of few rows are added in float64: one over millions would lose digits."""
+    one = _patches(x[:1], weight, stride, padding, dilation)
+    count = max(min(_at_once(one), MOST_ROWS // one[..., 0, 0, 0].numel()), 1)
+    total = torch.zeros(len(weight), weight[0].numel(), dtype=torch.float64, device=dy.device)
+    for part, images in zip(dy.split(count), x.split(count), strict=True):
+        patches = _patches(images, weight, stride, padding, dilation)
+        total += _pixels(part).t() @ _rows(patches)
+    return total.to(dy.dtype).view(weight.shape)
+
+
+def _patches(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """What each pixel of a convolution reads: (N, P, Q, C, R, S), without a copy of a pixel."""
+    (down, right), (top, left), (rows_apart, apart) = map(_pair, (stride, padding, dilation))
+    x = pad(x, (left, left, top, top))
+    c, r, s = weight.shape[1:]
+    height = (x.shape[2] - rows_apart * (r - 1) - 1) // down + 1
+    width = (x.shape[3] - apart * (s - 1) - 1) // right + 1
+    of_n, of_c, of_h, of_w = x.stride()
+    return x.as_strided(
+        (len(x), height, width, c, r, s),
+        (of_n, of_h * down, of_w * right, of_c, of_h * rows_apart, of_w * apart),
+    )
+
+
+def _rows(patches: Tensor) -> Tensor:
+    return patches.reshape(-1, patches[0, 0, 0].numel())
+
+
+def _pixels(y: Tensor) -> Tensor:
+    """A row of channels for each pixel."""
+    return y.permute(0, 2, 3, 1).reshape(-1, y.shape[1])
+
+
+def _at_once(patches: Tensor) -> int:
+    """So many images whose patches have room."""
+    return max(CHUNK_BYTES // max(patches[0].nbytes, 1), 1)
 
 
 def float32_products() -> Products:

@@ -10,7 +10,12 @@ from torch import nn
 from torch.nn.functional import conv2d, linear
 
 from plantune import products
-from plantune.products import Products, float32_products, small_images_at_once
+from plantune.products import (
+    Products,
+    SomeImagesAtOnce,
+    float32_products,
+    small_images_at_once,
+)
 
 CONVOLUTIONS = {
     "plain": {},
@@ -129,3 +134,65 @@ def test_large_images_and_other_dtypes_are_left_to_torch(made):
         torch.conv2d(torch.ones(1, 3, 8, 8).double(), torch.ones(5, 3, 3, 3).double(), **PLAIN)
         torch.conv2d(torch.ones(1, 3, 4, 4), torch.ones(5, 3, 3, 3), **PLAIN)
     assert not made
+
+
+class TestSomeImagesAtOnce:
+    @pytest.fixture(params=[products.CHUNK_BYTES, 2000], autouse=True)
+    def chunk(self, request, monkeypatch):
+        monkeypatch.setattr(products, "CHUNK_BYTES", request.param)
+
+    @pytest.fixture(params=["plain", "strided", "two numbers", "in groups"])
+    def given(self, request):
+        """Images, a weight, the gradient of the output, and what torch takes after these."""
+        geometry = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+        for name, value in CONVOLUTIONS[request.param].items():
+            geometry[name] = (
+                (value, value) if isinstance(value, int) and name != "groups" else value
+            )
+        x = torch.randn(5, 6, 9, 8, dtype=torch.float64)
+        w = torch.randn(4, 6 // geometry["groups"], 3, 2, dtype=torch.float64)
+        return x, w, torch.randn_like(conv2d(x, w, **geometry)), geometry
+
+    def test_a_convolution(self, given):
+        x, w, _, geometry = given
+        wanted = conv2d(x, w, **geometry)
+        with SomeImagesAtOnce():
+            torch.testing.assert_close(conv2d(x, w, **geometry), wanted)
+
+    def test_its_gradients(self, given):
+        x, w, dy, geometry = given
+        sizes = (geometry["stride"], geometry["padding"], geometry["dilation"])
+        for mask in ((True, False, False), (False, True, False), (True, True, False)):
+            rest = (None, *sizes, False, (0, 0), geometry["groups"], mask)
+            wanted = torch.ops.aten.convolution_backward(dy, x, w, *rest)
+            with SomeImagesAtOnce():
+                found = torch.ops.aten.convolution_backward(dy, x, w, *rest)
+            for one, other in zip(found[:2], wanted[:2], strict=True):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    torch.testing.assert_close(one, other)
+
+    def test_nan_reaches_what_depends_on_it_alone(self, given):
+        x, w, dy, geometry = given
+        x[3, 2, 4, 4] = dy[3, 1, 1, 1] = math.nan
+        sizes = (geometry["stride"], geometry["padding"], geometry["dilation"])
+        rest = (None, *sizes, False, (0, 0), geometry["groups"], (True, True, False))
+
+        def found():
+            gradients = torch.ops.aten.convolution_backward(dy, x, w, *rest)[:2]
+            return [y.isnan() for y in (conv2d(x, w, **geometry), *gradients)]
+
+        wanted = found()
+        with SomeImagesAtOnce():
+            assert all(map(torch.equal, found(), wanted))
+
+    def test_torchs_own_is_not_called(self, monkeypatch):
+        """Else it took one image after the other, and nobody would notice."""
+        x, w = torch.randn(3, 2, 4, 4), torch.randn(2, 2, 3, 3)
+        with SomeImagesAtOnce():
+            assert products._conv2d(x, w) is not None
+            monkeypatch.setattr(products, "_conv2d", lambda *given, **named: "ours")
+            monkeypatch.setattr(products, "_gradients", lambda *given, **named: "ours too")
+            rest = (None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (True, True, False))
+            assert torch.conv2d(x, w) == "ours"
+            assert torch.ops.aten.convolution_backward(x, x, w, *rest) == "ours too"

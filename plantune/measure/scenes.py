@@ -31,7 +31,7 @@ from plantune.kernels.family import Values
 from plantune.layouts import MEMORY_FORMATS, in_layout
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.threads import threads, threads_of_proof
-from plantune.products import small_images_at_once
+from plantune.products import SomeImagesAtOnce, small_images_at_once
 
 # The rest of a processor's memory is for candidates. Of a GPU's they need little, and references of
 # 8,192 images that are not kept are computed again for each of them.
@@ -301,7 +301,8 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     does with whole tiles: there a NaN reaches outputs that do not depend on it.
     """
     enabled = torch.backends.cudnn.enabled and dtype != torch.float32
-    with flags(enabled=enabled), plain_float32(), small_images_at_once():
+    products = SomeImagesAtOnce() if dtype == torch.float32 else small_images_at_once()
+    with flags(enabled=enabled), plain_float32(), products:
         yield
 
 

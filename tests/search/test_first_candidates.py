@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -129,3 +130,12 @@ def test_candidates_of_equal_steps_are_listed_once(twice, monkeypatch):
     assert len(asked) == once == len(steps) * len(space.configs("hopper_conv"))
     estimates = {c.key: c.estimate_us for c in first if c.twin is None}
     assert all(c.estimate_us == estimates[c.key] for c in first)
+
+
+@pytest.mark.parametrize(("mode", "left_s"), [("infer", 85.0), ("train", 72.0)])
+def test_a_race_in_training_has_time_for_both_passes_of_all_ways(twice, mode, left_s):
+    with PlanDatabase.in_memory() as database:
+        problem = replace(Problem.of(twice, "sm90", "twice"), mode=mode)
+        search = Search(twice, problem, Settings(100.0), database, cpu_environment())
+    search._budget.race_s = search._race_s(10.0)
+    assert search._budget.left_for("ranking") == pytest.approx(left_s, abs=1)

@@ -14,8 +14,10 @@ from plantune.device import Call, Device
 from plantune.measure.timing import Effort, Timing
 from plantune.measure.watches import HOST, Watch, kernel_watch
 
-# Single calls in a row before the next way has its turn.
-CALLS_A_TURN = 5
+# Single calls in a row before the next way has its turn: as many as fit into so long, within these.
+# A 99th percentile needs hundreds, and five each turn were 70 (H200, 2026-11-22).
+TURN_US = 2000.0
+FEWEST_A_TURN, MOST_A_TURN = 5, 40
 LEAST_ROUNDS = 4
 MOST_ROUNDS = 80
 # How often host and GPU are timed, and calls each time: few enough for the queue of launches.
@@ -45,9 +47,15 @@ def time_latencies(calls: Sequence[Call], effort: Effort, watch: Watch) -> list[
                 break
             for place in range(len(calls))[:: 1 if number % 2 else -1]:
                 calls[place]()
-                turn = 1 if effort.is_over else CALLS_A_TURN
-                samples[place] += [watch.batch_us(calls[place], 1) for _ in range(turn)]
+                samples[place] += _turn_us(calls[place], effort, watch)
     return [Timing(tuple(taken)) for taken in samples]
+
+
+def _turn_us(call: Call, effort: Effort, watch: Watch) -> list[float]:
+    first = watch.batch_us(call, 1)
+    fitting = int(TURN_US / max(first, 1.0))
+    turn = 1 if effort.is_over else min(max(fitting, FEWEST_A_TURN), MOST_A_TURN)
+    return [first, *(watch.batch_us(call, 1) for _ in range(turn - 1))]
 
 
 def host_us(calls: Sequence[Call], device: Device) -> list[float]:

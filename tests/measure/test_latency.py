@@ -28,7 +28,14 @@ def test_a_single_call_lasts_until_its_result_is_there(sleeping: Queue) -> None:
     calls = [sleeping.starting(5, 300), sleeping.starting(50, 20)]
     found = time_latencies(calls, Effort(1.0), CallWatch(sleeping))
     assert [timing.median_us for timing in found] == pytest.approx([305, 70])
-    assert {timing.samples for timing in found} == {latency.MOST_ROUNDS * latency.CALLS_A_TURN}
+
+
+@pytest.mark.parametrize(("us", "a_turn"), [(10, 40), (95, 20), (900, 5)])
+def test_quick_calls_are_many_in_a_turn(sleeping: Queue, us: int, a_turn: int) -> None:
+    """For a 99th percentile."""
+    calls = [sleeping.starting(5, us), sleeping.starting(5, 300)]
+    quick, _ = time_latencies(calls, Effort(1.0), CallWatch(sleeping))
+    assert quick.samples == latency.MOST_ROUNDS * a_turn
 
 
 def test_a_stall_now_and_then_is_kept(sleeping: Queue) -> None:

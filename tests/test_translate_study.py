@@ -19,13 +19,18 @@ def tool() -> dict[str, Any]:
 
 
 def test_a_small_study_compares_ways_by_their_words(
-    tool: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tool: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    options = "--small --sentences 9 --batch 1 4 --ways eager plantune --out"
+    tiny = tool["Sizes"](source_words=60, target_words=45, embedding=8, hidden=16)
+    monkeypatch.setitem(tool["study"].__globals__, "SMALL", tiny)
+    options = "--small --sentences 4 --batch 1 2 --ways eager plantune --out"
     rows = tool["study"](tool["arguments"]([*options.split(), str(tmp_path)]))
 
     assert [(row.way, row.batch, row.wrong) for row in rows] == [
-        (way, batch, 0) for batch in (1, 4) for way in ("eager", "plantune")
+        (way, batch, 0) for batch in (1, 2) for way in ("eager", "plantune")
     ]
     written = json.loads((tmp_path / "translate_study.json").read_text())
     assert [row["way"] for row in written["rows"]] == [row.way for row in rows]

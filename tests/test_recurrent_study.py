@@ -31,6 +31,7 @@ def test_a_small_study_times_layers_and_a_policy(
     ]
     written = json.loads((tmp_path / "recurrent_study.json").read_text())
     assert [row["us"] for row in written["rows"]] == [row.us for row in rows]
+    assert written["environment"]["arch"] == "cpu"
     assert "policy learns" in tool["shown"](rows)
     pytest.importorskip("matplotlib")
     tool["plotted"](rows, tmp_path / "bars.png")

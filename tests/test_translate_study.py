@@ -36,6 +36,7 @@ def test_a_small_study_compares_ways_by_their_words(
     assert [row["way"] for row in written["rows"]] == [row.way for row in rows]
     assert any(event["operator"] == "aten::gru" for event in written["survey"]["eager"])
     assert written["survey"]["plantune"]
+    assert written["environment"]["arch"] == "cpu"
     assert "sentences/s" in capsys.readouterr().out
 
 

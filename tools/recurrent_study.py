@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,7 @@ from plantune import optimize
 from plantune.cuda.flags import cudnn, flags
 from plantune.errors import PlantuneError
 from plantune.layers import EpisodicGRU, EpisodicLSTM
+from plantune.machine import environment_of
 from plantune.models.policy import Policy, PolicySizes
 from plantune.report.tables import table
 from plantune.runtime.copies import copied
@@ -275,10 +277,12 @@ def shown(rows: list[Row]) -> str:
 
 
 def written(rows: list[Row], given: argparse.Namespace) -> None:
-    where = torch.cuda.get_device_name() if given.device.type == "cuda" else "cpu"
-    sizes = asdict(given.sizes)
-    document = {"device": where, "torch": torch.__version__, "sizes": sizes}
-    document["rows"] = [asdict(row) for row in rows]
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "environment": environment_of(given.device).to_json(),
+        "sizes": asdict(given.sizes),
+        "rows": [asdict(row) for row in rows],
+    }
     given.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1)
     (given.out / "recurrent_study.json").write_text(text + "\n", encoding="utf-8")

@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor
 
 from plantune import optimize
+from plantune.machine import environment_of
 from plantune.models.gru_translator import (
     BEGIN,
     END,
@@ -341,8 +343,11 @@ def study(given: argparse.Namespace) -> list[Row]:
             print(json.dumps(asdict(replay)), flush=True)
     print(f"\n{shown(rows)}\n\n{shown_survey(found)}")
     given.out.mkdir(parents=True, exist_ok=True)
-    where = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    document = {"device": where, "torch": torch.__version__, "sentences": len(sentences)}
+    document = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "environment": environment_of(device).to_json(),
+        "sentences": len(sentences),
+    }
     document |= {"rows": [asdict(row) for row in rows], "replays": [asdict(r) for r in replays]}
     text = json.dumps({**document, "survey": found}, indent=1)
     (given.out / "translate_study.json").write_text(text + "\n", encoding="utf-8")

@@ -61,4 +61,4 @@ def _pass_s(stock: Stock, inputs: Sequence[Tensor]) -> float:
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()  # all of a GPU breaks others' captures

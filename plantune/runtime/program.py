@@ -166,7 +166,8 @@ class Program:
         if self._once and self.device.type == "cuda":
             if torch.cuda.is_current_stream_capturing():
                 return  # nothing is made before a replay
-            torch.cuda.synchronize(self.device)  # passes may run on any stream
+            # Passes may run on any stream. To wait for all of a GPU breaks others' captures.
+            torch.cuda.current_stream(self.device).synchronize()
         self._once.clear()
 
     @torch.no_grad()

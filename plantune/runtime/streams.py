@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from plantune.cuda.capture import one_capture
 from plantune.cuda.driver import make_stream
 
 # Beside passes whose blocks fill the GPU one kernel after the other, an all-reduce of 18 MB began
@@ -27,16 +28,28 @@ def stream_for(owner: object, device: torch.device, use: str = "passes") -> torc
     one would write to one workspace at once.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
-    spare = _spare.setdefault((index, use), [])
-    if spare:
-        stream = spare.pop()
-        if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(device)  # graphs of its last owner may still run
-    else:
+    stream = _spare_one((index, use), device)
+    if stream is None:
         stream = torch.cuda.ExternalStream(make_stream(PRIORITIES.get(use, 0)), device)
+    spare = _spare.setdefault((index, use), [])
     # A collector may run this anywhere; append is atomic.
     weakref.finalize(owner, spare.append, stream).atexit = False
     return stream
+
+
+def _spare_one(key: tuple[int, str], device: torch.device) -> torch.cuda.Stream | None:
+    """None if there is none, or while another thread captures: graphs of the last owner may still
+    run, and to wait for the GPU would break that capture.
+    """
+    if not one_capture.acquire(blocking=False):
+        return None
+    try:
+        stream = _spare[key].pop() if _spare.get(key) else None
+        if stream is not None and not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(device)
+        return stream
+    finally:
+        one_capture.release()
 
 
 class Side:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,14 +12,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from plantune.runtime.own_leaves import own_leaf, standing_in
+from plantune.runtime.rehearsal import is_rehearsing
+from plantune.runtime.torch_internals import is_capturing
 
 Call = Callable[..., Any]
+# What torch says of a tensor that is no part of a graph.
+UNUSED = "not have been used in the graph"
 
 
 @dataclass(frozen=True)
 class LossPass:
-    """`loss(model(*inputs), *targets)` and its gradients with regard to `parameters`. If these are
-    to be captured, plans see leaves of the pass's own.
+    """`loss(model(*inputs), *targets)` and its gradients with regard to `parameters`. In a capture,
+    and in the runs before it, plans see leaves of the pass's own if it is to be `captured`.
     """
 
     model: Call
@@ -28,6 +32,8 @@ class LossPass:
     micro_batches: int = 1
     autocast: tuple[str, torch.dtype] | None = None
     captured: bool = False
+    # Whether a loss asked for gradients of the parameters themselves.
+    asked: list[bool] = field(default_factory=list)
 
     def run(
         self,
@@ -44,12 +50,10 @@ class LossPass:
         for a parameter that the loss does not depend on.
         """
         values = []
-        own = {}
-        if self.captured:  # hooks are the parameter's
-            own = {id(p): own_leaf(p) for p in self.parameters if not p._backward_hooks}
+        own = self._own_leaves()
         for number, (part, of_part) in enumerate(self._parts(inputs, targets)):
             with torch.enable_grad(), self._casting(), standing_in(own):
-                value = self.loss(self.model(*part), *of_part)
+                value = self._value(part, of_part, own)
                 total = _loss_of(value)
                 total = total / self.micro_batches if self.micro_batches > 1 else total
                 scaled = total if scale is None else total * scale.to(total.dtype).view(())
@@ -60,6 +64,30 @@ class LossPass:
                 mark("backward")
             values.append(tree_map_only(Tensor, Tensor.detach, value))
         return values[0] if len(values) == 1 else _joined(values)
+
+    def _own_leaves(self) -> dict[int, Tensor]:
+        """By the ids of parameters, whose own hooks must be called."""
+        if not self.captured or self.asked:
+            return {}
+        on_gpu = any(p.is_cuda for p in self.parameters)
+        if not is_rehearsing() and not (on_gpu and is_capturing()):
+            return {}
+        return {id(p): own_leaf(p) for p in self.parameters if not p._backward_hooks}
+
+    def _value(
+        self, part: tuple[Any, ...], of_part: tuple[Any, ...], own: dict[int, Tensor]
+    ) -> Any:
+        """What the loss returns. One that asks for gradients of parameters, as a penalty for these
+        does, finds that they are not in the graph: from then on they are.
+        """
+        try:
+            return self.loss(self.model(*part), *of_part)
+        except RuntimeError as error:
+            if not own or not is_rehearsing() or UNUSED not in str(error):
+                raise
+        own.clear()
+        self.asked.append(True)
+        return self.loss(self.model(*part), *of_part)
 
     def _gradients(self, loss: Tensor, own: Mapping[int, Tensor]) -> list[Tensor | None]:
         """Through plans and past them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from plantune import optimize
 from plantune.default_plans import COMPILED, hand_plan
 from plantune.runtime.own_leaves import leaf_of, own_leaf, standing_in
+from plantune.runtime.rehearsal import rehearsing
 from plantune.training.loss_pass import LossPass
 
 
@@ -38,7 +41,8 @@ def test_gradients_through_plans_and_past_them_add_up(tuned, model, batches):
     for captured in (False, True):
         # With batch statistics each pass moves the running ones alone.
         passes = LossPass(tuned, loss, parameters, captured=captured)
-        passes.run((x,), (y,), None, gradients_of(found))
+        with rehearsing():
+            passes.run((x,), (y,), None, gradients_of(found))
     assert tuned.stats().planned == 2
     plain, own = found
     assert plain[-1] is own[-1] is None
@@ -63,10 +67,42 @@ def test_a_plan_asks_nothing_of_a_graph_that_somebody_keeps(tuned, model, batche
     for captured in (False, True):
         seen.clear()
         passes = LossPass(tuned, loss, [*model.parameters()], captured=captured)
-        passes.run((x,), (y,), None, lambda number, gradients: None)
+        with rehearsing():
+            passes.run((x,), (y,), None, lambda number, gradients: None)
         assert len(seen) == len(nodes)
         assert seen.isdisjoint(nodes) == captured
     assert kept.requires_grad
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_loss_may_ask_for_gradients_of_parameters(tuned, model, batches, parts):
+    """As a penalty does: of what the step's own call of the model made, and of another one."""
+    (x, y), found, calls = batches[0], [], []
+    tuned = tuned if parts == 1 else optimize(model, x[: len(x) // parts], mode="train", share=True)
+    weight = next(model.parameters())
+
+    def loss(outputs, target):
+        calls.append(1)
+        (early,) = torch.autograd.grad(outputs.square().mean(), weight, retain_graph=True)
+        return nn.functional.cross_entropy(outputs, target) + (early.detach() * weight).sum()
+
+    passes = LossPass(tuned, loss, [*model.parameters()], parts, captured=True)
+    for way in (nullcontext, rehearsing, rehearsing):  # op by op, and twice before a capture
+        with way():
+            passes.run((x,), (y,), None, gradients_of(found))
+    assert len(calls) == 3 * parts + 1
+    for at in range(parts, len(found)):
+        for one, other in zip(found[at % parts], found[at], strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_other_errors_of_a_loss_are_its_own(tuned, model, batches):
+    def loss(outputs, target):
+        raise RuntimeError("no such thing")
+
+    passes = LossPass(tuned, loss, [*model.parameters()], captured=True)
+    with rehearsing(), pytest.raises(RuntimeError, match="no such thing"):
+        passes.run(batches[0][:1], batches[0][1:], None, gradients_of([]))
 
 
 def test_hooks_of_parameters_are_called(tuned, model, batches):
@@ -74,9 +110,10 @@ def test_hooks_of_parameters_are_called(tuned, model, batches):
     weight, called, found = next(model.parameters()), [], []
     handle = weight.register_hook(lambda gradient: called.append(1) or 2 * gradient)
     passes = LossPass(tuned, nn.functional.cross_entropy, [weight], captured=True)
-    passes.run((x,), (y,), None, gradients_of(found))
-    handle.remove()
-    passes.run((x,), (y,), None, gradients_of(found))
+    with rehearsing():
+        passes.run((x,), (y,), None, gradients_of(found))
+        handle.remove()
+        passes.run((x,), (y,), None, gradients_of(found))
     assert called == [1]
     torch.testing.assert_close(found[0][0], 2 * found[1][0])
 

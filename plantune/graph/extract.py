@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -20,6 +20,7 @@ from plantune.graph.ops.overload import attributes
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.outputs import Outputs
 from plantune.graph.purity import Overload, draws, left_out, why_impure, without_writing
+from plantune.graph.records import counted_last, last_used, written
 from plantune.graph.rewrite import (
     fold_scales,
     round_constants_once,
@@ -116,20 +117,20 @@ class _Extraction(Reader):
             name = f"x{at}" if at else "x"
             self._know(tensor, self._input(name, type_))
             self.owners[_memory(tensor).storage] = name
-        self.records = _counted_last(traced.records)
-        self.written = {
-            _memory(record.args[0]).storage
-            for record in traced.records
-            if record.overload._schema.is_mutable and isinstance(record.args[0], Tensor)
-        }
-        self.last_used = _last_used(self.records, traced.leaves)
+        self.records = counted_last(traced.records)
+        self.written = written(traced.records)
+        self.last_used = last_used(self.records, traced.leaves)
         self.now = 0
+        # The names of what the record that is read now made, and of all that is made under no_grad,
+        # with what stands for it where gradients go.
+        self.fresh: set[str] = set()
+        self.silent: dict[str, Value | None] = {}
 
     def run(self) -> Graph:
         for now, record in enumerate(self.records):
             self.now = now
             self._read(record)
-        values = [self._value(leaf) for leaf in self.traced.leaves if isinstance(leaf, Tensor)]
+        values = [self._given(leaf) for leaf in self.traced.leaves if isinstance(leaf, Tensor)]
         if not values:
             raise UnsupportedModule(f"{type(self.module).__name__} returns no tensor")
         self.builder.updates = list(self.moved.items())
@@ -144,7 +145,9 @@ class _Extraction(Reader):
         return Value(self.builder.input(name, type_))
 
     def _read(self, record: Record) -> None:
-        args, kwargs = tree_map_only(Tensor, self._value, (record.args, dict(record.kwargs)))
+        given = self._value if record.silent else self._given
+        args, kwargs = tree_map_only(Tensor, given, (record.args, dict(record.kwargs)))
+        self.fresh.clear()
         if record.overload._schema.is_mutable:
             self._write(record, args, kwargs)
             return
@@ -152,7 +155,7 @@ class _Extraction(Reader):
         tensors = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
         for tensor, value in zip(tensors, made, strict=True):
             self._note_view(record, tensor)
-            self._know(tensor, value)
+            self._know(tensor, self._silenced(value) if record.silent else value)
 
     def _note_view(self, record: Record, tensor: Tensor) -> None:
         """If this is the first tensor there, and a view of the call's first argument."""
@@ -238,7 +241,38 @@ class _Extraction(Reader):
             raise self._unsupported(f"in-place op {record.overload}")
         named = left_out(record.overload, plain, args, kwargs)
         (result,) = tree_leaves(self._call(record, plain, args, {**kwargs, **named}))
-        self._replace(_memory(record.args[0]), args[0], result)
+        memory = _memory(record.args[0])
+        if record.silent:
+            result = self._silenced(result)
+            if memory.storage not in self.owners and args[0].name not in self.silent:
+                raise self._unsupported("an in-place op under no_grad on what has a gradient")
+        self._replace(memory, args[0], result)
+
+    def _given(self, tensor: Tensor) -> Value:
+        """The value of a tensor where gradients are on: none goes into what no_grad made."""
+        return self._heard(self._value(tensor))
+
+    def _heard(self, value: Value) -> Value:
+        if value.name not in self.silent:
+            return value
+        found = self.silent[value.name] or self._detached(value)
+        self.silent[value.name] = found
+        return found
+
+    def _silenced(self, value: Value) -> Value:
+        """A value that is made under no_grad; another one if it is also known where gradients are
+        on.
+        """
+        if value.name in self.silent:
+            return value
+        if value.name not in self.fresh:
+            return self._detached(value)
+        self.silent[value.name] = None
+        return value
+
+    def _detached(self, value: Value) -> Value:
+        is_float = self.type_of(value).is_float
+        return self.torch_op(torch.ops.aten.detach.default, value) if is_float else value
 
     def _state(self, name: str) -> Value:
         """A parameter or buffer; a buffer as last updated."""
@@ -270,6 +304,7 @@ class _Extraction(Reader):
         names = [value.name for value in inputs]
         record = self.records[self.now]
         made = self.builder.emit(op, *names, place=record.place, **attrs)
+        self.fresh.update(made)
         self.lines[made[0]] = record.line
         return tuple(map(Value, made))
 
@@ -299,68 +334,62 @@ class _Extraction(Reader):
         owner = self.owners.get(memory.storage)
         if owner is None:
             self._renew(memory, result)
-            return
-        self._check_views(memory)
-        if self._buffer(old) == owner:
+        elif self._buffer(old) == owner:
+            self._check_views(memory)
             self.moved[owner] = result.name
         elif owner in dict(self.builder.inputs):
             raise self._unsupported("an in-place op on the input, which belongs to the caller,")
+        elif owner in dict(self.builder.buffers):
+            self._renew(memory, result, _memory(self.traced.state[owner]))
         else:
-            raise self._unsupported("an in-place op on a parameter or on a part of a buffer")
+            raise self._unsupported("an in-place op on a parameter")
 
-    def _renew(self, memory: Memory, result: Value) -> None:
-        """What is in the memory of a forward's own tensor, and all that shares its storage."""
+    def _renew(self, memory: Memory, result: Value, buffer: Memory | None = None) -> None:
+        """What is in the memory of a forward's own tensor or in a part of a buffer, and all that
+        shares its storage.
+        """
         self._set(memory, result)
         others = [m for m in self.newest if m.storage == memory.storage and m != memory]
-        if all(self.last_used.get(other, -1) <= self.now for other in others):
+        if buffer is None and all(self.last_used.get(m, -1) <= self.now for m in others):
             return
-        whole = next(m for m in self.newest if m.storage == memory.storage)
+        silent = self.records[self.now].silent and buffer is None
+        if silent and any(self.newest[other].name not in self.silent for other in others):
+            raise self._unsupported("an in-place op under no_grad on a part of what has a gradient")
+        whole = buffer or next(m for m in self.newest if m.storage == memory.storage)
         renewed = [memory]
         while (view := self.views.get(renewed[-1])) is not None:
-            result = view.written(self.newest[view.base], result, self._emitted)
+            result = view.written(self._whole(view.base), result, self._emitted)
             self._set(view.base, result)
             renewed.append(view.base)
+        if buffer is not None and renewed[-1] != whole:
+            raise self._unsupported(VIEWED)
         # In the order in which they were made: each after what it is a view of.
         for other in (other for other in others if other not in renewed):
             view = self.views.get(other)
             if view is None or renewed[-1] != whole:
                 raise self._unsupported(VIEWED)
-            self._set(other, view.again(self.newest[view.base], self._emitted))
+            self._set(other, view.again(self._whole(view.base), self._emitted))
+
+    def _whole(self, memory: Memory) -> Value:
+        """What is in the memory of which a part is written."""
+        value = self._state(self.state[memory]) if memory in self.state else self.newest[memory]
+        return value if self.records[self.now].silent else self._heard(value)
 
     def _set(self, memory: Memory, value: Value) -> None:
+        if memory in self.state:
+            self.moved[self.state[memory]] = value.name
+            return
         same = [at for at, held in self.memories.items() if held == memory]
         self.known.update(dict.fromkeys(same, value))
         self.newest[memory] = value
 
     def _emitted(self, overload: Overload, args: Sequence[Any]) -> Value:
-        (value,) = tree_leaves(self._call(self.records[self.now], overload, args, {}))
-        made: Value = value
-        return made
+        record = self.records[self.now]
+        (value,) = tree_leaves(self._call(record, overload, args, {}))
+        return self._silenced(value) if record.silent else Value(value.name)
 
     def _check_views(self, memory: Memory) -> None:
         """What sees the memory in another shape would have to change with it."""
         views = (other for other in self.newest if other.storage == memory.storage)
         if any(self.last_used.get(view, -1) > self.now for view in views if view != memory):
             raise self._unsupported(VIEWED)
-
-
-def _counted_last(records: tuple[Record, ...]) -> list[Record]:
-    """torch counts a batch before it normalises it. Graphs of earlier releases, which plans and
-    trials are found by, have it after.
-    """
-    ordered = list(records)
-    for at, (count, norm) in enumerate(pairwise(records)):
-        names = (str(count.overload), str(norm.overload))
-        if names == ("aten.add_.Tensor", "aten.batch_norm.default"):
-            counts = all(count.args[0] is not given for given in norm.args)
-            ordered[at : at + 2] = (norm, count) if counts else (count, norm)
-    return ordered
-
-
-def _last_used(records: list[Record], leaves: tuple[Any, ...]) -> dict[Memory, int]:
-    """The last record that reads each tensor; what the module returns is read after all."""
-    found: dict[Memory, int] = {}
-    for at, record in enumerate(records):
-        given = tree_leaves((record.args, dict(record.kwargs)))
-        found.update({_memory(tensor): at for tensor in given if isinstance(tensor, Tensor)})
-    return {**found, **{_memory(leaf): len(records) for leaf in leaves if isinstance(leaf, Tensor)}}

@@ -60,7 +60,9 @@ _OWN = (str(Path(_HERE, "spelling")), str(Path(_HERE, "shapes.py")))
 
 @dataclass(frozen=True)
 class Record:
-    """One call of an overload, where it stands in the module and in the user's code."""
+    """One call of an overload, where it stands in the module and in the user's code. No gradient
+    goes through what is `silent`: it is under no_grad.
+    """
 
     overload: Overload
     args: tuple[Any, ...]
@@ -68,6 +70,7 @@ class Record:
     result: Any
     place: str
     line: str
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,9 +226,10 @@ class _Recorder(ProxyTorchDispatchMode):
         tracing = self._tracing
         if any(map(_is_wrapped, tree_leaves((args, kwargs, result)))):
             raise tracing.unsupported("a derivative that the forward takes by torch.func")
-        record = Record(func, args, kwargs, result, tracing.shadow.place, tracing.line)
-        if torch.is_grad_enabled() != self._grad and tracing.trains:
-            raise tracing.unsupported("a forward that switches gradients on or off")
+        silent = tracing.trains and torch.is_grad_enabled() != self._grad
+        if silent and not self._grad:
+            raise tracing.unsupported("a forward that switches gradients on")
+        record = Record(func, args, kwargs, result, tracing.shadow.place, tracing.line, silent)
         self.records.append(record)
         self._note_gradients(record)
         return result

@@ -26,10 +26,23 @@ def under_autocast(m: Any, x: Tensor) -> Tensor:
         return F.conv2d(x, m.four)
 
 
-def without_gradients(m: Any, x: Tensor) -> Tensor:
+def written_without_gradients(m: Any, x: Tensor) -> Tensor:
+    y = x * m.four.sum()
     with torch.no_grad():
-        x = x * 2.0
-    return x + 1.0
+        y.mul_(2.0)
+    return y
+
+
+def part_written_without_gradients(m: Any, x: Tensor) -> Tensor:
+    y = x * m.four.sum()
+    with torch.no_grad():
+        y[0].mul_(2.0)
+    return y
+
+
+def unknown_part_of_a_buffer(m: Any, x: Tensor) -> Tensor:
+    m.mean.as_strided((2,), (1,)).mul_(2.0)
+    return x * m.mean[0]
 
 
 FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
@@ -41,7 +54,10 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: x + torch.tensor([1.0] * 6), r"a constant tensor \(register it as a buffer\)"),
     (lambda m, x: x + m.plain, "a constant tensor"),
     (under_autocast, "a forward under autocast"),
-    (without_gradients, "switches gradients on or off"),
+    (written_without_gradients, "an in-place op under no_grad on what has a gradient"),
+    (part_written_without_gradients, "under no_grad on a part of what has a gradient"),
+    (unknown_part_of_a_buffer, "of which a view is used later"),
+    (lambda m, x: x * m.four[0].mul_(2.0).sum(), "an in-place op on a parameter"),
     (lambda m, x: F.conv2d(x.half(), m.four), "dtypes differ: float16 and float32"),
     (lambda m, x: torch.add(x, x, out=x * 2.0), r"in-place op aten\.add\.out"),
 ]

@@ -61,13 +61,57 @@ class Queue(Linear):
         return y @ before.T
 
 
+class Teacher(nn.Module):
+    """What it learns from is made without gradients, by layers that could have some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.student(x)
+        with torch.no_grad():
+            target = self.teacher(x)
+            mask = torch.zeros_like(target)
+            mask[:, 1:] = (target[:, 1:] > 0).float()
+            same = y.contiguous()
+        mask[0] = y[0]
+        return ((y - target) * mask).square(), target, same
+
+
+class Codes(nn.Module):
+    """A codebook of a VQ-VAE, whose codes follow the averages of what chose them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("codes", torch.randn(5, 3))
+        self.register_buffer("counts", torch.ones(5))
+        self.register_buffer("seen", torch.zeros(4, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.encode(x)
+        nearest = (y[:, None] - self.codes).square().sum(-1).argmin(-1)
+        chosen = self.codes[nearest]
+        if self.training:
+            with torch.no_grad():
+                hits = nn.functional.one_hot(nearest, 5).float()
+                self.counts.mul_(0.9).add_(hits.sum(0), alpha=0.1)
+                self.codes.lerp_(hits.T @ y / self.counts[:, None], 0.1)
+                self.seen[1:3] = y[:2]
+                self.seen[0].add_(x[0])
+                self.seen.view(2, 6)[1, 3:].mul_(0.5)
+        straight = y + (chosen - y).detach()
+        return self.decode(straight) + self.seen.mean(0), (y - chosen.detach()).square().mean()
+
+
 def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
     graph = optimize(module, x, mode=mode).stock().graph
     plan = default_plan(graph, load_search_space("cpu"), network="unusual")
     return optimize(module, x, mode=mode, plan=plan)
 
 
-@pytest.mark.parametrize("kind", [Flags, OwnDtypes, Halves, Queue])
+@pytest.mark.parametrize("kind", [Flags, OwnDtypes, Halves, Queue, Teacher, Codes])
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_it_is_taken_and_right(kind: type[nn.Module], mode: str) -> None:
     """Its plan is proved first, then three batches come."""
@@ -89,7 +133,8 @@ def _run(module: nn.Module, x: Tensor, mode: str) -> list[Tensor]:
         made = tensors_in(module(x))
     if mode == "train":
         sum(y.square().sum() for y in made if y.requires_grad).backward()
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        made.append(torch.tensor([y.requires_grad for y in made]))
+    gradients = [torch.tensor([]) if p.grad is None else p.grad for p in module.parameters()]
     return [*(y.detach() for y in made), *gradients, *(b.clone() for b in module.buffers())]
 
 

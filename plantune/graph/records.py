@@ -1,0 +1,44 @@
+"""What the reader of a trace asks of all its records at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from plantune.graph.memory import Memory
+from plantune.graph.memory import memory_of as _memory
+from plantune.graph.trace import Record
+
+
+def written(records: tuple[Record, ...]) -> set[int]:
+    """The storages to which a record writes."""
+    return {
+        _memory(record.args[0]).storage
+        for record in records
+        if record.overload._schema.is_mutable and isinstance(record.args[0], Tensor)
+    }
+
+
+def counted_last(records: tuple[Record, ...]) -> list[Record]:
+    """torch counts a batch before it normalises it. Graphs of earlier releases, which plans and
+    trials are found by, have it after.
+    """
+    ordered = list(records)
+    for at, (count, norm) in enumerate(pairwise(records)):
+        names = (str(count.overload), str(norm.overload))
+        if names == ("aten.add_.Tensor", "aten.batch_norm.default"):
+            counts = all(count.args[0] is not given for given in norm.args)
+            ordered[at : at + 2] = (norm, count) if counts else (count, norm)
+    return ordered
+
+
+def last_used(records: list[Record], leaves: tuple[Any, ...]) -> dict[Memory, int]:
+    """The last record that reads each tensor; what the module returns is read after all."""
+    found: dict[Memory, int] = {}
+    for at, record in enumerate(records):
+        given = tree_leaves((record.args, dict(record.kwargs)))
+        found.update({_memory(tensor): at for tensor in given if isinstance(tensor, Tensor)})
+    return {**found, **{_memory(leaf): len(records) for leaf in leaves if isinstance(leaf, Tensor)}}

@@ -89,6 +89,21 @@ def assert_digits_kept(
     assert (got - exact(x.double())).abs().max() < 5e-3
 
 
+def spills_for_a_block(used: Usage, threads: int, arch: Arch) -> bool:
+    """Whether the assembler may have spilled so that one more block fits on a multiprocessor.
+
+    That of NVRTC 13.2, beside torch 2.15, does so for sm100, where that of 13.0 does not: a batch
+    norm has 64 registers and spills one word so that two blocks fit, a concatenation 48 and two
+    words for a fifth block. Told by `__launch_bounds__` that one block is enough, it takes 94 and
+    56 and spills nothing. Which is faster is unknown: we had no such GPU.
+    """
+    if arch.name != "sm100" or nvrtc_for(arch).version < (13, 2):
+        return False
+    per_block = [threads * registers for registers in (used.registers, used.registers + 8)]
+    spilled, whole = (arch.gpu.registers_per_sm // registers for registers in per_block)
+    return spilled > whole
+
+
 @pytest.fixture
 def build_within_limits() -> Callable[..., Mapping[str, Usage]]:
     """Builds a config; its kernels spill nothing and fit into an SM. What they take is returned."""
@@ -99,10 +114,8 @@ def build_within_limits() -> Callable[..., Mapping[str, Usage]]:
             family.threads(family.parts(step), config),
         )
         assert arch.cuda is not None
-        # For this chip NVRTC 13.2, beside torch 2.15, spills two words of kernels (a concatenation,
-        # a batch norm) of which 13.0 spills none.
-        most = 8 if arch.name == "sm100" and nvrtc_for(arch).version >= (13, 2) else 0
         for name, used in binary.usage.items():
+            most = 8 if spills_for_a_block(used, threads, arch) else 0
             assert max(used.spill_bytes, used.stack_bytes) <= most, name
             assert 0 < used.registers <= arch.cuda.registers_per_thread_max, name
             assert used.registers * threads <= arch.cuda.registers_per_sm, name

@@ -112,7 +112,22 @@ def candidates(
         candidate
         for family in asked
         if family.why_not_arch(space.arch) is None and family.why_not_step(step) is None
-        for candidate in _of_family(family, _Alike(step, space))
+        for candidate in _of_family(family, step, space)
+    )
+
+
+def _of_family(family: AnyFamily, step: Step, space: SearchSpace) -> tuple[Candidate, ...]:
+    if space.arch.kind == "cpu":  # whether C++ can be compiled or loaded may change
+        return _legal(family, step, space)
+    return _remembered(family, _Alike(step, space))
+
+
+def _legal(family: AnyFamily, step: Step, space: SearchSpace) -> tuple[Candidate, ...]:
+    parts = family.parts(step)
+    return tuple(
+        Candidate(family.name, config)
+        for config in family.configs_for(parts, space)
+        if family.why_not_config(parts, config, space.arch) is None
     )
 
 
@@ -131,15 +146,9 @@ class _Alike:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _of_family(family: AnyFamily, alike: _Alike) -> tuple[Candidate, ...]:
+def _remembered(family: AnyFamily, alike: _Alike) -> tuple[Candidate, ...]:
     """A guess, a plan by hand and a search ask for those of the same steps."""
-    parts = family.parts(alike.step)
-    arch = alike.space.arch
-    return tuple(
-        Candidate(family.name, config)
-        for config in family.configs_for(parts, alike.space)
-        if family.why_not_config(parts, config, arch) is None
-    )
+    return _legal(family, alike.step, alike.space)
 
 
 def estimate_us(step: Step, candidate: Candidate, arch: Arch | None = None) -> float:

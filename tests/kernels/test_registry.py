@@ -99,6 +99,14 @@ def test_a_family_of_another_arch_is_refused(step_of):
     assert reason == "gemm runs on cpu, not on cuda"
 
 
+@pytest.mark.usefixtures("as_with_a_compiler")
+def test_a_compiler_that_is_gone_is_noticed(step_of, space, monkeypatch):
+    step = step_of(lambda b: b("relu", b.conv(b.x(2, 4, 8, 8), b.w(6, 4, 3, 3))))
+    assert "winograd" in {c.family for c in candidates(step, space, ("winograd",))}
+    monkeypatch.setattr(type(family_named("winograd")), "why_not_config", lambda *given: "gone")
+    assert candidates(step, space, ("winograd",)) == ()
+
+
 def test_candidate_json_round_trips_exactly(space):
     for family in all_families().values():
         for config in family.configs(space):

@@ -120,7 +120,7 @@ def test_candidates_of_equal_steps_are_listed_once(twice, monkeypatch):
     monkeypatch.setattr(
         type(family), "why_not_config", lambda *given: asked.append(given) or why_not(*given)
     )
-    registry._of_family.cache_clear()
+    registry._remembered.cache_clear()
     space = load_search_space("sm90")
     first = [c for c in step_candidates(twice, space) if c.candidate.family == "hopper_conv"]
     steps = {c.step.signature: c.nodes for c in first}

@@ -198,6 +198,18 @@ class Graph:
         return tuple(name for name in self.types if name in read)
 
     @cached_property
+    def seeds_of(self) -> Mapping[str, frozenset[str]]:
+        """Of each input or parameter with a gradient: the output gradients on which that depends,
+        as autograd sees it.
+        """
+        own = {name: frozenset((name,)) for name, _ in self.output_gradients}
+        for node in self.nodes:
+            if node.name in self.backward_nodes:
+                found = frozenset[str]().union(*(own.get(v, frozenset()) for v in node.inputs))
+                own |= dict.fromkeys(node.outputs, found)
+        return {target: own.get(value, frozenset()) for target, value in self.gradients}
+
+    @cached_property
     def constants(self) -> frozenset[str]:
         """Values that change only when a weight does: parameters, buffers and what follows from
         them alone. A buffer that the graph itself updates is none.

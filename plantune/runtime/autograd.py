@@ -11,13 +11,19 @@ from torch import Tensor
 from plantune.errors import WeightsChanged
 from plantune.graph.differentiate import gradient_name
 from plantune.graph.graph import Graph
+from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.live_state import LiveState
 from plantune.runtime.own_leaves import leaf_of
+from plantune.runtime.program import Program
 from plantune.runtime.stock import Lease, Stock
 from plantune.runtime.torch_internals import without_autocast
+from plantune.runtime.vmaps import Vmap
 
 # Private, but what torch's own compiled graphs use; without it a lease waits for the collector.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+
+AnyProgram = Program | CapturedProgram
+Gradients = dict[str, Tensor]
 
 
 class TunedPass(torch.autograd.Function):
@@ -45,6 +51,7 @@ class TunedPass(torch.autograd.Function):
         named = zip(graph.inputs, inputs, strict=True)
         ctx.save_for_backward(*(x for (name, _), x in named if name in graph.saved))
         ctx.mark_non_differentiable(*_without_gradient(graph, outputs))
+        ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
@@ -63,15 +70,10 @@ class TunedPass(torch.autograd.Function):
                 "gradient would be wrong; step the optimizer after backward, and run forward again"
             )
         program = lease.instance.program
-        wanted = {name for name, _ in program.graph.output_gradients}
-        seeds: dict[str, Tensor] = {}
-        for name, dy in zip(program.graph.outputs, output_gradients, strict=True):
-            if gradient_name(name) in wanted:
-                seeds[name] = seeds[name] + dy if name in seeds else dy
         keeps = _keeps_graph()
         try:
             with without_autocast(lease.stock.device.type):
-                gradients = program.backward(*seeds.values(), again=keeps)
+                gradients = gradients_of(program, output_gradients, again=keeps)
         except BaseException:
             lease.discard()
             raise
@@ -80,6 +82,43 @@ class TunedPass(torch.autograd.Function):
             lease.release()
         names = (*(name for name, _ in program.graph.inputs), *ctx.names)
         return (None, None, *(gradients.get(name) for name in names))
+
+
+def gradients_of(
+    program: AnyProgram, output_gradients: Sequence[Tensor | None], *, again: bool
+) -> Gradients:
+    """By the names of inputs and parameters. One that follows from no output that was used has
+    none, as in eager: an optimizer leaves its parameter alone.
+    """
+    graph = program.graph
+    if (vmap := Vmap.of(output_gradients)) is not None:
+        return _one_by_one(program, output_gradients, vmap, again=again)
+    wanted = {name for name, _ in graph.output_gradients}
+    seeds: dict[str, Tensor] = {}
+    for name, dy in zip(graph.outputs, output_gradients, strict=True):
+        seed = gradient_name(name)
+        if dy is not None and seed in wanted:
+            seeds[seed] = seeds[seed] + dy if seed in seeds else dy
+    unused = wanted - seeds.keys()
+    if unused:
+        place = program.device
+        for name, type_ in graph.output_gradients:
+            if name in unused:
+                seeds[name] = torch.zeros(type_.shape, dtype=type_.torch_dtype, device=place)
+    found = program.backward(*(seeds[name] for name, _ in graph.output_gradients), again=again)
+    if not unused:
+        return found
+    return {name: dx for name, dx in found.items() if not unused.issuperset(graph.seeds_of[name])}
+
+
+def _one_by_one(
+    program: AnyProgram, output_gradients: Sequence[Tensor | None], vmap: Vmap, *, again: bool
+) -> Gradients:
+    """Of many at once, as in autograd.grad(is_grads_batched=True): kernels take one at a time."""
+    rows = vmap.taken_apart(output_gradients)
+    last = len(rows) - 1
+    found = [gradients_of(program, row, again=again or at < last) for at, row in enumerate(rows)]
+    return {name: vmap.together([each[name] for each in found]) for name in found[0]}
 
 
 def _without_gradient(graph: Graph, outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -56,6 +56,7 @@ class Kinds:
         self._spare: list[Planned] = []
         self._read: dict[tuple[Trained, PlannedCall], tuple[Graph, Outputs]] = {}
         self.form = self._new_form()
+        self._first_key = self.form.key
 
     def kind_of(self, call: PlannedCall, trained: Trained) -> Kind:
         return call, trained, torch.get_num_threads() if self._on_cpu else 0
@@ -117,9 +118,10 @@ class Kinds:
                 if call.arguments.autocast is not None:
                     kept = form.kept[kind] = f"autocast is on, under which no plan can be ({error})"
                     return kept
-                if not form.is_parametrized:
+                if not form.is_parametrized and form.key == self._first_key:
                     raise
-                form.why_not = f"a weight is parametrized in a way without a plan ({error})"
+                what = "a weight is parametrized" if form.is_parametrized else "it was changed"
+                form.why_not = f"{what} in a way without a plan ({error})"
                 return form.why_not
             return kept
 

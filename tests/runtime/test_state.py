@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from plantune import check, optimize
+from plantune.errors import PlantuneError
 from plantune.runtime import epoch
 
 
@@ -323,6 +324,22 @@ class TestParametrized:
         model = optimize(module, images, fallback="silent")
         close(model(images), module(images))
         assert "parametrized" in model.last_call().reason
+
+
+def test_what_becomes_impossible_later_runs_in_the_framework(images, close):
+    """As torch.optim.swa_utils.update_bn changes batch norms: the call was an error."""
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).train()
+    model = optimize(module, images, mode="train", fallback="silent")
+    model(images)
+    for either in (module, model):
+        torch.optim.swa_utils.update_bn([images, 2 * images], either)
+    assert model.last_call().how == "eager"
+    assert "changed in a way without a plan" in model.last_call().reason
+    close(model[1].running_mean, module[1].running_mean)
+    strict = optimize(module, images, mode="train", fallback="error")
+    strict[1].momentum = None
+    with pytest.raises(PlantuneError, match="asks for a tensor's values"):
+        strict(images)
 
 
 class TestCopiesOfWeights:

@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from plantune.cli import options
 from plantune.cli.console import Console, bold, note, require_replaceable_json, write_json
 from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
-from plantune.cli.options import (
-    FILE,
-    SECONDS,
-    budget_option,
-    bundled,
-    common_options,
-    example,
-    seed_option,
-    workload_options,
-)
 from plantune.files import require_writable
 from plantune.report import bench_text
 from plantune.report.plot import FORMATS, HOW_TO_GET, bar_plot, can_plot, require_replaceable_plot
@@ -55,25 +46,29 @@ class Wanted:
 
 @click.command(
     "bench",
-    epilog=example(
+    epilog=options.example(
         "plantune bench --batch 8 --plot bench.png",
         "plantune bench --batch 8 --peers eager,torchscript --json",
     ),
 )
-@common_options(json_file=True)
-@workload_options
+@options.common_options(json_file=True)
+@options.workload_options
 @click.option("--peers", metavar="A,B", help="Only these baselines; all of them by default.")
 @click.option("--step", is_flag=True, help="In training: whole steps, with AdamW.")
-@budget_option(10.0, "Seconds for timing; building comes on top.")
+@options.budget_option(10.0, "Seconds for timing; building comes on top.")
 @click.option(
     "--build-limit",
-    type=SECONDS,
+    type=options.SECONDS,
     help="Leaves out baselines whose turn to be built comes later.",
 )
-@seed_option("Of weights and images.")
-@click.option("--plot", type=FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib).")
-@click.option("--output", type=FILE, metavar="FILE", help="Write the JSON object to FILE too.")
-@bundled(Wanted, "wanted")
+@options.seed_option("Of weights and images.")
+@click.option(
+    "--plot", type=options.FILE, metavar="FILE.png", help="Draw a bar plot (needs matplotlib)."
+)
+@click.option(
+    "--output", type=options.FILE, metavar="FILE", help="Write the JSON object to FILE too."
+)
+@options.bundled(Wanted, "wanted")
 def bench_command(console: Console, place: Path | None, workload: Workload, wanted: Wanted) -> None:
     """Times a stored plan against the framework's best ways.
 

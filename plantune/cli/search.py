@@ -11,20 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from plantune.cli import options
 from plantune.cli.checks import no_compiler_line
 from plantune.cli.console import Console, note
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
-from plantune.cli.options import (
-    GPUS,
-    budget_option,
-    bundled,
-    common_options,
-    example,
-    seed_option,
-    workload_options,
-)
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
 from plantune.workload import Workload
@@ -65,20 +57,20 @@ class How:
 
 @click.command(
     "search",
-    epilog=example(
+    epilog=options.example(
         "plantune search --batch 8", "plantune search --model resnet18 --batch 1 --budget 300"
     ),
 )
-@common_options()
-@workload_options
-@budget_option(90.0, "Seconds for the whole search.")
+@options.common_options()
+@options.workload_options
+@options.budget_option(90.0, "Seconds for the whole search.")
 @click.option(
     "--resume/--fresh",
     "resume",
     default=True,
     help="Use what earlier searches measured here, or measure everything again.",
 )
-@seed_option("Of every random draw.")
+@options.seed_option("Of every random draw.")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried, and how long at most.")
 @click.option("--predict", is_flag=True, help="Plan for a GPU that is not here, without measuring.")
 @click.option(
@@ -96,7 +88,7 @@ class How:
 @click.option("--status", metavar="URL", help="Show what searches do in a shared storage; no more.")
 @click.option(
     "--gpus",
-    type=GPUS,
+    type=options.GPUS,
     help="GPUs of one kind that measure beside each other: all, or numbers such as 0,1.",
 )
 @click.option(
@@ -107,7 +99,7 @@ class How:
     default=True,
     help="Begin from plans that plantune ships and from those of other machines too.",
 )
-@bundled(How, "how")
+@options.bundled(How, "how")
 def search_command(console: Console, place: Path | None, workload: Workload, how: How) -> None:
     """Finds the fastest plan on this machine, proves it and keeps it.
 

@@ -19,6 +19,7 @@ from plantune.measure.ways import baselines_for
 from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.problem import Problem
+from plantune.search import ranking
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import (
     COMPILED_AHEAD_S,
@@ -27,15 +28,6 @@ from plantune.search.elsewhere import (
     prove_elsewhere,
 )
 from plantune.search.judgement import Duels, duels_of, repeated, undecided
-from plantune.search.ranking import (
-    affordable,
-    branched,
-    close,
-    fastest,
-    improved,
-    kept,
-    swaps,
-)
 from plantune.search.results import Report, Settings
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
@@ -113,7 +105,7 @@ def rank(
     Without time to measure them, the plans in their estimated order, the best first.
     """
     left_s = run.budget.left_for("ranking")
-    plans = affordable(plans, run.graph, run.space, run.steps, left_s, built)
+    plans = ranking.affordable(plans, run.graph, run.space, run.steps, left_s, built)
     if machine.word == "busy":  # a call may take a hundred times as long
         plans = [*plans[:FEW], *plans[FEW:][-1:]]
     if left_s < LEAST_RANKING_S:
@@ -130,10 +122,10 @@ def rank(
             text = f"a plan that was timed at first could not be timed beside the others: {why}"
             warnings.warn(text, stacklevel=2)
     timings = _close_again(run, plans, timings)
-    winner = fastest(plans, timings)
+    winner = ranking.fastest(plans, timings)
     if winner is None:
         raise NoViableCandidate(_why_none(run.problem, timings))
-    winner = kept(incumbent, plans, timings, winner)
+    winner = ranking.kept(incumbent, plans, timings, winner)
     timed = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
     order = (winner, *(i for _, i in timed if i != winner))
     ranked = [replace(plans[i], origin="measured") for i in order]
@@ -144,7 +136,7 @@ def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> l
     """The times with further rounds of those plans alone that may be the fastest: among ten plans
     they had few, and luck chose (three searches with other seeds should end alike).
     """
-    found, places = list(timings), close(timings)
+    found, places = list(timings), ranking.close(timings)
     left_s = run.budget.left_for("ranking")
     if len(places) < 2 or left_s < LEAST_RANKING_S:
         return found
@@ -165,7 +157,7 @@ def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> l
 def _improved(run: Run, plan: Plan) -> Plan:
     """The plan with branches, and with the runners-up of its steps, if the whole is faster."""
     graph, space, budget = run.graph, run.space, run.budget
-    left = swaps(plan, graph, space, run.steps.costs.outcomes)
+    left = ranking.swaps(plan, graph, space, run.steps.costs.outcomes)
     effort = budget.limited(Effort(budget_s=REFINING_S), "ranking")
 
     def timed(plans: Sequence[Plan]) -> Sequence[Found]:
@@ -173,11 +165,11 @@ def _improved(run: Run, plan: Plan) -> Plan:
 
     with suppress(OutOfTime):  # it is good as it is
         if budget.left_for("ranking") > REFINING_S:
-            plan = branched(plan, graph, space, timed)
+            plan = ranking.branched(plan, graph, space, timed)
         while left and budget.left_for("ranking") > REFINING_S:
             run.tell("ranking")
             now, left = left[:SWAPS_AT_ONCE], left[SWAPS_AT_ONCE:]
-            plan = improved(plan, graph, space, now, timed)
+            plan = ranking.improved(plan, graph, space, now, timed)
     return plan
 
 

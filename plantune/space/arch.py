@@ -10,21 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from plantune.paths import data_folder
-from plantune.space.rules import (
-    TABLE,
-    Rule,
-    SpaceFile,
-    invalid,
-    one_of,
-    parse_space_file,
-    pattern,
-    quantity,
-    read_space_file,
-    require,
-    require_keys,
-    require_list,
-    whole_number,
-)
+from plantune.space import rules
 
 ARCH_NAMES = ("cpu", "sm70", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120")
 FEATURES = ("bf16", "clusters", "cp_async", "fp8", "ldmatrix", "tcgen05", "tf32", "tma", "wgmma")
@@ -46,7 +32,7 @@ class MmaShape(NamedTuple):
         return f"m{self.m}n{self.n}k{self.k}"
 
 
-_VERSION = Rule(
+_VERSION = rules.Rule(
     "a pair [major, minor] of whole numbers",
     lambda value: isinstance(value, list) and [*map(type, value)] == [int, int] and min(value) >= 0,
 )
@@ -61,19 +47,19 @@ class CudaFacts:
     """
 
     compute_capability: Annotated[Version, _VERSION]
-    nvrtc_arch: Annotated[str, pattern(r"sm_\d{2,3}[af]?", "sm_90a")]
+    nvrtc_arch: Annotated[str, rules.pattern(r"sm_\d{2,3}[af]?", "sm_90a")]
     nvrtc_min: Annotated[Version, _VERSION]
-    warp_size: Annotated[int, one_of(32)]
-    threads_per_block_max: Annotated[int, whole_number(32, 4096, 32)]
-    threads_per_sm: Annotated[int, whole_number(32, 4096, 32)]
-    blocks_per_sm: Annotated[int, whole_number(1, 64)]
-    registers_per_sm: Annotated[int, whole_number(1024, 1 << 20, 256)]
-    registers_per_thread_max: Annotated[int, whole_number(32, 1024)]
-    shared_memory_per_sm_bytes: Annotated[int, whole_number(1024, 1 << 20, 1024)]
-    shared_memory_per_block_bytes: Annotated[int, whole_number(1024, 1 << 20, 1024)]
-    shared_memory_reserved_per_block_bytes: Annotated[int, whole_number(0, 16384, 128)]
-    mma_shapes_fp16: Annotated[tuple[MmaShape, ...], pattern(r"m\d+n\d+k\d+", "m16n8k16")]
-    features: Annotated[tuple[str, ...], one_of(*FEATURES)]
+    warp_size: Annotated[int, rules.one_of(32)]
+    threads_per_block_max: Annotated[int, rules.whole_number(32, 4096, 32)]
+    threads_per_sm: Annotated[int, rules.whole_number(32, 4096, 32)]
+    blocks_per_sm: Annotated[int, rules.whole_number(1, 64)]
+    registers_per_sm: Annotated[int, rules.whole_number(1024, 1 << 20, 256)]
+    registers_per_thread_max: Annotated[int, rules.whole_number(32, 1024)]
+    shared_memory_per_sm_bytes: Annotated[int, rules.whole_number(1024, 1 << 20, 1024)]
+    shared_memory_per_block_bytes: Annotated[int, rules.whole_number(1024, 1 << 20, 1024)]
+    shared_memory_reserved_per_block_bytes: Annotated[int, rules.whole_number(0, 16384, 128)]
+    mma_shapes_fp16: Annotated[tuple[MmaShape, ...], rules.pattern(r"m\d+n\d+k\d+", "m16n8k16")]
+    features: Annotated[tuple[str, ...], rules.one_of(*FEATURES)]
     nvrtc_below: Annotated[Version | None, _VERSION] = None
 
     def resident(self, threads: int, registers: int, shared_bytes: int) -> int:
@@ -108,11 +94,11 @@ class Chip:
     float32 are those outside of tensor cores.
     """
 
-    name: Annotated[str, pattern(r"[A-Za-z0-9][A-Za-z0-9 ()_-]{0,39}", "A100")]
-    multiprocessors: Annotated[int, whole_number(1, 1024)]
-    fp16_tflops: Annotated[float, quantity(1, 1e5)]
-    fp32_tflops: Annotated[float, quantity(1, 1e4)]
-    memory_gb_per_s: Annotated[float, quantity(10, 1e5)]
+    name: Annotated[str, rules.pattern(r"[A-Za-z0-9][A-Za-z0-9 ()_-]{0,39}", "A100")]
+    multiprocessors: Annotated[int, rules.whole_number(1, 1024)]
+    fp16_tflops: Annotated[float, rules.quantity(1, 1e5)]
+    fp32_tflops: Annotated[float, rules.quantity(1, 1e4)]
+    memory_gb_per_s: Annotated[float, rules.quantity(10, 1e5)]
 
 
 @dataclass(frozen=True)
@@ -145,68 +131,68 @@ def load_arch(name: str) -> Arch:
     return parse_arch(load_space_file(name))
 
 
-def load_space_file(arch_name: str) -> SpaceFile:
+def load_space_file(arch_name: str) -> rules.SpaceFile:
     """Read the search-space file of one arch."""
-    require(f"arch {arch_name!r}", arch_name, one_of(*ARCH_NAMES))
+    rules.require(f"arch {arch_name!r}", arch_name, rules.one_of(*ARCH_NAMES))
     return _file_at(data_folder("search_spaces") / f"{arch_name}.toml")
 
 
 @cache  # as long as the process lives these files are what they were
-def _file_at(path: Path) -> SpaceFile:
-    return parse_space_file(read_space_file(path), path)
+def _file_at(path: Path) -> rules.SpaceFile:
+    return rules.parse_space_file(rules.read_space_file(path), path)
 
 
 @lru_cache(maxsize=32)
-def parse_arch(file: SpaceFile) -> Arch:
+def parse_arch(file: rules.SpaceFile) -> Arch:
     """The arch that a search-space file describes."""
     place, name = f"{file.path}: [facts]", file.path.stem
-    require(f"{file.path}: file name", name, one_of(*ARCH_NAMES))
+    rules.require(f"{file.path}: file name", name, rules.one_of(*ARCH_NAMES))
     if name == "cpu":
-        require_keys(place, file.facts, required=("kind",))
-        require(f"{place} kind", file.facts["kind"], one_of("cpu"))
+        rules.require_keys(place, file.facts, required=("kind",))
+        rules.require(f"{place} kind", file.facts["kind"], rules.one_of("cpu"))
         return Arch(name, costs=_costs(file))
-    rules = _rules(CudaFacts)
-    required = [key for key in rules if key != "nvrtc_below"]
-    require_keys(place, file.facts, ("kind", *required), optional=("nvrtc_below",))
-    require(f"{place} kind", file.facts["kind"], one_of("cuda"))
+    known = _rules(CudaFacts)
+    required = [key for key in known if key != "nvrtc_below"]
+    rules.require_keys(place, file.facts, ("kind", *required), optional=("nvrtc_below",))
+    rules.require(f"{place} kind", file.facts["kind"], rules.one_of("cuda"))
     facts = {key: value for key, value in file.facts.items() if key != "kind"}
-    read = {key: _read(f"{place} {key}", key, facts[key], rules[key]) for key in facts}
+    read = {key: _read(f"{place} {key}", key, facts[key], known[key]) for key in facts}
     cuda = CudaFacts(**read)
     _require_agreement(place, name, cuda)
     return Arch(name, cuda, _chip(f"{file.path}: [chip]", file.chip), _costs(file))
 
 
 @cache
-def _rules(class_: type[CudaFacts | Chip]) -> Mapping[str, Rule]:
+def _rules(class_: type[CudaFacts | Chip]) -> Mapping[str, rules.Rule]:
     """What the value of each field must be."""
     hints = get_type_hints(class_, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
-def _costs(file: SpaceFile) -> Mapping[str, Mapping[str, float]]:
+def _costs(file: rules.SpaceFile) -> Mapping[str, Mapping[str, float]]:
     for family, table in file.costs.items():
         place = f"{file.path}: [costs.{family}]"
-        require(place, table, TABLE)
+        rules.require(place, table, rules.TABLE)
         for word, value in table.items():
-            require(f"{place} {word}", value, quantity(1e-9, 1e12))
+            rules.require(f"{place} {word}", value, rules.quantity(1e-9, 1e12))
     return file.costs
 
 
 def _chip(place: str, table: Mapping[str, Any] | None) -> Chip | None:
     if table is None:
         return None
-    require_keys(place, table, tuple(_rules(Chip)))
+    rules.require_keys(place, table, tuple(_rules(Chip)))
     for key, rule in _rules(Chip).items():
-        require(f"{place} {key}", table[key], rule)
+        rules.require(f"{place} {key}", table[key], rule)
     return Chip(**table)
 
 
-def _read(place: str, key: str, value: Any, rule: Rule) -> Any:
+def _read(place: str, key: str, value: Any, rule: rules.Rule) -> Any:
     if key == "mma_shapes_fp16":
-        return tuple(map(_mma_shape, require_list(place, value, rule)))
+        return tuple(map(_mma_shape, rules.require_list(place, value, rule)))
     if key == "features":  # Volta has none of them
-        return tuple(sorted(require_list(place, value, rule, may_be_empty=True)))
-    require(place, value, rule)
+        return tuple(sorted(rules.require_list(place, value, rule, may_be_empty=True)))
+    rules.require(place, value, rule)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -233,4 +219,4 @@ def _require_agreement(place: str, name: str, cuda: CudaFacts) -> None:
     )  # fmt: skip
     for key, agrees, remedy in agreements:
         if not agrees:
-            raise invalid(f"{place} {key}", getattr(cuda, key), remedy)
+            raise rules.invalid(f"{place} {key}", getattr(cuda, key), remedy)

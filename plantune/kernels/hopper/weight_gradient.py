@@ -7,15 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from plantune.kernels.hopper import tiles
 from plantune.kernels.hopper.products import ELEMENTS, register_product
-from plantune.kernels.hopper.tiles import (
-    BOX_SIDE_MAX,
-    CHUNK,
-    ROW_BYTES,
-    SWIZZLE_BYTES,
-    Box,
-    ConvShape,
-)
 from plantune.kernels.rendering import struct
 
 # Channels and threads of a block that adds parts.
@@ -88,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(Sum::kThreads)
 class Cut:
     """How pixels are cut into boxes: with `inside`, the images of a place are neighbours."""
 
-    shape: ConvShape
-    box: Box
+    shape: tiles.ConvShape
+    box: tiles.Box
     inside: bool
 
     @property
@@ -125,7 +118,7 @@ class Cut:
     @property
     def phase_bytes(self) -> int:
         pixels = self.phase[0] * self.phase[1] * self.box.n
-        return -(-pixels * ROW_BYTES // SWIZZLE_BYTES) * SWIZZLE_BYTES
+        return -(-pixels * tiles.ROW_BYTES // tiles.SWIZZLE_BYTES) * tiles.SWIZZLE_BYTES
 
     @property
     def phases(self) -> int:
@@ -135,7 +128,7 @@ class Cut:
     @property
     def can_be_copied(self) -> bool:
         sides = (self.phase[i] * self.shape.stride[1 - i] for i in range(2))
-        return max(*sides, *self.box) <= BOX_SIDE_MAX
+        return max(*sides, *self.box) <= tiles.BOX_SIDE_MAX
 
 
 def _phase(part: int, size: int, kernel: int, stride: int, padding: int, *, whole: bool) -> int:
@@ -159,7 +152,7 @@ def _reads(part: int, outputs: int, size: int, kernel: int, stride: int, padding
 
 
 @cache
-def best_cut(shape: ConvShape, pixels: int, *, inside: bool) -> Cut | None:
+def best_cut(shape: tiles.ConvShape, pixels: int, *, inside: bool) -> Cut | None:
     """The cut of at most so many pixels with the fewest products, then the fewest bytes."""
     cuts = _cuts(shape, pixels, inside=inside)
     fitting = (c for c in cuts if c.pixels <= pixels and c.pixels % 32 == 0 and c.can_be_copied)
@@ -167,11 +160,11 @@ def best_cut(shape: ConvShape, pixels: int, *, inside: bool) -> Cut | None:
 
 
 def _work(cut: Cut) -> tuple[int, ...]:
-    copied = cut.boxes * (cut.phase_bytes * cut.phases + cut.pixels * ROW_BYTES)
+    copied = cut.boxes * (cut.phase_bytes * cut.phases + cut.pixels * tiles.ROW_BYTES)
     return cut.boxes * cut.tap_pixels, copied, -cut.pixels, *cut.box
 
 
-def _cuts(shape: ConvShape, pixels: int, *, inside: bool) -> Iterator[Cut]:
+def _cuts(shape: tiles.ConvShape, pixels: int, *, inside: bool) -> Iterator[Cut]:
     step = 1 if inside else 8
     for w in range(step, min(-(-shape.q // step) * step, pixels) + 1, step):
         for h in range(1, min(shape.p, pixels // w) + 1):
@@ -180,7 +173,7 @@ def _cuts(shape: ConvShape, pixels: int, *, inside: bool) -> Iterator[Cut]:
             else:
                 counts = [pixels // (w * h)]
                 counts += [n for n in (1, 2, 4) if n < counts[0]]
-            yield from (Cut(shape, Box(w, h, n), inside) for n in counts)
+            yield from (Cut(shape, tiles.Box(w, h, n), inside) for n in counts)
 
 
 @dataclass(frozen=True)
@@ -200,13 +193,13 @@ class WgradDesign:
         return replace(whole, split_k=max(min(blocks // whole.tiles, cut.boxes), 1))
 
     @property
-    def shape(self) -> ConvShape:
+    def shape(self) -> tiles.ConvShape:
         return self.cut.shape
 
     @property
     def groups(self) -> int:
         """Warpgroups that multiply: one for each row of taps and 64 channels."""
-        return self.shape.r * self.tile_m // CHUNK
+        return self.shape.r * self.tile_m // tiles.CHUNK
 
     @property
     def threads(self) -> int:
@@ -214,12 +207,12 @@ class WgradDesign:
 
     @property
     def stage_bytes(self) -> int:
-        dy = self.tile_m // CHUNK * self.cut.pixels * ROW_BYTES
-        return dy + self.tile_n // CHUNK * self.cut.phases * self.cut.phase_bytes
+        dy = self.tile_m // tiles.CHUNK * self.cut.pixels * tiles.ROW_BYTES
+        return dy + self.tile_n // tiles.CHUNK * self.cut.phases * self.cut.phase_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + 16) + SWIZZLE_BYTES
+        return self.stages * (self.stage_bytes + 16) + tiles.SWIZZLE_BYTES
 
     @property
     def tiles(self) -> int:
@@ -254,8 +247,8 @@ class WgradDesign:
             f"{self.groups} warpgroups, no more than 3 have room": self.groups > 3,
             f"{sums} sums of each thread, no more than {most} have room": sums > most,
             f"half of the tile is outside of {shape.o} by {shape.c} channels": self.tile_m
-            >= 2 * max(shape.o, CHUNK)
-            or self.tile_n >= 2 * max(shape.c, CHUNK),
+            >= 2 * max(shape.o, tiles.CHUNK)
+            or self.tile_n >= 2 * max(shape.c, tiles.CHUNK),
             f"a block has no more than {self.boxes_of_block} boxes to load": self.stages
             > max(2, self.boxes_of_block),
         }

@@ -18,7 +18,6 @@ from plantune.kernels.hopper.launch import (
     image_map,
     images_read,
     placing,
-    placing_bytes,
 )
 from plantune.kernels.hopper.products import ELEMENTS, product
 from plantune.kernels.hopper.resident import TILE_O, maps_of, put_map, weight_map
@@ -31,7 +30,7 @@ from plantune.kernels.hopper.tiles import (
     copied_pixels,
 )
 from plantune.kernels.launcher import Launcher
-from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, conv_epilogue
+from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, Sum, conv_epilogue
 from plantune.kernels.patterns.expression import functors
 from plantune.kernels.rendering import struct
 
@@ -100,6 +99,11 @@ class Design:
         return (
             max(min(measured_chip().multiprocessors // self.tiles_o, self.tiles), 1) * self.tiles_o
         )
+
+    def sums(self, sums: tuple[Sum, ...]) -> EpilogueSums:
+        """What its warpgroups add of these."""
+        rows = self.blocks // self.tiles_o * self.groups
+        return EpilogueSums(sums, rows, self.tiles_o * 4, self.shape.o)
 
     @property
     def staged(self) -> int:
@@ -175,11 +179,10 @@ class Design:
         return f'#include "cuda/{header}.h"\n{before}' + SOURCE.format(kernel=kernel, **sizes)
 
 
-class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
+class ResidentConv(hopper.ConvFamily[hopper.WarpgroupParts]):
     """Config: the warpgroups of `threads` take turns, with `stages` boxes of pixels each."""
 
     name: ClassVar = "resident_conv"
-    reads_channels_last: ClassVar = True
     flips: ClassVar = False
 
     def read(self, step: Step) -> hopper.WarpgroupParts:
@@ -208,22 +211,9 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
         stages, groups = int(config["stages"]), int(config["threads"]) // WARPGROUP
         return Design(parts.epilogue, parts.shape, stages, groups, self.flips)
 
-    def sums(self, parts: hopper.WarpgroupParts, config: Attrs) -> EpilogueSums:
-        design = self.design(parts, config)
-        rows = design.blocks // design.tiles_o * design.groups
-        return EpilogueSums(parts.epilogue.sums, rows, design.tiles_o * 4, design.shape.o)
-
-    def workspace_bytes(self, parts: hopper.WarpgroupParts, config: Attrs) -> int:
-        return placing_bytes(parts) + self.sums(parts, config).part_bytes
-
-    def copied(self, parts: hopper.WarpgroupParts) -> frozenset[str]:
-        return frozenset(images_read(parts))
-
-    def rest(self, parts: hopper.WarpgroupParts, config: Attrs) -> frozenset[str]:
-        return frozenset(added.name for added in parts.epilogue.sums)
-
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
-        return self.design(parts, config).source(parts.dtype) + self.sums(parts, config).source
+        design = self.design(parts, config)
+        return design.source(parts.dtype) + design.sums(parts.epilogue.sums).source
 
     def bind(self, parts: hopper.WarpgroupParts, config: Attrs, frame: Frame) -> Binding:
         design = self.design(parts, config)
@@ -248,7 +238,7 @@ class ResidentConv(hopper.WarpgroupFamily[hopper.WarpgroupParts]):
                     put_map(maps, what, image, design)
             kernel.launch(stream, maps, arguments, programmatic=not copied)
 
-        return self.sums(parts, config).added(launch, frame, room, constants.all)
+        return design.sums(parts.epilogue.sums).added(launch, frame, room, constants.all)
 
     def estimate_us(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> float:
         """Products of an SM's tiles and its last tile alone, or what the cache does not hold, and

@@ -64,10 +64,24 @@ def filter_and_scalars(
 H = TypeVar("H", bound=WarpgroupParts)
 
 
-class HopperFamily(WarpgroupFamily[H]):
-    """A family whose kernels are a convolution of some design, with more or less around it."""
+class ConvFamily(WarpgroupFamily[H]):
+    """A family of convolutions whose design says what their blocks add (`sums`)."""
 
     reads_channels_last: ClassVar = True
+
+    def workspace_bytes(self, parts: H, config: Attrs) -> int:
+        sums = self.design(parts, config).sums(parts.epilogue.sums)
+        return placing_bytes(parts) + int(sums.part_bytes)
+
+    def copied(self, parts: H) -> frozenset[str]:
+        return frozenset(images_read(parts))
+
+    def rest(self, parts: H, config: Attrs) -> frozenset[str]:
+        return frozenset(added.name for added in parts.epilogue.sums)
+
+
+class HopperFamily(ConvFamily[H]):
+    """A family whose kernels are a convolution of some design, with more or less around it."""
 
     @abstractmethod
     def design(self, parts: H, config: Attrs) -> Design:
@@ -75,16 +89,6 @@ class HopperFamily(WarpgroupFamily[H]):
 
     def why_not_config(self, parts: H, config: Attrs, arch: Arch) -> str | None:
         return self.design(parts, config).why_not() or super().why_not_config(parts, config, arch)
-
-    def workspace_bytes(self, parts: H, config: Attrs) -> int:
-        sums = self.design(parts, config).sums(parts.epilogue.sums)
-        return placing_bytes(parts) + sums.part_bytes
-
-    def copied(self, parts: H) -> frozenset[str]:
-        return frozenset(images_read(parts))
-
-    def rest(self, parts: H, config: Attrs) -> frozenset[str]:
-        return frozenset(added.name for added in parts.epilogue.sums)
 
 
 def not_a_warpgroups(

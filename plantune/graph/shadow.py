@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune.errors import UnsupportedModule
+from plantune.graph import averages
 from plantune.graph.memo import Containers
 from plantune.graph.shapes import META
 
@@ -49,6 +50,8 @@ class Shadow:
         # What stands for each parameter and buffer, by its identity.
         self.stand_ins = {id(tensor): _without_memory(tensor) for tensor in named.values()}
         self.state = {name: self.stand_ins[id(tensor)] for name, tensor in named.items()}
+        # What the forward assigned to attributes, by their names: tensors alone.
+        self.assigned: dict[str, Tensor] = {}
         self._path: list[str] = []
         self._containers = Containers()
         self._made = self._shadows()
@@ -62,12 +65,21 @@ class Shadow:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's own forward makes; raises UnsupportedModule if it assigned to self."""
         made = self._made[id(self._module)](*args, **kwargs)
+        shadows = self._made.values()
+        passing = {id(each._buffers): each._non_persistent_buffers_set for each in shadows}
         for table, then in zip(self._tables(now=True), self._before, strict=True):
             for key in {**then, **table}:
-                if table.get(key) is not then.get(key) and key not in OWN_LISTS:
-                    what = f"a forward that assigns to self.{key}"
-                    raise unsupported(self._module, "", what)
+                found = table.get(key)
+                if found is then.get(key) or key in OWN_LISTS:
+                    continue
+                renews = then.get(key) is None or key in passing.get(id(table), ())
+                if not (isinstance(found, Tensor) and renews):
+                    raise self.assigns(key)
+                self.assigned[key] = found
         return made
+
+    def assigns(self, key: str) -> UnsupportedModule:
+        return unsupported(self._module, "", f"a forward that assigns to self.{key}")
 
     def remembered(self) -> list[Tensor]:
         """What the forward has put into dicts of the module's; raises UnsupportedModule if it
@@ -95,6 +107,8 @@ class Shadow:
                     for key, tensor in vars(child)[table].items()
                 }
             shadow.__dict__["_modules"] = dict(child._modules)
+            if averages.averages_all(child):
+                shadow.__dict__["forward"] = types.MethodType(averages.forward, shadow)
             shadow.__dict__["_forward_pre_hooks"] = {0: self._enters(path)}
             shadow.__dict__["_forward_hooks"] = {0: self._leaves}
         for shadow in made.values():

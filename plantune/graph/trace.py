@@ -124,6 +124,10 @@ class _Tracing:
             raise self.unsupported("a forward that changes a list or dict among its arguments")
         if depend(self.shadow.remembered(), recorder.records, given):
             raise self.unsupported("a forward that keeps what it makes of its inputs")
+        for key, kept in self.shadow.assigned.items():
+            # What follows from shapes alone is as well made in each call.
+            if depend([kept], recorder.records, [*given, *self.shadow.state.values()]):
+                raise self.shadow.assigns(key)
         return Trace(
             tuple(recorder.records), self.shadow.state, tuple(given), self._leaves_of(made), made
         )

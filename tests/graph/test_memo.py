@@ -85,3 +85,43 @@ def test_a_tensor_that_does_not_come_back_is_refused() -> None:
     module.table["mask"] = torch.ones(4)
     with pytest.raises(UnsupportedModule):
         extract(module, IMAGE)
+
+
+class Resized(nn.Module):
+    """As ConViT: indices that follow from the number of rows are kept for the next call."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1), persistent=persistent)
+        self.columns = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.rows.shape[0] != x.shape[0]:
+            self.rows = torch.arange(x.shape[0], device=x.device) * 1.0
+        if self.columns is None:
+            self.columns = torch.arange(x.shape[1], device=x.device)
+        return x + self.rows[:, None] * self.columns
+
+
+def test_what_follows_from_shapes_alone_may_be_kept() -> None:
+    module = Resized(persistent=False).eval()
+    for rows in (2, 3):
+        x = torch.randn(rows, 4)
+        tuned = optimize(module, x)
+        with torch.no_grad():
+            wanted = x + torch.arange(rows)[:, None] * torch.arange(4)
+            torch.testing.assert_close(tuned(x), wanted)
+    assert len(module.rows) == 1
+    with pytest.raises(UnsupportedModule, match=r"assigns to self\.rows"):
+        optimize(Resized(persistent=True), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("follows", [lambda m, x: x.sum(), lambda m, x: m.weight * 2])
+def test_what_follows_from_more_may_not(follows) -> None:
+    class Logs(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = follows(self, x)
+            return super().forward(x)
+
+    with pytest.raises(UnsupportedModule, match=r"assigns to self\.last"):
+        extract(Logs(4, 4), IMAGE)

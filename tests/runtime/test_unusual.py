@@ -105,13 +105,24 @@ class Codes(nn.Module):
         return self.decode(straight) + self.seen.mean(0), (y - chosen.detach()).square().mean()
 
 
+class Averages(Linear):
+    """A batch norm whose statistics are the averages of all batches so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, momentum=None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.norm(x))
+
+
 def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
     graph = optimize(module, x, mode=mode).stock().graph
     plan = default_plan(graph, load_search_space("cpu"), network="unusual")
     return optimize(module, x, mode=mode, plan=plan)
 
 
-@pytest.mark.parametrize("kind", [Flags, OwnDtypes, Halves, Queue, Teacher, Codes])
+@pytest.mark.parametrize("kind", [Flags, OwnDtypes, Halves, Queue, Teacher, Codes, Averages])
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_it_is_taken_and_right(kind: type[nn.Module], mode: str) -> None:
     """Its plan is proved first, then three batches come."""

@@ -14,8 +14,8 @@ from plantune.graph.fusions import Fusion, fusions_named
 from plantune.graph.partition import fused
 from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
+from plantune.kernels.pitch import cuts_channels
 from plantune.kernels.registry import candidates, estimate_us, family_named, why_not
-from plantune.kernels.slices import cuts_channels
 from plantune.kernels.torch_ops import viewed
 from plantune.plan import Choice, Plan
 from plantune.problem import Problem

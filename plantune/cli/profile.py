@@ -96,7 +96,7 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
     """Each step of a plan with its time, measured here or stored."""
     from plantune.measure.timing import Effort
     from plantune.outcome import Measured
-    from plantune.report.layers import TimedStep
+    from plantune.report.layers import MeasuredStep
     from plantune.report.steps import plan_steps
 
     outcomes: dict[Any, Any] = {}
@@ -112,7 +112,7 @@ def _timed(worker: Worker, stored: PlanDatabase | None, chosen: Chosen, plan: Pl
                 outcomes[key] = known.get(candidate)
             if not isinstance(outcomes[key], Measured):
                 outcomes[key] = worker.check_and_time(step, candidate, here.arch, effort)
-    return [TimedStep(step, c, outcomes[step.signature, c]) for step, c in steps]
+    return [MeasuredStep(step, c, outcomes[step.signature, c]) for step, c in steps]
 
 
 def _whole(worker: Worker, chosen: Chosen) -> tuple[float | None, float | None]:

@@ -14,7 +14,7 @@ from plantune.report.tables import config_text
 
 
 @dataclass(frozen=True)
-class TimedStep:
+class MeasuredStep:
     """A step with what became of its timing."""
 
     step: Step
@@ -27,7 +27,7 @@ class TimedStep:
         return self.outcome.median_us if isinstance(self.outcome, Measured) else None
 
 
-Timed = Sequence[TimedStep]
+Timed = Sequence[MeasuredStep]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def by_step(planned: Timed, framework: Timed) -> list[StepTime]:
     return sorted(found, key=lambda item: -(item.removed_us or 0.0))
 
 
-def _step_time(timed: TimedStep, alone: Mapping[str, float | None]) -> StepTime:
+def _step_time(timed: MeasuredStep, alone: Mapping[str, float | None]) -> StepTime:
     step, candidate = timed.step, timed.candidate
     return StepTime(
         step=step.name,

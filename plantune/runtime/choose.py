@@ -67,7 +67,7 @@ _told: set[str] = set()
 _advised: WeakSet[nn.Module] = WeakSet()
 
 
-class Choice:
+class Finder:
     """Looks for the plan of one graph here, and proves what was not measured here.
 
     `options.fallback` says whether a plan that is missing comes with a warning, silently or as

@@ -16,7 +16,7 @@ from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.machine import arch_of, why_no_plans
-from plantune.runtime.choose import Choice
+from plantune.runtime.choose import Finder
 from plantune.runtime.form import Form
 from plantune.runtime.framework import Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
@@ -162,7 +162,7 @@ class Kinds:
             if same and kept.threads == threads:
                 return Planned(kept.stock, outputs, self._device, call)
         options = self._options if self._inputs.is_expected(call) else self._of_others
-        choice = Choice(graph, self.space(), self._held, options, call.arguments)
+        choice = Finder(graph, self.space(), self._held, options, call.arguments)
         stock: Stock | None
         if self._options.consistent and trained is not None:
             stock = self._consistent(form, trained, call, choice)
@@ -170,7 +170,7 @@ class Kinds:
             stock = choice.planned() if only_stored else choice.stock()
         return None if stock is None else Planned(stock, outputs, self._device, call)
 
-    def _consistent(self, form: Form, trained: Trained, call: PlannedCall, choice: Choice) -> Stock:
+    def _consistent(self, form: Form, trained: Trained, call: PlannedCall, choice: Finder) -> Stock:
         """Instances of the plan for the largest batch, for whichever batch a call has."""
         leader = self._inputs.leader_of(call)
         if call.plain.arguments == leader.plain.arguments:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
+from plantune.kernels.pitch import cuts_channels
 from plantune.kernels.registry import family_named
-from plantune.kernels.slices import cuts_channels
 
 Chosen = Sequence[tuple[Step, Candidate]]
 

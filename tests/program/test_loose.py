@@ -14,7 +14,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.ops.history import owned
 from plantune.graph.types import TensorType
-from plantune.kernels.slices import pitch_of
+from plantune.kernels.pitch import pitch_of
 from plantune.plan import check_plan
 from plantune.runtime.schedule import make_schedule
 from plantune.space.search_space import load_search_space

@@ -7,8 +7,8 @@ from plantune.graph.partition import one_by_one
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Rejected
 from plantune.report.layers import (
+    MeasuredStep,
     StepTime,
-    TimedStep,
     by_layer,
     compared,
     layer_of,
@@ -35,7 +35,7 @@ def test_backward_ops_count_for_their_layer() -> None:
     graph = Workload("se_resnet9_fixup", 1, mode="train").graph
     steps = [step for step in one_by_one(graph) if step.phase != "refresh"]
     one = Measured(1.0, 1.0, 1.0, 1, 0.0, 0.0, True)
-    layers = by_layer([TimedStep(step, Candidate("framework", Attrs()), one) for step in steps])
+    layers = by_layer([MeasuredStep(step, Candidate("framework", Attrs()), one) for step in steps])
     assert sum(layer.framework_us or 0.0 for layer in layers) == len(steps)
     forward = {layer_of(step.name) for step in steps if step.phase == "forward"}
     assert {layer.layer for layer in layers if "conv" in layer.layer} <= forward
@@ -46,7 +46,7 @@ def test_a_layer_with_an_op_that_has_no_time_has_none() -> None:
     framework = Candidate("framework", Attrs())
     one, none = Measured(1.0, 1.0, 1.0, 1, 0.0, 0.0, True), Rejected("noisy", "busy")
     timed = [
-        TimedStep(step, framework, none if step.ops == ("conv2d",) else one)
+        MeasuredStep(step, framework, none if step.ops == ("conv2d",) else one)
         for step in one_by_one(graph)
     ]
     times = {layer.layer: layer.framework_us for layer in by_layer(timed)}

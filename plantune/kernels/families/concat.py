@@ -19,8 +19,8 @@ from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Constants, Form, Parameter, channel_values
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.patterns.expression import Chain, expression, functors
+from plantune.kernels.pitch import pitch_of
 from plantune.kernels.rendering import struct
-from plantune.kernels.slices import pitch_of
 
 # A kernel takes 4096 bytes of arguments, twelve for each image.
 SOURCES_MAX = 128

@@ -13,8 +13,8 @@ from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns import pointwise_chain
+from plantune.kernels.pitch import pitch_of
 from plantune.kernels.rendering import struct
-from plantune.kernels.slices import pitch_of
 
 INPUTS_MAX, OUTPUTS_MAX = 8, 4
 

@@ -119,7 +119,8 @@ class LiveState:
 
     A change is seen by identity, address and version. `tensor.data` has a version of its own, and
     inference tensors have none: each step of any optimizer counts as a change, since many write
-    that way. Other such writes are seen after `refresh()`.
+    that way. Memory that is shared with other processes may have been written at any time. Other
+    such writes are seen after `refresh()`.
     """
 
     def __init__(self, held: HeldTensors, names: Iterable[str]) -> None:
@@ -129,6 +130,7 @@ class LiveState:
         self._kept: dict[str, Tensor] = {}  # no other tensor gets the id of one of these
         self._where: list[tuple[int, int]] = []
         self._seen: tuple[object, ...] = ()
+        self._is_shared = False
 
     def tensors(self) -> dict[str, Tensor]:
         """Name and tensor, as the last look found them."""
@@ -137,6 +139,7 @@ class LiveState:
             found = ((name, _tensor(self._held.module, name)) for name in self._names)
             self._kept = {name: tensor for name, tensor in found if tensor is not None}
             self._where = [(id(tensor), tensor.data_ptr()) for tensor in self._kept.values()]
+            self._is_shared = any(map(_is_shared, self._kept.values()))
         return self._kept
 
     def versions(self) -> tuple[object, ...]:
@@ -149,7 +152,7 @@ class LiveState:
         now = (*self.versions(), _Steps.taken, self._held.writes)
         changed = now != self._seen
         self._seen = now
-        return changed
+        return changed or self._is_shared
 
 
 class _Steps:
@@ -170,6 +173,11 @@ def _versions(tensors: Collection[Tensor]) -> list[int]:
         return [*map(_version, tensors)]
     except RuntimeError:  # Of an inference tensor torch keeps no version.
         return [0 if t.is_inference() else t._version for t in tensors]
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    """Whether another process may write to it; of a GPU's memory torch always says so."""
+    return tensor.is_cpu and tensor.layout == torch.strided and tensor.is_shared()
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor | None:

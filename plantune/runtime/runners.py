@@ -133,8 +133,9 @@ class Runner:
         for name, tensor in filters.items():
             own = nn.Parameter(tensor.detach().clone(memory_format=NHWC), requires_grad=False)
             self._copies[name] = memo[id(tensor)] = own
-        self._state = LiveState(self._held, filters)
-        self._state.changed()
+        if not self._recipe.frozen:  # there weights stay, also in memory that others may write to
+            self._state = LiveState(self._held, filters)
+            self._state.changed()
         return copied(module, memo)
 
     def _filters(self) -> dict[str, Tensor]:

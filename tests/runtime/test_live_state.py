@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from plantune import optimize
-from plantune.errors import UnsupportedModule
 from plantune.runtime.live_state import HeldTensors, LiveState
+from plantune.runtime.module import UnplannedCall
 
 
 @pytest.fixture
@@ -102,9 +104,16 @@ class TestReplaced:
         model.last = nn.Hardswish()
         close(model(images), model.reference(images))
 
-    def test_what_cannot_be_traced_is_named_at_the_next_call(self, model, images):
+    def test_what_cannot_be_traced_is_named_once_and_runs_in_the_framework(
+        self, model, images, close
+    ):
         model.layers[3] = nn.Sequential(Branching())
-        with pytest.raises(UnsupportedModule, match=r"layers\.3.*value"):
+        with pytest.warns(UnplannedCall, match=r"layers\.3.*value"):
+            after = model(images)
+        with torch.no_grad():
+            close(after, model.reference(images))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
             model(images)
 
     @pytest.mark.parametrize("mode", ["infer", "train"])
@@ -323,3 +332,49 @@ class TestLiveState:
         optimizer = Careless(module.parameters(), {})
         optimizer.step()
         self.assert_seen_once(state)
+
+
+class TestSharedMemory:
+    """Actors of several processes read weights that a learner in another one writes."""
+
+    def written_by_another(self, module):
+        """As torch reports it here: not at all. A second view of the same memory has versions of
+        its own, as another process has.
+        """
+        for parameter in module.parameters():
+            storage = parameter.untyped_storage()
+            view = torch.empty(0).set_(storage)
+            assert view.is_shared()
+            view.mul_(1.5)
+
+    @pytest.mark.parametrize("mode", ["infer", "train"])
+    @pytest.mark.parametrize("early", [False, True])
+    def test_each_call_reads_them(self, mode, early, small, images, tuned, follows):
+        if early:
+            small.share_memory()
+        model = tuned(small, images, mode, "hand").share_memory()
+        before = model(images).detach()
+        for _ in range(2):
+            self.written_by_another(model)
+            follows(model, before)
+        assert model.last_call().how == "planned"
+
+    def test_by_another_process(self, named, images, tuned, follows):
+        model = tuned(named(conv=nn.Conv2d(3, 8, 3), relu=nn.ReLU()), images, plan="hand")
+        model.share_memory()
+        before = model(images)
+        pid = os.fork()
+        if pid == 0:
+            with torch.no_grad():
+                model.conv.weight.mul_(2)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        follows(model, before)
+
+    def test_a_trace_in_channels_last_reads_them_too(self, named, images, follows):
+        module = named(conv=nn.Conv2d(3, 8, 3), relu=nn.ReLU()).share_memory()
+        model = optimize(module, images, share=True)
+        model.run_from(replace(model.plan, runner="torchscript-traced-channels-last"))
+        before = model(images)
+        self.written_by_another(model)
+        follows(model, before)

@@ -49,7 +49,7 @@ COVERS_TO_RANK = 4
 LEFT_OUT = ((), ("winograd",), COMPILED)
 # What timing known plans may take: a part of the budget, or seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
-# What a race in training takes at least: of ResNet-50's plan making and proving both passes took 8
+# What a race in training takes at least: of ResNet-50's plan making and proving both passes took 7
 # s, eager's 3, and four more ways follow (32x32, 128 images, H200, 2026-11-23).
 TRAINING_S = 28.0
 # What proving a plan that another search found may take.
@@ -100,7 +100,7 @@ class Search:
                 run = self._started(builds, worker, *others)
                 known = self._known_plans(run)
                 run.tell("measuring")
-                if builds.threads > 1:  # a deep network's kernels are built for half a minute
+                if builds.threads > 1:  # a deep network has a hundred kernels to compile
                     self._begin(run, known[:1])
                 self._time_known_plans(run, known)
                 run.tell("measuring")

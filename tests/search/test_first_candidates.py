@@ -76,7 +76,7 @@ class Worker:
 
 
 def test_no_candidate_waits_for_the_kernels_of_the_guess(twice, monkeypatch):
-    """A ResNet-50's 102 kernels took 40 s, in which nothing was measured (16 cores)."""
+    """A ResNet-50 in training has 102 of them."""
     seen: list[str] = []
     measured, begun = threading.Event(), threading.Event()
     worker = Worker(seen)

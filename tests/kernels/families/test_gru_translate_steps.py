@@ -10,6 +10,7 @@ import torch
 import plantune
 from plantune.canonical import Attrs
 from plantune.cuda import driver
+from plantune.cuda.build import compile_cuda
 from plantune.default_plans import FALLBACK, Preference, compose, guessed_plan
 from plantune.errors import InvalidPlan
 from plantune.graph.extract import extract
@@ -26,6 +27,7 @@ from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import remember_proof
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.kinds import Kinds
+from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 from tests.kernels.families.test_gru_translate import (
     WHOLE,
@@ -84,6 +86,24 @@ def test_a_plan_whose_blocks_do_not_fit_gives_way_to_a_guess_of_it():
         check_plan(plan, graph, few)
     guess = guessed_plan(graph, few, network="n")
     assert [choice.candidate.family for choice in guess.choices] == [FAMILY.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "struct", "header"),
+    [
+        (gru_translate.Arguments, "TranslateArguments", "translate"),
+        (gru_translate_steps.Arguments, "StepArguments", "steps"),
+    ],
+)
+def test_arguments_are_where_the_kernel_reads_them(arguments, struct, header):
+    fields = [name for kind in arguments.__mro__ for name, _ in vars(kind).get("_fields_", ())]
+    assert len(fields) == 17 + (4 if header == "translate" else 7)
+    source = f'#include "cuda/gru_translator/{header}.h"\n'
+    for name in fields:
+        place = f"__INTADDR__(&((plantune::{struct}*)0)->{name})"  # as NVRTC spells offsetof
+        source += f'static_assert({place} == {getattr(arguments, name).offset}, "{name}");\n'
+    source += f'extern "C" __global__ void run(plantune::{struct}) {{}}\n'
+    compile_cuda(source, load_arch("sm90"))
 
 
 class Recorded:

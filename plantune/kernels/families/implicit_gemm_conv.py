@@ -13,16 +13,7 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.kernels.constants import Constants, Form, floats
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, Frame, Step, refuse
-from plantune.kernels.cutlass.family import (
-    ACCESS_MIN,
-    ProductFamily,
-    ProductParts,
-    launching_tiles,
-    not_a_product,
-    parts_at,
-    problem_of,
-    why_not_tf32,
-)
+from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import (
     Gemm,
     counters_of,
@@ -41,11 +32,11 @@ UNALIGNED_THREADS, UNALIGNED_BLOCKS_MAX = 256, 1 << 16
 
 
 @dataclass(frozen=True)
-class GemmParts(ConvParts, ProductParts):
+class GemmParts(ConvParts, cutlass.ProductParts):
     """A convolution, and what it is as a product of matrices."""
 
 
-class ImplicitGemmConv(ProductFamily[GemmParts]):
+class ImplicitGemmConv(cutlass.ProductFamily[GemmParts]):
     """Config: see `ProductFamily`; `swizzle` columns of tiles are taken before the next row of
     tiles.
     """
@@ -58,8 +49,8 @@ class ImplicitGemmConv(ProductFamily[GemmParts]):
         step = as_convolution(step)
         epilogue, gemm = conv_epilogue(step), Gemm.of(step)
         parts = GemmParts(step, gemm, (gemm.channels, gemm.n), epilogue)
-        refuse(not_a_product(gemm, parts.conv.attrs["groups"], gemm.m))
-        if gemm.dtype != "float32" and (reason := why_not_channels(gemm, ACCESS_MIN)):
+        refuse(cutlass.not_a_product(gemm, parts.conv.attrs["groups"], gemm.m))
+        if gemm.dtype != "float32" and (reason := why_not_channels(gemm, cutlass.ACCESS_MIN)):
             raise IllegalCandidate(reason)
         return parts
 
@@ -67,8 +58,8 @@ class ImplicitGemmConv(ProductFamily[GemmParts]):
         gemm, loop = parts.gemm, parts.loop(config)
         return (
             loop.why_not(arch)
-            or why_not_tf32(loop)
-            or why_not_channels(gemm, ACCESS_MIN if loop.math == "mma" else loop.vector)
+            or cutlass.why_not_tf32(loop)
+            or why_not_channels(gemm, cutlass.ACCESS_MIN if loop.math == "mma" else loop.vector)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)
             or why_not_swizzle(gemm, config)
@@ -115,9 +106,9 @@ def _launching(
     """A call that enqueues one convolution."""
     gemm, images = parts.gemm, {"x": parts.x, "y": parts.y, "residual": parts.epilogue.residual}
     shapes: Any = tuple(parts.step.types[n].shape for n in (*parts.conv.inputs, parts.conv.name))
-    problem = problem_of(shapes, parts.conv.attrs, config, config["swizzle"])
+    problem = cutlass.problem_of(shapes, parts.conv.attrs, config, config["swizzle"])
     access = parts.access(config) * parts.step.types[parts.x].torch_dtype.itemsize
-    run_tiles = launching_tiles(config, frame, problem, counters_of(gemm, config))
+    run_tiles = cutlass.launching_tiles(config, frame, problem, counters_of(gemm, config))
     blocks = min(-(-gemm.m * gemm.n // UNALIGNED_THREADS), UNALIGNED_BLOCKS_MAX)
     unaligned = Launcher(frame.built, blocks, UNALIGNED_THREADS, name="run_unaligned")
     usual = {
@@ -126,7 +117,7 @@ def _launching(
         if word not in constants
     }
     same: dict[str, Any] = {"applies": bool(functions_in(parts.epilogue.chain))}
-    same |= parts_at(gemm, config, frame.scratch)
+    same |= cutlass.parts_at(gemm, config, frame.scratch)
 
     def launch(stream: int) -> None:
         vectors = {word: tensor.data_ptr() for word, tensor in usual.items()}

@@ -13,17 +13,7 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, Frame, refuse
-from plantune.kernels.cutlass.family import (
-    ACCESS_MIN,
-    FILTER_MAX,
-    ProductFamily,
-    ProductParts,
-    launching_tiles,
-    not_a_product,
-    parts_at,
-    problem_of,
-    why_not_tf32,
-)
+from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import Gemm, counters_of, why_not_split, why_not_tile
 from plantune.kernels.cutlass.launch import ConvOperands
 from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for
@@ -33,7 +23,7 @@ SUMS_MAX = 64
 
 
 @dataclass(frozen=True)
-class WeightParts(ProductParts):
+class WeightParts(cutlass.ProductParts):
     """The gradient of a convolution's weight, as a product of matrices: output channels by taps of
     channels, as deep as there are pixels.
     """
@@ -43,7 +33,7 @@ class WeightParts(ProductParts):
         return self.step.nodes[0]
 
 
-class ImplicitGemmWgrad(ProductFamily[WeightParts]):
+class ImplicitGemmWgrad(cutlass.ProductFamily[WeightParts]):
     """Config: see `ProductFamily`; the depth is the pixels."""
 
     name: ClassVar = "implicit_gemm_wgrad"
@@ -61,10 +51,13 @@ class ImplicitGemmWgrad(ProductFamily[WeightParts]):
         padding: Any = attrs["padding"]
         refuse(
             {
-                **not_a_product(gemm, attrs["groups"], gemm.m, gemm.n, gemm.channels),
-                f"{c} channels in and {o} out; both must be even": c % ACCESS_MIN or o % ACCESS_MIN,
-                f"a filter of up to {FILTER_MAX} rows and columns, got {kernel}": max(kernel)
-                > FILTER_MAX,
+                **cutlass.not_a_product(gemm, attrs["groups"], gemm.m, gemm.n, gemm.channels),
+                f"{c} channels in and {o} out; both must be even": c % cutlass.ACCESS_MIN
+                or o % cutlass.ACCESS_MIN,
+                f"a filter of up to {cutlass.FILTER_MAX} rows and columns, got {kernel}": max(
+                    kernel
+                )
+                > cutlass.FILTER_MAX,
                 # There a NaN of a pixel whose taps read nothing would reach the sums.
                 f"the padding {padding} is not smaller than the kernel {kernel}": any(
                     pad >= size for pad, size in zip(padding, kernel, strict=True)
@@ -80,7 +73,7 @@ class ImplicitGemmWgrad(ProductFamily[WeightParts]):
         return (
             loop.why_not(arch)
             or (f"{sums} sums of a thread are spilled" if sums > SUMS_MAX else None)
-            or why_not_tf32(loop)
+            or cutlass.why_not_tf32(loop)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)
         )
@@ -96,11 +89,11 @@ class ImplicitGemmWgrad(ProductFamily[WeightParts]):
         gemm, (dy, x) = parts.gemm, parts.node.inputs
         place = placing_images(parts.step, (dy, x), frame)
         shapes = parts.step.types[x].shape, parts.node.types[0].shape, parts.step.types[dy].shape
-        problem = problem_of(shapes, parts.node.attrs, config)
+        problem = cutlass.problem_of(shapes, parts.node.attrs, config)
         with torch.cuda.device(frame.device):
-            run_tiles = launching_tiles(config, frame, problem, counters_of(gemm, config))
+            run_tiles = cutlass.launching_tiles(config, frame, problem, counters_of(gemm, config))
         ones, zeros = (torch.full((gemm.n,), v, device=frame.device) for v in (1.0, 0.0))
-        work = parts_at(gemm, config, beyond_copies(parts.step, (dy, x), frame))
+        work = cutlass.parts_at(gemm, config, beyond_copies(parts.step, (dy, x), frame))
 
         def launch(stream: int) -> None:
             dy, x, _ = place(stream)

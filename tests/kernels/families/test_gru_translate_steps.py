@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -11,20 +12,17 @@ import plantune
 from plantune.canonical import Attrs
 from plantune.cuda import driver
 from plantune.cuda.build import compile_cuda
-from plantune.default_plans import FALLBACK, Preference, compose, guessed_plan
-from plantune.errors import InvalidPlan
-from plantune.graph.extract import extract
-from plantune.graph.types import TensorType
+from plantune.default_plans import FALLBACK, Preference, compose
 from plantune.kernels.families import gru_translate, gru_translate_steps
 from plantune.kernels.families.gru_translate_steps import FAMILY, TURN
 from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import why_not
-from plantune.machine import environment_of
+from plantune.machine import cpu_environment, environment_of
 from plantune.measure.numerics import check
 from plantune.models.gru_translator import Sizes, greedy, gru_translator
-from plantune.plan import check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import remember_proof
+from plantune.runtime import choose
 from plantune.runtime.choose import NoStoredPlan
 from plantune.runtime.kinds import Kinds
 from plantune.space.arch import load_arch
@@ -75,17 +73,40 @@ def test_a_guess_takes_it_where_the_blocks_of_one_launch_do_not_fit(step_of):
         assert min(legal)[1] == wanted
 
 
-def test_a_plan_whose_blocks_do_not_fit_gives_way_to_a_guess_of_it():
-    words = TensorType((14, 8), "int64")
-    graph, space = extract(gru_translator().eval(), words), load_search_space("sm90")
-    preferences = (Preference("gru_translate"), *FALLBACK)
-    plan = compose(graph, space, network="n", preferences=preferences)
-    assert [choice.candidate.family for choice in plan.choices] == ["gru_translate"]
-    few = space.with_multiprocessors(114)
-    with pytest.raises(InvalidPlan, match="128 blocks must run at once on 114"):
-        check_plan(plan, graph, few)
-    guess = guessed_plan(graph, few, network="n")
-    assert [choice.candidate.family for choice in guess.choices] == [FAMILY.name]
+class Lent:
+    """A stock that makes nothing."""
+
+    def __init__(self, graph, plan, space, held, *, frozen):
+        self.graph, self.plan, self.space, self.held = graph, plan, space, held
+        self.frozen, self.match = frozen, None
+
+    def lease(self):
+        return self
+
+    def release(self):
+        """Nothing was taken."""
+
+
+def test_a_stored_plan_of_a_whole_gpu_gives_way_to_it_with_a_warning(monkeypatch):
+    """The choice of a plan, as for a GPU that is not here."""
+    model, words = gru_translator().eval(), torch.zeros(14, 8, dtype=torch.int64)
+    space = load_search_space("sm90")
+    spaces = [space]
+    here = replace(cpu_environment(), arch="sm90")
+    monkeypatch.setattr(Kinds, "space", lambda self: spaces[0])
+    monkeypatch.setattr(choose, "environment_of", lambda device: here)
+    monkeypatch.setattr(choose, "recheck", lambda *given: None)
+    monkeypatch.setattr(choose, "Stock", Lent)
+    guess = plantune.optimize(model, words, fallback="silent").plan
+    with PlanDatabase.open() as database:
+        database.put_plan(guess, here)
+    stored = plantune.optimize(model, words, fallback="error").plan
+    assert [choice.candidate.family for choice in stored.choices] == ["gru_translate"]
+    spaces[0] = space.with_multiprocessors(114)
+    tuned = plantune.optimize(model, words)
+    with pytest.warns(NoStoredPlan, match="128 blocks must run at once on 114 multiprocessors"):
+        plan = tuned.plan
+    assert [choice.candidate.family for choice in plan.choices] == [FAMILY.name]
 
 
 @pytest.mark.parametrize(

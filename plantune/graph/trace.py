@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
+from plantune.graph.constants import constant, indices
 from plantune.graph.lines import line_in
 from plantune.graph.memo import depend
 from plantune.graph.nested import kind_of, leaves
@@ -46,6 +47,7 @@ BY_VALUE = "it asks for a tensor's values. A forward must not branch or loop on 
 CONSTANT = "a constant tensor (register it as a buffer)"
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)
+INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
 MOVES = (Tensor.cuda, Tensor.cpu)
 REQUIRES_GRAD: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 # A backward pass that is derived from the forward knows nothing of these.
@@ -304,7 +306,9 @@ class _Calls(TorchFunctionMode):
     ) -> Any:
         self._tracing.line = _line(sys._getframe(1))
         if func in FROM_VALUES:
-            raise self._tracing.unsupported(CONSTANT)
+            return self._constant(func, args, kwargs or {})
+        if func in INDEXED:
+            args = (args[0], indices(args[1]), *args[2:])
         if func == REQUIRES_GRAD:
             return self._recorder.has_gradient(args[0])
         if func in HOOKS:
@@ -320,6 +324,18 @@ class _Calls(TorchFunctionMode):
         if func is Tensor.to and len(args) > 1 and isinstance(args[1], (str, torch.device)):
             args = (args[0], META, *args[2:])
         return args[0] if func in MOVES else func(*args, **kwargs)
+
+    def _constant(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """What it makes of a few numbers, which are part of the forward's code."""
+        dtype = kwargs.get("dtype")
+        if func is Tensor.new_tensor:
+            like, *args = args  # type: ignore[assignment]
+            dtype = dtype or like.dtype
+        plain = len(args) == 1 and not set(kwargs) - {"dtype", "device"}
+        made = constant(args[0], dtype) if plain else None
+        if made is None:
+            raise self._tracing.unsupported(CONSTANT)
+        return made
 
     def _stand_in(self, func: Any, tensor: Tensor) -> Tensor:
         """What stands for a parameter or buffer that a closure holds."""

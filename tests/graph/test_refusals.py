@@ -51,7 +51,10 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: torch.fft.fft(x).real, "complex64 is not one of"),
     (lambda m, x: x.bernoulli_(0.5), "an in-place op on the input, which belongs to the caller,"),
     (lambda m, x: F.instance_norm(x, m.mean, m.var), "which moves statistics in this form,"),
-    (lambda m, x: x + torch.tensor([1.0] * 6), r"a constant tensor \(register it as a buffer\)"),
+    (
+        lambda m, x: x + torch.tensor([[1.0] * 6] * 6),
+        r"a constant tensor \(register it as a buffer\)",
+    ),
     (lambda m, x: x + m.plain, "a constant tensor"),
     (under_autocast, "a forward under autocast"),
     (written_without_gradients, "an in-place op under no_grad on what has a gradient"),
@@ -137,7 +140,7 @@ def test_what_torch_cannot_trace(forward: Any, message: str, calls: Any) -> None
 
 def test_a_call_of_the_modules_own_forward(calls: Any) -> None:
     with pytest.raises(UnsupportedModule, match=r"Calls, at its own forward: a constant tensor"):
-        extract(calls(lambda m, x: x + torch.tensor(6.0)), IMAGE)
+        extract(calls(lambda m, x: x + torch.tensor([6.0] * 99).sum()), IMAGE)
 
 
 def test_a_subclass_is_read_by_its_own_forward(calls: Any, extracts: Any) -> None:
@@ -184,7 +187,7 @@ def test_a_number_read_from_a_tensor_attribute(read: Any, calls: Any) -> None:
 
 def test_a_message_names_the_line(calls: Any) -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
-        return x + torch.tensor(1.0)
+        return x + torch.tensor([1.0] * 99).sum()
 
     def branches(m: Any, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x

@@ -116,13 +116,31 @@ class Averages(Linear):
         return self.layer(self.norm(x))
 
 
+class Numbers(Linear):
+    """Orders of channels and small tables, as they stand in the code of a forward."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.layer(x[:, [2, 1, 0]] - torch.tensor([0.4, 0.5, 0.6]))
+        weights = torch.tensor([[1, 0, 2], [3, 1, 1]], dtype=x.dtype)
+        z = y @ weights.T * torch.tensor(0.5)
+        z[[0, 3, 1]] *= 2
+        return (
+            z,
+            y[[0, 2, 1, 1]],
+            y * y.new_tensor([1, 2, 3]),
+            torch.tensor([True, False]) & (z > 0),
+        )
+
+
 def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
     graph = optimize(module, x, mode=mode).stock().graph
     plan = default_plan(graph, load_search_space("cpu"), network="unusual")
     return optimize(module, x, mode=mode, plan=plan)
 
 
-@pytest.mark.parametrize("kind", [Flags, OwnDtypes, Halves, Queue, Teacher, Codes, Averages])
+@pytest.mark.parametrize(
+    "kind", [Flags, OwnDtypes, Halves, Queue, Teacher, Codes, Averages, Numbers]
+)
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_it_is_taken_and_right(kind: type[nn.Module], mode: str) -> None:
     """Its plan is proved first, then three batches come."""

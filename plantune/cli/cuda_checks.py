@@ -14,6 +14,8 @@ from plantune.space.arch import ARCH_NAMES, Version
 # Compiled for if there is no GPU and no arch was asked for: it has the most families.
 OTHERWISE = "sm90"
 SAMPLES_AT_ONCE = 4
+# Said once, in its own line, with how to install it.
+NVRTC_HOW = "NVRTC, see above"
 
 
 def cuda_checks(asked: str) -> Iterator[Check]:
@@ -106,6 +108,7 @@ def _cutlass() -> Check:
 def _kernels() -> Check:
     """For which GPUs a probe compiles here, and why not for the others."""
     from plantune.cuda.choice import nvrtc_for
+    from plantune.cuda.toolchain import all_nvrtc
     from plantune.errors import BuildError
     from plantune.space.arch import load_arch
 
@@ -116,7 +119,7 @@ def _kernels() -> Check:
             built.append(name)
         except BuildError as error:
             reasons[name] = error.what
-    how = "; ".join(dict.fromkeys(reasons.values()))
+    how = "; ".join(dict.fromkeys(reasons.values())) if all_nvrtc() else NVRTC_HOW
     if not built:
         return Check("CUDA kernels", LIMITED, "can be compiled for no GPU", how)
     told = f"can be compiled for {', '.join(built)}"
@@ -139,6 +142,7 @@ def _archs(asked: str) -> tuple[str, ...]:
 def families_check(arch_name: str) -> Check:
     """Compiles a kernel of each family of an arch; from the cache the next time."""
     from plantune.cuda.choice import nvrtc_for
+    from plantune.cuda.toolchain import all_nvrtc
     from plantune.errors import BuildError
     from plantune.kernels.build import build
     from plantune.kernels.samples import samples
@@ -148,7 +152,7 @@ def families_check(arch_name: str) -> Check:
     try:
         nvrtc_for(space.arch)
     except BuildError as error:
-        return Check(name, LIMITED, "none compiles", error.what)
+        return Check(name, LIMITED, "none compiles", error.what if all_nvrtc() else NVRTC_HOW)
     tried, failed = list(samples(space)), {}
     with ThreadPoolExecutor(SAMPLES_AT_ONCE) as threads:
         jobs = {c.family: threads.submit(build, step, c, space.arch) for step, c in tried}

@@ -103,5 +103,9 @@ def test_doctor_says_why_kernels_cannot_be_compiled(monkeypatch: pytest.MonkeyPa
     assert "no NVRTC here compiles for sm70" in found.how
     for module in (choice, toolchain):
         monkeypatch.setattr(module, "all_nvrtc", tuple)
-    assert cuda_checks._kernels().detail == "can be compiled for no GPU"
+    found = cuda_checks._kernels()
+    assert (found.detail, found.how) == ("can be compiled for no GPU", cuda_checks.NVRTC_HOW)
+    assert (
+        cuda_checks.families_check("sm90").how == cuda_checks.NVRTC_HOW
+    )  # its pip line is told once
     assert cuda_checks._nvrtc().status == LIMITED

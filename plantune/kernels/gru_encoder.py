@@ -107,13 +107,11 @@ class Encoder:
             start += aligned(count)
         return made
 
-    def bound(self, frame: Frame, constants: Constants) -> Callable[[int], Tensor] | None:
-        """Makes the states (S, N, H) after each word; None if there is not enough of the device."""
+    def bound(self, frame: Frame, constants: Constants) -> Callable[[int], Tensor]:
+        """Makes the states (S, N, H) after each word."""
         kernel = Kernel(frame.built, "encode", cooperative=self._divided.waits)
         launches = Launches(kernel, self._divided, ARGUMENTS, frame.device)
         embed = Kernel(frame.built, "embed")
-        if not launches.groups:
-            return None
         at = self._rooms(frame)
         source, embedding, of_x, of_state, bias, of_state_bias = self.names
 

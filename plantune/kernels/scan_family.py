@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
-from plantune.errors import BuildError
 from plantune.kernels.constants import rows_of
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
@@ -115,8 +114,6 @@ class ScanFamily(CudaFamily[Sequence]):
         divided = self.division(parts, config)
         kernel = Kernel(frame.built, cooperative=divided.waits)
         launches = Launches(kernel, divided, self.arguments, frame.device)
-        if not launches.groups:
-            raise BuildError(f"{divided.of_group} blocks must run at once, fewer can")
         constants = rows_of(parts.step, frame)
         rooms = {**self.rooms(parts, frame), **self._spare(parts, frame.device)}
         leaving = dict(parts.step.outputs)

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.kernel import Kernel
+from plantune.errors import BuildError
 from plantune.kernels.scan_division import THREADS, Division
 
 
 class Launches:
-    """Those that take all groups of samples on what there is of the current device; no `groups` if
-    it is too small for one.
+    """Those that take all groups of samples on what there is of the current device; raises
+    BuildError if not even one fits.
 
     What blocks tell each other outlives a launch: tags tell launches apart, and begin with zeros.
     Each launch is counted by itself.
@@ -29,9 +30,11 @@ class Launches:
     ) -> None:
         self._kernel, self._divided, self._arguments = kernel, divided, arguments
         room = kernel.blocks_at_once(THREADS, divided.shared_bytes) if divided.waits else 0
-        self.groups = divided.launches(room)
+        self._groups = divided.launches(room)
+        if not self._groups:
+            raise BuildError(f"{divided.of_group} blocks must run at once, {room} can")
         self._words = torch.zeros(divided.words, 4, dtype=torch.int32, device=device)
-        self._launches = torch.zeros(len(self.groups), dtype=torch.int64, device=device)
+        self._launches = torch.zeros(len(self._groups), dtype=torch.int64, device=device)
 
     def run(self, stream: int, at: Mapping[str, Tensor]) -> None:
         """With these tensors as arguments; null for those that are not there."""
@@ -39,7 +42,7 @@ class Launches:
         names = (field[0] for field in self._arguments._fields_ if field[1] is ctypes.c_void_p)
         found = {name: at[name].data_ptr() for name in names if name in at}
         found["words"] = self._words.data_ptr()
-        for launch, groups in enumerate(self.groups):
+        for launch, groups in enumerate(self._groups):
             found["launches"] = self._launches[launch].data_ptr()
             sizes = {"steps": sequence.steps, "samples": sequence.samples, "first": first}
             grid, arguments = (groups * divided.of_group, 1, 1), self._arguments(**found, **sizes)

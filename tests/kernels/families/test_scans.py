@@ -117,7 +117,7 @@ def test_they_do_not_begin_where_their_blocks_do_not_fit(step_of, monkeypatch, k
     """A search would time torch's loop under their name."""
     monkeypatch.setattr(scan_family, "Kernel", TooFew)
     family, step = FAMILIES[kind], step_of(scan(kind), "float32")
-    with pytest.raises(BuildError, match="8 blocks must run at once, fewer can"):
+    with pytest.raises(BuildError, match="8 blocks must run at once, 7 can"):
         family.bind(family.parts(step), SMALL, Frame({}))
 
 

@@ -352,8 +352,17 @@ class TestCopiesOfWeights:
             lambda p: setattr(p, "data", p.data.transpose(0, 1)),
             lambda p: p.data.transpose_(2, 3),
             lambda p: p.data.as_strided_(p.shape, (0, 9, 3, 1)),
+            lambda p: p.detach().numpy().fill(0.5),
+            lambda p: torch.from_dlpack(p.detach()).mul_(3),
         ],
-        ids=["one element", "transposed data", "transposed in place", "as strided"],
+        ids=[
+            "one element",
+            "transposed data",
+            "transposed in place",
+            "as strided",
+            "numpy",
+            "dlpack",
+        ],
     )
     def test_writes_that_leave_no_trace(self, change, named, images, tuned, close):
         module = named(conv=nn.Conv2d(3, 3, 3), relu=nn.ReLU())

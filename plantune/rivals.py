@@ -62,10 +62,12 @@ def ratio_text(evidence: Mapping[str, Any]) -> str | None:
     return f"{ratio:.3f} of {baseline}'s time" + ("" if warning is None else f"; {warning}")
 
 
-def runner_text(runner: str) -> str | None:
-    """Who runs a network instead of its plan; None if the plan does."""
+def runner_text(runner: str, evidence: Mapping[str, Any]) -> str | None:
+    """Who runs a network instead of its plan, and why; None if the plan does."""
     if runner == "program":  # the plan's name for itself, without the imports of plans
         return None
+    if not Rivals.of(evidence).names:
+        return f"no plan was raced, so {runner} runs the network"
     return f"these steps as a whole were not clearly faster than {runner}, so it runs the network"
 
 

@@ -10,7 +10,7 @@ from plantune.measure.timing import Interval, Timing
 from plantune.measure.ways import baselines_for
 from plantune.plan_db.validation import TEXT_LENGTH
 from plantune.report.bench_text import verdict
-from plantune.rivals import Rivals, ratio_text
+from plantune.rivals import Rivals, ratio_text, runner_text
 from plantune.search.judgement import evidence_of
 
 COMPILED = "compile-default"
@@ -67,3 +67,19 @@ def test_an_earlier_plan_and_its_evidence_stay_readable():
 
 def test_all_names_together_are_a_value_that_an_import_takes():
     assert len(",".join(baselines_for("sm90"))) < TEXT_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("runner", "evidence", "said"),
+    [
+        ("program", {"rivals": "eager"}, None),
+        ("eager", {"rivals": "eager,cuda-graph"}, "these steps as a whole were not clearly faster"),
+        ("eager", {"baseline": "cuda-graph"}, "these steps as a whole were not clearly faster"),
+        ("eager", {}, "no plan was raced, so eager runs the network"),
+    ],
+)
+def test_a_plan_that_met_nobody_is_not_said_to_have_lost(
+    runner: str, evidence: dict[str, str], said: str | None
+) -> None:
+    text = runner_text(runner, evidence)
+    assert text is None if said is None else text is not None and text.startswith(said)

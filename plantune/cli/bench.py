@@ -173,7 +173,7 @@ def _document(chosen: Chosen, race: Race, wanted: Wanted) -> dict[str, Any]:
 
 
 def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]) -> None:
-    runner = runner_text(chosen.plan.runner)
+    runner = runner_text(chosen.plan.runner, chosen.plan.evidence)
     torch = document["environment"]["torch"]
     step = ", whole steps with AdamW" if "optimizer" in document["workload"] else ""
     console.say(f"{chosen.workload}{step}, {chosen.label} ({chosen.match} match), torch {torch}")

@@ -165,7 +165,8 @@ def _show_plan(console: Console, chosen: Chosen, packing: Packing | None) -> Non
 
     plan = chosen.plan
     console.say(bold(f"{chosen.label}: {chosen.workload}"))
-    raced = (ratio_text(plan.evidence), runner_text(plan.runner), loss_text(plan.evidence))
+    evidence = plan.evidence
+    raced = (ratio_text(evidence), runner_text(plan.runner, evidence), loss_text(evidence))
     for text in filter(None, raced):
         console.say(text)
     if plan.origin == "predicted":

@@ -126,8 +126,9 @@ def _footnotes(rows: list[list[str]]) -> list[str]:
 
 def _state(item: StoredPlan) -> str:
     """What it is, and who runs the network if one of the framework's ways was faster."""
-    runner = "" if runner_text(item.plan.runner) is None else f", run by {item.plan.runner}"
-    return f"{item.status}, {item.plan.origin}{runner}"
+    plan = item.plan
+    runner = "" if runner_text(plan.runner, plan.evidence) is None else f", run by {plan.runner}"
+    return f"{item.status}, {plan.origin}{runner}"
 
 
 def _summary(item: StoredPlan, match: str) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def _lines(
         ours = result.race.timings["plantune"].median_us / 1e3
         lines.append(bold(f"{ours:.3f} ms a call; {verdict(result.race)}"))
         lines += [f"{name} did not run: {why}" for name, why in result.race.failures.items()]
-        texts = (runner_text(result.plan.runner), loss_text(result.plan.evidence))
-        lines += filter(None, texts)
+        plan = result.plan
+        lines += filter(None, (runner_text(plan.runner, plan.evidence), loss_text(plan.evidence)))
     elif result.elsewhere:
         lines.append(bold(f"{_ms(result.plan)}ranked and raced by another search, proved here"))
     elif result.complete:

@@ -94,7 +94,7 @@ def _notes(plan: Plan) -> tuple[str | None, ...]:
         ratio = "this plan was not raced; plantune.tune(module, *inputs) searches for one"
     elif low is not None and high is not None:
         ratio = f"{ratio} (95 % interval {low:.3f} to {high:.3f})"
-    return ratio, runner_text(plan.runner), loss_text(plan.evidence)
+    return ratio, runner_text(plan.runner, plan.evidence), loss_text(plan.evidence)
 
 
 def _number(plan: Plan, name: str) -> float | None:

@@ -93,15 +93,15 @@ def disagreements(group: Group, rank: int, ranks: int) -> Found:
     if rank == 1:
         wide.to(memory_format=torch.channels_last)
     found["strides"] = said(lambda: stepping(wide, group))
-    step, proved = stepping(network(), group), choose.Choice._proved
+    step, proved = stepping(network(), group), choose.Finder._proved
 
     def unusable(*_: Any) -> Any:
         raise BuildError("this chip has no such kernel")
 
     if rank == 1:
-        choose.Choice._proved = unusable
+        choose.Finder._proved = unusable
     found["plan"] = said(lambda: first_call(step, rank, ranks))
-    choose.Choice._proved = proved
+    choose.Finder._proved = proved
     found["again"] = said(lambda: first_call(step, rank, ranks))
     return found
 

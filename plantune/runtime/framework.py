@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 
+from plantune.cuda.workspaces import foreign_dispatch_modes
 from plantune.errors import InputMismatch
 from plantune.graph.arguments import Arguments
 from plantune.plan import Plan
@@ -151,7 +152,7 @@ def transform_of(args: Iterable[Any]) -> str | None:
     """What records or transforms such a call: it needs the module's own operations."""
     if tracing_state() is not None:
         return "torch.jit.trace records it"
-    if dispatch_modes():
+    if dispatch_modes() and foreign_dispatch_modes():
         return "a dispatch mode sees each operation, as in make_fx and torch.export"
     if has_transforms():
         return "it is inside of a transform of torch.func"

@@ -14,6 +14,7 @@ from plantune.cuda import driver
 from plantune.cuda.capture import capture, one_capture
 from plantune.cuda.patches import Executable
 from plantune.cuda.recording import Recording
+from plantune.cuda.workspaces import KeptProducts, renew_workspace
 from plantune.generators import numbers_of_its_own, state_on
 from plantune.runtime.streams import stream_for
 from plantune.runtime.torch_internals import current_gpu, raw_stream
@@ -111,8 +112,11 @@ class Recorder:
         before = state_on(self._device)
         self._side.wait_stream(current)
         with torch.cuda.device(self._device), torch.cuda.stream(self._side):
+            if run is None:
+                renew_workspace()
             for warm_up in [run] * WARM_UP_PASSES if run is not None else ():
-                warm_up()
+                with KeptProducts():
+                    warm_up()
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
         if run is not None:

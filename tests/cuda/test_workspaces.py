@@ -4,23 +4,27 @@ is at stake.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from plantune.canonical import Attrs
 from plantune.cuda import workspaces
-from plantune.cuda.workspaces import kept_workspaces
+from plantune.cuda.workspaces import KeptProducts, kept_workspaces
 from plantune.graph.graph import Node
 from plantune.graph.types import TensorType
 from plantune.kernels.torch_ops import call_of
+from plantune.runtime.framework import transform_of
 
 
 class Allocator:
@@ -123,3 +127,160 @@ def test_the_frameworks_product_keeps_its_workspace(
     call_of(node, {"a": a, "b": b, "y": cast(Tensor, y)})()
     assert len(allocator.used) == 1
     assert torch.equal(y.product, a @ b)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch, allocator: Allocator) -> list[tuple[int, int]]:
+    """The thread and stream of each workspace that was taken before a product, on fake GPUs."""
+    made: list[tuple[int, int]] = []
+
+    def take() -> None:
+        made.append((threading.get_ident(), allocator.stream.cuda_stream))
+
+    monkeypatch.setattr(workspaces, "take_workspace", take)
+    monkeypatch.setattr(workspaces, "_is_on_gpu", lambda leaf: isinstance(leaf, Tensor))
+    return made
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda x: x @ x,
+        lambda x: nn.functional.linear(x, x, x[0]),
+        lambda x: torch.bmm(x[None], x[None]),
+        lambda x: torch.einsum("ij,kj->ik", x, x),
+        lambda x: x[0] @ x[1],
+        lambda x: x @ x[0],
+        lambda x: torch.linalg.inv(x @ x.T + torch.eye(len(x))),
+        lambda x: nn.functional.bilinear(x, x, x.expand(3, 4, 4)),
+        lambda x: nn.GRU(4, 4)(x[None])[0],
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_product_of_the_framework_takes_its_workspace_first(
+    taken: list[object], product: Callable[[Tensor], Tensor], mode: Callable[[], Any]
+) -> None:
+    with mode(), KeptProducts():
+        x = torch.randn(4, 4)
+        product(x)
+        assert len(taken) == 1
+        product(x)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_multiplies_nothing_takes_none(taken: list[object], mode: Callable[[], Any]) -> None:
+    with mode(), KeptProducts():
+        x = torch.randn(1, 4, 6, 6)
+        y = nn.functional.conv2d(x, torch.randn(4, 4, 3, 3))
+        y = nn.functional.batch_norm(y, y.new_zeros(4), y.new_ones(4), training=True)
+        y = torch.lgamma(nn.functional.gelu(y)).softmax(1) * torch.linalg.vector_norm(y)
+        nn.functional.layer_norm(y, y.shape[2:]).sum().sqrt()
+    assert not taken
+
+
+def test_each_stream_and_thread_takes_its_own(
+    taken: list[tuple[int, int]], allocator: Allocator
+) -> None:
+    x = torch.randn(4, 4)
+    mode = KeptProducts()
+
+    def products() -> None:
+        with mode:
+            x @ x
+
+    with mode:
+        x @ x
+        allocator.stream = SimpleNamespace(device_index=0, cuda_stream=8)
+        x @ x
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(products).result()
+    assert [stream for _, stream in taken] == [7, 8, 8]
+    assert len({thread for thread, _ in taken}) == 2
+
+
+def test_a_backward_pass_takes_it_too(taken: list[object]) -> None:
+    x = torch.randn(4, 4, requires_grad=True)
+    loss = (x @ x).sum()
+    assert not taken
+    with KeptProducts():
+        loss.backward()
+    assert len(taken) == 1
+
+
+def test_what_nobody_knows_may_multiply() -> None:
+    other = SimpleNamespace(namespace="fbgemm", overloadpacket=SimpleNamespace(__name__="f"))
+    reduced = SimpleNamespace(namespace="c10d", overloadpacket=SimpleNamespace(__name__="f"))
+    assert workspaces.may_multiply(other)
+    assert workspaces.may_multiply(SimpleNamespace())  # a higher-order op
+    assert not workspaces.may_multiply(reduced)
+
+
+def test_convolutions_without_cudnn_multiply() -> None:
+    convolution = torch.ops.aten.convolution_backward.default
+    assert not workspaces.may_multiply(convolution)
+    with torch.backends.cudnn.flags(enabled=False):
+        assert workspaces.may_multiply(convolution)
+
+
+def test_a_workspace_that_was_given_back_is_taken_again(
+    taken: list[object], allocator: Allocator
+) -> None:
+    workspaces.renew_workspace()
+    assert not taken  # nothing multiplied on this stream
+    with kept_workspaces():
+        pass
+    workspaces.renew_workspace()
+    assert len(taken) == 1
+    allocator.stream = SimpleNamespace(device_index=0, cuda_stream=8)
+    workspaces.renew_workspace()
+    assert len(taken) == 1
+
+
+def test_both_libraries_take_theirs_in_kept_memory(
+    monkeypatch: pytest.MonkeyPatch, allocator: Allocator
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    for name in ("mm", "addmm"):
+        note = partial(lambda name, *args, out: seen.append((name, bool(allocator.live))), name)
+        monkeypatch.setattr(torch, name, note)
+    monkeypatch.setattr(torch, "zeros", partial(_on_the_cpu, torch.zeros))
+    workspaces.take_workspace()
+    assert seen == [("mm", True), ("addmm", True)]
+
+
+def _on_the_cpu(make: Callable[..., Tensor], *size: int, dtype: torch.dtype, device: str) -> Tensor:
+    return make(*size, dtype=dtype)
+
+
+def test_a_product_that_keeps_its_own_is_seen_too(
+    monkeypatch: pytest.MonkeyPatch, allocator: Allocator
+) -> None:
+    """As a plan's, in the runs before a capture: nobody waits for itself."""
+    monkeypatch.setattr(workspaces, "_is_on_gpu", lambda leaf: isinstance(leaf, Tensor))
+    monkeypatch.setattr(torch, "zeros", partial(_on_the_cpu, torch.zeros))
+    a, b, y = torch.randn(3, 4), torch.randn(4, 5), torch.empty(3, 5)
+    with KeptProducts():
+        kept_workspaces()(lambda: torch.mm(a, b, out=y))()
+    assert torch.equal(y, a @ b)
+    assert len(allocator.used) == 1
+
+
+def test_torchs_own_refusal_of_products_is_left_to_the_caller(
+    monkeypatch: pytest.MonkeyPatch, allocator: Allocator
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(True)
+    try:
+        workspaces.take_workspace()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not allocator.used
+
+
+def test_the_own_mode_leaves_a_module_its_plan() -> None:
+    x = torch.randn(2)
+    with KeptProducts():
+        assert transform_of([x]) is None
+        with FlopCounterMode(display=False):
+            assert transform_of([x])

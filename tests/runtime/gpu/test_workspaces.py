@@ -5,11 +5,16 @@ torch.compile does so for the whole process when it records graphs; these calls 
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
+from plantune import TrainStep, optimize
+from plantune.cuda import workspaces
+
+from ...training.on_gpu import captured
 
 pytestmark = pytest.mark.gpu
 WORKSPACE_BYTES = 32 << 20
@@ -95,3 +100,91 @@ def test_nor_in_training(head, x, off):
             gradients.append(weight.grad)
         assert off(*gradients) < 0.01
     assert_untouched(others)
+
+
+class Tall(nn.Sequential):
+    """The gradient of its weight is a product that cuBLAS splits, in a thread of autograd's."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 64), nn.ReLU())
+
+
+def mean_square(made, wanted):
+    return (made.float() - wanted.float()).square().mean()
+
+
+def through_a_product(made, wanted):
+    """A loss that multiplies, over all samples."""
+    return (made.flatten(1).T @ wanted.flatten(1)).float().square().mean() / len(made)
+
+
+STEPS = {
+    "a model's forward pass": (Head, (8, 1 << 16), (8, 64), mean_square),
+    "its backward pass": (Tall, (1 << 16, 64), (1 << 16, 64), mean_square),
+    "the loss": (Tall, (1 << 16, 64), (1 << 16, 64), through_a_product),
+}
+
+
+@pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
+@pytest.mark.parametrize("planned", [True, False], ids=["with a plan", "without"])
+@pytest.mark.parametrize("case", STEPS)
+def test_nor_where_a_step_holds_products_of_torchs_own(case, planned, off, monkeypatch):
+    """Op by op, then the capture, then replays."""
+    if not planned:
+        monkeypatch.setenv("PLANTUNE_DISABLE", "1")
+    make, shape, wanted_shape, loss = STEPS[case]
+    ours = make().cuda().half()
+    theirs = copy.deepcopy(ours)
+    optimizers = [torch.optim.SGD(m.parameters(), 1e-2) for m in (ours, theirs)]
+    step = TrainStep(ours, loss, optimizers[0])
+    x = torch.randn(shape, device="cuda", dtype=torch.float16)
+    wanted = torch.randn(wanted_shape, device="cuda", dtype=torch.float16)
+    for _ in range(3):
+        step(x, wanted)
+    assert captured(step)
+    give_back()
+    others = tensors_in_its_place()
+    for _ in range(3):
+        x.normal_()
+        theirs.load_state_dict(ours.state_dict())
+        found, expected = step(x, wanted), loss(theirs(x), wanted)
+        optimizers[1].zero_grad()
+        expected.backward()
+        optimizers[1].step()
+        assert off(found, expected) < 0.01
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert off(one, other) < 0.01
+    assert_untouched(others)
+
+
+class Batched(nn.Module):
+    """Products that are ops under torch's own names."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 1 << 16, 64) / 256)
+
+    def forward(self, x):
+        return torch.baddbmm(self.weight[:, :8], x.flatten(1)[None], self.weight)
+
+
+@torch.no_grad()
+def test_nor_where_a_plan_runs_an_op_of_torchs(x, off):
+    module = Batched().cuda().half().eval()
+    model = optimize(module, x, fallback="error")
+    model(x)
+    give_back()
+    others = tensors_in_its_place()
+    for _ in range(3):
+        x.normal_()
+        assert off(model(x), module(x)) < 0.01
+    assert_untouched(others)
+
+
+@torch.no_grad()
+def test_a_network_without_products_keeps_no_workspace(x):
+    module = nn.Sequential(nn.Conv2d(1 << 10, 8, 3), nn.ReLU()).cuda().half().eval()
+    before = {*workspaces._kept}
+    optimize(module, x, fallback="error")(x)
+    new = {key: pool for key, pool in workspaces._kept.items() if key not in before}
+    assert not any(segment["total_size"] for pool in new.values() for segment in pool.snapshot())

@@ -18,16 +18,15 @@ CHUNK_BYTES, MOST_ROWS = 1 << 28, 1 << 15
 # 2x2 images of 512 channels.
 SMALL_PIXELS = 16
 Pair = int | tuple[int, ...]
+# Another way to compute a function of torch's, None for what it is not for.
+Way = Callable[..., Any]
 
 
-class Products(TorchFunctionMode):
-    """Inside, products of inputs for which `suits` is true of their patches are taken in `dtype`,
-    and rounded once, to the dtype of the input.
-    """
+class _OtherWays(TorchFunctionMode):
+    """Inside, functions are computed in other ways where these are for the arguments."""
 
-    def __init__(self, dtype: torch.dtype, suits: Callable[[Tensor, Tensor], bool]) -> None:
-        super().__init__()
-        self._dtype, self._suits = dtype, suits
+    def _way(self, func: Any) -> Way | None:
+        raise NotImplementedError
 
     def __torch_function__(
         self,
@@ -36,9 +35,22 @@ class Products(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        replaced = {torch.conv2d: self._convolved, linear: self._multiplied}.get(func)
-        found = replaced(*args, **(kwargs or {})) if replaced is not None else None
+        way = self._way(func)
+        found = way(*args, **(kwargs or {})) if way is not None else None
         return func(*args, **(kwargs or {})) if found is None else found
+
+
+class Products(_OtherWays):
+    """Inside, products of inputs for which `suits` is true of their patches are taken in `dtype`,
+    and rounded once, to the dtype of the input.
+    """
+
+    def __init__(self, dtype: torch.dtype, suits: Callable[[Tensor, Tensor], bool]) -> None:
+        super().__init__()
+        self._dtype, self._suits = dtype, suits
+
+    def _way(self, func: Any) -> Way | None:
+        return {torch.conv2d: self._convolved, linear: self._multiplied}.get(func)
 
     def _convolved(
         self,
@@ -72,25 +84,17 @@ class Products(TorchFunctionMode):
         return y if bias is None else y + bias.to(self._dtype)
 
 
-class SomeImagesAtOnce(TorchFunctionMode):
+class SomeImagesAtOnce(_OtherWays):
     """Inside, convolutions and their gradients are products of matrices in the dtype of the input,
     of some images at once. Without cuDNN torch takes one image after the other: 8,192 of them take
     as many launches.
     """
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def _way(self, func: Any) -> Way | None:
         backward = torch.ops.aten.convolution_backward
-        known: dict[Any, Callable[..., Any]] = {torch.conv2d: _conv2d}
+        known: dict[Any, Way] = {torch.conv2d: _conv2d}
         known |= dict.fromkeys((backward, backward.default), _gradients)
-        replaced = known.get(func)
-        found = replaced(*args, **(kwargs or {})) if replaced is not None else None
-        return func(*args, **(kwargs or {})) if found is None else found
+        return known.get(func)
 
 
 def _conv2d(

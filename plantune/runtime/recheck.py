@@ -6,7 +6,6 @@ do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -47,10 +46,6 @@ HOPELESS = 8.0
 # A framework's gradient that is further off is chaotic itself, and excuses no other one. Jumps of
 # up to 6e-4 were seen (se_resnet9_fixup, batch 64, float32).
 MOST_JUMP = 1e-2
-# Where the framework's gradient is off by that part of its size, twice its error would admit zeros,
-# too, and it is off by anything on other draws: by 0.3, 1, 1 and 4400 times its size on four of
-# efficientvit_m0's, through batch norms over two pixels (float32 beside float64, 2026-11-23).
-NOISE = 0.5
 
 
 def recheck(
@@ -83,11 +78,7 @@ def recheck(
             ours = _of_program(program, network.module, case)
             found = joined(found, dict(distances(graph, ours, case.theirs, case.exact)))
             jump = _worst_jump(graph, found)
-            wrong = {
-                what: d
-                for what, d in found.items()
-                if not d.ours <= max(d.bound, jump(what)) and not _is_noise(what, d)
-            }
+            wrong = {what: d for what, d in found.items() if not d.ours <= max(d.bound, jump(what))}
             if not wrong and (draw >= DRAWS or not graph.gradients):
                 return
             if draw >= DRAWS and any(map(_is_surely_wrong, wrong.items())):
@@ -108,12 +99,6 @@ def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:
     gradients = [d.theirs for what, d in found.items() if what.startswith(GRADIENT)]
     worst = min(max(gradients, default=0.0), MOST_JUMP) if rare else 0.0
     return lambda what: worst if what.startswith(GRADIENT) else 0.0
-
-
-def _is_noise(what: str, distance: Distance) -> bool:
-    """Whether a gradient says nothing about the plan, whose own must be finite all the same."""
-    noisy = what.startswith(GRADIENT) and distance.theirs >= NOISE
-    return noisy and math.isfinite(distance.ours)
 
 
 def _is_surely_wrong(named: tuple[str, Distance]) -> bool:

@@ -28,6 +28,12 @@ MEASURED = "sm90"
 MOST_STEPS = 32
 CPU_BATCHES = (1, 4, 8, 32)
 NETWORK, CHANNELS, BATCHES = "se_resnet9_fixup", (3, 11), (128, 512, 1024)
+# What is trained: network, images, channels and edge; as tools/training_plans.py searches for it.
+TRAINED = (
+    (NETWORK, 2048, 3, None),
+    ("resnet50", 128, 3, 32),
+    (NETWORK, 8192, 11, None),
+)
 SIZE_MAX_BYTES = 300_000
 
 
@@ -100,6 +106,22 @@ def test_measured_plans_are_there_with_what_was_measured() -> None:
         assert item.plan.origin == "measured"
         assert item.environment.device == "NVIDIA H200"
         assert 0 < item.plan.evidence["ratio"] < 1
+
+
+@pytest.mark.parametrize(("network", "batch", "channels", "size"), TRAINED)
+def test_training_plans_run_their_own_program_and_name_their_rivals(
+    network: str, batch: int, channels: int, size: int | None
+) -> None:
+    """A search has no time to compile both passes: where none was met, the plan says so."""
+    workload = Workload(network, batch, channels, "train", "float16", MEASURED, image_size=size)
+    stored = plans_in(data_folder("plans") / f"{MEASURED}.db")
+    (plan,) = (item.plan for item in stored if item.plan.problem.graph == workload.graph.digest)
+    assert (plan.problem.mode, plan.runner) == ("train", "program")
+    assert plan.evidence["ratio_high"] < 1
+    met = rivals.Rivals.of(plan.evidence)
+    assert {"eager", "cuda-graph"} < set(met.names)
+    said = rivals.ratio_text(plan.evidence) or ""
+    assert met.compiled or said.endswith(rivals.NO_COMPILED)
 
 
 @pytest.mark.parametrize("arch", [*PREDICTED, MEASURED])

@@ -25,6 +25,8 @@ import json, time, warnings
 import torch, plantune
 from plantune.runtime import choose
 
+mode = {mode!r}
+
 seconds, recheck = [], choose.recheck
 
 def timed(*arguments):
@@ -36,17 +38,21 @@ def timed(*arguments):
 
 choose.recheck = timed
 warnings.simplefilter("error")
-model = plantune.load_model("se_resnet9_fixup", batch={batch}, fallback="error")
+model = plantune.load_model("se_resnet9_fixup", batch={batch}, mode=mode, fallback="error")
 x = torch.randn({batch}, 3, 64, 64, device="cuda", dtype=torch.float16)
-with torch.no_grad():
+with torch.set_grad_enabled(mode == "train"):
     y = model(x)
-print(json.dumps([seconds, model.plan.origin, bool(y.isfinite().all())]))
+finite = bool(y.isfinite().all())
+if mode == "train":
+    y.float().mean().backward()
+    finite &= all(bool(p.grad.isfinite().all()) for p in model.parameters())
+print(json.dumps([seconds, model.plan.origin, finite]))
 """
 
 
-def first_call(cache: Path, batch: int) -> tuple[list[float], str, bool]:
+def first_call(cache: Path, batch: int, mode: str) -> tuple[list[float], str, bool]:
     environment = {**os.environ, "PLANTUNE_CACHE_DIR": str(cache)}
-    code = CODE.format(batch=batch)
+    code = CODE.format(batch=batch, mode=mode)
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
@@ -55,8 +61,12 @@ def first_call(cache: Path, batch: int) -> tuple[list[float], str, bool]:
     return seconds, origin, finite
 
 
-@pytest.mark.parametrize("batch", [1, 32, 128])
-def test_the_first_call_proves_and_the_second_process_does_not(tmp_path: Path, batch: int) -> None:
-    (first, origin, finite) = first_call(tmp_path, batch)  # compiles the kernels
+@pytest.mark.parametrize(
+    ("batch", "mode"), [(1, "infer"), (32, "infer"), (128, "infer"), (2048, "train")]
+)
+def test_the_first_call_proves_and_the_second_process_does_not(
+    tmp_path: Path, batch: int, mode: str
+) -> None:
+    (first, origin, finite) = first_call(tmp_path, batch, mode)  # compiles the kernels
     assert (len(first), origin, finite) == (1, "measured", True)
-    assert first_call(tmp_path, batch)[0] == []
+    assert first_call(tmp_path, batch, mode)[0] == []

@@ -23,7 +23,7 @@ from plantune.blobs import read_blob, write_blob
 ROOT = Path(__file__).resolve().parent.parent
 # The extras of cuda-toolkit with NVRTC and headers; others are gigabytes of libraries.
 COMPILING = {"cudart", "nvrtc"}
-ARCHS = ("sm90",)  # which has all families
+ARCHS = ("sm90", "sm80")
 UNREACHABLE = ("Max retries exceeded", "Read timed out", "No module named pip")
 # What pip says in the end where it reached no index, or one without torch's CUDA build.
 NOT_THERE = ("No matching distribution", "Could not find a version")

@@ -128,6 +128,21 @@ def test_layers_that_are_read_as_scans_are_torchs(kind: type[nn.RNNBase], option
 
 
 @pytest.mark.usefixtures("as_scans")
+@pytest.mark.parametrize(("kind", "states"), [(nn.GRU, 1), (nn.LSTM, 2)])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_single_layer_is_little_more_than_its_scan(
+    kind: type[nn.RNNBase], states: int, given: bool
+) -> None:
+    """For each state a launch for its end, and one for its zeros where none is given."""
+    first = [torch.randn(1, 3, 5)] * states
+    state = (tuple(first) if states > 1 else first[0],) if given else ()
+    graph = planned(kind(6, 5), torch.randn(7, 3, 6), *state)._calls.expected_graph()
+    beside = [node.op for node in graph.nodes if node.op.startswith("aten.")]
+    ends = ["aten.slice.Tensor"] * states
+    assert beside == (ends if given else ["aten.full.default"] * states + ends)
+
+
+@pytest.mark.usefixtures("as_scans")
 @pytest.mark.parametrize(
     "options",
     [

@@ -20,6 +20,10 @@ def filled(g: Reader, sizes: Sizes, number: float, dtype: torch.dtype) -> Value:
     return made
 
 
+def _zeros(g: Reader, size: Sizes, *, dtype: Dtype = None, **_: Any) -> Value:
+    return filled(g, size, 0, dtype or torch.get_default_dtype())
+
+
 def _like(number: float) -> Callable[..., Value]:
     def read(g: Reader, x: Value, *, dtype: Dtype = None, **_: Any) -> Value:
         return filled(g, g.shape(x), number, dtype or g.type_of(x).torch_dtype)
@@ -58,6 +62,7 @@ def _number(number: Any) -> float:
 
 
 OVERLOADS: dict[str, Callable[..., Any]] = {
+    "aten.zeros.default": _zeros,
     "aten.zeros_like.default": _like(0),
     "aten.ones_like.default": _like(1),
     "aten.full_like.default": _full_like,

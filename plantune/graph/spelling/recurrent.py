@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from plantune.graph.spelling.fills import filled
 from plantune.graph.spelling.layers import linear
 from plantune.graph.spelling.reader import NotRead, Reader, Value
-from plantune.graph.spelling.shapes import transpose
+from plantune.graph.spelling.shapes import reshape, transpose
 from plantune.models.gru_translate import OPERATOR
 from plantune.scans import GRU_SCAN, LSTM_SCAN
 
@@ -81,19 +82,31 @@ def _layers(
     steps, samples, _ = g.shape(x)
     if not g.scans(op, types[0].dtype, steps, samples, types[1].shape[2]):
         raise NotRead("a layer that the framework runs as fast")
+    firsts = list(zip(*(_each(g, state) for state in states), strict=True))
     ends: list[list[Value]] = [[] for _ in states]
     for layer in range(of.layers):
         ways = []
         for back in range(1 + of.both_ways):
             at = layer * (1 + of.both_ways) + back
-            first = [g.torch_op(A.select.int, state, 0, at) for state in states]
-            made = _direction(g, op, x, first, of.weights[4 * at : 4 * at + 4], back=bool(back))
+            weights = of.weights[4 * at : 4 * at + 4]
+            made = _direction(g, op, x, firsts[at], weights, back=bool(back))
             ways.append(_flipped(g, made[0]) if back else made[0])
             for end, values in zip(ends, made, strict=True):
-                end.append(g.torch_op(A.select.int, values, 0, -1))
+                end.append(g.torch_op(A.slice.Tensor, values, 0, steps - 1, steps))
         x = g.torch_op(A.cat.default, ways, 2) if of.both_ways else ways[0]
-    last = (g.torch_op(A.stack.default, end) for end in ends)
+    last = (end[0] if len(end) == 1 else g.torch_op(A.cat.default, end) for end in ends)
     return (transpose(g, x) if of.batch_first else x, *last)
+
+
+def _each(g: Reader, state: Value) -> list[Value]:
+    """What each layer and direction begins with, in as few launches as there can be."""
+    of_layers, samples, hidden = g.shape(state)
+    if state in g.numbers:
+        number, dtype = g.numbers[state], g.type_of(state).torch_dtype
+        return [filled(g, (samples, hidden), number, dtype)] * of_layers
+    if of_layers == 1:
+        return [reshape(g, state, (samples, hidden))]
+    return [g.torch_op(A.select.int, state, 0, at) for at in range(of_layers)]
 
 
 def _direction(

@@ -22,6 +22,7 @@ FILLS: list[Forward] = [
     lambda m, x: x * torch.ones_like(m.row, dtype=torch.float32),
     lambda m, x: x + torch.full_like(m.column, 0.5),
     lambda m, x: x + x.new_zeros(4),
+    lambda m, x: x + torch.zeros(3, 1, dtype=torch.float64),
     lambda m, x: x + x.new_ones((3, 1), dtype=torch.float32),
     lambda m, x: x.new_full((4,), 2.5) * x,
     lambda m, x: x * torch.zeros_like(x).fill_(2.0),

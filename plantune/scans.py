@@ -8,6 +8,7 @@ step: a new episode begins. Their gradients are operators, too. Gates are in tor
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,20 @@ SCHEMAS = (
     "Tensor cell, Tensor weight, Tensor bias, Tensor? done) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
+
+
+@dataclass(frozen=True)
+class RecurrentLayers:
+    """By what it is decided whether torch's layers are read as scans of `op`."""
+
+    op: str
+    dtype: str
+    steps: int
+    samples: int
+    inputs: int
+    hidden: int
+    directions: int  # of all layers
+    train: bool
 
 
 def gru_scan(

@@ -33,6 +33,7 @@ from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
 from plantune.graph.trace import CONSTANT, Record, Trace, trace
 from plantune.graph.types import TensorType, dtype_name
 from plantune.graph.views import View, view_of
+from plantune.scans import RecurrentLayers
 
 VIEWED = "an in-place op on a tensor of which a view is used later"
 # What multiplies only operands of one dtype, which torch does not check without memory.
@@ -42,7 +43,7 @@ PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "
 COPIES = ("aten.clone.default", "aten.contiguous.default")
 
 
-def no_scans(*layer: object) -> bool:
+def no_scans(layers: RecurrentLayers) -> bool:
     """Recurrent layers stay torch's."""
     return False
 
@@ -51,7 +52,7 @@ def extract(
     module: nn.Module,
     *inputs: TensorType,
     fold: bool | None = None,
-    scans: Callable[..., bool] = no_scans,
+    scans: Callable[[RecurrentLayers], bool] = no_scans,
 ) -> Graph:
     """The layer graph of `module` for inputs of these types, in the training mode that each of its
     submodules has.
@@ -69,7 +70,7 @@ def extract_with_outputs(
     arguments: Arguments,
     *,
     fold: bool | None = None,
-    scans: Callable[..., bool] = no_scans,
+    scans: Callable[[RecurrentLayers], bool] = no_scans,
 ) -> tuple[Graph, Outputs]:
     """As `extract`, for any call, with what the module makes of the graph's outputs."""
     traced = trace(module, arguments)
@@ -99,7 +100,7 @@ class _Extraction(Reader):
         module: nn.Module,
         inputs: tuple[TensorType, ...],
         traced: Trace,
-        scans: Callable[..., bool] = no_scans,
+        scans: Callable[[RecurrentLayers], bool] = no_scans,
     ) -> None:
         self.module, self.traced, self._scans = module, traced, scans
         self.tensors = state_of(module)
@@ -308,8 +309,8 @@ class _Extraction(Reader):
         self.lines[made[0]] = record.line
         return tuple(map(Value, made))
 
-    def scans(self, op: str, dtype: str, steps: int, samples: int, hidden: int) -> bool:
-        return self._scans(op, dtype, steps, samples, hidden)
+    def scans(self, layers: RecurrentLayers) -> bool:
+        return self._scans(layers)
 
     def type_of(self, value: Value) -> TensorType:
         return self.builder.types[value.name]

@@ -5,26 +5,60 @@ has kernels that are faster than the framework's layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+from plantune.scans import RecurrentLayers
 from plantune.space.search_space import load_search_space
 
-Scans = Callable[[str, str, int, int, int], bool]
+Scans = Callable[[RecurrentLayers], bool]
 # Hidden units by dtype: whole products for each of a block's warps, and what registers hold.
 UNITS = {"float16": (128, 1024), "bfloat16": (128, 1024), "float32": (64, 512)}
-# Around what was timed: 32 steps of 64 samples and 512 units took 0.49 to 0.69 of cuDNN's time,
-# forward and backward, but an LSTM of one step 61.6 us of its 56.8 (128 samples, H200, 2026-11-23).
-STEPS_MIN, SAMPLES_MIN, UNITS_MIN = 16, 16, 256
+
+
+class Least(NamedTuple):
+    steps: int
+    samples: int
+    hidden: int
+
+
+# From which sizes on scans are faster than cuDNN's layer, by what that is and whether it trains.
+# Timed on an H200, 2026-11-23: 32 steps of 64 samples and 512 units took 0.49 (GRU) and 0.64 (LSTM)
+# of its time in float16, forward alone 0.42 and 0.47. With 16 steps of 16 samples and 256 units a
+# GRU took 0.55 in float16, beside other work, and an LSTM whose weights cuDNN keeps on the chip
+# 1.2. In float32 0.93 (GRU) and 1.03 (LSTM), forward alone 1.08 and 1.13: cuDNN multiplies in tf32
+# there, unless it is told not to.
+LEAST = {
+    ("on chip", True): Least(32, 64, 512),
+    ("on chip", False): Least(32, 64, 512),
+    ("16 bits", True): Least(16, 16, 256),
+    ("16 bits", False): Least(16, 16, 256),
+}
+
+
+def rival(layers: RecurrentLayers) -> str:
+    """Which of cuDNN's algorithms torch takes on these layers: of one LSTM layer in float16 the
+    weights stay on the chip (use_persist_common_heuristics in torch's cudnn/RNN.cpp).
+    """
+    if layers.dtype == "float32":
+        return "float32"
+    whole = not (layers.samples % 8 or layers.hidden % 128 or layers.inputs % 128)
+    small = layers.samples <= 128 and layers.hidden <= 1024 and layers.directions == 1
+    kept = layers.op == "lstm_scan" and layers.dtype == "float16" and whole and small
+    return "on chip" if kept else "16 bits"
 
 
 def scans_on(arch: str) -> Scans:
-    """Whether a layer is read as scans of an op, by its dtype, steps, samples and hidden units."""
+    """Whether layers are read as scans on a GPU of the arch."""
     families = load_search_space(arch).families
 
-    def suits(op: str, dtype: str, steps: int, samples: int, hidden: int) -> bool:
-        if not {op, f"{op}_grad"} <= set(families) or dtype not in UNITS:
+    def suits(layers: RecurrentLayers) -> bool:
+        if not {layers.op, f"{layers.op}_grad"} <= set(families) or layers.dtype not in UNITS:
             return False
-        multiple, most = UNITS[dtype]
-        large = steps >= STEPS_MIN and samples >= SAMPLES_MIN and hidden >= UNITS_MIN
-        return large and hidden <= most and not hidden % multiple
+        multiple, most = UNITS[layers.dtype]
+        least = LEAST.get((rival(layers), layers.train))
+        if least is None or layers.hidden > most or layers.hidden % multiple:
+            return False
+        sizes = (layers.steps, layers.samples, layers.hidden)
+        return all(size >= enough for size, enough in zip(sizes, least, strict=True))
 
     return suits

@@ -107,7 +107,7 @@ def test_layers_are_torchs(kind: type[nn.RNNBase], options: Any, with_state: boo
 @pytest.fixture
 def as_scans(monkeypatch):
     """Layers are read as they are for a GPU whose kernels run them faster."""
-    monkeypatch.setattr(kinds, "scans_on", lambda arch: lambda *layer: True)
+    monkeypatch.setattr(kinds, "scans_on", lambda arch: lambda layers: True)
 
 
 @pytest.mark.usefixtures("as_scans")
@@ -160,6 +160,7 @@ def test_other_layers_stay_torchs(options: Any) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("as_scans")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_layers_run_as_scans_on_a_gpu(kind: type[nn.RNNBase], dtype: torch.dtype) -> None:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from plantune.graph.types import TensorType
+from plantune.scans import RecurrentLayers
 
 
 class NotRead(Exception):
@@ -36,8 +37,8 @@ class Reader(ABC):
     def torch_op(self, overload: Any, *args: Any, **kwargs: Any) -> Value:
         """Adds one of torch's own overloads, which makes one tensor."""
 
-    def scans(self, op: str, dtype: str, steps: int, samples: int, hidden: int) -> bool:
-        """Whether a recurrent layer of torch's is to be read as scans of this op."""
+    def scans(self, layers: RecurrentLayers) -> bool:
+        """Whether recurrent layers of torch's are to be read as scans."""
         return False
 
     @abstractmethod

@@ -14,7 +14,7 @@ from plantune.graph.spelling.layers import linear
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 from plantune.graph.spelling.shapes import reshape, transpose
 from plantune.models.gru_translate import OPERATOR
-from plantune.scans import GRU_SCAN, LSTM_SCAN
+from plantune.scans import GRU_SCAN, LSTM_SCAN, RecurrentLayers
 
 A = torch.ops.aten
 
@@ -79,8 +79,10 @@ def _layers(
     if len(types[0].shape) != 3 or len({type_.dtype for type_ in types}) > 1:
         raise NotRead("a sequence without samples, or of several dtypes")
     x = transpose(g, x) if of.batch_first else x
-    steps, samples, _ = g.shape(x)
-    if not g.scans(op, types[0].dtype, steps, samples, types[1].shape[2]):
+    steps, samples, inputs = g.shape(x)
+    hidden, directions = types[1].shape[2], of.layers * (1 + of.both_ways)
+    sizes = (steps, samples, inputs, hidden, directions)
+    if not g.scans(RecurrentLayers(op, types[0].dtype, *sizes, train=of.train)):
         raise NotRead("a layer that the framework runs as fast")
     firsts = list(zip(*(_each(g, state) for state in states), strict=True))
     ends: list[list[Value]] = [[] for _ in states]

@@ -10,6 +10,7 @@ from plantune.kernels.families.framework import FAMILY
 from plantune.kernels.family import Frame
 from plantune.layouts import aligned
 from plantune.measure.inputs import draw_inputs
+from plantune.space.arch import load_arch
 
 NCHW, NHWC = Attrs(layout="nchw"), Attrs(layout="nhwc")
 
@@ -118,3 +119,39 @@ def test_an_image_that_a_convolution_reads_is_dense(step_of):
     conv = FAMILY.parts(step_of(lambda b: b.conv(b.x(2, 3, 6, 6), b.w(4, 3, 3, 3))))
     assert FAMILY.reads_loose(conv, NHWC) == frozenset()
     assert FAMILY.leaves_loose(conv, NHWC) == {}
+
+
+def _conv(b):
+    return b.conv(b.x(128, 256, 8, 8), b.w(512, 256, 1, 1), stride=(2, 2))
+
+
+def _taps(b):
+    window = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+    return b("max_pool2d_taps", b.x(128, 64, 16, 16), **window)
+
+
+def _taps_gradient(b):
+    window = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+    dy, taps = b.x(128, 64, 8, 8), b.x(128, 64, 8, 8, dtype="uint8")
+    return b("max_pool2d_taps_grad", dy, taps, shape=(128, 64, 16, 16), **window)
+
+
+# In microseconds on an H200, float16, 2026-11-23.
+MEASURED = [
+    (lambda b: b("relu", b.x(128, 256, 8, 8)), NCHW, 2.5),
+    (lambda b: b("relu", b.x(8192, 64, 16, 16)), NCHW, 135.2),
+    (lambda b: b("add", b.x(128, 2048, 1, 1), b.x(128, 2048, 1, 1)), NHWC, 1.3),
+    (_conv, NCHW, 24.8),
+    (lambda b: b.conv(b.x(2048, 128, 8, 8), b.w(128, 128, 3, 3), padding=(1, 1)), NHWC, 59.0),
+    (_taps, NCHW, 50.2),
+    (_taps_gradient, NCHW, 36.1),
+]
+
+
+@pytest.mark.parametrize("index", range(len(MEASURED)))
+def test_a_guess_is_near_to_what_was_measured(step_of, index):
+    """A search that takes torch's op for quick measures it instead of a kernel."""
+    emit, config, measured_us = MEASURED[index]
+    step = step_of(emit, "float16")
+    guess_us = FAMILY.estimate_us(FAMILY.parts(step), config, load_arch("sm90"))
+    assert measured_us / 1.5 < guess_us < 1.5 * measured_us

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
 from plantune.canonical import words
-from plantune.graph import Node, Step
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops import op_named
+from plantune.graph.ops.base import PointwiseOp
 from plantune.graph.ops.history import HISTORY
+from plantune.graph.ops.pointwise import BroadcastOp
 from plantune.kernels.chips import slowdown
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, Parts
 from plantune.kernels.torch_ops import Call, call_of, viewed, writes
@@ -35,6 +37,12 @@ READS_ROWS = frozenset(
         "aten.unflatten.int aten.view.dtype aten.view_as.default aten.view_as_complex.default"
     )
 )
+# Launches of torch's beside the first, each of which reads and writes numbers of eight bytes:
+# places in an image become taps of a window, and back.
+PLACES = {"max_pool2d_taps": 12, "max_pool2d_taps_grad": 9}
+PLACE_BYTES = 8
+# Its products of 16 bits read so many channels of a pixel at once, in channels_last.
+TOGETHER = 8
 # Their results are new, with the strides of what they read.
 MAKES_ANY_STRIDES = ("aten.scaled_dot_product_attention.default",)
 
@@ -89,8 +97,8 @@ class Framework(KernelFamily[Parts]):
 
     def estimate_us(self, parts: Parts, config: Attrs, arch: Arch) -> float:
         """Each op is a launch, and moves its own inputs and outputs."""
-        cost = arch.cost(self.name)
-        return sum(_node_us(parts.step, node, cost, arch) for node in parts.step.nodes)
+        cost, rows = arch.cost(self.name), config["layout"] == "nchw"
+        return sum(_node_us(parts.step, node, cost, arch, rows) for node in parts.step.nodes)
 
     def bind(self, parts: Parts, config: Attrs, frame: Frame) -> Binding:
         step, values = parts.step, frame.values
@@ -113,15 +121,36 @@ class Framework(KernelFamily[Parts]):
         return Binding(launch)
 
 
-def _node_us(step: Step, node: Node, cost: Mapping[str, float], arch: Arch) -> float:
-    """An op alone on the chip of an arch."""
-    inputs = [step.types[value] for value in node.inputs]
-    flops = op_named(node.op).flops(inputs, node.types, node.attrs)
+def _node_us(step: Step, node: Node, cost: Mapping[str, float], arch: Arch, in_rows: bool) -> float:
+    """An op alone on the chip of an arch; in nchw if `in_rows`."""
+    inputs, op = [step.types[value] for value in node.inputs], op_named(node.op)
+    flops = op.flops(inputs, node.types, node.attrs)
     moved = sum(type_.size_bytes for type_ in (*inputs, *node.types))
-    work = flops / cost["flops_per_us"] + moved / cost["bytes_per_us"]
-    conv = node.op.startswith("conv2d") and "conv_launch_us" in cost
-    launch_us = cost["conv_launch_us" if conv else "launch_us"]
+    launch_us, bytes_per_us = cost["launch_us"], cost["bytes_per_us"]
+    pointwise = (
+        cost.get("pointwise_us", launch_us),
+        cost.get("pointwise_bytes_per_us", bytes_per_us),
+    )
+    if isinstance(op, (PointwiseOp, BroadcastOp)):
+        launch_us, bytes_per_us = pointwise
+    work = flops / cost["flops_per_us"] + moved / bytes_per_us
+    if node.op.startswith("conv2d") and "conv_launch_us" in cost:
+        launch_us = cost["conv_launch_us"]
+        work = max(flops / cost["flops_per_us"], moved / bytes_per_us)
+        if _converts(inputs, in_rows):
+            launch_us, work = launch_us + cost["converts_us"], work + 2 * moved / bytes_per_us
+    if node.op in PLACES:
+        pooled = min(type_.numel for type_ in (*inputs, *node.types))
+        each_us = pointwise[0] + 2 * PLACE_BYTES * pooled / pointwise[1]
+        work += PLACES[node.op] * each_us
     return launch_us + work * slowdown(flops, moved, (t.dtype for t in node.types), arch)
+
+
+def _converts(images: Sequence[TensorType], in_rows: bool) -> bool:
+    """Whether cuDNN, which multiplies 16 bits in channels_last, brings images there and back."""
+    short = any(image.dtype.endswith("float16") for image in images)
+    odd = any(image.shape[1] % TOGETHER for image in images if len(image.shape) == 4)
+    return short and (in_rows or odd)
 
 
 def _planned_inside(step: Step) -> list[str]:

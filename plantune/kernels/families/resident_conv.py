@@ -251,7 +251,9 @@ class ResidentConv(hopper.ConvFamily[hopper.WarpgroupParts]):
         tiles = -(-design.tiles * design.tiles_o // design.blocks)
         products = shape.chunks * shape.r * shape.s * 4 * (4 * box.h)
         busy = (tiles * products * 1.25 + 4000) / cost["sm_cycles_per_us"]
-        busy += tiles * cost["box_us"] / (design.stages * design.groups)
+        phases = shape.phases != (1, 1)
+        if not phases:
+            busy += tiles * cost["box_us"] / (design.stages * design.groups)
         if design.groups >= MANY_GROUPS:
             busy *= cost["many_staged"] if design.staged else cost["many_groups"]
         if design.staged:
@@ -260,7 +262,10 @@ class ResidentConv(hopper.ConvFamily[hopper.WarpgroupParts]):
         read = sum(parts.step.types[name].size_bytes for name in parts.epilogue.images.values())
         beside = 0.0 if design.staged else min(read, moving) / cost["bytes_per_us"]
         sums_us = cost["sums_us"] if parts.epilogue.sums else 0.0
-        return cost["launch_us"] + max(busy, moving / cost["bytes_per_us"]) + beside + sums_us
+        moving_us = moving / cost["bytes_per_us"]
+        # A tile with phases holds all channels of its pixels before its first product.
+        whole_us = busy + moving_us if phases else max(busy, moving_us)
+        return cost["launch_us"] + whole_us + beside + sums_us
 
     def constants(self, parts: ConvParts, design: Design, frame: Frame) -> Constants:
         return read_constants(parts, design, frame)

@@ -147,3 +147,12 @@ def test_what_else_is_read_and_written_by_threads(step_of, emit, stages):
     parts = FAMILY.parts(step_of(emit, "float16"))
     design = FAMILY.design(parts, config(stages))
     assert design.staged == 0
+
+
+@pytest.mark.parametrize(("images", "measured_us"), [(2048, 72.8), (8192, 264.6)])
+def test_phases_take_products_and_copies_one_after_the_other(step_of, images, measured_us):
+    """Of se_resnet9's first pooled gradient, on an H200 (2026-11-23)."""
+    emit = Gradient(images, 64, (16, 16), 128, stride=2, parts=POOLED_APART)
+    parts = FAMILY.parts(step_of(emit, "float16"))
+    guess_us = FAMILY.estimate_us(parts, Attrs(stages=2, threads=256), ARCH)
+    assert measured_us / 1.3 < guess_us < 1.3 * measured_us

@@ -12,6 +12,7 @@ import click
 
 from plantune.cli import options
 from plantune.cli.console import Console, bold, note, require_replaceable_json, write_json
+from plantune.cli.exit_codes import FAILED
 from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
 from plantune.files import require_writable
 from plantune.report import bench_text
@@ -42,6 +43,7 @@ class Wanted:
     seed: int
     plot: Path | None
     output: Path | None
+    store: bool
 
 
 @click.command(
@@ -68,6 +70,7 @@ class Wanted:
 @click.option(
     "--output", type=options.FILE, metavar="FILE", help="Write the JSON object to FILE too."
 )
+@click.option("--store", is_flag=True, help="Keep the race as the plan's evidence.")
 @options.bundled(Wanted, "wanted")
 def bench_command(console: Console, place: Path | None, workload: Workload, wanted: Wanted) -> None:
     """Times a stored plan against the framework's best ways.
@@ -77,25 +80,26 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     The ratio is that of the worse of both kinds of images. Each way says whether it notices that
     weights change (live) or need not (frozen).
     """
+    from plantune.cli.bench_store import require_rivals, store_race
     from plantune.cli.quiet import wait_for_quiet
-    from plantune.measure.machine_state import Machine
+    from plantune.measure.machine_state import gpu_watcher, machine_for
+    from plantune.space.arch import load_arch
 
-    if wanted.step and workload.mode != "train":
-        raise click.UsageError("--step needs --mode train: a step is both passes and the optimizer")
+    _require_steps(wanted, workload)
     require_device(workload.arch, "measure")
-    _require_plot(wanted.plot)
-    for option, path in (("--output", wanted.output), ("--json", console.json_file)):
-        if path is not None:
-            _require_writable(path, option)
-            require_replaceable_json(path)
+    _require_files(console, wanted)
     peers = _peers(wanted.peers, workload)
     chosen = chosen_plan(place, workload)
+    if wanted.store:
+        require_rivals(chosen, peers)
     slow = [name for name in peers if name in SLOW_PEERS]
     if slow:
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
-    wait_for_quiet(wanted.budget, Machine())
+    machine = machine_for(load_arch(workload.arch).kind, gpu_watcher(workload.arch))
+    wait_for_quiet(wanted.budget, machine)
     race = _race(chosen, peers, wanted)
-    document = _document(chosen, race, wanted)
+    id, told = store_race(place, chosen, race, machine) if wanted.store else (None, "")
+    document = {**_document(chosen, race, wanted), "stored_plan_id": id}
     # The files first: a pipe that somebody closes ends the text.
     if wanted.output is not None:
         write_json(wanted.output, document)
@@ -104,11 +108,30 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     _show(console, chosen, race, document)
     if wanted.plot is not None:
         console.say(f"plot: {wanted.plot}")
+    if told:
+        console.say(told)
     console.emit(document)
+    if told and id is None:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _require_steps(wanted: Wanted, workload: Workload) -> None:
+    if wanted.step and wanted.store:
+        raise click.UsageError("--store keeps a race of passes; leave out --step")
+    if wanted.step and workload.mode != "train":
+        raise click.UsageError("--step needs --mode train: a step is both passes and the optimizer")
+
+
+def _require_files(console: Console, wanted: Wanted) -> None:
+    """Before anything is timed, what would fail at the end."""
+    _require_plot(wanted.plot)
+    for option, path in (("--output", wanted.output), ("--json", console.json_file)):
+        if path is not None:
+            _require_writable(path, option)
+            require_replaceable_json(path)
 
 
 def _require_plot(path: Path | None) -> None:
-    """Before anything is timed, what would fail at the end."""
     if path is None:
         return
     if path.suffix.lower() not in FORMATS:

@@ -114,9 +114,9 @@ def evidence_of(race: Race) -> Attrs:
     return Attrs(evidence)
 
 
-def judged_alone(plan: Plan, race: Race) -> Plan:
+def judged_alone(plan: Plan, race: Race, plain: Plan | None = None) -> Plan:
     """The plan as judged by one race."""
-    return judged(replace(plan, evidence=evidence_of(race)), duels_of(race))
+    return judged(replace(plan, evidence=evidence_of(race)), duels_of(race), plain)
 
 
 def _loss(runner: str, duels: Duels) -> dict[str, float | str]:

@@ -1,0 +1,87 @@
+"""`plantune bench --store`: keeps a race as the evidence of the plan that ran in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from plantune.canonical import Attrs
+from plantune.cli.lookup import Chosen, database, environment_here
+from plantune.rivals import COMPILED, Rivals
+
+if TYPE_CHECKING:
+    from plantune.measure.machine_state import Machine
+    from plantune.measure.race import Race
+    from plantune.plan import Plan
+    from plantune.search.machine_log import MachineLog
+
+# Of the evidence before, what a race says nothing of; the second only where it was found here.
+OF_KERNELS, OF_SEARCH = ("deterministic",), ("search_s",)
+
+
+def require_rivals(chosen: Chosen, peers: Iterable[str]) -> None:
+    """Raises UsageError if the race would say less than what is stored, or could not tell who runs
+    the network.
+    """
+    if missing := _missing(chosen, peers):
+        raise click.UsageError(f"--store needs these ways in the race too: {', '.join(missing)}")
+
+
+def store_race(
+    place: Path | None, chosen: Chosen, race: Race, machine: Machine
+) -> tuple[int | None, str]:
+    """Stores the plan again, judged by this race; its new id, and a line that says so. None with
+    the reason if a way that is needed did not run.
+    """
+    from plantune.plan_db.proofs import remember_proof
+    from plantune.search.machine_log import MachineLog
+
+    if missing := _missing(chosen, race.timings):
+        return None, f"not stored: {', '.join(missing)} did not run"
+    log = MachineLog(machine)
+    log.snapshot("race")
+    plan, here = _judged(chosen, race, log), environment_here(chosen.workload.arch)
+    with database(place, read_only=False) as opened:
+        id = opened.put_plan(plan, here)
+        path = opened.path
+    remember_proof(plan, here)  # its outputs were compared with the framework's
+    return id, f"plan {id} in {path} has this race as its evidence"
+
+
+def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
+    """The ways without a compiler, of which one runs the network if the plan loses, and all that
+    the plan met before, without those in this race.
+    """
+    from plantune.measure.ways import baselines_for
+
+    problem = chosen.workload.problem
+    ways = baselines_for(problem.arch, problem.mode)
+    met = Rivals.of(chosen.plan.evidence).names
+    needed = (name for name in ways if name in met or not name.startswith(COMPILED))
+    return [name for name in needed if name not in set(raced)]
+
+
+def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
+    """The plan as a search would store it after this race."""
+    from plantune.default_plans import default_plan
+    from plantune.search.judgement import judged_alone
+    from plantune.space.search_space import load_search_space
+
+    plan, workload = replace(chosen.plan, origin="measured"), chosen.workload
+    kept = OF_KERNELS
+    if chosen.match == "exact":
+        kept += OF_SEARCH
+    else:  # the times of its steps are another machine's
+        plan = replace(plan, choices=tuple(replace(c, times=None) for c in plan.choices))
+    space = load_search_space(workload.arch)
+    captured = None
+    if space.arch.kind == "cuda":
+        plain = default_plan(workload.graph, space, network=workload.network)
+        captured = replace(plain, origin="measured")
+    judged = judged_alone(plan, race, captured)
+    told = {name: chosen.plan.evidence[name] for name in kept if name in chosen.plan.evidence}
+    return replace(judged, evidence=Attrs({**judged.evidence, **told, **log.evidence()}))

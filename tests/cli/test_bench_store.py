@@ -1,0 +1,121 @@
+"""bench --store: a race becomes the evidence of the plan that ran in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from plantune.canonical import Attrs
+from plantune.machine import cpu_environment
+from plantune.measure.ways import baselines_for
+from plantune.plan import Plan
+from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.proofs import is_proved
+from plantune.plan_db.rows import StoredPlan
+from plantune.rivals import Rivals
+from plantune.step_times import StepTimes
+
+from .conftest import FakeWorker, Run, object_of
+
+STORE = ("bench", "--batch", 1, "--store")
+NO_COMPILER = [name for name in baselines_for("cpu") if not name.startswith("compile")]
+Store = Callable[..., int]
+
+
+def newest() -> StoredPlan:
+    with PlanDatabase.open(read_only=True) as database:
+        return database.plans()[0]
+
+
+@pytest.fixture
+def searched(plan: Plan) -> Plan:
+    """A plan that never met torch.compile, as a search leaves it."""
+    found = {"rivals": ",".join(NO_COMPILER), "deterministic": 1, "search_s": 60.0}
+    return replace(plan, evidence=Attrs({**plan.evidence, **found, "machine": "busy"}))
+
+
+def test_a_race_with_compiled_rivals_is_the_evidence_from_then_on(
+    run: Run, store: Store, searched: Plan, worker: FakeWorker
+) -> None:
+    before = store(searched)
+    worker.times_ms = {"plantune": 2.0, "compile-default": 4.0}
+    data = object_of(run(*STORE, "--json"))
+    stored = newest()
+    assert data["stored_plan_id"] == stored.id == before + 1
+    assert stored.plan.choices == searched.choices
+    evidence = stored.plan.evidence
+    assert Rivals.of(evidence) == Rivals(baselines_for("cpu"), complete=True)
+    assert (evidence["baseline"], evidence["ratio"]) == ("compile-default", pytest.approx(0.5))
+    assert (evidence["deterministic"], evidence["search_s"]) == (1, 60.0)
+    assert stored.plan.runner == "program"
+    assert is_proved(stored.plan, cpu_environment())
+    assert "never raced against torch.compile" not in run("plans", "list").stdout
+
+
+def test_without_store_nothing_is_kept(run: Run, store: Store, plan: Plan) -> None:
+    before = store(plan)
+    assert object_of(run("bench", "--batch", 1, "--json"))["stored_plan_id"] is None
+    assert newest().id == before
+
+
+def test_what_loses_is_run_by_the_winner(
+    run: Run, store: Store, plan: Plan, worker: FakeWorker
+) -> None:
+    store(plan)
+    worker.times_ms = {"plantune": 5.0, "eager": 4.0, "compile-default": 3.0}
+    assert run(*STORE).exit_code == 0
+    found = newest().plan
+    assert found.runner == "eager"
+    assert found.evidence["lost_to"] == "compile-default"
+
+
+def test_a_plan_of_another_machine_is_measured_here_from_then_on(
+    run: Run, store: Store, searched: Plan, worker: FakeWorker
+) -> None:
+    timed = replace(searched.choices[0], times=StepTimes(3.0, 1.0))
+    made = replace(searched, choices=(timed, *searched.choices[1:]), origin="predicted")
+    store(made, replace(cpu_environment(), threads=99))
+    assert run(*STORE).exit_code == 0
+    stored = newest()
+    assert (stored.environment, stored.plan.origin) == (cpu_environment(), "measured")
+    assert all(choice.times is None for choice in stored.plan.choices)
+    assert "search_s" not in stored.plan.evidence
+
+
+@pytest.mark.parametrize("left_out", ["eager", "compile-default"])
+def test_a_race_that_says_less_is_refused_first(
+    run: Run, store: Store, searched: Plan, worker: FakeWorker, left_out: str
+) -> None:
+    met = ",".join((*NO_COMPILER, "compile-default"))
+    store(replace(searched, evidence=Attrs({**searched.evidence, "rivals": met})))
+    worker.failure = AssertionError("it must not run")
+    peers = ",".join(name for name in baselines_for("cpu") if name != left_out)
+    result = run(*STORE, "--peers", peers)
+    assert result.exit_code == 2
+    assert f"needs these ways in the race too: {left_out}" in result.stderr
+
+
+def test_a_race_in_which_one_did_not_run_is_not_stored(
+    run: Run, store: Store, plan: Plan, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, race = store(plan), worker.race
+
+    def without_torchscript(*arguments, **named):
+        found = race(*arguments, **named)
+        timings = {name: t for name, t in found.timings.items() if name != "torchscript"}
+        return replace(found, timings=timings, best_baseline="eager")
+
+    monkeypatch.setattr(worker, "race", without_torchscript)
+    result = run(*STORE)
+    assert result.exit_code == 1
+    assert "not stored: torchscript did not run" in result.stdout
+    assert newest().id == before
+
+
+def test_whole_steps_are_no_evidence_of_passes(run: Run, store: Store, plan: Plan) -> None:
+    store(plan)
+    result = run(*STORE, "--mode", "train", "--step")
+    assert result.exit_code == 2
+    assert "leave out --step" in result.stderr

@@ -17,7 +17,7 @@ from plantune.errors import DatabaseFull, UnsupportedModule
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.runtime import choose
-from plantune.search.results import Progress, Result
+from plantune.search.results import Progress, Result, StepsSum
 from plantune.search.search import Search
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
@@ -56,7 +56,9 @@ class FakeSearch:
         self.plan = hand_plan(graph, space, network=problem.network, without=("winograd",))
 
     def run(self, worker: Any) -> Result:
-        self._report(Progress("measuring", "conv", 1, 2, 3000.0, 4000.0, 50.0))
+        self._report(
+            Progress("measuring", "conv", 1, 2, 9, StepsSum(3000.0, 5), StepsSum(4000.0, 9), 50.0)
+        )
         FakeSearch.during()
         self._database.put_plan(self.plan, self._here)
         return Result(self.plan, True, None, 1, 2)
@@ -151,7 +153,7 @@ class Notebook(Stream):
     __module__ = "ipykernel.iostream"
 
 
-SHOWN = "measuring: 1 measured, 2 rejected"
+SHOWN = "measuring: 1 of 9 measured, 2 rejected"
 
 
 @pytest.mark.parametrize(

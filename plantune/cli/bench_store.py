@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from plantune.search.machine_log import MachineLog
 
 # Of the evidence before, what a race says nothing of; the second only where it was found here.
-OF_KERNELS, OF_SEARCH = ("deterministic",), ("search_s",)
+OF_KERNELS, OF_SEARCH = "deterministic", "search_s"
 
 
 def require_rivals(chosen: Chosen, peers: Iterable[str]) -> None:
@@ -72,9 +72,9 @@ def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
     from plantune.space.search_space import load_search_space
 
     plan, workload = replace(chosen.plan, origin="measured"), chosen.workload
-    kept = OF_KERNELS
+    kept = [OF_KERNELS]
     if chosen.match == "exact":
-        kept += OF_SEARCH
+        kept.append(OF_SEARCH)
     else:  # the times of its steps are another machine's
         plan = replace(plan, choices=tuple(replace(c, times=None) for c in plan.choices))
     space = load_search_space(workload.arch)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from plantune.report.tables import ms_text
 
 if TYPE_CHECKING:
-    from plantune.search.results import Progress
+    from plantune.search.results import Progress, StepsSum
 
 EVERY_S = 5.0
 # Between two lines about one long task, where lines cannot be written over.
@@ -23,15 +23,22 @@ TICK_S = 1.0
 
 
 def progress_text(progress: Progress) -> str:
-    """Phase, counts, the best so far against the framework op by op, and the time that is left."""
-    parts = [f"{progress.phase}: {progress.measured} measured, {progress.rejected} rejected"]
-    if math.isfinite(progress.best_us):
-        parts.append(f"best about {ms_text(progress.best_us / 1e3)}")
-        if 0 < progress.framework_us < math.inf:
-            ratio = progress.best_us / progress.framework_us
-            parts.append(f"framework {ms_text(progress.framework_us / 1e3)} ({ratio:.2f})")
+    """Phase, counts, the best plan as a whole and by its steps, beside the framework's ops, and the
+    time that is left.
+    """
+    counts = f"{progress.measured:,} of {progress.candidates:,} measured"
+    parts = [f"{progress.phase}: {counts}, {progress.rejected} rejected"]
+    if math.isfinite(progress.whole_us):
+        parts.append(f"best plan {ms_text(progress.whole_us / 1e3)}")
+    for name, steps in (("by steps", progress.best), ("framework by steps", progress.framework)):
+        if 0 < steps.us < math.inf:
+            parts.append(f"{name} {ms_text(steps.us / 1e3)}{_estimated(steps)}")
     parts.append(f"{progress.seconds_left:.0f} s left")
     return ", ".join(parts) + (f" - {progress.detail}" if progress.detail else "")
+
+
+def _estimated(steps: StepsSum) -> str:
+    return f" ({steps.estimated} of {steps.steps} estimated)" if steps.estimated else ""
 
 
 class StatusLine:

@@ -10,6 +10,7 @@ from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Outcome
 from plantune.search.candidates import Cluster, Key, StepCandidate, heaviest_node
+from plantune.search.results import StepsSum
 
 
 class Costs:
@@ -57,6 +58,19 @@ class Costs:
             return self.discount * candidate.estimate_us * self._correction(candidate)
         return math.inf
 
+    def expected_us(self, candidate: StepCandidate) -> float:
+        """As `of`, but an estimate is what is most likely, not what is worth a measurement."""
+        us = self.of(candidate)
+        if not math.isfinite(us) or isinstance(self.outcomes.get(candidate.key), Measured):
+            return us
+        return candidate.estimate_us * self._correction(candidate, self._usual(candidate))
+
+    def summed(self, candidates: Iterable[StepCandidate]) -> StepsSum:
+        """What these take together, as is known now."""
+        found = list(candidates)
+        measured = (isinstance(self.outcomes.get(c.key), Measured) for c in found)
+        return StepsSum(sum(map(self.expected_us, found)), len(found), len(found) - sum(measured))
+
     def priced(
         self, candidates: Iterable[StepCandidate], *, measured_only: bool = False
     ) -> Iterator[tuple[StepCandidate, float]]:
@@ -70,7 +84,7 @@ class Costs:
             if math.isfinite(cost_us) and (is_sure or not measured_only):
                 yield candidate, cost_us
 
-    def _correction(self, candidate: StepCandidate) -> float:
+    def _correction(self, candidate: StepCandidate, otherwise: float | None = None) -> float:
         """How far off estimates were: of this config in its cluster, else of the family for the op,
         else of the family at its best, so that good candidates get measured.
         """
@@ -79,4 +93,12 @@ class Costs:
             return known
         family = candidate.candidate.family
         ratios = self._by_op.get((family, heaviest_node(candidate.step).op))
-        return statistics.median_low(ratios) if ratios else self._least.get(family, 1.0)
+        if ratios:
+            return statistics.median_low(ratios)
+        return self._least.get(family, 1.0) if otherwise is None else otherwise
+
+    def _usual(self, candidate: StepCandidate) -> float:
+        """How far off the estimates of a family were, whatever the op."""
+        family = candidate.candidate.family
+        found = [statistics.median_low(r) for (f, _), r in self._by_op.items() if f == family]
+        return statistics.median_low(found) if found else 1.0

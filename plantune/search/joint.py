@@ -47,7 +47,7 @@ class Heart:
             "measured": progress.measured,
             "rejected": progress.rejected,
             "detail": progress.detail,
-            "best_us": min(progress.best_us, 1e300),
+            "best_us": min(progress.best.us, 1e300),
             "at": now_text(),
         }
 

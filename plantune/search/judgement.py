@@ -13,6 +13,7 @@ from plantune.measure.machine_state import State
 from plantune.measure.race import OURS, Race
 from plantune.measure.timing import Interval, Timing, in_common, joined, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
+from plantune.search.results import StepsSum
 
 # On a GPU the framework's own kernels as one graph, which is also what a plan of these kernels is.
 CAPTURED = "cuda-graph"
@@ -144,18 +145,20 @@ def with_all_rounds(race: Race, duels: Duels) -> Race:
     return race if best is None or race.ratio is None else replace(race, ratio=duels[best].ratio)
 
 
-def race_notes(race: Race, plan_us: float, eager_us: float, machine: State) -> list[str]:
-    """A line for each of plan and eager whose time in the race differs much from its steps' sum."""
+def race_notes(race: Race, plan: StepsSum, eager: StepsSum, machine: State) -> list[str]:
+    """A line for each of plan and eager whose time in the race differs much from its steps' sum, if
+    all of them were measured.
+    """
     lines = []
-    for name, sum_us in ((PLANTUNE, plan_us), ("eager", eager_us)):
+    for name, steps in ((PLANTUNE, plan), ("eager", eager)):
         timing = race.timings.get(name)
-        if timing is None or not math.isfinite(sum_us) or sum_us <= 0:
+        if timing is None or steps.estimated or not 0 < steps.us < math.inf:
             continue
-        factor = timing.median_us / sum_us
+        factor = timing.median_us / steps.us
         if not 1 / USUAL_FACTOR <= factor <= USUAL_FACTOR:
             what = f"{name}: {timing.median_us / 1e3:.3g} ms in the race, its steps alone"
             why = _why_different(factor, timing.noisy, machine)
-            lines.append(f"{what} {sum_us / 1e3:.3g} ms: {why}")
+            lines.append(f"{what} {steps.us / 1e3:.3g} ms: {why}")
     return lines
 
 

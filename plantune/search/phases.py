@@ -50,6 +50,7 @@ LEAST_REPEAT_S = 1.0
 BOTH_PASSES = 2
 # The time that must be left for a baseline of torch.compile to join the race; others always join.
 NEVER_S = float("inf")
+NOT_COMPARED = "the guess that calls use without a plan was not compared"
 Found = Timing | Rejected
 
 
@@ -99,13 +100,17 @@ def rank(
     incumbent: Plan | None,
     machine: State,
     built: Sequence[Plan] = (),
+    needed: Plan | None = None,
 ) -> list[Plan]:
     """The plans that ran: the winner improved, the winner, then the others, the fastest first.
 
-    Without time to measure them, the plans in their estimated order, the best first.
+    Without time to measure them, the plans in their estimated order, the best first. Raises
+    OutOfTime if there is none for the `needed` one of them.
     """
     left_s = run.budget.left_for("ranking")
     plans = ranking.affordable(plans, run.graph, run.space, run.steps, left_s, built)
+    if needed is not None and not any(ranking.choose_alike(needed, plan) for plan in plans):
+        raise OutOfTime(NOT_COMPARED)
     if machine.word == "busy":  # a call may take a hundred times as long
         plans = [*plans[:FEW], *plans[FEW:][-1:]]
     if left_s < LEAST_RANKING_S:
@@ -121,6 +126,8 @@ def rank(
             why = f"{found.stage}: {found.reason}"
             text = f"a plan that was timed at first could not be timed beside the others: {why}"
             warnings.warn(text, stacklevel=2)
+        if needed is not None and _is_late(found) and ranking.choose_alike(needed, plan):
+            raise OutOfTime(NOT_COMPARED)
     timings = _close_again(run, plans, timings)
     winner = ranking.fastest(plans, timings)
     if winner is None:
@@ -129,7 +136,12 @@ def rank(
     timed = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
     order = (winner, *(i for _, i in timed if i != winner))
     ranked = [replace(plans[i], origin="measured") for i in order]
+    run.steps.whole_us = timed[0][0]
     return [_improved(run, ranked[0]), *ranked]
+
+
+def _is_late(found: Found) -> bool:
+    return isinstance(found, Rejected) and found.stage == "timeout"
 
 
 def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> list[Found]:
@@ -149,7 +161,7 @@ def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> l
         before = found[i]
         if isinstance(before, Timing) and isinstance(more, Timing):
             found[i] = joined(before, more)
-        elif isinstance(more, Rejected) and more.stage != "timeout":  # which says nothing of it
+        elif isinstance(more, Rejected) and not _is_late(more):  # which says nothing of it
             found[i] = more
     return found
 

@@ -74,6 +74,11 @@ def distinct(plans: Iterable[Plan]) -> list[Plan]:
     return list(kept.values())
 
 
+def choose_alike(one: Plan, other: Plan) -> bool:
+    """Whether two plans choose the same, whatever their origin."""
+    return set(one.choices) == set(other.choices)
+
+
 def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int | None:
     """The index of the plan to keep, None if none ran: of those that tie with the fastest, and do
     not look much slower either, the simplest one, with fewer compiled kernels, then fewer steps.
@@ -106,7 +111,7 @@ def kept(
     """
     if incumbent is None:
         return winner
-    same = (i for i, plan in enumerate(plans) if set(plan.choices) == set(incumbent.choices))
+    same = (i for i, plan in enumerate(plans) if choose_alike(plan, incumbent))
     index = next(same, None)
     before, after = timings[winner], None if index is None else timings[index]
     if index is None or not isinstance(before, Timing) or not isinstance(after, Timing):

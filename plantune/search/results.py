@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -79,20 +80,34 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """`phase` is measuring, ranking or racing; times are of the whole network, in microseconds.
+class StepsSum:
+    """What the steps of a network take one by one, added up; `estimated` of them were not measured.
+    Infinite if it is not known.
+    """
 
-    `best_us` is the best cover so far and `framework_us` the framework op by op, as sums of steps;
-    both are estimates while some of their steps are not measured.
+    us: float = math.inf
+    steps: int = 0
+    estimated: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`phase` is measuring, ranking or racing.
+
+    `best` is the best cover so far and `framework` the framework op by op, both with what is known
+    at this moment. `whole_us` is the time of the best plan that was timed as a whole; infinite
+    before there is one.
     """
 
     phase: str
     detail: str
     measured: int
     rejected: int
-    best_us: float
-    framework_us: float
+    candidates: int
+    best: StepsSum
+    framework: StepsSum
     seconds_left: float
+    whole_us: float = math.inf
 
 
 Report = Callable[[Progress], None]

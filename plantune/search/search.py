@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,8 +37,16 @@ from plantune.search.kept_times import with_times
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
 from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
-from plantune.search.phases import Run, race_again, race_first, rank, rivals_ahead, time_plans
-from plantune.search.ranking import affordable, distinct, is_deterministic, plan_of
+from plantune.search.phases import (
+    NOT_COMPARED,
+    Run,
+    race_again,
+    race_first,
+    rank,
+    rivals_ahead,
+    time_plans,
+)
+from plantune.search.ranking import affordable, choose_alike, distinct, is_deterministic, plan_of
 from plantune.search.results import Report, Result, Settings, silent
 from plantune.search.step_search import StepSearch
 from plantune.search.studies import Studies
@@ -113,13 +122,15 @@ class Search:
                 return self._taken(run, plan)
             rivals = rivals_ahead(run)
             contenders = self._contenders(run.steps)
-            plans = rank(run, contenders, self._incumbent, state, built=self._known)
+            # Where calls use no plan yet they use the guess: nothing slower may take its place.
+            needed = self._guess if self._incumbent is None else None
+            plans = rank(run, contenders, self._incumbent, state, built=self._known, needed=needed)
             self._log.snapshot("ranking")
             self._best = plans[0]
             run.tell("racing")
             plan, race = race_first(replace(run, ahead=rivals()), plans)
             if self._is_less_than_the_guess(plan, plans):
-                raise OutOfTime("the guess that calls use without a plan was not compared")
+                raise OutOfTime(NOT_COMPARED)
         except OutOfTime:
             return self._without_race()
         state = self._log.snapshot("race")
@@ -130,7 +141,7 @@ class Search:
             plan = self._with_times(run, plan)
         self._database.put_plan(plan, self._environment)
         self._publish(plan)
-        gaps = race_notes(race, run.steps.best_us, run.steps.framework_us(), state)
+        gaps = race_notes(race, run.steps.best(), run.steps.framework(), state)
         return self._result(plan, race=race, notes=gaps)
 
     def partial(self) -> Result | None:
@@ -160,7 +171,7 @@ class Search:
             steps = self._steps = StepSearch(
                 graph, self.space, crew, store, builds=builds, studies=studies
             )
-        budget.race_s = self._race_s(steps.framework_us())
+        budget.race_s = self._race_s(steps.framework().us)
         start_all(workers, budget.cut_at("racing"))
         return Run(
             self.graph,
@@ -202,6 +213,7 @@ class Search:
             timings = time_plans(run, known, effort)
             order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))
             self._known = [known[i] for _, i in order]
+            run.steps.whole_us = min((us for us, _ in order), default=math.inf)
             # On busy cores a call may take a hundred times what its steps are thought to take.
             budget.race_s = max([budget.race_s, *(self._race_s(us) for us, _ in order[:1])])
         if self._known:
@@ -226,9 +238,9 @@ class Search:
         return plan_of(cover, self.graph, self.space, network=self.problem.network)
 
     def _contenders(self, steps: StepSearch) -> list[Plan]:
-        """The best plan that is known, the best cover, those picked by hand, the other covers and
-        known ones, and the default one: on a busy machine the first ones are all that is ranked,
-        and the sums of steps say least there.
+        """The best plan that is known, the guess, the best cover, those picked by hand, the other
+        covers and known ones, and the default one: on a busy machine the first ones are all that is
+        ranked, and the sums of steps say least there.
         """
         graph, name = self.graph, self.problem.network
         # Without a measured step the best cover is the default plan, and finding it takes seconds.
@@ -236,7 +248,7 @@ class Search:
         found = [self._plan_of(cover) for _, cover in covers]
         by_hand = [hand_plan(graph, self.space, network=name, without=w) for w in LEFT_OUT]
         plain = default_plan(graph, self.space, network=name)
-        first, others = self._known[:1], self._known[1:]
+        first, others = [*self._known[:1], *filter(None, [self._guess])], self._known[1:]
         return distinct([*first, *found[:1], *by_hand, *found[1:], *others, plain])
 
     def _is_less_than_the_guess(self, plan: Plan, ranked: Sequence[Plan]) -> bool:
@@ -245,9 +257,9 @@ class Search:
         """
         guess = self._guess
         plain = default_plan(self.graph, self.space, network=self.problem.network)
-        if guess is None or set(plan.choices) != set(plain.choices):
+        if guess is None or not choose_alike(plan, plain):
             return False
-        return not any(set(other.choices) == set(guess.choices) for other in ranked)
+        return not any(choose_alike(guess, other) for other in ranked)
 
     def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
         """The plan with its evidence, and who runs it."""
@@ -328,7 +340,7 @@ class Search:
             race,
             measured=self._steps.measured,
             rejected=len(self._steps.costs.outcomes) - self._steps.measured,
-            candidates=len({candidate.key for candidate in self._steps.candidates}),
+            candidates=self._steps.count,
             exhausted=self._steps.complete,
             budget_s=self.settings.budget_s,
             known=known,

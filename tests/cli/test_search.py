@@ -17,7 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.search.results import Progress, Result
+from plantune.search.results import Progress, Result, StepsSum
 
 from .conftest import FakeWorker, Run, measured, object_of
 
@@ -46,7 +46,18 @@ class FakeSearch:
         self._database, self._environment, self._report = database, environment, report
 
     def run(self, worker: FakeWorker) -> Result:
-        self._report(Progress("measuring", "stem: framework", 1, 2, 3000.0, 4000.0, 50.0))
+        self._report(
+            Progress(
+                "measuring",
+                "stem: framework",
+                1,
+                2,
+                9,
+                StepsSum(3000.0, 5),
+                StepsSum(4000.0, 9),
+                50.0,
+            )
+        )
         candidate: Candidate = self.plan.choices[0].candidate
         self._database.put_trial("a" * 64, candidate, self._environment, measured(10.0))
         FakeSearch.during()
@@ -95,7 +106,7 @@ def test_the_plan_is_kept_and_told(run: Run, cache: Path) -> None:
     assert data["workload"]["batch"] == 1
     assert (data["measured"], data["rejected"]) == (1, 2)
     assert sum(data["families"].values()) == len(data["plan"]["choices"])
-    progress = "1 measured, 2 rejected, best about 3 ms, framework 4 ms (0.75), 50 s left"
+    progress = "1 of 9 measured, 2 rejected, by steps 3 ms, framework by steps 4 ms"
     assert f"measuring: {progress}" in result.stderr
 
 

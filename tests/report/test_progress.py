@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from plantune.report.progress import EVERY_S, ProgressLine, StatusLine, progress_text, waiting
-from plantune.search.results import Progress
+from plantune.search.results import Progress, StepsSum
 
-EVENT = Progress("measuring", "stem: gemm", 3, 1, 3000.0, 4000.0, 41.6)
+BEST, FRAMEWORK = StepsSum(3000.0, 5), StepsSum(4000.0, 9)
+EVENT = Progress("measuring", "stem: gemm", 3, 1, 1200, BEST, FRAMEWORK, 41.6, 2900.0)
 
 
 class Terminal(io.StringIO):
@@ -29,16 +30,21 @@ class Clock:
 
 def test_the_text_tells_all() -> None:
     assert progress_text(EVENT) == (
-        "measuring: 3 measured, 1 rejected, best about 3 ms, framework 4 ms (0.75), 42 s left"
-        " - stem: gemm"
+        "measuring: 3 of 1,200 measured, 1 rejected, best plan 2.9 ms, by steps 3 ms, "
+        "framework by steps 4 ms, 42 s left - stem: gemm"
     )
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    text = progress_text(replace(EVENT, best_us=math.inf, detail=""))
-    assert text == "measuring: 3 measured, 1 rejected, 42 s left"
-    without = progress_text(replace(EVENT, framework_us=math.inf, detail=""))
-    assert without == "measuring: 3 measured, 1 rejected, best about 3 ms, 42 s left"
+    unknown = replace(EVENT, best=StepsSum(), framework=StepsSum(), whole_us=math.inf, detail="")
+    counts = "measuring: 3 of 1,200 measured, 1 rejected"
+    assert progress_text(unknown) == f"{counts}, 42 s left"
+    assert progress_text(replace(unknown, best=BEST)) == f"{counts}, by steps 3 ms, 42 s left"
+
+
+def test_a_sum_says_how_much_of_it_is_estimated() -> None:
+    text = progress_text(replace(EVENT, framework=StepsSum(4000.0, 9, 7)))
+    assert "by steps 3 ms, framework by steps 4 ms (7 of 9 estimated), 42 s left" in text
 
 
 def test_without_a_terminal_a_line_comes_with_a_phase_or_after_some_seconds() -> None:
@@ -66,12 +72,12 @@ def test_on_a_terminal_one_line_is_written_over_and_taken_away(
     stream = Terminal()
     line = ProgressLine(stream)
     line(EVENT)
-    line(replace(EVENT, best_us=math.inf, detail=""))
+    line(Progress("measuring", "", 3, 1, 9, StepsSum(), StepsSum(), 42.0))
     line.end()
     assert "\n" not in stream.getvalue()
     first, second, gone, last = stream.getvalue().split("\r")[1:]
     assert len(first) == len(second) == 59
-    assert second.rstrip() == "measuring: 3 measured, 1 rejected, 42 s left"
+    assert second.rstrip() == "measuring: 3 of 9 measured, 1 rejected, 42 s left"
     assert gone.strip() == last == ""
 
 

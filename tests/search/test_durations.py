@@ -165,4 +165,4 @@ def test_where_all_is_noisy_the_frameworks_ops_still_cover(graph, space, measure
     (cost, cover), *_ = steps.covers(1)
     assert {item.candidate.family for item in cover} <= {"framework", "view"}
     assert 0 < cost < math.inf
-    assert steps.framework_us() < math.inf
+    assert steps.framework().us < math.inf

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from plantune.default_plans import COMPILED, hand_plan
-from plantune.errors import WorkerDied
+from plantune.errors import OutOfTime, WorkerDied
 from plantune.machine import cpu_environment
 from plantune.measure.race import Race
 from plantune.measure.timing import Timing, ratio_interval
@@ -15,6 +17,7 @@ from plantune.outcome import Measured, Rejected
 from plantune.plan import candidates_by_step, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.search import known, phases, ranking, search
+from plantune.search.machine_log import MachineLog
 from plantune.search.results import Settings
 from plantune.search.search import Search
 from plantune.workload import Workload
@@ -104,6 +107,22 @@ def by_hand():
 
 
 @pytest.fixture
+def guess(by_hand, monkeypatch):
+    """What calls use without a plan: one that no other part of a search would come upon."""
+    plan, space = by_hand(PROBLEM), search_of(PROBLEM, Settings(), None, HERE).space
+    steps = check_plan(plan, PROBLEM.graph, space)
+    number = next(i for i, c in enumerate(plan.choices) if _family(c) == "onednn_conv")
+    step = next(step for step in steps if step.name == plan.choices[number].nodes[0])
+    plain = search.default_plan(PROBLEM.graph, space, network=PROBLEM.network)
+    alone = [c for c in plain.choices if c.nodes[0] in plan.choices[number].nodes]
+    assert len(step.nodes) == len(alone)
+    rest = (*plan.choices[:number], *plan.choices[number + 1 :])
+    made = replace(plan, choices=(*rest, *alone), origin="default")
+    monkeypatch.setattr(search, "guessed_plan", lambda graph, space, network: made)
+    return made
+
+
+@pytest.fixture
 def searched(database, worker, monkeypatch):
     """A search that measures nothing but what it begins with."""
     monkeypatch.setattr(search.StepSearch, "run", lambda steps, budget, report: None)
@@ -173,6 +192,51 @@ class TestBeginning:
         result = searched()
         assert worker.timed[0] == [guess]
         assert choices(result.plan) == choices(guess)
+
+    @pytest.mark.parametrize("busy", [False, True])
+    def test_the_guess_is_ranked_beside_what_was_found_though_other_plans_looked_better(
+        self, searched, worker, guess, database, by_hand, monkeypatch, busy
+    ):
+        """Whatever the sums of steps and the first few rounds say."""
+        state = SimpleNamespace(word="busy" if busy else "quiet", reason="", others=0.0)
+        monkeypatch.setattr(MachineLog, "snapshot", lambda self, phase: state)
+        monkeypatch.setattr(MachineLog, "evidence", lambda self: {})
+        monkeypatch.setattr(MachineLog, "warnings", lambda self: ())
+        database.put_plan(by_hand(OTHER), HERE)
+        rounds = []
+
+        def timed(graph, plans, effort, seed=0):
+            """The first time the known plan is quicker than the guess, then slower."""
+            rounds.append(plans)
+            us = 60.0 if len(rounds) == 1 else 40.0
+            return [steady(us if choices(plan) == choices(guess) else 50.0) for plan in plans]
+
+        monkeypatch.setattr(worker, "time_programs", timed)
+        assert choices(searched().plan) == choices(guess)
+
+    @pytest.mark.parametrize("late", ["at first", "in the ranking"])
+    def test_where_there_is_no_time_for_the_guess_nothing_takes_its_place(
+        self, searched, worker, guess, monkeypatch, late
+    ):
+        def timed(graph, plans, effort, seed=0):
+            if late == "at first" and len(plans) == 1:
+                raise OutOfTime("it took too long")
+            slow = Rejected("timeout", "it took too long")
+            return [slow if plan == guess and len(plans) > 1 else steady(50.0) for plan in plans]
+
+        monkeypatch.setattr(worker, "time_programs", timed)
+        if late == "at first":
+            monkeypatch.setattr(
+                ranking, "building_s", lambda plan, *others: 1e9 if plan == guess else 0.0
+            )
+        expected = (
+            pytest.warns(UserWarning, match="timeout")
+            if late == "in the ranking"
+            else nullcontext()
+        )
+        with expected:
+            result = searched()
+        assert (result.race, worker.races) == (None, [])
 
     def test_where_the_guess_is_not_ranked_the_frameworks_kernels_do_not_take_its_place(
         self, searched, worker, by_hand, monkeypatch

@@ -13,6 +13,7 @@ from plantune.outcome import Measured, Rejected
 from plantune.search.budget import Budget
 from plantune.search.judgement import race_notes
 from plantune.search.machine_log import MachineLog, SlowPhases
+from plantune.search.results import StepsSum
 
 MEASURED = Measured(30.0, 27.0, 33.0, 9, 1e-7, 1e-6, True)
 BUSY = State(2, others=1.9, names=("yes", "yes"))
@@ -94,8 +95,12 @@ def race(ours_us: float, eager_us: float, spread: float = 0.0) -> Race:
 
 
 def test_a_race_near_its_steps_needs_no_word() -> None:
-    assert race_notes(race(5000, 9000), 4700, 9700, BUSY) == []
-    assert race_notes(race(5000, 9000), float("inf"), 0.0, BUSY) == []
+    assert race_notes(race(5000, 9000), StepsSum(4700, 3), StepsSum(9700, 9), BUSY) == []
+    assert race_notes(race(5000, 9000), StepsSum(), StepsSum(0.0), BUSY) == []
+
+
+def test_a_sum_of_estimates_explains_nothing() -> None:
+    assert race_notes(race(5000, 9000), StepsSum(100, 3, 1), StepsSum(100, 9, 9), BUSY) == []
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,6 @@ def test_a_race_near_its_steps_needs_no_word() -> None:
 def test_a_race_far_from_its_steps_is_explained(
     ours: float, spread: float, state: State, why: str
 ) -> None:
-    (line,) = race_notes(race(ours, 9700, spread), 4700, 9700, state)
+    (line,) = race_notes(race(ours, 9700, spread), StepsSum(4700, 3), StepsSum(9700, 9), state)
     assert line.startswith(f"plantune: {ours / 1e3:.3g} ms in the race, its steps alone 4.7 ms: ")
     assert line.endswith(why)

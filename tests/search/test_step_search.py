@@ -15,7 +15,7 @@ from plantune.search.builds import Builds
 from plantune.search.clusters import MOST_FAULTS
 from plantune.search.costs import Costs
 from plantune.search.cover import best_covers
-from plantune.search.results import silent
+from plantune.search.results import StepsSum, silent
 from plantune.search.step_search import LEAST_PER_COVER, SLOWER, StepSearch
 
 PLENTY = 600.0
@@ -184,7 +184,30 @@ def test_progress_tells_of_every_measurement(search, measurer):
     search.run(Budget(PLENTY), told.append)
     assert len(told) == len(measurer.asked)
     assert [p.measured for p in told] == list(range(len(told)))
-    assert told[-1].best_us <= told[-1].framework_us
+    assert told[-1].best.us <= told[-1].framework.us
+
+
+def test_sums_of_steps_are_of_this_moment_and_say_how_much_is_estimated(search):
+    """However good estimates are made to look so that more is measured."""
+    framework, costs = search._framework, search.costs
+    ops = {c.step.nodes[0].op: c for c in framework}
+    first, *rest = ops.values()
+    assert search.framework().estimated == search.framework().steps == len(framework)
+    for number, candidate in enumerate(rest):
+        us = (2 if number else 1) * candidate.estimate_us
+        costs.learn(candidate, Measured(us, us, us, 9, 0.0, 1.0, True))
+    costs.discount = 0.5
+    assert len(rest) >= 2
+    assert costs.expected_us(first) >= first.estimate_us
+    assert search.framework().us == sum(map(costs.expected_us, framework))
+    assert (
+        search.framework().estimated == sum(not costs.knows(c) for c in framework) < len(framework)
+    )
+    before = search.best()
+    for candidate in framework:
+        costs.learn(candidate, Measured(1.0, 1.0, 1.0, 9, 0.0, 1.0, True))
+    assert search.framework() == StepsSum(float(len(framework)), len(framework), 0)
+    assert search.best().estimated < before.estimated
 
 
 class TestCosts:

@@ -14,7 +14,7 @@ from plantune import machine
 from plantune.canonical import Attrs
 from plantune.errors import InvalidPlan, UnsupportedDevice
 from plantune.machine import GPU, Environment, arch_of, cpu_environment, environment_of
-from plantune.plan_db.exchange import read_export
+from plantune.plan_db.exports import read_export
 from plantune.plan_db.stored import find_stored_plan
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from plantune.machine import cpu_environment
 from plantune.paths import data_folder
 from plantune.plan import check_plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import read_export
+from plantune.plan_db.exports import read_export
 from plantune.plan_db.rows import StoredPlan
 from plantune.problem import Problem
 from plantune.search.known import known_plans

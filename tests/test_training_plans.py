@@ -15,7 +15,7 @@ from plantune.canonical import Attrs
 from plantune.default_plans import default_plan
 from plantune.paths import data_folder
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans, import_plans, read_export
+from plantune.plan_db.exports import export_plans, import_plans, read_export
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
 

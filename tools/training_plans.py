@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from plantune.plan_db.exchange import read_export
+from plantune.plan_db.exports import read_export
 from plantune.plan_db.rows import StoredPlan
 from plantune.workload import Workload
 

@@ -13,7 +13,7 @@ from torch import fx
 from torch._dynamo.exc import SkipFrame
 from torch._ops import HigherOrderOperator
 
-from plantune.backend.options import budget_of
+from plantune.backend.options import allowance_of
 from plantune.backend.piece import Piece, pieces
 
 __all__ = ["Piece", "pieces", "plantune"]
@@ -31,9 +31,9 @@ def plantune(
 
     `mode` may be any of torch's and changes nothing: the plan says how a piece runs.
     """
-    budget = budget_of(mode, options)
+    allowance = allowance_of(mode, options)
     for node in graph.graph.nodes:
         if isinstance(node.target, HigherOrderOperator):  # such as a checkpoint
             # Python runs this function then, and Dynamo captures those that it calls.
             raise SkipFrame(f"plantune has no plan for {node.target.name()}")
-    return Piece(graph, examples, budget)
+    return Piece(graph, examples, allowance)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from plantune.backend.budget import Budget
+from plantune.backend.allowance import Allowance
 from plantune.runtime.module import TunedModule
 from plantune.runtime.stock import Stock
 
@@ -15,8 +15,8 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 KNOWN = ("budget",)
 
 
-def budget_of(mode: str | None, options: Mapping[str, Any] | None) -> Budget:
-    """The budget of a module: Dynamo hands over the same options with each of its pieces.
+def allowance_of(mode: str | None, options: Mapping[str, Any] | None) -> Allowance:
+    """The allowance of a module: Dynamo hands over the same options with each of its pieces.
 
     Raises ValueError for a mode or an option that is not known.
     """
@@ -24,9 +24,9 @@ def budget_of(mode: str | None, options: Mapping[str, Any] | None) -> Budget:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, got {mode!r}")
     if options is None:
         return _NONE
-    known = _budgets.get(id(options))
+    known = _allowances.get(id(options))
     if known is None:
-        known = _budgets[id(options)] = options, Budget(_seconds(options), search)
+        known = _allowances[id(options)] = options, Allowance(_seconds(options), search)
     return known[1]
 
 
@@ -53,6 +53,6 @@ def search(tuned: TunedModule, stock: Stock, seconds: float) -> None:
         search_for(sought, calls.device, seconds, report=report)
 
 
-_NONE = Budget(0.0, search)
+_NONE = Allowance(0.0, search)
 # With the options themselves, so that nothing else gets their id.
-_budgets: dict[int, tuple[Mapping[str, Any], Budget]] = {}
+_allowances: dict[int, tuple[Mapping[str, Any], Allowance]] = {}

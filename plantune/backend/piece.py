@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
-from plantune.backend.budget import Budget
+from plantune.backend.allowance import Allowance
 from plantune.backend.captured import Captured, Code, Inputs
 from plantune.backend.limits import detached, why_not
 from plantune.errors import InputMismatch, UnsupportedDevice, UnsupportedModule
@@ -77,7 +77,9 @@ class Piece:
     `why_not` says why the framework runs it, None if plans do.
     """
 
-    def __init__(self, graph: fx.GraphModule, examples: Sequence[Any], budget: Budget) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, examples: Sequence[Any], allowance: Allowance
+    ) -> None:
         self.name, self.line = name_of(graph), line_of(graph)
         self._eager, self._code = graph.forward, Code(graph, detached(graph))
         self._inputs = Inputs.of(graph, examples)
@@ -91,7 +93,7 @@ class Piece:
         self._owners: list[Owner] = []
         self._last: Owner | None = None
         self._calls = 0
-        self._lock, self._budget = threading.Lock(), budget
+        self._lock, self._allowance = threading.Lock(), allowance
         self.why_not = why_not(graph)
         self._is_said = False
         self._number = next(_numbers)
@@ -136,8 +138,8 @@ class Piece:
 
     def _tuned_for(self, owner: Owner, sizes: Given, given: Given) -> TunedModule:
         known = owner.tuned.get(sizes)
-        if known is not None and self._budget.waits and not _is_capturing():
-            self._budget.spend()
+        if known is not None and self._allowance.waits and not _is_capturing():
+            self._allowance.spend()
             known = owner.tuned.get(sizes)
         return known or self._new_tuned(owner, sizes, given)
 
@@ -152,7 +154,7 @@ class Piece:
             tuned = owner.tuned[sizes] = TunedModule(
                 owner.module, arguments, name=self.name, mode=self._mode, device=place
             )
-            self._budget.join(tuned, partial(owner.tuned.pop, sizes, None))
+            self._allowance.join(tuned, partial(owner.tuned.pop, sizes, None))
             return tuned
 
     def _by_torch(self, values: Given) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console, note
-from plantune.cli.exchange import summary_of
+from plantune.cli.exports import summary_of
 from plantune.cli.lookup import environment_here
 from plantune.cli.options import FILE, SECONDS, common_options, example
 from plantune.errors import PlantuneError
@@ -41,7 +41,7 @@ def merge_command(
     which only plans that were measured on a machine like this one can.
     """
     from plantune.paths import database_path
-    from plantune.plan_db.exchange import write_export
+    from plantune.plan_db.exports import write_export
     from plantune.plan_db.merging import merged
 
     for file in files:

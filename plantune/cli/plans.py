@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import Console, bold
-from plantune.cli.exchange import summary_of
+from plantune.cli.exports import summary_of
 from plantune.cli.lookup import database, environment_here, stored_plan
 from plantune.cli.merge import merge_command
 from plantune.cli.options import FILE, ID, ModelName, common_options, example, from_option

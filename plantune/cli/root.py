@@ -18,7 +18,7 @@ from plantune.errors import WorkerDied, WorkerFailed
 
 # In the order of a user's way; each is a module of its own, or one of these.
 COMMANDS = words("doctor search export import plans explain verify bench profile cache")
-MODULES = {"export": "exchange", "import": "exchange"}
+MODULES = {"export": "exports", "import": "exports"}
 # Later versions of click raise it with the help as its message; earlier ones show the help.
 NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])

@@ -30,8 +30,8 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def by_pixels(weight: Tensor) -> Tensor:
-    """A convolution's weight as (O, R, S, C): in channels_last memory it has this form, and so has
-    the weight of a linear layer.
+    """A convolution's weight as (O, R, S, C): in channels_last memory it has this arrangement, and
+    so has the weight of a linear layer.
     """
     return weight.permute(0, 2, 3, 1) if weight.dim() == 4 else weight[:, None, None, :]
 
@@ -57,7 +57,7 @@ class Parameter(ctypes.Structure):
 class Constant:
     """The value `name` as a kernel reads it.
 
-    It is read in place if that is allowed and it has this form already. Otherwise each pass fills
+    It is read in place if that is allowed and it is arranged so already. Otherwise each pass fills
     memory of the kernel's own with it: `order` views the value such that its elements come as in
     that memory, to which they are broadcast and cast. One that `packs` may also copy and pad with
     zeros, whatever dtype it is given. One that is read by `parameter` may also be of the dtype
@@ -106,7 +106,7 @@ class Constant:
         return self.order(self._values[self.name])
 
     def is_in_place(self) -> bool:
-        """Whether the value has the form that the kernel reads."""
+        """Whether the value has the arrangement that the kernel reads."""
         if not self._in_place or self.is_derived or self.name not in self._values:
             return False
         found = self.ordered()
@@ -138,7 +138,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Form:
+class Arrangement:
     """What makes a value a `Constant` of some kernel. Its memory has `rows` at least, which are
     zeros after those of `shape`.
     """
@@ -152,7 +152,7 @@ class Form:
     rows: int = 0
 
     def of(self, name: str, frame: Frame) -> Constant:
-        """The value `name` in this form."""
+        """The value `name` in this arrangement."""
         memory: Tensor | Room = Room(self.shape, self.dtype, frame.device)
         if self.rows and self.rows > self.shape[0]:
             whole = (self.rows, *self.shape[1:])
@@ -162,35 +162,36 @@ class Form:
         return Constant(frame.values, name, memory, self.order, also=self.also, **how)
 
 
-def conv_weight(type_: TensorType, rows: int = 0) -> Form:
+def conv_weight(type_: TensorType, rows: int = 0) -> Arrangement:
     """A convolution's weight as (O, R, S, C)."""
     o, c, r, s = type_.shape
     dtype, in_place = type_.torch_dtype, rows <= o
-    return Form((o, r, s, c), dtype, by_pixels, in_place=in_place, rows=rows)
+    return Arrangement((o, r, s, c), dtype, by_pixels, in_place=in_place, rows=rows)
 
 
-def in_rows(type_: TensorType) -> Form:
+def in_rows(type_: TensorType) -> Arrangement:
     """A constant of any shape, its last axis the innermost."""
-    return Form(type_.shape, type_.torch_dtype, as_it_is, in_place=True)
+    return Arrangement(type_.shape, type_.torch_dtype, as_it_is, in_place=True)
 
 
-def floats(count: int, rows: int = 0) -> Form:
+def floats(count: int, rows: int = 0) -> Arrangement:
     """A float32 number of each channel."""
-    return Form((count,), torch.float32, rows=rows)
+    return Arrangement((count,), torch.float32, rows=rows)
 
 
-def channel_values(type_: TensorType, count: int) -> Form:
+def channel_values(type_: TensorType, count: int) -> Arrangement:
     """A number of each channel, or one for all: as the parameter has it, or in float32."""
-    return Form((count,), torch.float32, in_place=True, also=type_.torch_dtype)
+    return Arrangement((count,), torch.float32, in_place=True, also=type_.torch_dtype)
 
 
 class Constants:
     """What a kernel reads of weights, by the kernel's own words; what is None is not there."""
 
-    def __init__(self, frame: Frame, read: Mapping[str, tuple[str | None, Form]]) -> None:
-        named = ((word, name, form) for word, (name, form) in read.items() if name is not None)
+    def __init__(self, frame: Frame, read: Mapping[str, tuple[str | None, Arrangement]]) -> None:
         self._values = frame.values
-        self._made = {word: form.of(name, frame) for word, name, form in named}
+        self._made = {
+            word: how.of(name, frame) for word, (name, how) in read.items() if name is not None
+        }
 
     def __contains__(self, word: str) -> bool:
         return word in self._made

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 
 from plantune.graph import Attrs, TensorType
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Form
+from plantune.kernels.constants import Arrangement
 from plantune.kernels.legality import first_reason
 from plantune.kernels.patterns.squeeze_excite import Layer
 from plantune.space import Arch
@@ -62,17 +62,17 @@ def why_not_mma(dtype: str, images: int, arch: Arch) -> str | None:
     return None
 
 
-def matrix(layer: Layer, type_: TensorType, unit: int = 1) -> Form:
+def matrix(layer: Layer, type_: TensorType, unit: int = 1) -> Arrangement:
     """A layer's weight by rows, which end at whole units of columns."""
     padding = -layer.depth % unit
     if not padding:
         shape = (layer.width, layer.depth)
-        return Form(shape, type_.torch_dtype, layer.rows, in_place=True)
+        return Arrangement(shape, type_.torch_dtype, layer.rows, in_place=True)
 
     def order(weight: Tensor) -> Tensor:
         return pad(layer.rows(weight), (0, padding))
 
-    return Form((layer.width, layer.depth + padding), type_.torch_dtype, order, packs=True)
+    return Arrangement((layer.width, layer.depth + padding), type_.torch_dtype, order, packs=True)
 
 
 def _up(size: int, multiple: int) -> int:

@@ -15,11 +15,11 @@ from plantune.runtime.captured import CapturedProgram
 from plantune.runtime.live_state import LiveState
 from plantune.runtime.own_leaves import leaf_of
 from plantune.runtime.program import Program
-from plantune.runtime.stock import Lease, Stock
+from plantune.runtime.stock import Loan, Stock
 from plantune.runtime.torch_internals import without_autocast
 from plantune.runtime.vmaps import Vmap
 
-# Private, but what torch's own compiled graphs use; without it a lease waits for the collector.
+# Private, but what torch's own compiled graphs use; without it a loan waits for the collector.
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 AnyProgram = Program | CapturedProgram
@@ -38,15 +38,15 @@ class TunedPass(torch.autograd.Function):
         ctx: Any, stock: Stock, names: tuple[str, ...], *inputs_and_parameters: Tensor
     ) -> Any:
         inputs = inputs_and_parameters[: len(inputs_and_parameters) - len(names)]
-        lease = stock.lease()
+        loan = stock.lend()
         try:
-            outputs = lease.instance.forward(*[x.detach() for x in inputs])
+            outputs = loan.instance.forward(*[x.detach() for x in inputs])
         except BaseException:
-            lease.discard()
+            loan.discard()
             raise
-        ctx.lease, ctx.names = lease, names
-        ctx.versions = _versions(lease)
-        graph = lease.instance.program.graph
+        ctx.loan, ctx.names = loan, names
+        ctx.versions = _versions(loan)
+        graph = loan.instance.program.graph
         # An input that no gradient reads may be overwritten, as in eager.
         named = zip(graph.inputs, inputs, strict=True)
         ctx.save_for_backward(*(x for (name, _), x in named if name in graph.saved))
@@ -62,24 +62,24 @@ class TunedPass(torch.autograd.Function):
                 "given to optimize for that"
             )
         ctx.saved_tensors  # noqa: B018 - raises where the graph was freed or the input changed
-        lease: Lease = ctx.lease
-        lease.stock.held.look()
-        if _versions(lease) != ctx.versions:
+        loan: Loan = ctx.loan
+        loan.stock.held.look()
+        if _versions(loan) != ctx.versions:
             raise WeightsChanged(
                 "a weight that a gradient reads was changed between forward and backward, so the "
                 "gradient would be wrong; step the optimizer after backward, and run forward again"
             )
-        program = lease.instance.program
+        program = loan.instance.program
         keeps = _keeps_graph()
         try:
-            with without_autocast(lease.stock.device.type):
+            with without_autocast(loan.stock.device.type):
                 gradients = gradients_of(program, output_gradients, again=keeps)
         except BaseException:
-            lease.discard()
+            loan.discard()
             raise
         if not keeps:
             program.forget()
-            lease.release()
+            loan.release()
         names = (*(name for name, _ in program.graph.inputs), *ctx.names)
         return (None, None, *(gradients.get(name) for name in names))
 
@@ -128,8 +128,8 @@ def _without_gradient(graph: Graph, outputs: Sequence[Tensor]) -> list[Tensor]:
     return [output for name, output in named if gradient_name(name) not in wanted]
 
 
-def _versions(lease: Lease) -> tuple[object, ...]:
-    weights: LiveState = lease.instance.read_backward
+def _versions(loan: Loan) -> tuple[object, ...]:
+    weights: LiveState = loan.instance.read_backward
     return weights.versions()
 
 

@@ -197,7 +197,7 @@ class Finder:
         """
         try:
             stock = self._proved(plan)
-            stock.lease().release()
+            stock.lend().release()
         except CANNOT_RUN as error:
             return str(error)
         return stock

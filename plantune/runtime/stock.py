@@ -99,8 +99,8 @@ def capture_on(device: torch.device) -> Capture:
     return (found[0] if found is not None else 0, stream)
 
 
-class Lease:
-    """An instance in use. It goes back to its stock on `release`, or when the lease is garbage."""
+class Loan:
+    """An instance in use. It goes back to its stock on `release`, or when the loan is garbage."""
 
     def __init__(self, stock: Stock, instance: Instance, capture: Capture | None = None) -> None:
         self.stock = stock
@@ -168,25 +168,25 @@ class Stock:
         along: what that holds is not known.
         """
         if self._on_gpu and (current_gpu() != self._index or is_capturing()):
-            return self._run_leased(*inputs)
+            return self._run_lent(*inputs)
         instance = self._taken()
         outputs = instance.replay(inputs)
         self.give_back(instance)
         return outputs
 
     @on_its_gpu
-    def _run_leased(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        with self.lease() as leased:
-            return leased.forward(*inputs)
+    def _run_lent(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        with self.lend() as lent:
+            return lent.forward(*inputs)
 
-    def lease(self) -> Lease:
-        return self._lease_on_gpu() if self._on_gpu else Lease(self, self._taken())
+    def lend(self) -> Loan:
+        return self._lend_on_gpu() if self._on_gpu else Loan(self, self._taken())
 
     @on_its_gpu
-    def _lease_on_gpu(self) -> Lease:
+    def _lend_on_gpu(self) -> Loan:
         if is_capturing():
-            return self._lease_in(capture_on(self.device))
-        return Lease(self, self._taken())
+            return self._lend_in(capture_on(self.device))
+        return Loan(self, self._taken())
 
     def _taken(self) -> Instance:
         try:
@@ -198,7 +198,7 @@ class Stock:
         self._alive.add(instance)
         return instance
 
-    def _lease_in(self, capture: Capture) -> Lease:
+    def _lend_in(self, capture: Capture) -> Loan:
         """In one capture, one stream orders what it is given."""
         with self._lock:
             own = self._captured.setdefault(capture, [])
@@ -216,7 +216,7 @@ class Stock:
                 else:
                     keeper.stocks.append((self, capture))
                 self._left_to_captures += 1
-            return Lease(self, instance, capture)
+            return Loan(self, instance, capture)
 
     def let_go(self, capture: Capture) -> None:
         """Drops what a capture uses, whose graph is gone."""
@@ -224,7 +224,7 @@ class Stock:
             self._left_to_captures -= len(self._captured.pop(capture, ()))
 
     def give_back(self, instance: Instance, capture: Capture | None = None) -> None:
-        # No lock: a collector may run this inside of `lease`, and append is atomic.
+        # No lock: a collector may run this inside of `lend`, and append is atomic.
         if capture is not None:
             if capture in self._captured:  # else its graph is gone
                 self._captured[capture].append(instance)

@@ -25,7 +25,7 @@ Priced = tuple[StepCandidate, float]
 
 
 @dataclass(frozen=True)
-class Conversion:
+class ConversionCost:
     """What it costs to change the layout of a value, roughly."""
 
     launch_us: float
@@ -36,7 +36,7 @@ class Conversion:
 
 
 # By the kind of arch: two cores with AVX-512; an H200, 2026-11-20.
-CONVERSIONS = {"cpu": Conversion(4.0, 8e3), "cuda": Conversion(2.5, 2e6)}
+CONVERSION_COSTS = {"cpu": ConversionCost(4.0, 8e3), "cuda": ConversionCost(2.5, 2e6)}
 
 
 class _State(NamedTuple):
@@ -98,7 +98,7 @@ def best_covers(
     graph: Graph,
     candidates: Iterable[Priced],
     wanted: int,
-    conversion: Conversion = CONVERSIONS["cpu"],
+    conversion: ConversionCost = CONVERSION_COSTS["cpu"],
     beam: int = BEAM,
 ) -> list[tuple[float, Cover]]:
     """Up to `wanted` covers with their summed cost, the cheapest first.
@@ -143,7 +143,10 @@ def _cheapest_by_first_node(candidates: Iterable[Priced]) -> dict[str, list[Pric
 
 
 def _options(
-    graph: Graph, starts: Mapping[str, Sequence[Priced]], conversion: Conversion, known: _Layouts
+    graph: Graph,
+    starts: Mapping[str, Sequence[Priced]],
+    conversion: ConversionCost,
+    known: _Layouts,
 ) -> dict[str, list[_Option]]:
     """The candidates by their first node."""
     # All bits first: what a value may have is known only then.

@@ -29,7 +29,7 @@ from plantune.plan import Plan, candidates_by_step, check_plan
 from plantune.problem import Problem
 from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
-from plantune.search.cover import CONVERSIONS, Conversion, Cover, best_covers
+from plantune.search.cover import CONVERSION_COSTS, ConversionCost, Cover, best_covers
 from plantune.search.ranking import plan_of
 from plantune.space import Arch
 from plantune.space.search_space import load_search_space
@@ -226,9 +226,9 @@ class Predictor:
         return PredictedStep(step, candidate, item.estimate_us, footprint)
 
 
-def conversion_on(arch: Arch) -> Conversion:
+def conversion_on(arch: Arch) -> ConversionCost:
     """What changing a layout costs on the chip of an arch."""
-    usual = CONVERSIONS[arch.kind]
+    usual = CONVERSION_COSTS[arch.kind]
     if arch.chip is None:
         return usual
     share = arch.chip.memory_gb_per_s / measured_chip().memory_gb_per_s

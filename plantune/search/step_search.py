@@ -19,7 +19,7 @@ from plantune.search.builds import Builds
 from plantune.search.candidates import FRAMEWORK, LONG_BUILD_S, Key, StepCandidate, step_candidates
 from plantune.search.clusters import Clusters, Weighed
 from plantune.search.costs import Costs
-from plantune.search.cover import CONVERSIONS, NARROW_BEAM, Cover, beam_for, best_covers
+from plantune.search.cover import CONVERSION_COSTS, NARROW_BEAM, Cover, beam_for, best_covers
 from plantune.search.crew import Crew, Measurer
 from plantune.search.results import Progress, Report, StepsSum
 from plantune.search.studies import Studies
@@ -68,7 +68,7 @@ class StepSearch:
         studies: Studies | None = None,
     ) -> None:
         self.graph = graph
-        self._conversion = CONVERSIONS[space.arch.kind]
+        self._conversion = CONVERSION_COSTS[space.arch.kind]
         self.candidates = step_candidates(graph, space)
         self.costs = Costs()
         self._clusters = Clusters(self.candidates, self.costs, studies)

@@ -15,7 +15,7 @@ from plantune.measure.timing import Timing
 from plantune.outcome import Outcome
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans, import_plans
+from plantune.plan_db.exports import export_plans, import_plans
 from plantune.step_times import StepTimes
 
 from .conftest import FakeWorker, Run, measured, object_of, timing

@@ -12,7 +12,7 @@ import pytest
 from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import read_export
+from plantune.plan_db.exports import read_export
 
 from .conftest import FakeWorker, Run, object_of
 

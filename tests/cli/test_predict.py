@@ -23,7 +23,7 @@ from plantune.measure.client import Worker
 from plantune.outcome import Rejected
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans, import_plans
+from plantune.plan_db.exports import export_plans, import_plans
 from plantune.runtime.choose import PredictedPlan
 
 from .conftest import FakeWorker, Run, changed, object_of

@@ -20,7 +20,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 from plantune.problem import PROBLEM_FIELDS, Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ from plantune.kernels.family import Candidate
 from plantune.outcome import Measured, Rejected
 from plantune.plan import Choice, Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 from plantune.problem import Problem
 from plantune.canonical import Attrs
 

@@ -15,7 +15,7 @@ from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.plan_db import recognition
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 
 Make = Callable[[Path], object]
 

@@ -21,7 +21,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans, import_plans, read_export
+from plantune.plan_db.exports import export_plans, import_plans, read_export
 from plantune.plan_db.rows import StoredPlan, checksum
 
 from .conftest import rows_of
@@ -265,7 +265,7 @@ def test_a_huge_file_is_refused_without_reading_it(
 def test_many_plans_are_refused(
     exported: Path, target: PlanDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plantune.plan_db.exchange.PLANS_LIMIT", 1)
+    monkeypatch.setattr("plantune.plan_db.exports.PLANS_LIMIT", 1)
     assert_refused(exported, target, "must hold 1 to 1 plans, got 2")
 
 

@@ -17,7 +17,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.problem import Problem
 

@@ -20,7 +20,7 @@ from plantune.machine import Environment
 from plantune.plan import Choice, Plan
 from plantune.plan_db import stored
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 from plantune.plan_db.merging import merged
 from plantune.plan_db.stored import find_stored_plan
 from plantune.plan_db.team import plans_of

@@ -16,7 +16,7 @@ import pytest
 from plantune.graph.graph import Graph
 from plantune.plan import Plan, check_plan, is_for, named_as
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans, import_plans
+from plantune.plan_db.exports import export_plans, import_plans
 from plantune.plan_db.plan_file import PlanFile, read_plan_file
 from plantune.plan_db.rows import StoredPlan
 from plantune.plan_db.stored import find_stored_plan

@@ -22,7 +22,7 @@ from plantune.kernels.family import Candidate
 from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import se_resnet9_fixup
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 from plantune.plan_db.proofs import remember_proof
 from plantune.space.search_space import load_search_space
 
@@ -155,7 +155,7 @@ class TestPlans:
         model = optimize(small, images, plan=plan)
         model(images)
         assert model.plan is plan
-        with model.stock().lease() as instance:
+        with model.stock().lend() as instance:
             assert instance.program.plan is plan
 
     @pytest.mark.parametrize("given", [str, lambda path: path], ids=["str", "Path"])

@@ -349,10 +349,10 @@ def test_a_capture_takes_no_instance_that_another_thread_has_taken(
     """Calls take idle instances without a lock, so one may go while a capture looks at it."""
     model = tuned(small, images)
     stock = model.stock()
-    first, second = stock.lease(), stock.lease()
-    for lease in (first, second):
-        lease.instance.forward(images)
-        lease.release()
+    first, second = stock.lend(), stock.lend()
+    for loan in (first, second):
+        loan.instance.forward(images)
+        loan.release()
     taken = []
     is_due = stock_module.Instance.is_due
 
@@ -362,6 +362,6 @@ def test_a_capture_takes_no_instance_that_another_thread_has_taken(
         return is_due(instance)
 
     monkeypatch.setattr(stock_module.Instance, "is_due", is_due_while_a_call_begins)
-    captured = stock._lease_in((1, 0))
+    captured = stock._lend_in((1, 0))
     assert len(taken) == 1
     assert captured.instance is not taken[0]

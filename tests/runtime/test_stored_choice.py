@@ -25,7 +25,7 @@ from plantune.kernels import torch_ops
 from plantune.machine import cpu_environment
 from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans
+from plantune.plan_db.exports import export_plans
 from plantune.plan_db.proofs import remember_proof
 from plantune.runtime import choose
 from plantune.runtime.choose import NoStoredPlan
@@ -340,14 +340,14 @@ def test_beside_one_that_fits_it_is_not_mentioned(store, plan):
 def test_a_plan_that_cannot_run_any_more_is_passed_over(store, monkeypatch, error):
     """F31, F34, F35: libraries changed since, or less memory is free."""
     number = store()
-    lease = choose.Stock.lease
+    lend = choose.Stock.lend
 
     def fails(stock):
         if stock.plan.origin != "default":
             raise error
-        return lease(stock)
+        return lend(stock)
 
-    monkeypatch.setattr(choose.Stock, "lease", fails)
+    monkeypatch.setattr(choose.Stock, "lend", fails)
     model, said = loaded()
     assert model.plan.origin == "default"
     ((kind, text),) = said

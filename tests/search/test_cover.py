@@ -16,7 +16,14 @@ from plantune.graph.fusions import all_fusions
 from plantune.graph.partition import alternatives, partition_into
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
-from plantune.search.cover import BEAM, CONVERSIONS, MOST_STATES, NARROW_BEAM, beam_for, best_covers
+from plantune.search.cover import (
+    BEAM,
+    CONVERSION_COSTS,
+    MOST_STATES,
+    NARROW_BEAM,
+    beam_for,
+    best_covers,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ def cost_of(graph, cover, costs):
         total += us[item.nodes, item.candidate]
         for name, layout in item.demands.items():
             if layouts.get(name, layout) != layout:
-                total += CONVERSIONS["cpu"].time_us(graph.types[name])
+                total += CONVERSION_COSTS["cpu"].time_us(graph.types[name])
         layouts.update(item.makes)
     return total
 
@@ -114,7 +121,7 @@ def test_a_conversion_has_its_price(graph):
     steps = [step for step in alternatives(graph, all_fusions()) if len(step.nodes) == 1]
     costs = [priced(step, 10.0, "nchw") for step in steps]
     conv2 = next(step for step in steps if step.name == "conv2/conv2d")
-    price = CONVERSIONS["cpu"].time_us(graph.types["conv2/conv2d"])
+    price = CONVERSION_COSTS["cpu"].time_us(graph.types["conv2/conv2d"])
     saved = [priced(conv2, 10.0 - price / 2, "nhwc")]
     assert {o.candidate.config["layout"] for o in best_covers(graph, costs + saved, 1)[0][1]} == {
         "nchw"

@@ -16,7 +16,7 @@ from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.overload import CONCAT, joined
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Constants, Form, Parameter, channel_values
+from plantune.kernels.constants import Arrangement, Constants, Parameter, channel_values
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
 from plantune.kernels.patterns.expression import Chain, expression, functors
 from plantune.kernels.pitch import pitch_of
@@ -156,7 +156,7 @@ def _may_follow(part: str | None, node: Node, chain: list[str]) -> bool:
     return not chain and node.attrs["axis"] == 1
 
 
-def _constants(parts: ConcatParts) -> Mapping[str, tuple[str | None, Form]]:
+def _constants(parts: ConcatParts) -> Mapping[str, tuple[str | None, Arrangement]]:
     found = {"scale": parts.scale, "bias": parts.bias}
     return {
         part: (name, channel_values(parts.step.types[name], parts.type.shape[1]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from plantune.cuda import cudnn
 from plantune.graph import Step
-from plantune.kernels.constants import Constants, Form, conv_weight, floats
+from plantune.kernels.constants import Arrangement, Constants, conv_weight, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily, SearchSpace, refuse
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.layouts import aligned, view_bytes
@@ -57,7 +57,7 @@ class CudnnParts(ConvParts):
         return {"x": self.x} if residual is None else {"x": self.x, "residual": residual}
 
     @property
-    def constants(self) -> dict[str, tuple[str | None, Form]]:
+    def constants(self) -> dict[str, tuple[str | None, Arrangement]]:
         """The weight as KRSC, anything else in float32."""
         types, epilogue = self.step.types, self.epilogue
         vectors = {"scale": epilogue.scale, "bias": epilogue.bias, "offset": epilogue.offset}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Constants, Form
+from plantune.kernels.constants import Arrangement, Constants
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
@@ -114,11 +114,11 @@ class _Arguments(ctypes.Structure):
     _fields_ = arguments("count:longlong")
 
 
-def _constants(parts: DepthwiseParts) -> Mapping[str, tuple[str | None, Form]]:
+def _constants(parts: DepthwiseParts) -> Mapping[str, tuple[str | None, Arrangement]]:
     """The filters by their taps, and numbers of each channel."""
     type_ = parts.step.types[parts.weight]
     shape = (*parts.filter, 1, parts.outputs)
-    filters: Any = {"w": (parts.weight, Form(shape, type_.torch_dtype, _by_taps))}
+    filters: Any = {"w": (parts.weight, Arrangement(shape, type_.torch_dtype, _by_taps))}
     return {**filters, **channel_parts(parts.step, parts.epilogue)}
 
 

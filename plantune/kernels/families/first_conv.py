@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from plantune.cuda.structs import fields
-from plantune.kernels.constants import Constants, Form, floats
+from plantune.kernels.constants import Arrangement, Constants, floats
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, Step, images, refuse
 from plantune.kernels.hopper.family import COSTS, WarpgroupFamily
 from plantune.kernels.hopper.products import ELEMENTS, product
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, {resident})
 
 
 @dataclass(frozen=True)
-class Design:
+class FirstConvDesign:
     """Sizes of the problem, and of what a warpgroup makes of it."""
 
     epilogue: ConvEpilogue
@@ -175,10 +175,10 @@ class FirstConv(WarpgroupFamily[FirstParts]):
         )
         return parts
 
-    def design(self, parts: FirstParts, config: Attrs) -> Design:
+    def design(self, parts: FirstParts, config: Attrs) -> FirstConvDesign:
         x, weight, conv, out = parts.sizes(*parts.conv.inputs, parts.conv.name, parts.y)
         rows, groups = config["rows"], config["threads"] // WARPGROUP
-        return Design(parts.epilogue, parts.pool, x, weight, conv, out, rows, groups)
+        return FirstConvDesign(parts.epilogue, parts.pool, x, weight, conv, out, rows, groups)
 
     def why_not_config(self, parts: FirstParts, config: Attrs, arch: Arch) -> str | None:
         rows = self.design(parts, config).out[2]
@@ -226,7 +226,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = fields("x weight scale bias y")
 
 
-def read_constants(parts: FirstParts, design: Design, frame: Frame) -> Constants:
+def read_constants(parts: FirstParts, design: FirstConvDesign, frame: Frame) -> Constants:
     """The weight as products read it, scale and bias in float32; all padded with zeros."""
     (o, c, rows, s), tiles, steps = design.weight, design.tiles_o, design.steps
     wide = (tiles * TILE_O, rows, steps * 16 // design.pixel, design.pixel)
@@ -237,7 +237,7 @@ def read_constants(parts: FirstParts, design: Design, frame: Frame) -> Constants
         return padded.view(tiles, 4, 8, 2, rows, steps, 2, 8).permute(0, 4, 5, 6, 1, 3, 2, 7)
 
     dtype, vector = parts.step.types[parts.x].torch_dtype, floats(o, tiles * TILE_O)
-    weight = Form((tiles, rows, steps, 2, 4, 2, 8, 8), dtype, ordered, packs=True)
+    weight = Arrangement((tiles, rows, steps, 2, 4, 2, 8, 8), dtype, ordered, packs=True)
     return Constants(
         frame,
         {

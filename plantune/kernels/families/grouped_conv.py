@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Constants, Form
+from plantune.kernels.constants import Arrangement, Constants
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
-from plantune.kernels.patterns.other_step import as_convolution, filter_form
+from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
 from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
 from plantune.kernels.small_matrix import MMA_FROM
 from plantune.kernels.warp_mma import DTYPES, why_not_elements
@@ -201,19 +201,19 @@ class _Arguments(ctypes.Structure):
     _fields_ = arguments()
 
 
-def _constants(parts: GroupedParts) -> Mapping[str, tuple[str | None, Form]]:
+def _constants(parts: GroupedParts) -> Mapping[str, tuple[str | None, Arrangement]]:
     """The filters as the products read them, and numbers of each channel."""
     groups, (rows, columns) = parts.groups, parts.filter
     steps = -(-rows * columns * groups.inputs // UNIT // 2)
     shape = (groups.count, groups.outputs // UNIT, steps, UNIT, 4, 2, 2)
 
-    filters = filter_form(parts.step, parts.weight)
+    filters = filter_arrangement(parts.step, parts.weight)
 
     def packed(weight: Tensor) -> Tensor:
         return _by_lanes(filters.order(weight).permute(0, 3, 1, 2), groups, shape)
 
-    form = Form(shape, parts.step.types[parts.weight].torch_dtype, packed, packs=True)
-    return {"w": (parts.weight, form), **channel_parts(parts.step, parts.epilogue)}
+    arrangement = Arrangement(shape, parts.step.types[parts.weight].torch_dtype, packed, packs=True)
+    return {"w": (parts.weight, arrangement), **channel_parts(parts.step, parts.epilogue)}
 
 
 def _by_lanes(weight: Tensor, groups: Groups, shape: tuple[int, ...]) -> Tensor:

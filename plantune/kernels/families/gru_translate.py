@@ -122,18 +122,18 @@ class GruTranslate(CudaFamily[Sentences]):
         room = kernel.blocks_at_once(THREADS, shared_bytes)
         if room < _blocks(parts):
             raise BuildError(f"{_blocks(parts)} blocks must run at once, {room} can")
-        exchange, grid = Exchange(parts, together, frame.device), (_blocks(parts), 1, 1)
+        messages, grid = Messages(parts, together, frame.device), (_blocks(parts), 1, 1)
 
         def launch(stream: int) -> None:
             states = None if encode is None else encode(stream)
             for first in range(0, parts.samples, together):
-                arguments = exchange.arguments(parts, constants, frame, first, states)
+                arguments = messages.arguments(parts, constants, frame, first, states)
                 kernel.launch(stream, grid, THREADS, [arguments], shared_bytes=shared_bytes)
 
         return Binding(launch, constants=constants.all)
 
 
-class Exchange:
+class Messages:
     """What the blocks of a launch tell each other. It outlives a launch: tags tell launches apart,
     and begin with zeros.
     """

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from plantune.errors import IllegalCandidate
-from plantune.kernels.constants import Constants, Form, floats
+from plantune.kernels.constants import Arrangement, Constants, floats
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, Frame, Step, refuse
 from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import (
@@ -26,7 +26,7 @@ from plantune.kernels.cutlass.launch import ConvOperands
 from plantune.kernels.launcher import Launcher
 from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.kernels.patterns.expression import Chain, functions_in
-from plantune.kernels.patterns.other_step import as_convolution, filter_form
+from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
 
 UNALIGNED_THREADS, UNALIGNED_BLOCKS_MAX = 256, 1 << 16
 
@@ -83,10 +83,10 @@ class ImplicitGemmConv(cutlass.ProductFamily[GemmParts]):
 
     def constants(self, parts: GemmParts, frame: Frame) -> Constants:
         """What the kernels read of weights."""
-        return read_constants(parts, frame, filter_form(parts.step, parts.weight))
+        return read_constants(parts, frame, filter_arrangement(parts.step, parts.weight))
 
 
-def read_constants(parts: GemmParts, frame: Frame, weight: Form) -> Constants:
+def read_constants(parts: GemmParts, frame: Frame, weight: Arrangement) -> Constants:
     """The filter as KRSC, float32 vectors, and the offset."""
     epilogue, k = parts.epilogue, parts.outputs
     return Constants(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from plantune.graph import Node, Step, TensorType
-from plantune.kernels.constants import Constants, Form
+from plantune.kernels.constants import Arrangement, Constants
 from plantune.kernels.families.implicit_gemm_conv import GemmParts, ImplicitGemmConv, read_constants
 from plantune.kernels.family import Arch, Attrs, Frame, refuse
 from plantune.kernels.patterns.other_step import OtherStep
@@ -40,7 +40,7 @@ class ImplicitGemmDgrad(ImplicitGemmConv):
     def constants(self, parts: GemmParts, frame: Frame) -> Constants:
         c, o, r, s = parts.step.types[parts.weight].shape
         dtype = parts.step.types[parts.weight].torch_dtype
-        return read_constants(parts, frame, Form((c, r, s, o), dtype, turned, packs=True))
+        return read_constants(parts, frame, Arrangement((c, r, s, o), dtype, turned, packs=True))
 
 
 def turned(weight: Tensor) -> Tensor:

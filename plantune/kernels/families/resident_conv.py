@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
 
 
 @dataclass(frozen=True)
-class Design:
+class ResidentDesign:
     """A convolution's tile, and what a block takes: `stages` boxes are in flight for each
     warpgroup.
     """
@@ -207,9 +207,9 @@ class ResidentConv(hopper.ConvFamily[hopper.WarpgroupParts]):
             }
         )
 
-    def design(self, parts: hopper.WarpgroupParts, config: Attrs) -> Design:
+    def design(self, parts: hopper.WarpgroupParts, config: Attrs) -> ResidentDesign:
         stages, groups = int(config["stages"]), int(config["threads"]) // WARPGROUP
-        return Design(parts.epilogue, parts.shape, stages, groups, self.flips)
+        return ResidentDesign(parts.epilogue, parts.shape, stages, groups, self.flips)
 
     def source(self, parts: hopper.WarpgroupParts, config: Attrs, arch: Arch) -> str:
         design = self.design(parts, config)
@@ -267,7 +267,7 @@ class ResidentConv(hopper.ConvFamily[hopper.WarpgroupParts]):
         whole_us = busy + moving_us if phases else max(busy, moving_us)
         return cost["launch_us"] + whole_us + beside + sums_us
 
-    def constants(self, parts: ConvParts, design: Design, frame: Frame) -> Constants:
+    def constants(self, parts: ConvParts, design: ResidentDesign, frame: Frame) -> Constants:
         return read_constants(parts, design, frame)
 
 
@@ -277,7 +277,7 @@ class _Arguments(ctypes.Structure):
     _fields_ = fields("scale bias residual saved y unshifted offset:one parts", one=Parameter)
 
 
-def read_constants(parts: ConvParts, design: Design, frame: Frame) -> Constants:
+def read_constants(parts: ConvParts, design: ResidentDesign, frame: Frame) -> Constants:
     """The filter as (O, R, S, C), and float32 scales and biases.
 
     A tile reads whole 16 channels: of a filter without them a copy is padded with zeros.

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plantune.kernels.constants import Constants, Form, channel_values
+from plantune.kernels.constants import Arrangement, Constants, channel_values
 from plantune.kernels.families.hopper_dgrad import GradientParts
-from plantune.kernels.families.resident_conv import Design, ResidentConv
+from plantune.kernels.families.resident_conv import ResidentConv, ResidentDesign
 from plantune.kernels.family import Arch, Attrs, Frame, Step, refuse
 from plantune.kernels.hopper.family import WarpgroupParts
 from plantune.kernels.hopper.resident import TILE_O
@@ -54,14 +54,14 @@ class ResidentDgrad(ResidentConv):
             return f"phases read all {shape.chunks * CHUNK} channels, {stages} stages hold less"
         return super().why_not_config(parts, config, arch)
 
-    def constants(self, parts: ConvParts, design: Design, frame: Frame) -> Constants:
+    def constants(self, parts: ConvParts, design: ResidentDesign, frame: Frame) -> Constants:
         type_ = parts.step.types[parts.weight]
         o, c, r, s = type_.shape
         rows = 0 if c % 16 == 0 else design.tiles_o * TILE_O
-        form = Form((c, r, s, o), type_.torch_dtype, by_image_channels, rows=rows)
+        arrangement = Arrangement((c, r, s, o), type_.torch_dtype, by_image_channels, rows=rows)
         offset = parts.epilogue.offset
         one = channel_values(parts.step.types[offset or parts.weight], 1)
-        return Constants(frame, {"w": (parts.weight, form), "offset": (offset, one)})
+        return Constants(frame, {"w": (parts.weight, arrangement), "offset": (offset, one)})
 
 
 def by_image_channels(weight: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
-from plantune.kernels.constants import Form
+from plantune.kernels.constants import Arrangement
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, P, Step
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.launch import images_read, placing_bytes
 from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ROW_BYTES, ConvShape, conv_shape, reused_box
 from plantune.kernels.patterns.epilogue import ConvEpilogue, ConvParts, channel_parts
-from plantune.kernels.patterns.other_step import filter_form
+from plantune.kernels.patterns.other_step import filter_arrangement
 
 # The table of an arch's costs that all families of warpgroups read.
 COSTS = "warpgroups"
@@ -54,11 +54,11 @@ class WarpgroupParts(ConvParts):
 
 def filter_and_scalars(
     step: Step, epilogue: ConvEpilogue, w: str = "w", prefix: str = ""
-) -> dict[str, tuple[str, Form]]:
+) -> dict[str, tuple[str, Arrangement]]:
     """What a convolution reads of weights, as `Launch` asks for it."""
     weight = epilogue.conv.inputs[1]
     scalars = channel_parts(step, epilogue, prefix)
-    return {w: (weight, filter_form(step, weight)), **scalars}
+    return {w: (weight, filter_arrangement(step, weight)), **scalars}
 
 
 H = TypeVar("H", bound=WarpgroupParts)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from plantune.cuda.structs import fields
 from plantune.errors import IllegalCandidate
 from plantune.graph import Attrs, Step
-from plantune.kernels.constants import Form, Parameter, channel_values
+from plantune.kernels.constants import Arrangement, Parameter, channel_values
 from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.family import HopperFamily, WarpgroupParts, why_not_reuse
 from plantune.kernels.hopper.launch import Scalars
@@ -68,10 +68,10 @@ class SeFamily(HopperFamily[S]):
         )
 
 
-def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Form]]:
+def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Arrangement]]:
     """Both layers by rows, and their biases, by the words of SeScalars."""
     types = parts.step.types
-    found: dict[str, tuple[str | None, Form]] = {}
+    found: dict[str, tuple[str | None, Arrangement]] = {}
     for number, layer in (("1", parts.layers.squeeze), ("2", parts.layers.excite)):
         type_ = types[layer.weight]
         found[f"weight{number}"] = (layer.weight, matrix(layer, type_))

@@ -9,7 +9,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import numbers_apart
-from plantune.kernels.constants import Form, channel_values
+from plantune.kernels.constants import Arrangement, channel_values
 from plantune.kernels.family import Parts
 from plantune.kernels.legality import refuse
 from plantune.kernels.patterns.expression import ADDED, Chain, functions_in
@@ -177,7 +177,7 @@ def offset_by(node: Node) -> str:
 
 def channel_parts(
     step: Step, epilogue: ConvEpilogue, prefix: str = ""
-) -> dict[str, tuple[str, Form]]:
+) -> dict[str, tuple[str, Arrangement]]:
     """Scale, bias and offset if there are any, as kernels read numbers of each channel."""
     channels = epilogue.conv.types[0].shape[1]
     named = {part: getattr(epilogue, part) for part in ("scale", "bias", "offset")}

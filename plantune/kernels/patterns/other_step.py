@@ -17,7 +17,7 @@ from torch import Tensor
 from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
-from plantune.kernels.constants import Form, by_pixels, conv_weight
+from plantune.kernels.constants import Arrangement, by_pixels, conv_weight
 from plantune.kernels.legality import refuse
 
 EIGHT = 8  # channels, without which most of these kernels run no pixel
@@ -119,26 +119,26 @@ def _of_wide_pixels(step: Step, conv: Node) -> Step:
     )
 
 
-def filter_form(step: Step, name: str) -> Form:
+def filter_arrangement(step: Step, name: str) -> Arrangement:
     """A convolution's weight as (O, R, S, C), as the step that was asked for has it."""
-    form = conv_weight(step.types[name])
+    arrangement = conv_weight(step.types[name])
     if not isinstance(step, OtherStep) or step.asked.types[name] == step.types[name]:
-        return form
+        return arrangement
 
     first = step.asked.nodes[0]
     if first.op == "reshape":
         _, *image = step.asked.types[first.inputs[0]].shape
         rows, columns = image[1:]
         return replace(
-            form,
-            shape=(form.shape[0], rows, columns, image[0]),
+            arrangement,
+            shape=(arrangement.shape[0], rows, columns, image[0]),
             order=lambda weight: weight.unflatten(1, image).permute(0, 2, 3, 1),
         )
 
     def order(weight: Tensor) -> Tensor:
-        return by_pixels(weight).reshape(form.shape)
+        return by_pixels(weight).reshape(arrangement.shape)
 
-    return replace(form, order=order, packs=True)
+    return replace(arrangement, order=order, packs=True)
 
 
 def _of_rows(step: Step, product: Node) -> Step:

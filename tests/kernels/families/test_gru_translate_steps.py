@@ -80,7 +80,7 @@ class Lent:
         self.graph, self.plan, self.space, self.held = graph, plan, space, held
         self.frozen, self.match = frozen, None
 
-    def lease(self):
+    def lend(self):
         return self
 
     def release(self):

@@ -8,7 +8,7 @@ import torch
 from plantune.errors import IllegalCandidate
 from plantune.kernels.families import hopper_conv, implicit_gemm_conv
 from plantune.kernels.patterns.epilogue import conv_epilogue
-from plantune.kernels.patterns.other_step import as_convolution, filter_form
+from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
 from plantune.kernels.registry import candidates, estimate_us
 from plantune.space.search_space import load_search_space
 
@@ -129,7 +129,7 @@ def test_the_wide_convolution_is_the_same(step_of):
     (x, x_type), (w, w_type) = step.inputs
     image = torch.randn(x_type.shape).contiguous(memory_format=torch.channels_last)
     weight = torch.randn(w_type.shape)
-    form = filter_form(wide, w)
+    form = filter_arrangement(wide, w)
     filters = form.order(weight)
     assert filters.shape == form.shape
     pixels = image.permute(0, 2, 3, 1).reshape(2, 24, 8, 16).permute(0, 3, 1, 2)
@@ -215,7 +215,7 @@ def test_a_flat_image_is_a_row_of_its_pixels(step_of):
     step = step_of(flat)
     wide = as_convolution(step)
     assert wide.layouts == {"x0": "nhwc"}
-    form = filter_form(wide, "w0")
+    form = filter_arrangement(wide, "w0")
     image, weight, bias = torch.randn(3, 8, 4, 5), torch.randn(16, 160), torch.randn(16)
     filters = form.order(weight)
     assert filters.shape == form.shape == (16, 4, 5, 8)

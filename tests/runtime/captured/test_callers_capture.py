@@ -99,10 +99,10 @@ def test_calls_on_one_stream_of_a_capture_share_an_instance(model, x, capture, u
 
 def test_another_stream_of_a_capture_needs_another_instance(model, x, capture, used):
     """Nothing orders the two."""
-    leases = [model.stock().lease() for _ in range(2)]
-    for lease in leases:
-        lease.instance.forward(x)
-        lease.release()
+    loans = [model.stock().lend() for _ in range(2)]
+    for loan in loans:
+        loan.instance.forward(x)
+        loan.release()
     with capture(1):
         model(x)
         first, Stream.current = Stream.current, Stream()
@@ -213,4 +213,4 @@ def test_captures_are_not_passes_that_wait_for_their_backward_pass(x, capture):
 @pytest.mark.usefixtures("captures")
 def test_a_stock_without_a_ready_instance_says_what_to_do(model):
     with pytest.raises(CaptureError, match="call the module once before each capture"):
-        model.stock()._lease_in((1, 2))
+        model.stock()._lend_in((1, 2))

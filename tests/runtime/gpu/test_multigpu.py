@@ -83,7 +83,7 @@ def test_moved_to_another_gpu_it_runs_through_the_framework(module, images):
 
 def test_where_a_capture_fails_the_current_gpu_stays(module, images, monkeypatch):
     model = optimize(module, images, fallback="silent")
-    held = model.stock().lease()
+    held = model.stock().lend()
     program = held.instance.program._program
 
     def broken():

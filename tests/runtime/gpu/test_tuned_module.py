@@ -65,7 +65,7 @@ class TestPasses:
     def test_it_is_captured(self, small, images):
         model = optimize(small, images)
         model(images)
-        with model.stock().lease() as instance:
+        with model.stock().lend() as instance:
             assert isinstance(instance.program, CapturedProgram)
 
     def test_a_thousand_replays_with_other_inputs_and_weights(self, small, images):
@@ -304,7 +304,7 @@ class TestLoading:
 
     def test_a_failing_capture_leaves_a_sane_state(self, small, images, monkeypatch):
         model = optimize(small, images, fallback="silent")
-        replaced = model.stock().lease()
+        replaced = model.stock().lend()
         program = replaced.instance.program._program
         run = program.run_forward
 

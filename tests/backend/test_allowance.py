@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune.backend import options, pieces
-from plantune.backend.budget import SearchEnded
+from plantune.backend.allowance import SearchEnded
 from plantune.errors import WorkerDied
 from plantune.machine import cpu_environment
 from plantune.plan_db.database import PlanDatabase

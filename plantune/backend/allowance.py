@@ -70,7 +70,7 @@ class _Waiting:
     forget: Callable[[], object]
 
 
-class Budget:
+class Allowance:
     """Pieces join with their first call. When one of them is called again, all of the module's have
     run, and what is left is spent: each gets a part by the time that it takes.
     """

@@ -15,7 +15,7 @@ from plantune.errors import InvalidDatabase, NoPlan, PlantuneError, ReadOnlyData
 from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
-from plantune.plan_db.exchange import export_plans, import_plans, read_export
+from plantune.plan_db.exports import export_plans, import_plans, read_export
 
 MakePlan = Callable[..., Plan]
 

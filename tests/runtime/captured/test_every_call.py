@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.cuda.capture import no_collection
 from plantune.kernels import build
 from plantune.runtime import choose
 from plantune.runtime.captured import CapturedProgram
@@ -35,11 +36,12 @@ def functions_of(call) -> list[str]:
         if event == "call":
             found.append(frame.f_code.co_name)
 
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
+    with no_collection():
+        sys.setprofile(note)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from plantune.default_plans import FALLBACK, default_plan
 from plantune.errors import IllegalCandidate
@@ -11,7 +13,7 @@ from plantune.graph import Graph, Step
 from plantune.graph.partition import partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
-from plantune.measure.timing import Timing, in_common, ratio_interval
+from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
 from plantune.runtime.branches import branches_of
@@ -28,8 +30,9 @@ TIE_RESAMPLES = 200
 # Of few rounds on a busy machine everything ties: what looks slower than this is not preferred for
 # being simple. So a search at batch 32 had kept a plan that took 1.27 of another's time.
 UNSURE = 0.02
-# Plans that are slower by at most this in few rounds may be the fastest: they run some more.
-CLOSE = 0.06
+# Plans that are slower by at most this in few rounds of one make may be the fastest: they run some
+# more. By the kind of arch: on a CPU two makes of one plan were 8 % apart.
+CLOSE = {"cpu": 0.1, "cuda": 0.06}
 # Candidates that are slower by more than this alone are not compared again.
 NEAR = 1.15
 RUNNERS_UP = 3
@@ -93,11 +96,72 @@ def fastest(plans: Sequence[Plan], timings: Sequence[Timing | Rejected]) -> int 
     return min(ties, key=lambda i: (complexity(plans[i]), times[i].median_us))
 
 
-def close(timings: Sequence[Timing | Rejected]) -> list[int]:
-    """The indices of those that may be the fastest."""
+def close(timings: Sequence[Timing | Rejected], kind: str) -> list[int]:
+    """The indices of those that may be the fastest on this kind of arch."""
     times = {i: timing.median_us for i, timing in enumerate(timings) if isinstance(timing, Timing)}
     least = min(times.values(), default=0.0)
-    return [i for i, us in times.items() if us <= (1 + CLOSE) * least]
+    return [i for i, us in times.items() if us <= (1 + CLOSE[kind]) * least]
+
+
+def evened(timings: Sequence[Timing | Rejected]) -> list[Timing | Rejected]:
+    """The times of plans that ran in the same rounds, as on a machine of even speed: where a phase
+    takes 1.7 times as long, the median of half as many rounds lies anywhere between both.
+    """
+    found = [timing for timing in timings if isinstance(timing, Timing)]
+    if len(found) < 2:
+        return [*timings]
+    paces = [statistics.median(turn) for turn in zip(*(t.samples_us for t in found), strict=True)]
+    usual = statistics.median(paces)
+
+    def even(timing: Timing) -> Timing:
+        pairs = zip(timing.samples_us, paces, strict=True)
+        return replace(timing, samples_us=tuple(us * usual / pace for us, pace in pairs))
+
+    return [even(timing) if isinstance(timing, Timing) else timing for timing in timings]
+
+
+def of_makes(makes: Sequence[Sequence[Timing | Rejected]]) -> list[Timing | Rejected]:
+    """The times of plans, each make of which was timed in the same rounds as that of the others.
+    One for which the time was up says nothing of a plan, and then only makes before it count.
+    """
+    whole = [found for found in makes if not any(map(is_late, found))] or makes[:1]
+    rows = zip(*whole, strict=True)
+    return [next((t for t in row if isinstance(t, Rejected)), None) or _joined(row) for row in rows]
+
+
+def with_more(
+    timings: Sequence[Timing | Rejected], more: Mapping[int, Timing | Rejected], makes: int
+) -> list[Timing | Rejected]:
+    """The times with those of so many further makes of some of the plans, as if the machine had
+    kept its speed. As many rounds of the first make stay as each other has: all count alike.
+    """
+    pairs = [(timings[i], again) for i, again in more.items()]
+    both = [(a, b) for a, b in pairs if isinstance(a, Timing) and isinstance(b, Timing)]
+    rounds = min((again.samples // makes for _, again in both), default=0)
+    pace = statistics.median([b.median_us / a.median_us for a, b in both] or [1.0])
+    found = [_paced(timing, pace, rounds) for timing in timings]
+    for i, again in more.items():
+        before = found[i]
+        if isinstance(before, Timing) and isinstance(again, Timing):
+            found[i] = joined(before, again)
+        elif isinstance(again, Rejected) and not is_late(again):
+            found[i] = again
+    return found
+
+
+def _paced(timing: Timing | Rejected, pace: float, rounds: int) -> Timing | Rejected:
+    if not rounds or isinstance(timing, Rejected):
+        return timing
+    return replace(timing, samples_us=tuple(us * pace for us in timing.samples_us[:rounds]))
+
+
+def is_late(found: Timing | Rejected) -> bool:
+    """Whether the time was up before this was timed."""
+    return isinstance(found, Rejected) and found.stage == "timeout"
+
+
+def _joined(makes: Sequence[Timing | Rejected]) -> Timing:
+    return reduce(joined, [made for made in makes if isinstance(made, Timing)])
 
 
 def kept(

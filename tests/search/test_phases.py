@@ -11,8 +11,8 @@ from plantune.errors import WorkerDied
 from plantune.measure.timing import Effort, Timing
 from plantune.outcome import Rejected
 from plantune.search.budget import Budget
-from plantune.search.phases import Run, _close_again, _race, race_first, time_plans
-from plantune.search.ranking import close
+from plantune.search.phases import MAKES, Run, _close_again, _race, race_first, time_plans
+from plantune.search.ranking import close, evened, of_makes
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
@@ -137,7 +137,7 @@ def test_where_no_race_ends_the_search_does():
 
 
 class Drawing(FakeWorker):
-    """In the first race of all plans luck decides; more rounds tell."""
+    """In the first race of all plans luck decides; further makes, each with these times, tell."""
 
     def __init__(self, *more):
         super().__init__()
@@ -145,20 +145,48 @@ class Drawing(FakeWorker):
 
     def time_programs(self, graph, plans, effort, seed=0):
         self.asked.append(list(plans))
-        return list(self.more)
+        return list(self.more) * (len(plans) // len(self.more))
 
 
-LUCKY, UNLUCKY, SLOW = (Timing((us,) * 5) for us in (99.0, 104.0, 107.0))
+def test_a_slow_phase_of_the_machine_slows_all_that_ran_then():
+    """Of half the rounds each the median would lie between both speeds, by luck."""
+    paces = (1.0, 1.7) * 5
+    wobble = (1.0, 1.01, 0.99, 1.02, 1.0, 0.98, 1.01, 1.0, 0.99, 1.0)
+    timed = [
+        Timing(tuple(us * pace * w for pace, w in zip(paces, wobble, strict=True)))
+        for us, wobble in ((100.0, wobble), (104.0, wobble[::-1]), (110.0, wobble[3:] + wobble[:3]))
+    ]
+    rejected = Rejected("crash", "")
+    one, two, gone, three = evened([*timed[:2], rejected, timed[2]])
+    assert gone == rejected
+    assert max(one.samples_us) / min(one.samples_us) < 1.1
+    assert two.median_us / one.median_us == pytest.approx(1.04, abs=0.02)
+    assert three.median_us / one.median_us == pytest.approx(1.1, abs=0.02)
+    assert evened(timed[:1]) == timed[:1]
+
+
+LUCKY, UNLUCKY, SLOW = (Timing((us,) * 5) for us in (99.0, 104.0, 112.0))
 
 
 class TestPlansThatAreClose:
     def test_they_run_again_without_the_others(self):
         worker = Drawing(Timing((106.0,) * 9), Timing((100.0,) * 9))
         found = _close_again(run_of(worker), ["a", "b", "c"], [SLOW, LUCKY, UNLUCKY])
-        assert worker.asked == [["b", "c"]]
-        assert found[0] == SLOW
-        assert [timing.samples for timing in found[1:]] == [14, 14]
+        assert worker.asked == [["b", "c"] * MAKES["cpu"]]
+        assert [timing.samples for timing in found] == [5, 5 + 27, 5 + 27]
         assert fastest_of(found) == 2
+
+    def test_the_machine_may_have_another_speed_by_then(self):
+        worker = Drawing(Timing((212.0,) * 9), Timing((200.0,) * 9))
+        found = _close_again(run_of(worker), ["a", "b", "c"], [SLOW, LUCKY, UNLUCKY])
+        assert fastest_of(found) == 2
+        assert found[0].median_us == pytest.approx(112 * 2, rel=0.1)
+
+    def test_a_make_for_which_the_time_was_up_says_nothing(self):
+        late = Rejected("timeout", "no time")
+        makes = [[LUCKY, UNLUCKY], [UNLUCKY, LUCKY], [SLOW, late]]
+        assert [timing.samples for timing in of_makes(makes)] == [10, 10]
+        assert of_makes(makes[2:]) == [SLOW, late]
 
     def test_one_alone_has_won(self):
         worker = Drawing()
@@ -179,7 +207,7 @@ class TestPlansThatAreClose:
 
 
 def fastest_of(timings):
-    return min(close(timings), key=lambda i: timings[i].median_us)
+    return min(close(timings, "cpu"), key=lambda i: timings[i].median_us)
 
 
 @pytest.mark.parametrize(("mode", "joins"), [("infer", True), ("train", False)])

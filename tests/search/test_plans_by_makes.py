@@ -1,0 +1,104 @@
+"""A search ends with about the best plan on a machine that is slow at times, whatever its seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plantune.measure.timing import Timing
+from plantune.search import phases, ranking
+from plantune.search.budget import Budget
+from plantune.search.phases import Run
+from plantune.search.results import Settings, silent
+
+QUIET = SimpleNamespace(word="slow")
+# Of a call: where a plan's memory is, and what each sample adds.
+MAKE, NOISE = 0.025, 0.04
+PHASES, PHASE_S = (1.0, 1.3, 1.7), 4.0
+BUDGET_S, MEASURED_S, BUILD_S = 60.0, 37.0, 0.15
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A plan that takes so much of the best one's time, with what swaps change of it."""
+
+    whole: float
+    swaps: Mapping[str, float] = field(default_factory=dict)
+    choices: tuple[str, ...] = ()
+    origin: str = "measured"
+
+    @property
+    def part(self) -> float:
+        return math.prod((self.whole, *self.swaps.values()))
+
+
+class Slow:
+    """A worker on a machine with slow phases, whose clock goes on as it measures."""
+
+    def __init__(self, seed: int, best_ms: float) -> None:
+        self.random = random.Random(seed)
+        self.best_ms, self.now = best_ms, MEASURED_S
+        self.until, self.pace = 0.0, 1.0
+
+    def time_programs(self, graph: object, plans: list[Contender], effort: Any, seed: int) -> Any:
+        self.now += BUILD_S * len(plans)
+        makes = [p.part * math.exp(self.random.gauss(0, MAKE)) for p in plans]
+        rounds: list[list[float]] = []
+        end = self.now + effort.budget_s
+        while len(rounds) < 5 or self.now < end:
+            self.now += 2 * sum(makes) * self.best_ms / 1e3 * self.pace_now()
+            noise = [math.exp(self.random.gauss(0, NOISE)) for _ in plans]
+            times = (m * n for m, n in zip(makes, noise, strict=True))
+            rounds.append([1e3 * self.best_ms * self.pace * part for part in times])
+        return [Timing(samples) for samples in zip(*rounds, strict=True)]
+
+    def pace_now(self) -> float:
+        if self.now > self.until:
+            self.pace = self.random.choice(PHASES)
+            self.until = self.now + self.random.expovariate(1 / PHASE_S)
+        return self.pace
+
+
+def found_by_search(seed: int, monkeypatch: pytest.MonkeyPatch, best_ms: float = 4.0) -> float:
+    """How much longer than the best one the plan takes that a search with this seed ends with."""
+    draw = random.Random(seed)
+    wholes = [1.0, 1.02, *(draw.uniform(1.03, 1.15) for _ in range(6))]
+    plans = [Contender(whole, choices=(str(whole),)) for whole in wholes]
+    swaps = [{f"{i}": draw.uniform(1.0, 1.05)} for i in range(14)]
+    worker = Slow(seed, best_ms)
+    for name, made in {
+        "swaps": lambda *_: [*swaps],
+        "affordable": lambda plans, *_: plans,
+        "complexity": lambda plan: (0, len(plan.swaps)),
+        "swapped": lambda plan, graph, space, swap: replace(plan, swaps={**plan.swaps, **swap}),
+    }.items():
+        monkeypatch.setattr(ranking, name, made)
+    costs = SimpleNamespace(costs=SimpleNamespace(outcomes={}), progress=lambda *_: None)
+    budget = Budget(BUDGET_S, clock=lambda: worker.now)
+    budget._start = 0.0
+    space: Any = SimpleNamespace(arch=SimpleNamespace(kind="cpu"))
+    some: Any = None
+    parts: Any = (worker, budget, costs, silent)
+    run = Run(some, some, space, Settings(), *parts)
+    first: Any = draw.sample(plans, len(plans))
+    return phases.rank(run, first, None, QUIET)[0].part  # type: ignore[arg-type, attr-defined]
+
+
+def test_searches_with_other_seeds_end_within_three_percent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 100 times three searches 96 do; with one make of each plan, whose times had the machine's
+    slow phases, 81 did. With 25 ms a call 54 and 41 of 60.
+    """
+    monkeypatch.setattr(ranking, "TIE_RESAMPLES", 40)
+    found = [found_by_search(seed, monkeypatch) for seed in range(60)]
+    threes = [found[i : i + 3] for i in range(0, len(found), 3)]
+    alike = sum(max(three) <= 1.03 * min(three) for three in threes)
+    assert alike >= 0.95 * len(threes), found
+    assert sum(part > 1.03 for part in found) <= 2, found

@@ -44,3 +44,18 @@ def test_the_ways_of_a_layer_compute_the_same(tool: dict[str, Any], kind: str, m
     ways = tool["layer_ways"](kind, torch.float32, torch.device("cpu"), (3, 2, 24), mode)
     made = [run() for run in ways.values()]
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_layers_are_timed_beside_cudnn(
+    tool: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tool["in_turns"].__globals__, "ROUNDS", 2)
+    rows = tool["study"](tool["arguments"](["--only", "layers", "--out", str(tmp_path)]))
+    assert [(row.dtype, row.what, row.way) for row in rows] == [
+        (dtype, what, way)
+        for dtype in ("float16", "float32", "float32 with tf32")
+        for what in ("gru", "lstm")
+        for way in ("plantune", "cudnn")
+    ]
+    assert all(row.us > 0 for row in rows)

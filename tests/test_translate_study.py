@@ -40,6 +40,21 @@ def test_a_small_study_compares_ways_by_their_words(
     assert "sentences/s" in capsys.readouterr().out
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_on_a_gpu_a_thousand_sentences_are_eagers(tool: dict[str, Any], tmp_path: Path) -> None:
+    """Of the whole network, with the times of calls from CUDA graphs."""
+    options = "--sentences 1024 --batch 64 --ways cuda-graph plantune --out"
+    rows = tool["study"](tool["arguments"]([*options.split(), str(tmp_path)]))
+    assert [(row.way, row.wrong) for row in rows] == [("cuda-graph", 0), ("plantune", 0)]
+    replays = json.loads((tmp_path / "translate_study.json").read_text())["replays"]
+    assert [(row["batch"], row["source_words"]) for row in replays] == [
+        (batch, words) for batch in (1, 8, 64) for words in (1, 14)
+    ]
+    for row in replays:
+        assert row["ratio"] == pytest.approx(row["plantune_us"] / row["eager_us"], rel=0.5)
+
+
 def test_a_way_that_says_other_words_is_counted(tool: dict[str, Any]) -> None:
     calls = tool["batches"]([[1, 2, 3], [4]] * 3, 2, torch.device("cpu"))
     model = tool["translator"](tool["SMALL"], torch.device("cpu"))

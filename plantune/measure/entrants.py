@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from plantune.cuda.workspaces import KeptProducts
-from plantune.device import CPU, Call
+from plantune.device import Call
 from plantune.distance import Exact
 from plantune.errors import BuildError, WrongResult
 from plantune.gpus import device_for
@@ -68,8 +68,8 @@ class Entrants:
         self._subject = Subject(raced, self.device.place)
         self._module = self._subject.module
         count = images_that_fit(sum(t.size_bytes for t in self._subject.types), most_images)
-        random = CPU.generator(seed)
-        self._images = [self._placed(self._subject.inputs(random)) for _ in range(count)]
+        random = self.device.generator(seed)  # large batches take a CPU many seconds
+        self._images = [self._subject.inputs(random) for _ in range(count)]
         # Before a way is weighed: the first that takes them would count them as its own.
         self._images_last: list[Inputs] = [tuple(map(_channels_last, xs)) for xs in self._images]
         self._exact = self._exactly(self._images[:2])
@@ -169,9 +169,6 @@ class Entrants:
         if held is not None and peak is not None and peak >= held:
             self.peaks_mib[name] = (peak - held) / 2**20
         return made
-
-    def _placed(self, inputs: Inputs) -> Inputs:
-        return tuple(x.to(self.device.place) for x in inputs)
 
     def _exactly(self, images: Sequence[Inputs]) -> list[list[Exact]]:
         """The outputs in float64, for each of the images."""

@@ -19,8 +19,8 @@ from plantune.graph.memory import memory_of as _memory
 from plantune.graph.ops.overload import attributes
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.outputs import Outputs
-from plantune.graph.purity import Overload, draws, left_out, why_impure, without_writing
-from plantune.graph.records import counted_last, last_used, written
+from plantune.graph.purity import OUT, Overload, draws, left_out, why_impure, without_writing
+from plantune.graph.records import counted_last, last_used, target, written
 from plantune.graph.rewrite import (
     fold_scales,
     round_constants_once,
@@ -115,8 +115,8 @@ class _Extraction(Reader):
         self.lines: dict[str, str] = {}
         self.owners = {_memory(tensor).storage: name for name, tensor in traced.state.items()}
         for at, (tensor, type_) in enumerate(zip(traced.inputs, inputs, strict=True)):
-            name = f"x{at}" if at else "x"
-            self._know(tensor, self._input(name, type_))
+            name = self._input(f"x{at}" if at else "x", type_)
+            self._know(tensor, Value(name))
             self.owners[_memory(tensor).storage] = name
         self.records = counted_last(traced.records)
         self.written = written(traced.records)
@@ -137,13 +137,11 @@ class _Extraction(Reader):
         self.builder.updates = list(self.moved.items())
         return self.builder.build(tuple(value.name for value in values))
 
-    def _input(self, name: str, type_: TensorType) -> Value:
-        if name in self.builder.reserved:
-            raise UnsupportedModule(
-                f"{type(self.module).__name__} has a parameter or buffer called {name!r}, the name "
-                "of the graph's input: rename it"
-            )
-        return Value(self.builder.input(name, type_))
+    def _input(self, name: str, type_: TensorType) -> str:
+        """The input's name, which is another one if a parameter or buffer has that."""
+        while name in self.builder.reserved:
+            name = f"{name}_"
+        return self.builder.input(name, type_)
 
     def _read(self, record: Record) -> None:
         given = self._value if record.silent else self._given
@@ -236,18 +234,19 @@ class _Extraction(Reader):
             raise InvalidGraph(f"dtypes differ: {' and '.join(sorted(dtypes))}")
 
     def _write(self, record: Record, args: Any, kwargs: Any) -> None:
-        """An overload that writes to its first argument: its result replaces the value."""
+        """An overload that writes to its first argument or to `out`: that gets the result."""
         plain = without_writing(record.overload)
         if plain is None:
             raise self._unsupported(f"in-place op {record.overload}")
-        named = left_out(record.overload, plain, args, kwargs)
-        (result,) = tree_leaves(self._call(record, plain, args, {**kwargs, **named}))
-        memory = _memory(record.args[0])
+        named = {**kwargs, **left_out(record.overload, plain, args, kwargs)}
+        old = named.pop(OUT) if OUT in named else args[0]
+        (result,) = tree_leaves(self._call(record, plain, args, named))
+        memory = _memory(target(record))
         if record.silent:
             result = self._silenced(result)
-            if memory.storage not in self.owners and args[0].name not in self.silent:
+            if memory.storage not in self.owners and old.name not in self.silent:
                 raise self._unsupported("an in-place op under no_grad on what has a gradient")
-        self._replace(memory, args[0], result)
+        self._replace(memory, old, result)
 
     def _given(self, tensor: Tensor) -> Value:
         """The value of a tensor where gradients are on: none goes into what no_grad made."""

@@ -24,6 +24,8 @@ DRAWS_UNLESS: Mapping[str, Mapping[str, Any]] = {
         for given in ("input", "data")
     },
 }
+# The argument that says where a result goes.
+OUT = "out"
 # What writes random numbers, where what returns them has another name.
 RETURNS: Mapping[str, str] = {
     "aten.bernoulli_.float": "aten.bernoulli.p",
@@ -54,19 +56,28 @@ def draws(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def without_writing(overload: Overload) -> Overload | None:
-    """The overload that returns what this one writes to its first argument; None if torch has none,
-    or if this one writes to others.
+    """The overload that returns what this one writes to its first argument or to `out`; None if
+    torch has none, or if this one writes to others.
     """
-    written = [
-        argument.alias_info is not None and argument.alias_info.is_write
-        for argument in overload._schema.arguments
-    ]
+    arguments = overload._schema.arguments
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
     name, _, kind = RETURNS.get(str(overload), str(overload)).rpartition(".")
     space, _, packet = name.partition(".")
     plain = getattr(getattr(torch.ops, space), packet.removesuffix("_"), None)
-    if not written[0] or any(written[1:]) or plain is None or kind not in plain.overloads():
+    if plain is None or written not in ([OUT], [arguments[0].name]):
         return None
-    return getattr(plain, kind)  # type: ignore[no-any-return]
+    if written == [OUT]:
+        kind = next((k for k in plain.overloads() if _takes(getattr(plain, k), overload)), "")
+    return getattr(plain, kind) if kind in plain.overloads() else None
+
+
+def _takes(plain: Overload, overload: Overload) -> bool:
+    """Whether an overload has the arguments of one with `out`, but for that."""
+    here, there = (
+        [(a.name, str(a.type)) for a in each._schema.arguments if a.name != OUT]
+        for each in (plain, overload)
+    )
+    return here == there and not plain._schema.is_mutable
 
 
 def left_out(

@@ -10,16 +10,19 @@ from torch.utils._pytree import tree_leaves
 
 from plantune.graph.memory import Memory
 from plantune.graph.memory import memory_of as _memory
+from plantune.graph.purity import OUT
 from plantune.graph.trace import Record
 
 
 def written(records: tuple[Record, ...]) -> set[int]:
     """The storages to which a record writes."""
-    return {
-        _memory(record.args[0]).storage
-        for record in records
-        if record.overload._schema.is_mutable and isinstance(record.args[0], Tensor)
-    }
+    writing = (target(record) for record in records if record.overload._schema.is_mutable)
+    return {_memory(tensor).storage for tensor in writing if isinstance(tensor, Tensor)}
+
+
+def target(record: Record) -> Any:
+    """What a record that writes writes to."""
+    return record.kwargs[OUT] if OUT in record.kwargs else record.args[0]
 
 
 def counted_last(records: tuple[Record, ...]) -> list[Record]:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from plantune.canonical import Attrs
 from plantune.errors import InvalidGraph
 from plantune.graph.ops import op_named
-from plantune.graph.purity import Overload, without_writing
+from plantune.graph.purity import OUT, Overload, without_writing
 from plantune.graph.spelling import OVERLOADS, NotRead, Reader, Value
 from plantune.graph.types import TensorType, dtype_name
 
@@ -28,6 +28,8 @@ def made_by(overload: Overload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     writes = overload._schema.is_mutable
     plain = without_writing(overload) if writes else overload
     if plain is None or str(plain) not in OVERLOADS or (not writes and _may_view(plain)):
+        return None
+    if OUT in kwargs:  # torch says whether it fits
         return None
     shapes = _Shapes()
     try:

@@ -38,6 +38,7 @@ from plantune.graph.nested import kind_of, leaves
 from plantune.graph.purity import Overload
 from plantune.graph.shadow import DOOR, Shadow, unsupported
 from plantune.graph.shapes import META, made_by
+from plantune.graph.validation import without_validation
 
 # The modes before dispatch are those of the process, not of a thread.
 TRACING = threading.Lock()
@@ -116,6 +117,7 @@ class _Tracing:
         with (
             self._refusing(),
             _modes_as_before(),
+            without_validation(),
             under(arguments.autocast),
             enable_python_dispatcher(),
             _Recorder(self) as recorder,

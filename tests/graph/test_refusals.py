@@ -62,7 +62,8 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (unknown_part_of_a_buffer, "of which a view is used later"),
     (lambda m, x: x * m.four[0].mul_(2.0).sum(), "an in-place op on a parameter"),
     (lambda m, x: F.conv2d(x.half(), m.four), "dtypes differ: float16 and float32"),
-    (lambda m, x: torch.add(x, x, out=x * 2.0), r"in-place op aten\.add\.out"),
+    (lambda m, x: torch.add(x, x, out=x), "an in-place op on the input"),
+    (lambda m, x: torch.rand(6, out=x[0, 0, 0] * 2.0), r"in-place op aten\.rand\.out"),
 ]
 
 UNTRACED: list[tuple[Callable[[Any, Tensor], Any], str]] = [
@@ -199,12 +200,13 @@ def test_a_message_names_the_line(calls: Any) -> None:
         assert str(caught.value).endswith(line)
 
 
-def test_a_parameter_with_the_inputs_name(calls: Any) -> None:
-    module = calls(lambda m, a: a * m.x, x=nn.Parameter(torch.ones(3)))
-    with pytest.raises(
-        UnsupportedModule, match="called 'x', the name of the graph's input: rename"
-    ):
-        extract(module, TensorType((2, 3)))
+def test_the_input_gives_way_to_a_parameter_of_its_name(calls: Any) -> None:
+    graphs = [
+        extract(calls(forward, **{name: nn.Parameter(torch.ones(3))}), TensorType((2, 3)))
+        for name, forward in {"x": lambda m, a: a * m.x, "y": lambda m, a: a * m.y}.items()
+    ]
+    assert [graph.inputs[0][0] for graph in graphs] == ["x_", "x"]
+    assert graphs[0].digest == graphs[1].digest
 
 
 def assigns(m: Any, x: Tensor) -> Tensor:

@@ -132,6 +132,30 @@ class Numbers(Linear):
         )
 
 
+class Chooses(Linear):
+    """A policy's distributions, which look at the values of their arguments in eager."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.layer(x)
+        actions, moves = torch.distributions.Categorical(logits=y), y.tanh()
+        normal = torch.distributions.Normal(moves, y.exp())
+        return actions.log_prob(y.argmax(-1)), actions.entropy(), normal.log_prob(x).sum(-1)
+
+
+class Spectral(nn.Module):
+    """Each forward in training writes better vectors into buffers, by `out`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+        self.register_buffer("x", torch.randn(3))  # the name that graphs give to an input
+        self.register_buffer("x_", torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.mul(self.x, 0.5, out=self.x_)
+        return self.layer(x - self.x) * self.x_
+
+
 def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
     graph = optimize(module, x, mode=mode).stock().graph
     plan = default_plan(graph, load_search_space("cpu"), network="unusual")
@@ -139,7 +163,8 @@ def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
 
 
 @pytest.mark.parametrize(
-    "kind", [Flags, OwnDtypes, Halves, Queue, Teacher, Codes, Averages, Numbers]
+    "kind",
+    [Flags, OwnDtypes, Halves, Queue, Teacher, Codes, Averages, Numbers, Chooses, Spectral],
 )
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_it_is_taken_and_right(kind: type[nn.Module], mode: str) -> None:
@@ -191,6 +216,12 @@ class Directed(Linear):
 def test_what_no_plan_can_follow_is_refused(kind: type[nn.Module], said: str) -> None:
     with pytest.raises(UnsupportedModule, match=said):
         optimize(kind(), torch.randn(2, 3), mode="train")
+
+
+def test_distributions_look_at_values_again_after_a_trace() -> None:
+    optimize(Chooses().eval(), torch.randn(4, 3))
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        torch.distributions.Normal(0.0, -torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", [Derived, Directed])

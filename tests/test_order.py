@@ -17,8 +17,8 @@ import plantune
 ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
-    "scans",
-    "blobs canonical distance errors host layers outcome products rivals settings tolerances",
+    "scans tolerances",
+    "blobs canonical distance errors host layers outcome products rivals scopes settings",
     "files generators jsonable models paths",
     "build_log graph space",
     "cuda layouts problem",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from plantune.cuda import driver
+from plantune.scopes import with_values
 
 
 class Encodes(Protocol):
@@ -53,11 +54,9 @@ _current = _Current()
 @contextmanager
 def recorded(*, only: bool = False) -> Iterator[Recording]:
     """Inside, this thread's launches are recorded."""
-    before, _current.recording = _current.recording, Recording(only)
-    try:
-        yield _current.recording
-    finally:
-        _current.recording = before
+    recording = Recording(only)
+    with with_values(_current, recording=recording):
+        yield recording
 
 
 def label(name: str) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from plantune.scopes import with_values
+
 # By device and stream; never given back, as cuBLAS's workspaces of these streams are not.
 _kept: dict[tuple[int, int], torch.cuda.MemPool] = {}
 # torch refuses two threads that allocate in one MemPool.
@@ -53,12 +55,9 @@ def kept_workspaces() -> Iterator[None]:
         yield
         return
     stream = torch.cuda.current_stream()
-    with _one_thread, torch.cuda.use_mem_pool(_memory_of(stream.device_index, stream.cuda_stream)):
-        _inside.kept = True
-        try:
-            yield
-        finally:
-            _inside.kept = False
+    memory = _memory_of(stream.device_index, stream.cuda_stream)
+    with _one_thread, torch.cuda.use_mem_pool(memory), with_values(_inside, kept=True):
+        yield
 
 
 def _memory_of(device: int, stream: int) -> torch.cuda.MemPool:

@@ -15,12 +15,11 @@ from plantune.errors import CaptureError
 from plantune.graph import Graph, TensorType
 from plantune.layouts import in_layout
 from plantune.plan import Plan
-from plantune.runtime.counters import without_counters
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
 from plantune.runtime.exchange import current_exchange
 from plantune.runtime.gradients import Gradients
-from plantune.runtime.last_casts import without_last_casts
+from plantune.runtime.left_out import without_counters, without_last_casts
 from plantune.runtime.program import Program, current_stream
 from plantune.runtime.recorder import Recorded, Recorder
 from plantune.runtime.rehearsal import is_rehearsing

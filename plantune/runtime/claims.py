@@ -6,8 +6,8 @@ Their addresses in the graph can change from replay to replay, so that no input 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plantune.cuda.patches import Executable, Patch
 from plantune.runtime.flat import are_alike
+from plantune.scopes import with_values
 
 # Kernels were chosen for addresses like that of the program's own memory.
 ALIGNMENT_BYTES = 16
@@ -36,14 +37,9 @@ class _Current(threading.local):
 _current = _Current()
 
 
-@contextmanager
-def claimed(claims: list[Claim]) -> Iterator[None]:
+def claimed(claims: list[Claim]) -> AbstractContextManager[None]:
     """Inside, passes that this thread captures say which tensors they read in place."""
-    before, _current.claims = _current.claims, claims
-    try:
-        yield
-    finally:
-        _current.claims = before
+    return with_values(_current, claims=claims)
 
 
 def claim(tensor: Tensor, find: Find) -> None:

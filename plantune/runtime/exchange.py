@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
+
+from plantune.scopes import with_values
 
 
 class Exchange(Protocol):
@@ -31,14 +33,9 @@ class _Current:
     exchange: Exchange | None = None
 
 
-@contextmanager
-def exchanging(exchange: Exchange | None) -> Iterator[None]:
+def exchanging(exchange: Exchange | None) -> AbstractContextManager[None]:
     """Inside, backward passes in a capture, or in its rehearsal, hand their gradients to it."""
-    before, _Current.exchange = _Current.exchange, exchange
-    try:
-        yield
-    finally:
-        _Current.exchange = before
+    return with_values(_Current, exchange=exchange)
 
 
 def current_exchange() -> Exchange | None:

@@ -8,10 +8,12 @@ loss of the default stream that a user keeps is enough.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from torch import Tensor
+
+from plantune.scopes import with_values
 
 
 class _Current(threading.local):
@@ -21,14 +23,9 @@ class _Current(threading.local):
 _current = _Current()
 
 
-@contextmanager
-def standing_in(leaves: Mapping[int, Tensor]) -> Iterator[None]:
+def standing_in(leaves: Mapping[int, Tensor]) -> AbstractContextManager[None]:
     """Inside, passes of plans give their gradients to these; the keys are ids of parameters."""
-    before, _current.leaves = _current.leaves, leaves
-    try:
-        yield
-    finally:
-        _current.leaves = before
+    return with_values(_current, leaves=leaves)
 
 
 def leaf_of(parameter: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from weakref import WeakSet
 
@@ -20,6 +20,7 @@ from plantune.runtime.captured import program_on
 from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.live_state import HeldTensors, LiveState
 from plantune.runtime.torch_internals import current_gpu, is_capturing
+from plantune.scopes import with_values
 from plantune.space.search_space import SearchSpace
 
 # The number of a capture, and the stream.
@@ -259,14 +260,9 @@ class Keeper:
     def __init__(self) -> None:
         self.stocks: list[tuple[Stock, Capture]] = []
 
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
+    def keeping(self) -> AbstractContextManager[None]:
         """Inside, what this thread's captures take is for `let_go`."""
-        before, _kept_by.keeper = _kept_by.keeper, self
-        try:
-            yield
-        finally:
-            _kept_by.keeper = before
+        return with_values(_kept_by, keeper=self)
 
     def let_go(self) -> None:
         """After the graph is gone."""

@@ -11,7 +11,7 @@ from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract
 from plantune.graph.types import TensorType
 from plantune.plan import check_plan
-from plantune.runtime.counters import without_counters
+from plantune.runtime.left_out import without_counters
 from plantune.runtime.program import Program
 from plantune.space.search_space import load_search_space
 

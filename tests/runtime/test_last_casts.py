@@ -13,7 +13,7 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract_with_outputs
 from plantune.plan import check_plan
-from plantune.runtime.last_casts import without_last_casts
+from plantune.runtime.left_out import without_last_casts
 from plantune.space.search_space import load_search_space
 
 CPU = load_search_space("cpu")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Step
 from plantune.kernels.patterns.expression import expression, functors
-from plantune.kernels.patterns.sample_norm import NormParts, RowsOfNorm, norm_parts
+from plantune.kernels.patterns.sample_norm import NormParts, RowsOfNorm, norm_parts, row_work_us
 from plantune.kernels.rendering import struct
 
 # Elements of a row that a thread holds: more do not fit into its registers.
@@ -31,13 +31,9 @@ class LayerNorm(CudaFamily[LayerNormParts]):
         return parts.why_not(config, HELD_MAX)
 
     def estimate_us(self, parts: LayerNormParts, config: Attrs, arch: Arch) -> float:
-        """The lanes that have nothing to do in the last of their vectors wait, too; what a thread
-        holds it reads and adds one after the other.
-        """
         cost, lanes = arch.cost(self.name), int(config["lanes"])
-        held = parts.held(lanes)
-        moved = parts.step.traffic_bytes / cost["bytes_per_us"] / (parts.size / (held * lanes))
-        work = moved + held * cost["element_us"]
+        moved, held = parts.step.traffic_bytes, parts.held(lanes)
+        work = row_work_us(cost, moved, parts.size, held, lanes)
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: LayerNormParts, config: Attrs, arch: Arch) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from plantune.graph import Step
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, refuse
-from plantune.kernels.patterns.sample_norm import GradientOfNorm, RowsOfNorm
+from plantune.kernels.patterns.sample_norm import GradientOfNorm, RowsOfNorm, row_work_us
 from plantune.kernels.rendering import struct
 
 # Elements of a row that a thread holds, with as many of dy and of two sums.
@@ -59,11 +59,9 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
         come to a block one after the other.
         """
         cost, lanes = arch.cost("layer_norm"), int(config["lanes"])
-        held = parts.held(lanes)
         moved = parts.step.traffic_bytes + 2 * self.workspace_bytes(parts, config)
         turns = parts.rows * lanes / (parts.blocks(config) * int(config["threads"]))
-        work = moved / cost["bytes_per_us"] / (parts.size / (held * lanes))
-        work += max(turns, 1.0) * held * cost["element_us"]
+        work = row_work_us(cost, moved, parts.size, parts.held(lanes), lanes, max(turns, 1.0))
         launches = 2 if parts.sums else 1
         return launches * cost["launch_us"] + work * self.slowdown(parts, arch)
 

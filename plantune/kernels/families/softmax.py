@@ -14,6 +14,7 @@ from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, 
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns import pointwise_chain
 from plantune.kernels.patterns.pointwise_chain import Expression, Operand, whole
+from plantune.kernels.patterns.sample_norm import row_work_us
 from plantune.kernels.rendering import struct
 
 # Elements of a row that a thread holds, with what they are computed from.
@@ -85,9 +86,8 @@ class Softmax(CudaFamily[SoftmaxParts]):
     def estimate_us(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> float:
         """As of a norm of rows, whose costs these are: lanes without an element wait."""
         cost, lanes = arch.cost("layer_norm"), int(config["lanes"])
-        held = parts.held(lanes)
-        moved = parts.step.traffic_bytes / cost["bytes_per_us"] / (parts.size / (held * lanes))
-        work = moved + held * cost["element_us"]
+        moved, held = parts.step.traffic_bytes, parts.held(lanes)
+        work = row_work_us(cost, moved, parts.size, held, lanes)
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
     def source(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> str:

@@ -28,6 +28,17 @@ class OfNorm(Parts):
         return self.norm.types[0]
 
 
+def row_work_us(
+    cost: Mapping[str, float], moved: float, size: int, held: int, lanes: int, turns: float = 1.0
+) -> float:
+    """Of rows of `size` elements, of which each lane has `held`: lanes that have nothing to do in
+    the last of their vectors wait, too; what a thread holds it reads and adds one after the other,
+    in so many `turns`.
+    """
+    moving = moved / cost["bytes_per_us"] / (size / (held * lanes))
+    return moving + turns * held * cost["element_us"]
+
+
 class RowsOfNorm(OfNorm):
     """One that makes rows of the last axes; lanes of a block share a row."""
 
@@ -175,22 +186,12 @@ def norm_parts(kind: type[N], step: Step, op: str) -> N:
     norm = step.nodes[0]
     refuse({f"the step starts with {norm.op}, not with a {op}": norm.op != op})
     chain, residual = what_follows(step)
-    last = step.nodes[-1].name
-    early = {name for name, _ in step.outputs} - {last, *norm.outputs[1:]}
-    refuse(
-        {
-            **vector_kernel.not_an_element(step.types[norm.name].dtype),
-            "there is nothing to normalise": step.types[norm.name].numel == 0,
-            "a value before the end of the step is read outside of it": early,
-            "the statistics are read alone": last not in dict(step.outputs),
-            "weights are in nchw": step.phase == "refresh" or norm.inputs[0] in step.constants,
-        }
-    )
+    refuse({"there is nothing to normalise": step.types[norm.name].numel == 0})
     return kind(step, norm, chain, residual)
 
 
 def what_follows(step: Step) -> tuple[Chain, str | None]:
-    """The chain after the first node, and the residual in it; raises IllegalCandidate."""
+    """The chain after a norm, and the residual in it; raises IllegalCandidate."""
     norm, *rest = step.nodes
     chain: list[str] = []
     residual, last = None, norm.name
@@ -203,4 +204,14 @@ def what_follows(step: Step) -> tuple[Chain, str | None]:
             residual = others[0]
         chain.append("residual" if same else node.op)
         last = node.name
+    leaving = {name for name, _ in step.outputs}
+    early = leaving - {last, *norm.outputs[1:]}
+    refuse(
+        {
+            **vector_kernel.not_an_element(step.types[norm.name].dtype),
+            "a value before the end of the step is read outside of it": early,
+            "the statistics are read alone": last not in leaving,
+            "weights are in nchw": step.phase == "refresh" or norm.inputs[0] in step.constants,
+        }
+    )
     return tuple(chain), residual

@@ -12,7 +12,7 @@ import torch
 
 import plantune
 from plantune.canonical import Attrs
-from plantune.cuda.flags import flags, plain_float32
+from plantune.cuda.flags import plain_float32
 from plantune.errors import BuildError
 from plantune.kernels import gru_encoder
 from plantune.kernels.families import gru_translate
@@ -21,6 +21,7 @@ from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import candidates, why_not
 from plantune.measure.numerics import check
 from plantune.models.gru_translator import END, Sizes, difference, greedy, gru_translator
+from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -223,7 +224,7 @@ def sentences(samples):
 @pytest.fixture
 def without_tf32():
     """Eager's layer computes in tf32 by default, and says other words then."""
-    with plain_float32(), flags(torch.backends.cudnn.rnn, fp32_precision="ieee"):
+    with plain_float32(), with_values(torch.backends.cudnn.rnn, fp32_precision="ieee"):
         yield
 
 

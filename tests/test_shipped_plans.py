@@ -4,16 +4,20 @@ they were measured.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from plantune import rivals
-from plantune.graph.graph import Graph
+from plantune.canonical import digest
+from plantune.graph import Graph, Step
+from plantune.kernels.family import Arch, Candidate
+from plantune.kernels.registry import family_named
 from plantune.machine import cpu_environment
 from plantune.paths import data_folder
-from plantune.plan import check_plan
+from plantune.plan import candidates_by_step, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.exports import read_export
 from plantune.plan_db.rows import StoredPlan
@@ -35,6 +39,7 @@ TRAINED = (
     (NETWORK, 8192, 11, None),
 )
 SIZE_MAX_BYTES = 300_000
+GOLDEN = Path(__file__).parent / "plan" / "golden_shipped.json"
 
 
 @cache
@@ -134,3 +139,33 @@ def test_plans_fit_todays_networks_and_kernels(arch: str) -> None:
         steps = check_plan(item.plan, graph, space)
         in_a_pass = [step for step in steps if step.phase != "refresh"]
         assert problem.mode == "train" or len(in_a_pass) <= MOST_STEPS
+
+
+@pytest.mark.parametrize("arch", [path.stem for path in FILES])
+def test_no_change_of_the_code_moves_them_unseen(arch: str) -> None:
+    """What is compiled for each plan is what was; where that changes on purpose, or another plan is
+    shipped, the file follows: `python -m tests.test_shipped_plans` writes it.
+    """
+    assert rendered_plans(arch) == json.loads(GOLDEN.read_text("utf-8"))[arch]
+
+
+def rendered_plans(arch: str) -> dict[str, str]:
+    """A digest of all sources of each plan, by the digest of the plan."""
+    found, space = {}, load_search_space(arch)
+    for item in plans_in(data_folder("plans") / f"{arch}.db"):
+        steps = check_plan(item.plan, Workload.of(item.plan.problem).graph, space)
+        chosen = candidates_by_step(item.plan, steps)
+        sources = [source_of(step, chosen[step.name], space.arch) for step in steps]
+        found[item.plan.digest[:16]] = digest(sources)[:16]
+    return found
+
+
+def source_of(step: Step, candidate: Candidate, arch: Arch) -> str | None:
+    family = family_named(candidate.family)
+    source: str | None = family.source(family.parts(step), candidate.config, arch)
+    return source
+
+
+if __name__ == "__main__":
+    golden = {path.stem: rendered_plans(path.stem) for path in FILES}
+    GOLDEN.write_text(json.dumps(golden, indent=1) + "\n", "utf-8")

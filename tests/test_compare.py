@@ -13,6 +13,7 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.machine import cpu_environment
+from plantune.measure.timing import Timing
 from plantune.plan_db.database import PlanDatabase
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
@@ -53,6 +54,25 @@ def test_the_slowest_plan_is_told_by_the_fastest(
     assert [told["plans"][path]["like"] for path in paths] == [[], []]
     assert set(told["ratios"][f"plan {paths[0]}, frozen"]) == {"eager"}
     assert told["plans"][paths[1]]["families"].keys() <= {"framework", "view"}
+
+
+def test_a_slow_phase_of_the_machine_changes_no_ratio() -> None:
+    """All took 1.7 times as long while one make ran, and half of the time while the other did."""
+    tool = runpy.run_path(str(ROOT / "tools" / "compare"))
+    paces = [[1.7] * 6, [1.0] * 3 + [1.7] * 3]
+    takes = {"plan": (100.0, 104.0), "way": (200.0, 200.0), "other": (150.0, 150.0)}
+    makes = {
+        name: [Timing(tuple(us * p for p in pace)) for us, pace in zip(each, paces, strict=True)]
+        for name, each in takes.items()
+    }
+    for each in makes.values():
+        each[0] = replace(each[0], samples_us=(*each[0].samples_us, 1.0))  # it had a round more
+    found = tool["on_even_speed"](makes)
+    medians = {name: [timing.median_us for timing in each] for name, each in found.items()}
+    plan, way = (medians[name] for name in ("plan", "way"))
+    assert [a / b for a, b in zip(plan, way, strict=True)] == pytest.approx([0.5, 0.52])
+    assert way[0] == pytest.approx(way[1])
+    assert [timing.samples for timing in found["plan"]] == [6, 6]
 
 
 def test_plans_that_choose_the_same_are_alike_whatever_they_measured() -> None:

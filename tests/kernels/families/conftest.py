@@ -14,6 +14,7 @@ from plantune.cuda.build import Usage
 from plantune.cuda.choice import nvrtc_for
 from plantune.gpus import best_arch
 from plantune.graph.step import Step
+from plantune.kernels.build import build_all
 from plantune.kernels.cuda_family import CudaFamily
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
@@ -22,6 +23,9 @@ from plantune.measure.trial import NUMBERS, Trial
 from plantune.space.arch import ARCH_NAMES, Arch, load_arch
 from plantune.space.search_space import SearchSpace, load_search_space
 
+from ..conftest import Emit, step_of
+
+DTYPES = ("float16", "bfloat16", "float32")
 Check = Callable[[Step, Candidate, SearchSpace], Numerics]
 AssertRight = Callable[[Step, Candidate, SearchSpace], None]
 # Channels and size of the images in the four blocks of se_resnet9.
@@ -157,9 +161,41 @@ def assert_legal_configs_right(
     """That on the GPU that is here every legal config is right, of those given or of all."""
 
     def run(family: CudaFamily, step: Step, configs: Iterable[Attrs] | None = None) -> None:
-        for config in family.configs(gpu_space) if configs is None else configs:
-            candidate = Candidate(family.name, config)
-            if why_not(step, candidate, gpu_space) is None:
-                assert_right(step, candidate, gpu_space)
+        given = family.configs(gpu_space) if configs is None else configs
+        wanted = [Candidate(family.name, config) for config in given]
+        wanted = [each for each in wanted if why_not(step, each, gpu_space) is None]
+        build_all([(step, candidate) for candidate in wanted], gpu_space.arch)
+        for candidate in wanted:
+            assert_right(step, candidate, gpu_space)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def known_shares() -> dict[Any, Any]:
+    return {}
+
+
+@pytest.fixture
+def assert_case_right(
+    assert_legal_configs_right: Callable[..., None],
+    gpu_space: SearchSpace,
+    known_shares: dict[Any, Any],
+) -> Callable[..., None]:
+    """That a case of a table is right in few configs; all of its cases run every one."""
+    from .cases import shares_of
+
+    def run(
+        family: CudaFamily,
+        table: Mapping[Any, Emit],
+        name: Any,
+        dtype: str,
+        dtypes: Sequence[str] = DTYPES,
+    ) -> None:
+        key = (family.name, *table)
+        if key not in known_shares:
+            known_shares[key] = shares_of(family, table, gpu_space.arch.name, dtypes)
+        step = step_of(table[name], dtype)
+        assert_legal_configs_right(family, step, known_shares[key][name, dtype])
 
     return run

@@ -17,8 +17,6 @@ from plantune.space.search_space import load_search_space
 
 from .conftest import legal
 
-DTYPES = ("float16", "bfloat16", "float32")
-
 
 def norm_of(op, shape, weights, then, kept, **attrs):
     """A norm with weights of these shapes and what follows it; `kept` are the places of outputs

@@ -112,5 +112,5 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 class TestOnTheGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
-        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
+    def test_it_is_right(self, assert_case_right, name, dtype):
+        assert_case_right(FAMILY, STEPS, name, dtype)

@@ -9,8 +9,8 @@ from plantune.kernels.families.group_norm import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.space.arch import load_arch
 
-from .conftest import assert_digits_kept, in_turns
-from .norms import DTYPES, assert_each_layout_of_images, assert_refused, norm_of
+from .conftest import DTYPES, assert_digits_kept, in_turns
+from .norms import assert_each_layout_of_images, assert_refused, norm_of
 from .norms import grouped as config
 
 
@@ -70,8 +70,8 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 class TestOnTheGpu:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
-        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
+    def test_it_is_right(self, assert_case_right, name, dtype):
+        assert_case_right(FAMILY, STEPS, name, dtype)
 
     @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
     def test_numbers_far_from_zero_lose_no_digits(self, step_of, gpu_space, layout):

@@ -9,9 +9,8 @@ from torch import nn
 from plantune.kernels.families.group_norm_grad import FAMILY
 from plantune.space.arch import load_arch
 
-from .conftest import in_turns
+from .conftest import DTYPES, in_turns
 from .norms import (
-    DTYPES,
     assert_a_pass_has_the_gradients_of_float64,
     assert_each_layout_of_images,
     assert_guessed_for_training,
@@ -104,8 +103,8 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 class TestOnTheGpu:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("name", STEPS)
-    def test_it_is_right(self, step_of, assert_legal_configs_right, name, dtype):
-        assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
+    def test_it_is_right(self, assert_case_right, name, dtype):
+        assert_case_right(FAMILY, STEPS, name, dtype)
 
     def test_a_pass_has_the_gradients_of_float64(self):
         torch.manual_seed(0)

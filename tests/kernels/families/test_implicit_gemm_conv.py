@@ -360,7 +360,7 @@ class TestOnTheGpu:
         assert_legal_configs_right(FAMILY, step_of(stem), [changed(math="simt", tile_k=8)])
 
     @pytest.mark.slow
-    def test_every_main_loop(self, step_of, assert_legal_configs_right, gpu_space):
+    @pytest.mark.parametrize("dtype", ELEMENTS)
+    def test_every_main_loop(self, step_of, assert_legal_configs_right, gpu_space, dtype):
         once = [c for c in FAMILY.configs(gpu_space) if c["split_k"] == c["swizzle"] == 1]
-        for dtype in ELEMENTS:
-            assert_legal_configs_right(FAMILY, step_of(AWKWARD["many tiles"], dtype), once)
+        assert_legal_configs_right(FAMILY, step_of(AWKWARD["many tiles"], dtype), once)

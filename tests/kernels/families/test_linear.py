@@ -125,5 +125,5 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, co
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_it_is_right_on_the_gpu(step_of, assert_legal_configs_right, name, dtype):
-    assert_legal_configs_right(FAMILY, step_of(LAYERS[name], dtype))
+def test_it_is_right_on_the_gpu(assert_case_right, name, dtype):
+    assert_case_right(FAMILY, LAYERS, name, dtype)

@@ -267,8 +267,8 @@ def test_every_function_builds(step_of, build_within_limits):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_it_is_right_on_the_gpu(step_of, assert_legal_configs_right, name, dtype):
-    assert_legal_configs_right(FAMILY, step_of(CHAINS[name], dtype))
+def test_it_is_right_on_the_gpu(assert_case_right, name, dtype):
+    assert_case_right(FAMILY, CHAINS, name, dtype)
 
 
 @pytest.mark.gpu

@@ -173,8 +173,8 @@ def test_the_others_build(step_of, build_within_limits, name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", STEPS)
-def test_it_is_right(step_of, assert_legal_configs_right, name, dtype):
-    assert_legal_configs_right(FAMILY, step_of(STEPS[name], dtype))
+def test_it_is_right(assert_case_right, name, dtype):
+    assert_case_right(FAMILY, STEPS, name, dtype)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -20,7 +20,7 @@ from plantune.models.se_resnet9 import SEResNet9Fixup
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
-from .conftest import BLOCKS, legal
+from .conftest import BLOCKS
 
 CONFIG = Attrs(images=1, threads=256, math="simt", hold="registers", blocks_per_sm=1)
 
@@ -137,6 +137,13 @@ VARIANTS = {
     "an image read twice, no residual": Gradient(2, 256, 30, 31, 16, residual=False),
     "many images": Gradient(131, 64, 2, 2, 8),
     **{f"block {c}": block(c, size) for c, size in BLOCKS},
+}
+
+
+BATCHES = {
+    f"{channels}-{n}": block(channels, size, n)
+    for channels, size in BLOCKS
+    for n in (1, 7, 128, 129)
 }
 
 
@@ -324,29 +331,13 @@ def test_each_arch_has_a_config_for_each_block(step_of, cuda_arch, channels, siz
     assert len(candidates(step, load_search_space(cuda_arch.name), ["se_grad"])) >= 2
 
 
-def some_configs(step, at):
-    """Every fourth that is legal, from another one on for each `at`: 48 kernels, built one by one,
-    take longer than a test may.
-    """
-    return [candidate.config for candidate in legal(FAMILY, step)][at % 4 :: 4]
-
-
-def test_several_variants_meet_every_config(step_of):
-    step = step_of(VARIANTS["all parts"], "float16")
-    met = {config for at in range(4) for config in some_configs(step, at)}
-    assert met == {candidate.config for candidate in legal(FAMILY, step)}
-
-
 @pytest.mark.gpu
 class TestOnTheGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, step_of, assert_legal_configs_right, name, dtype):
-        step = step_of(VARIANTS[name], dtype)
-        chosen = some_configs(step, [*VARIANTS].index(name))
-        assert_legal_configs_right(FAMILY, step, chosen)
+    def test_every_variant(self, assert_case_right, name, dtype):
+        assert_case_right(FAMILY, VARIANTS, name, dtype)
 
-    @pytest.mark.parametrize("n", [1, 7, 128, 129])
-    @pytest.mark.parametrize(("channels", "size"), BLOCKS)
-    def test_every_block(self, step_of, assert_legal_configs_right, channels, size, n):
-        assert_legal_configs_right(FAMILY, step_of(replace(block(channels, size), n=n), "float16"))
+    @pytest.mark.parametrize("case", BATCHES)
+    def test_every_block(self, assert_case_right, case):
+        assert_case_right(FAMILY, BATCHES, case, "float16", ["float16"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -183,6 +183,13 @@ VARIANTS = {
 }
 
 
+BATCHES = {
+    f"{channels}-{n}": block(channels, size, n)
+    for channels, size in BLOCKS
+    for n in (1, 3, 128, 129)
+}
+
+
 def test_it_reads_every_variant(step_of):
     for name, tail in VARIANTS.items():
         assert FAMILY.why_not_step(step_of(tail, "float16")) is None, name
@@ -319,10 +326,9 @@ def test_shared_memory_is_known_before_the_build(step_of, dtype, name):
 class TestOnTheGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
     @pytest.mark.parametrize("name", VARIANTS)
-    def test_every_variant(self, step_of, assert_legal_configs_right, name, dtype):
-        assert_legal_configs_right(FAMILY, step_of(VARIANTS[name], dtype))
+    def test_every_variant(self, assert_case_right, name, dtype):
+        assert_case_right(FAMILY, VARIANTS, name, dtype)
 
-    @pytest.mark.parametrize("n", [1, 3, 128, 129])
-    @pytest.mark.parametrize(("channels", "size"), BLOCKS)
-    def test_every_block(self, step_of, assert_legal_configs_right, channels, size, n):
-        assert_legal_configs_right(FAMILY, step_of(replace(block(channels, size), n=n), "float16"))
+    @pytest.mark.parametrize("case", BATCHES)
+    def test_every_block(self, assert_case_right, case):
+        assert_case_right(FAMILY, BATCHES, case, "float16", ["float16"])

@@ -145,7 +145,10 @@ def test_after_a_capture_that_failed_another_step_is_captured():
     start, other = copy.deepcopy(model), copy.deepcopy(model)
 
     def waiting(outputs, target):
-        return cross_entropy(outputs, target) * float(target.numel() > 0) + float(outputs.sum()) * 0
+        return (
+            cross_entropy(outputs, target) * float(target.numel() > 0)
+            + float(outputs.detach().sum()) * 0
+        )
 
     steps = [
         TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.01))

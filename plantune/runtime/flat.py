@@ -28,10 +28,6 @@ class Slot:
     def numel(self) -> int:
         return self.shape.numel()
 
-    def of(self, buffer: Tensor) -> Tensor:
-        """The tensor, as a view of the memory."""
-        return buffer.as_strided(self.shape, self.stride, self.start)
-
 
 @dataclass(frozen=True)
 class FlatLayout:
@@ -60,7 +56,10 @@ class FlatLayout:
         }
 
     def views(self, buffers: Buffers) -> dict[str, Tensor]:
-        return {name: slot.of(buffers[slot.dtype]) for name, slot in self.slots.items()}
+        return {
+            name: buffers[slot.dtype].as_strided(slot.shape, slot.stride, slot.start)
+            for name, slot in self.slots.items()
+        }
 
 
 def dense_strides(tensor: Tensor) -> tuple[int, ...]:

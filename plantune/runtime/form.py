@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gc import get_referents
 from itertools import chain
 from operator import attrgetter, is_
@@ -50,6 +50,8 @@ class Form:
         self.first = next(iter(tensors.present), None)
         parameters = dict(module.named_parameters())
         self._names, self._parameters = [*parameters], [*parameters.values()]
+        # What was asked of `parameters` last.
+        self._last: tuple[tuple[bool, ...], Mapping[str, Tensor]] = ((), {})
         self.why_not = _why_not(modules, hooks)
         # Whether it is where, and of the dtype, that its plans are for.
         self.is_home = True
@@ -83,10 +85,14 @@ class Form:
         named = zip((*self._names, *inputs), trained, strict=True)
         return tuple(name for name, wanted in named if wanted)
 
-    def parameters(self, trained: Sequence[bool]) -> dict[str, Tensor]:
+    def parameters(self, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
         """The parameters for which `trained` is true, by name."""
-        every = zip(self._names, self._parameters, trained, strict=False)
-        return {name: tensor for name, tensor, wanted in every if wanted}
+        asked, found = self._last
+        if asked != trained:
+            every = zip(self._names, self._parameters, trained, strict=False)
+            found = {name: tensor for name, tensor, wanted in every if wanted}
+            self._last = trained, found
+        return found
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

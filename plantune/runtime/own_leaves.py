@@ -8,7 +8,7 @@ loss of the default stream that a user keeps is enough.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 
 from torch import Tensor
@@ -28,8 +28,10 @@ def standing_in(leaves: Mapping[int, Tensor]) -> AbstractContextManager[None]:
     return with_values(_current, leaves=leaves)
 
 
-def leaf_of(parameter: Tensor) -> Tensor:
-    return _current.leaves.get(id(parameter), parameter)
+def leaves_of(parameters: Iterable[Tensor]) -> Iterable[Tensor]:
+    """What stands for each of these now."""
+    leaves = _current.leaves
+    return [leaves.get(id(p), p) for p in parameters] if leaves else parameters
 
 
 def own_leaf(parameter: Tensor) -> Tensor:

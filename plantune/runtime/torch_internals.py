@@ -75,6 +75,8 @@ asks_for_determinism: Any = torch._C._get_deterministic_algorithms
 tracing_state: Any = torch._C._get_tracing_state
 dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 has_transforms: Any = torch._C._are_functorch_transforms_active
+# The tensor inside of one that a transform left behind, else the same one.
+unwrapped: Any = torch._C._functorch.unwrap_if_dead
 # Whether this thread has a mode before dispatch, as plantune's own trace is.
 is_included: Any = torch._C._dispatch_tls_is_dispatch_key_included
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch

@@ -63,6 +63,26 @@ def host_work(module, x, change=lambda module: None) -> Counter[str]:
     return Counter(functions_of(lambda: tuned(x)))
 
 
+def training_work(module, x) -> Counter[str]:
+    """Of both passes, beside the replays."""
+    tuned = optimize(module.train(), x, mode="train")
+    parameters = [*tuned.parameters()]
+
+    def passes() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        tuned(x).backward(torch.ones_like(x))
+
+    for _ in range(3):
+        passes()
+    (program,) = tuned._calls.programs()
+    for made in program._passes.values():
+        made.graph.graph.replay = lambda: None
+    passes()
+    assert all(parameter.grad is not None for parameter in parameters)
+    return Counter(functions_of(passes))
+
+
 class TestHost:
     def test_it_does_not_grow_with_the_network(self):
         """Nor by what the layers are: se_resnet9_fixup enters the same ones (2026-11-23)."""
@@ -75,6 +95,12 @@ class TestHost:
         x = torch.randn(2, 4)
         changed = host_work(layers(2), x, lambda module: module[0].weight.mul_(2))
         assert changed == host_work(layers(2), x)
+
+    def test_nor_in_training(self):
+        """Torch's own part of a backward pass grows with the parameters; ours is one buffer."""
+        x = torch.randn(2, 4)
+        few, many = training_work(layers(2), x), training_work(layers(30), x)
+        assert few == many
 
 
 def test_after_three_calls_nothing_is_captured_built_or_kept(captures, monkeypatch):

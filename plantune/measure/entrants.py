@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from plantune.cuda.flags import cudnn
 from plantune.cuda.workspaces import KeptProducts
 from plantune.device import Call
 from plantune.distance import Exact
@@ -25,6 +26,7 @@ from plantune.measure.training_calls import CallOf, Marked, passes_of, steps_of,
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.plan import Plan
 from plantune.runtime.module import TunedModule
+from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 from plantune.tolerances import tolerance
 
@@ -73,7 +75,9 @@ class Entrants:
         # Before a way is weighed: the first that takes them would count them as its own.
         self._images_last: list[Inputs] = [tuple(map(_channels_last, xs)) for xs in self._images]
         self._exact = self._exactly(self._images[:2])
-        eager = self._outputs(copy.deepcopy(self._module), self._images[0])
+        # cuDNN remembers the first algorithm of each shape, also one that it did not time.
+        with with_values(cudnn, benchmark=True):
+            eager = self._outputs(copy.deepcopy(self._module), self._images[0])
         # What draws random numbers gives others each time.
         slack = math.inf if self._subject.draws else tolerance("race", problem.dtype)
         self._bound = 2 * _worst(self._exact[0], eager) + slack

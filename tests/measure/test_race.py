@@ -84,6 +84,21 @@ def test_images_are_drawn_where_they_are_used(monkeypatch):
     assert not torch.equal(one._images[0][0], other._images[0][0])
 
 
+def test_no_convolution_runs_before_cudnn_may_time_its_algorithms(racing, monkeypatch):
+    """It remembers the first one of each shape, so a rival would have to run by that."""
+    tried = []
+
+    def noted(self, run, xs, outputs=Entrants._outputs):
+        tried.append((xs[0].dtype, torch.backends.cudnn.benchmark))
+        return outputs(self, run, xs)
+
+    monkeypatch.setattr(Entrants, "_outputs", noted)
+    racing({"eager": Way(as_it_is)})
+    timed = [benchmark for dtype, benchmark in tried if dtype == torch.float32]
+    assert len(timed) > 1
+    assert all(timed)
+
+
 def test_a_way_that_fails_says_why_in_one_line(racing):
     stages = []
     found = racing({"torchscript": Way(fails), "eager": Way(as_it_is)}, stages=stages)

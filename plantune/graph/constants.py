@@ -12,8 +12,8 @@ from torch import Tensor
 from plantune.graph.shapes import META
 
 Number = bool | int | float
-# Each is filled by an op of its own, in each pass; more belong into a buffer.
-MOST = 16
+# Each is filled by an op of its own, once for a program; more belong into a buffer.
+MOST = 64
 
 
 def constant(data: Any, dtype: torch.dtype | None = None) -> Tensor | None:

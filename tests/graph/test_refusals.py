@@ -52,7 +52,7 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: x.bernoulli_(0.5), "an in-place op on the input, which belongs to the caller,"),
     (lambda m, x: F.instance_norm(x, m.mean, m.var), "which moves statistics in this form,"),
     (
-        lambda m, x: x + torch.tensor([[1.0] * 6] * 6),
+        lambda m, x: x + torch.tensor([1.0] * 65)[0],
         r"a constant tensor \(register it as a buffer\)",
     ),
     (lambda m, x: x + m.plain, "a constant tensor"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from plantune.cuda.flags import cudnn
+from plantune.cuda.flags import flags
 from plantune.device import Device, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, Entrant, Entrants
@@ -23,7 +23,6 @@ from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Interval, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import Watch, call_watch
 from plantune.plan import Plan
-from plantune.scopes import with_values
 
 OURS = (PLANTUNE, PLANTUNE_FROZEN)
 # The same images in each call, or others each time.
@@ -107,7 +106,7 @@ def race(
     mode = raced.problem.mode
     with torch.set_grad_enabled(mode == "train"):
         ours = _ours(entrants, plan, frozen=detailed and mode == "infer")
-        with with_values(cudnn, benchmark=True):
+        with flags(benchmark=True):
             theirs, failures = _baselines(entrants, baselines, effort, say, detailed)
             ready = {**ours, **theirs}
             say("time")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from plantune.canonical import digest
-from plantune.cuda.flags import cudnn, plain_float32
+from plantune.cuda.flags import flags, plain_float32
 from plantune.device import Device
 from plantune.distance import KINDS, Exact
 from plantune.generators import numbers_of
@@ -32,7 +32,6 @@ from plantune.layouts import MEMORY_FORMATS, in_layout
 from plantune.measure.inputs import domain_of, draw_inputs
 from plantune.measure.threads import threads, threads_of_proof
 from plantune.products import SomeImagesAtOnce, small_images_at_once
-from plantune.scopes import with_values
 
 # The rest of a processor's memory is for candidates. Of a GPU's they need little, and references of
 # 8,192 images that are not kept are computed again for each of them.
@@ -303,7 +302,7 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     """
     enabled = torch.backends.cudnn.enabled and dtype != torch.float32
     products = SomeImagesAtOnce() if dtype == torch.float32 else small_images_at_once()
-    with with_values(cudnn, enabled=enabled), plain_float32(), products:
+    with flags(enabled=enabled), plain_float32(), products:
         yield
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
-from plantune.cuda.flags import cudnn
+from plantune.cuda.flags import flags
 from plantune.distance import Distance
 from plantune.errors import WrongResult
 from plantune.generators import kept_numbers, numbers_of
@@ -34,7 +34,6 @@ from plantune.runtime.distances import (
 )
 from plantune.runtime.program import Program
 from plantune.runtime.stock import device_of
-from plantune.scopes import with_values
 from plantune.space.search_space import SearchSpace
 
 # A framework that rounds luckily is not held against the plan: what is wrong is wrong on each draw.
@@ -117,7 +116,7 @@ def _plainly(device: torch.device) -> Iterator[None]:
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
         torch.cuda.device(device) if device.type == "cuda" else nullcontext(),
-        with_values(cudnn, benchmark=False),
+        flags(benchmark=False),
     ):
         yield
 

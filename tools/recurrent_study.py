@@ -36,13 +36,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from plantune import optimize
-from plantune.cuda.flags import cudnn, flags
+from plantune.cuda.flags import cudnn
 from plantune.errors import PlantuneError
 from plantune.layers import EpisodicGRU, EpisodicLSTM
 from plantune.machine import environment_of
 from plantune.models.policy import Policy, PolicySizes
 from plantune.report.tables import table
 from plantune.runtime.copies import copied
+from plantune.scopes import with_values
 
 ROUNDS, CALLS = 11, 10
 PARTS = ("layers", "acts", "learns", "sizes")
@@ -267,7 +268,7 @@ def products_in(precision: str) -> Iterator[None]:
     """Inside, torch multiplies float32 in it: matrices, convolutions and recurrent layers."""
     with ExitStack() as stack:
         for place in (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn):
-            stack.enter_context(flags(place, fp32_precision=precision))
+            stack.enter_context(with_values(place, fp32_precision=precision))
         yield
 
 

@@ -20,12 +20,13 @@ from timing import as_raced, judged, made_call, ours_of, rivals_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from plantune.cuda.flags import flags
+from plantune.cuda.flags import cudnn
 from plantune.device import Call, Device
 from plantune.gpus import device_for
 from plantune.machine import environment_of
 from plantune.measure.turns import turn
 from plantune.measure.ways import WAYS
+from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 
 RIVALS = ("compile-reduce-overhead", "compile-max-autotune", "cuda-graph")
@@ -99,7 +100,7 @@ def _prepared(name: str, asked: Asked) -> Ready:
 @contextmanager
 def _as_in_race(asked: Asked, device: Device) -> Iterator[None]:
     graded = torch.set_grad_enabled(asked.mode == "train")
-    with graded, flags(benchmark=True), device.own_stream():
+    with graded, with_values(cudnn, benchmark=True), device.own_stream():
         yield
 
 

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from turns import prepare_elsewhere
 
 from plantune import tune
-from plantune.cuda.flags import flags
+from plantune.cuda.flags import cudnn
 from plantune.errors import UnsupportedModule
 from plantune.gpus import device_for
 from plantune.machine import environment_of
+from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 
 
@@ -43,7 +44,7 @@ def compiled(name: str, asked: Asked) -> Row:
     module, x = on_its_device(name, asked)
     device = device_for(load_arch(environment_of(x.device).arch))
     last, seconds, failures = as_raced(module, x), {}, {}
-    with torch.set_grad_enabled(asked.mode == "train"), flags(benchmark=True):
+    with torch.set_grad_enabled(asked.mode == "train"), with_values(cudnn, benchmark=True):
         for way in asked.race.names(device):
             began = time.monotonic()
             _, failed = rivals_of((module, x), last, asked.mode, [way], device)

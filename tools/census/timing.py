@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from turns import alone_on_gpu, beside_others
 
 from plantune import optimize
-from plantune.cuda.flags import flags
+from plantune.cuda.flags import cudnn
 from plantune.default_plans import guessed_plan
 from plantune.device import Call, Device, first_line
 from plantune.gpus import device_for
@@ -29,6 +29,7 @@ from plantune.measure.watches import call_watch
 from plantune.measure.ways import WAYS
 from plantune.plan import candidates_by_step, check_plan
 from plantune.runtime.module import TunedModule
+from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -74,10 +75,15 @@ def ratios(module: nn.Module, x: Tensor, mode: str, race: Race) -> dict[str, Any
     arch = load_arch(environment_of(x.device).arch)
     device = device_for(arch)
     last, images = as_raced(module, x)
-    with torch.set_grad_enabled(mode == "train"), flags(benchmark=True), device.own_stream():
+    with (
+        torch.set_grad_enabled(mode == "train"),
+        with_values(cudnn, benchmark=True),
+        device.own_stream(),
+    ):
         with beside_others():
             ours, how, _ = ours_of(last, images, mode, device)
-            with flags(benchmark=False):  # loading comes first; it does not depend on algorithms
+            # Loading comes first; it does not depend on algorithms.
+            with with_values(cudnn, benchmark=False):
                 made_call(last, images, mode, device)
         with alone_on_gpu():
             names = race.names(device)

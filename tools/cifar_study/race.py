@@ -13,11 +13,12 @@ from batches import Batch
 from training import Trained
 from variants import OURS
 
-from plantune.cuda.flags import flags
+from plantune.cuda.flags import cudnn
 from plantune.gpus import device_for
 from plantune.machine import arch_of
 from plantune.measure.timing import Effort, ratio_interval, time_interleaved
 from plantune.measure.watches import call_watch
+from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 
 STEPS = 8
@@ -31,7 +32,7 @@ def raced(trained: Sequence[Trained], batch: Batch, seconds: float) -> dict[str,
     device = device_for(load_arch(arch_of(batch[0].device)))
     calls = [call_of(each, batch) for each in trained]
     effort = Effort(budget_s=seconds, warm_up_s=seconds / 20, retries=0)
-    with flags(benchmark=True):
+    with with_values(cudnn, benchmark=True):
         for call in calls:
             call()
         turns = [_in_a_row(call) for call in calls]

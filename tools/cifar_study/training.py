@@ -18,7 +18,8 @@ from variants import DEVICE, PINNED, Variant
 from ways import Precision, Setting
 from workloads import Workload, load_weights
 
-from plantune.cuda.flags import flags
+from plantune.cuda.flags import cudnn
+from plantune.scopes import with_values
 
 TESTED_AT_ONCE = 500
 WHITENED = 5_000
@@ -134,7 +135,7 @@ def train(study: Study, variant: Variant, feed: Feed) -> Trained:
     )
     if study.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    with flags(benchmark=variant.benchmark):
+    with with_values(cudnn, benchmark=variant.benchmark):
         made = _run(study, variant, feed, setting)
     if study.device.type == "cuda":
         made.peak_mib = torch.cuda.max_memory_allocated() / 2**20

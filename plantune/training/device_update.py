@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from plantune.cuda.build import Binary, compile_cuda
 from plantune.kernels import vector_kernel
 from plantune.kernels.launcher import Launcher
 from plantune.runtime.flat import FlatLayout, is_dense
+from plantune.runtime.live_state import Watched
 from plantune.runtime.program import current_stream
 from plantune.space.arch import Arch
 from plantune.training.rules import GROUP_NUMBERS, Rule, on_gpu, row_of, rule_of
@@ -84,6 +86,21 @@ def chunks_of(parameters: Sequence[Tensor], layout: FlatLayout, dtype: torch.dty
     return found
 
 
+@dataclass(frozen=True)
+class _Handed:
+    """The optimizer's state, all of which were views of ours when somebody last looked."""
+
+    state: object
+    names: list[tuple[str, ...]]
+    present: list[bool]
+    watched: Watched
+
+    def is_all(self, state: object, names: list[tuple[str, ...]], present: list[bool]) -> bool:
+        """Whether they are now. To ask each parameter took 107 us of 161 (EPYC, 2026-11-23)."""
+        same = state is self.state and names == self.names and present == self.present
+        return same and not self.watched.changed()
+
+
 class DeviceUpdate(Update):
     """`follow` brings the device up to date with what a user may have changed on the host, and
     `run` enqueues the step. The optimizer's state are views of memory that is kept here.
@@ -124,6 +141,7 @@ class DeviceUpdate(Update):
             gradients.layout.buffers(device) for _ in range(rule.places(optimizer.param_groups))
         ]
         self._views = [[*gradients.layout.views(kept).values()] for kept in self._kept]
+        self._handed: _Handed | None = None
         self._measures = rules.scale is not None or rules.max_norm is not None
         self._make_launchers(arch)
 
@@ -189,24 +207,32 @@ class DeviceUpdate(Update):
 
     def _follow_state(self) -> None:
         """Takes over state that was loaded or made elsewhere, and hands out views of ours."""
-        kept, keeps_step = self._optimizer.state, self._rule.keeps_step
-        names_of = [self._rule.state(group) for group in self._optimizer.param_groups]
+        kept, rule = self._optimizer.state, self._rule
+        names_of = [rule.state(group) for group in self._optimizer.param_groups]
+        if self._handed is not None and self._handed.is_all(kept, names_of, self._is_present):
+            return
+        dicts: list[dict[Any, Any]] = [kept]
         rows = zip(
             *(self._gradients.parameters, self._is_present, self._groups, self._step_views),
             strict=True,
         )
         for at, (parameter, is_present, group, step) in enumerate(rows):
             names = names_of[group]
-            if not is_present or not (names or keeps_step):
+            if not is_present or not (names or rule.keeps_step):
                 continue  # torch keeps no state then
-            state = kept[parameter]
-            for name, views in zip(names, self._views, strict=False):
-                if state.get(name) is not views[at]:
-                    _take_over(state, name, views[at])
-                    if not keeps_step:
-                        self._steps[at] = float(bool(views[at].any()))
-            if keeps_step and state.get("step") is not step:
-                _take_over(state, "step", step)
+            dicts.append(kept[parameter])
+            self._hand_out(kept[parameter], names, at, step)
+        self._handed = _Handed(kept, names_of, self._is_present, Watched(dicts, tensors=True))
+
+    def _hand_out(self, state: dict[str, Any], names: Sequence[str], at: int, step: Tensor) -> None:
+        keeps_step = self._rule.keeps_step
+        for name, views in zip(names, self._views, strict=False):
+            if state.get(name) is not views[at]:
+                _take_over(state, name, views[at])
+                if not keeps_step:
+                    self._steps[at] = float(bool(views[at].any()))
+        if keeps_step and state.get("step") is not step:
+            _take_over(state, "step", step)
 
     def run(self) -> None:
         self._launch(self._places)

@@ -144,6 +144,57 @@ def test_the_norm_that_nobody_measured_is_what_the_update_saw(launched):
     assert float(update.gradient_norm()) == 3
 
 
+class TestState:
+    @pytest.fixture
+    def update(self, launched):
+        made_of = made(torch.optim.AdamW(two_weights()), Rules())
+        made_of[1].present = [True, True]
+        made_of[0].follow()
+        return made_of[0]
+
+    def test_it_is_made_of_views_of_ours(self, update):
+        update._kept[0][torch.float32].fill_(3)
+        (first, second) = update._optimizer.state.values()
+        assert bool((first["exp_avg"] == 3).all() and (second["exp_avg"] == 3).all())
+
+    def test_what_is_put_in_its_place_is_taken_over(self, update):
+        weight, state = next(iter(update._optimizer.state.items()))
+        ours = state["exp_avg"]
+        state["exp_avg"] = torch.full_like(weight, 2)
+        update.follow()
+        assert state["exp_avg"] is ours
+        assert bool((ours == 2).all())
+
+    def test_so_is_a_state_that_was_loaded(self, update):
+        loaded = update._optimizer.state_dict()
+        loaded["state"][1]["exp_avg_sq"] = torch.full((5,), 4.0)
+        loaded["state"][1]["step"] = torch.tensor(7.0)
+        update._optimizer.load_state_dict(loaded)
+        update.follow()
+        state = [*update._optimizer.state.values()][1]
+        assert state["exp_avg_sq"] is update._views[1][1]
+        assert bool((update._views[1][1] == 4).all())
+        assert update._steps.tolist() == [0, 7]
+
+    def test_one_that_was_forgotten_begins_anew(self, update):
+        update._views[0][0].fill_(5)
+        update._optimizer.state.clear()
+        update.follow()
+        assert not update._views[0][0].any()
+        assert len(update._optimizer.state) == 2
+
+    def test_a_parameter_that_gets_its_first_gradient(self, launched):
+        update, gradients = made(torch.optim.AdamW(two_weights()), Rules())
+        for present, count in (([True, False], 1), ([True, True], 2)):
+            gradients.present = present
+            update.follow()
+            assert len(update._optimizer.state) == count
+
+    def test_the_next_call_asks_no_parameter(self, update, monkeypatch):
+        monkeypatch.setattr(update, "_hand_out", None)
+        update.follow()
+
+
 class NoRoom(TorchDispatchMode):
     """In a capture memory may be that of what was there before, in each replay again."""
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, KernelFamily
 from plantune.kernels.folded import Folded
+from plantune.kernels.huge_pages import in_huge_pages
 from plantune.kernels.patterns.epilogue import ConvParts
 
 DTYPES = ("float32", "bfloat16")
@@ -76,8 +77,7 @@ def why_not_dtype(dtype: str) -> str | None:
 def pack(weight: Tensor, geometry: Geometry, image_shape: Sequence[int]) -> Tensor:
     """The weight in oneDNN's own layout for images of that shape."""
     reorder = torch.ops.mkldnn._reorder_convolution_weight
-    packed: Tensor = reorder(weight, *geometry.arguments, list(image_shape))
-    return packed
+    return in_huge_pages(reorder(weight, *geometry.arguments, list(image_shape)))
 
 
 def add_convolution(

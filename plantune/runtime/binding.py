@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plantune.kernels.family import Binding, Frame, Values
+from plantune.kernels.huge_pages import in_huge_pages
 from plantune.layouts import view_bytes
 from plantune.runtime.schedule import Launch
 
@@ -18,7 +19,7 @@ Take = Callable[[str, int], tuple[Tensor, int]]
 
 def fresh(size_bytes: int, device: torch.device) -> Tensor:
     """Bytes of their own."""
-    return torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    return in_huge_pages(torch.empty(size_bytes, dtype=torch.uint8, device=device))
 
 
 def made_for(launch: Launch, take: Take) -> Values:

@@ -75,6 +75,8 @@ class _Shapes(Reader):
 
     def torch_op(self, overload: Overload, *args: Any, **kwargs: Any) -> Value:
         """The spellings ask for tensors of one number, by their size and dtype."""
+        if isinstance(args[0], Value):
+            raise NotRead("what torch makes of tensors")
         return self._new(TensorType(tuple(args[0]), dtype_name(kwargs["dtype"])))
 
     def update(self, buffer: Value, value: Value) -> None:

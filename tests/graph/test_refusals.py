@@ -50,7 +50,7 @@ FORWARDS: list[tuple[Callable[[Any, Tensor], Any], str]] = [
     (lambda m, x: x.to(torch.float8_e5m2), "float8_e5m2 is not one of"),
     (lambda m, x: torch.fft.fft(x).real, "complex64 is not one of"),
     (lambda m, x: x.bernoulli_(0.5), "an in-place op on the input, which belongs to the caller,"),
-    (lambda m, x: F.instance_norm(x, m.mean, m.var), "which moves statistics in this form,"),
+    (lambda m, x: F.instance_norm(x.half(), m.mean, m.var), "which moves statistics in this form,"),
     (
         lambda m, x: x + torch.tensor([1.0] * 65)[0],
         r"a constant tensor \(register it as a buffer\)",

@@ -137,6 +137,20 @@ class Numbers(Linear):
         )
 
 
+class Instances(Linear):
+    """Instance norms whose statistics follow the images, as old style networks have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        moving: dict[str, Any] = {"track_running_stats": True, "momentum": 0.3}
+        self.norm = nn.InstanceNorm1d(3, affine=True, **moving)
+        self.plain = nn.InstanceNorm1d(3, **moving)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.stack([x, self.layer(x), x * x], -1)
+        return self.plain(self.norm(rows).tanh() + rows)
+
+
 class Chooses(Linear):
     """A policy's distributions, which look at the values of their arguments in eager."""
 
@@ -169,7 +183,19 @@ def planned(module: nn.Module, x: Tensor, mode: str) -> TunedModule:
 
 @pytest.mark.parametrize(
     "kind",
-    [Flags, OwnDtypes, Halves, Queue, Teacher, Codes, Averages, Numbers, Chooses, Spectral],
+    [
+        Flags,
+        OwnDtypes,
+        Halves,
+        Queue,
+        Teacher,
+        Codes,
+        Averages,
+        Numbers,
+        Chooses,
+        Spectral,
+        Instances,
+    ],
 )
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_it_is_taken_and_right(kind: type[nn.Module], mode: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from plantune.graph.spelling.fills import filled
 from plantune.graph.spelling.reader import NotRead, Reader, Value
 from plantune.graph.spelling.shapes import reshape
@@ -160,6 +162,37 @@ def _group_norm(
     ]
 
 
+def _instance_norm(
+    g: Reader,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    """In training; the statistics move by the mean of what each image's are."""
+    if mean is None or var is None or not use_input_stats:
+        raise NotRead("an instance norm that moves no statistics")
+    if len({g.type_of(value).dtype for value in (x, mean, var)}) > 1:
+        raise NotRead("statistics in another dtype")
+    aten, pixels = torch.ops.aten, [*range(2, len(g.shape(x)))]
+    rest = (None, None, True, momentum, eps, cudnn_enabled)
+    y = g.torch_op(aten.instance_norm.default, x, weight, bias, *rest)
+    each = g.torch_op(aten.var.correction, x, pixels, correction=1)
+    _move(g, mean, g.torch_op(aten.mean.dim, x, [0, *pixels]), momentum)
+    _move(g, var, g.torch_op(aten.mean.dim, each, [0]), momentum)
+    return y
+
+
+def _move(g: Reader, statistic: Value, now: Value, momentum: float) -> None:
+    before = g.emit("affine", statistic, alpha=1.0 - momentum, beta=0.0)
+    g.update(statistic, g.emit("add", before, g.emit("affine", now, alpha=momentum, beta=0.0)))
+
+
 def _norm_inputs(g: Reader, x: Value, weight: Value | None, bias: Value | None) -> list[Value]:
     if weight is None and bias is not None:
         raise NotRead("a norm with a bias alone")
@@ -240,6 +273,7 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.batch_norm.default": _batch_norm,
     "aten.layer_norm.default": _layer_norm,
     "aten.group_norm.default": _group_norm,
+    "aten.instance_norm.default": _instance_norm,
     "aten.avg_pool2d.default": _avg_pool2d,
     "aten.max_pool2d.default": _max_pool2d,
     "aten.adaptive_avg_pool2d.default": _adaptive_avg_pool2d,

@@ -14,7 +14,7 @@ from plantune.measure.client import Worker
 from plantune.measure.machine_state import State
 from plantune.measure.race import Race
 from plantune.measure.subject import Raced
-from plantune.measure.timing import Effort, Timing
+from plantune.measure.timing import LEAST_SAMPLES, Effort, Timing
 from plantune.measure.ways import baselines_for
 from plantune.outcome import Rejected
 from plantune.plan import Plan
@@ -100,9 +100,16 @@ def time_plans(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
     return [next(timings) if isinstance(found, Timing) else found for found in alone]
 
 
-def time_makes(run: Run, plans: Sequence[Plan], effort: Effort) -> list[Found]:
-    """All plans in turns, each with the rounds of several makes of it, which count alike."""
-    makes = MAKES[run.space.arch.kind]
+def makes_that_fit(kind: str, calls_us: float, seconds: float) -> int:
+    """How often plans are made whose calls take so long together: the rounds that are timed in any
+    case, with two calls of each make, should fit into these seconds.
+    """
+    round_s = 2 * LEAST_SAMPLES * calls_us / 1e6
+    return max(1, min(MAKES[kind], int(seconds / round_s)))
+
+
+def time_makes(run: Run, plans: Sequence[Plan], effort: Effort, makes: int) -> list[Found]:
+    """All plans in turns, each with the rounds of so many makes of it, which count alike."""
     found = time_plans(run, [*plans] * makes, effort)
     return ranking.of_makes([found[i : i + len(plans)] for i in range(0, len(found), len(plans))])
 
@@ -150,7 +157,7 @@ def rank(
     order = (winner, *(i for _, i in timed if i != winner))
     ranked = [replace(plans[i], origin="measured") for i in order]
     run.steps.whole_us = timed[0][0]
-    return [_improved(run, ranked[0]), *ranked]
+    return [_improved(run, ranked[0], timed[0][0]), *ranked]
 
 
 def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> list[Found]:
@@ -163,23 +170,28 @@ def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> l
     if len(places) < 2 or left_s < LEAST_RANKING_S:
         return found
     effort = run.budget.limited(Effort(budget_s=CLOSE_PART[kind] * left_s), "ranking")
+    calls_us = sum(t.median_us for t in (found[i] for i in places) if isinstance(t, Timing))
+    makes = makes_that_fit(kind, calls_us, effort.budget_s)
     try:
-        again = time_makes(run, [plans[i] for i in places], effort)
+        again = time_makes(run, [plans[i] for i in places], effort, makes)
     except OutOfTime:
         return found
-    more = dict(zip(places, again, strict=True))
-    return ranking.with_more(found, more, MAKES[kind])
+    return ranking.with_more(found, dict(zip(places, again, strict=True)), makes)
 
 
-def _improved(run: Run, plan: Plan) -> Plan:
-    """The plan with branches, and with the runners-up of its steps, if the whole is faster."""
+def _improved(run: Run, plan: Plan, call_us: float) -> Plan:
+    """The plan with branches, and with the runners-up of its steps, if the whole is faster; a call
+    takes about so long.
+    """
     graph, space, budget = run.graph, run.space, run.budget
     left = ranking.swaps(plan, graph, space, run.steps.costs.outcomes)
     effort = budget.limited(Effort(budget_s=REFINING_S), "ranking")
 
     def timed(plans: Sequence[Plan]) -> Sequence[Found]:
+        left_s, kind = budget.left_for("ranking"), space.arch.kind
         # Of many the best are looked for; of two one is chosen.
-        return (time_makes if len(plans) == 2 else time_plans)(run, plans, effort)
+        makes = makes_that_fit(kind, 2 * call_us, left_s) if len(plans) == 2 else 1
+        return time_makes(run, plans, effort, makes)
 
     with suppress(OutOfTime):  # it is good as it is
         if budget.left_for("ranking") > REFINING_S:

@@ -11,7 +11,15 @@ from plantune.errors import WorkerDied
 from plantune.measure.timing import Effort, Timing
 from plantune.outcome import Rejected
 from plantune.search.budget import Budget
-from plantune.search.phases import MAKES, Run, _close_again, _race, race_first, time_plans
+from plantune.search.phases import (
+    MAKES,
+    Run,
+    _close_again,
+    _race,
+    makes_that_fit,
+    race_first,
+    time_plans,
+)
 from plantune.search.ranking import close, evened, of_makes
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
@@ -187,6 +195,13 @@ class TestPlansThatAreClose:
         makes = [[LUCKY, UNLUCKY], [UNLUCKY, LUCKY], [SLOW, late]]
         assert [timing.samples for timing in of_makes(makes)] == [10, 10]
         assert of_makes(makes[2:]) == [SLOW, late]
+
+    @pytest.mark.parametrize(
+        ("kind", "call_ms", "seconds", "makes"),
+        [("cpu", 4, 3.0, 3), ("cpu", 120, 3.0, 2), ("cpu", 900, 3.0, 1), ("cuda", 1, 9.0, 1)],
+    )
+    def test_slow_ones_are_made_less_often(self, kind, call_ms, seconds, makes):
+        assert makes_that_fit(kind, 1e3 * call_ms, seconds) == makes
 
     def test_one_alone_has_won(self):
         worker = Drawing()

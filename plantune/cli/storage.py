@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 
 import click
@@ -18,6 +19,9 @@ from plantune.plan_db.recognition import is_in_use, is_own, looked_into, why_no_
 NO_DRIVER = ("No module named", "halted; None in sys.modules", "DB access module")
 DRIVERS = "pip install 'plantune[storage]' brings the drivers of PostgreSQL and MySQL"
 OPTUNAS = {"studies", "trials", "version_info"}
+# Searches that begin at once in an empty database make its tables beside each other, and all but
+# one of them are refused.
+TRIES, AGAIN_S = 5, 0.2
 
 
 def storage_for(named: str | None, database: Path | None, seed: int) -> str | None:
@@ -141,8 +145,22 @@ def _why_not(url: str, seed: int) -> str | None:
     """Why Optuna cannot use a storage, None if it can."""
     from plantune.search.studies import Studies
 
-    try:
-        Studies(url, seed)
-    except Exception as error:  # Whatever Optuna, SQLAlchemy or a driver says of a place.
-        return str(error).partition("\n")[0]
-    return None
+    reason = None
+    for _ in range(TRIES):
+        try:
+            Studies(url, seed)
+        except Exception as error:  # Whatever Optuna, SQLAlchemy or a driver says of a place.
+            reason = str(error).partition("\n")[0]
+            if not _was_made_by_another(error):
+                return reason
+            time.sleep(AGAIN_S)
+        else:
+            return None
+    return reason
+
+
+def _was_made_by_another(error: Exception) -> bool:
+    """Whether a database refused tables that another search made at the same time."""
+    from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+    return isinstance(error, (IntegrityError, ProgrammingError)) or "already exists" in str(error)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 import optuna
 import pytest
+import sqlalchemy
 
 from plantune.cli.storage import is_damaged, storage_for
 from plantune.errors import InvalidDatabase
-from plantune.search.studies import opened, storage_url
+from plantune.search.studies import Studies, opened, storage_url
 
 DAMAGE = {
     "text": b"no database at all " * 100,
@@ -138,3 +140,39 @@ def test_odd_paths_are_paths(tmp_path: Path, name: str) -> None:
 def test_a_named_one_that_does_not_open_is_wrong_usage(place: Path, url: str) -> None:
     with pytest.raises(click.BadParameter, match="'"):
         storage_for(url, place, 0)
+
+
+REFUSED = {
+    "postgresql": sqlalchemy.exc.IntegrityError("CREATE", {}, Exception("duplicate key value")),
+    "mysql": sqlalchemy.exc.OperationalError("CREATE", {}, Exception("1050 'x' already exists")),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_tables_that_another_search_makes_at_the_same_time_are_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    """Two that began in the same second ended with "Invalid value for --storage"."""
+    real, errors = Studies.__init__, [REFUSED[refused]]
+
+    def refuses_once(self: Studies, *arguments: Any, **named: Any) -> None:
+        if errors:
+            raise errors.pop()
+        real(self, *arguments, **named)
+
+    monkeypatch.setattr(Studies, "__init__", refuses_once)
+    url = storage_url(place.with_name("shared.db"))
+    assert storage_for(url, place, 0) == url
+    assert studies(url) == []
+
+
+def test_what_a_database_always_refuses_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(self: Studies, *arguments: Any) -> None:
+        raise sqlalchemy.exc.ProgrammingError("CREATE", {}, Exception("permission denied"))
+
+    monkeypatch.setattr(Studies, "__init__", refuses)
+    monkeypatch.setattr("plantune.cli.storage.AGAIN_S", 0.0)
+    with pytest.raises(click.BadParameter, match="permission denied"):
+        storage_for(storage_url(place.with_name("shared.db")), place, 0)

@@ -36,12 +36,14 @@ SWAPS_AT_ONCE = 7
 REFINING_S = 1.0
 # Plans are not ranked if there is less time for it.
 LEAST_RANKING_S = 0.3
+# Of the time to rank plans, for timing all of them.
+FIRST_PART = {"cpu": 0.3, "cuda": 0.5}
 # Of what is left then, for the plans that may be the fastest, timed alone. On a CPU the right plan
 # gains more than other candidates for some of its steps, which are tried afterwards.
 CLOSE_PART = {"cpu": 0.75, "cuda": 0.5}
-# So often each of them is made, by the kind of arch: three makes of one plan took 4.49, 4.83 and
-# 4.87 ms in turns with each other (se_resnet9_fixup, 4 images, 2 cores, 2026-11-23), because of
-# where their memory happened to be. With one make each, luck chose plans that are 8 % slower.
+# So often each of them is made, by the kind of arch: two makes of one plan took 4.49 and 4.83 ms in
+# turns with each other (se_resnet9_fixup, 4 images, 2 cores, 2026-11-23), because of where their
+# memory happened to be. With one make each, luck chose plans that are 8 and 11 % slower.
 MAKES = {"cpu": 3, "cuda": 1}
 # On a busy machine so many of the best plans are ranked, and the last one.
 FEW = 3
@@ -136,7 +138,9 @@ def rank(
     if left_s < LEAST_RANKING_S:
         return plans
     run.tell("ranking")
-    effort = run.budget.limited(Effort(budget_s=left_s / 2), "ranking")
+    effort = run.budget.limited(
+        Effort(budget_s=FIRST_PART[run.space.arch.kind] * left_s), "ranking"
+    )
     try:
         timings = time_plans(run, plans, effort)
     except OutOfTime:

@@ -31,8 +31,10 @@ TIE_RESAMPLES = 200
 # being simple. So a search at batch 32 had kept a plan that took 1.27 of another's time.
 UNSURE = 0.02
 # Plans that are slower by at most this in few rounds of one make may be the fastest: they run some
-# more. By the kind of arch: on a CPU two makes of one plan were 8 % apart.
+# more. By the kind of arch: on a CPU two makes of one plan were 7 % apart.
 CLOSE = {"cpu": 0.1, "cuda": 0.06}
+# The best of them, so that each has enough.
+MOST_CLOSE = 4
 # Candidates that are slower by more than this alone are not compared again.
 NEAR = 1.15
 RUNNERS_UP = 3
@@ -100,7 +102,8 @@ def close(timings: Sequence[Timing | Rejected], kind: str) -> list[int]:
     """The indices of those that may be the fastest on this kind of arch."""
     times = {i: timing.median_us for i, timing in enumerate(timings) if isinstance(timing, Timing)}
     least = min(times.values(), default=0.0)
-    return [i for i, us in times.items() if us <= (1 + CLOSE[kind]) * least]
+    near = [i for i, us in times.items() if us <= (1 + CLOSE[kind]) * least]
+    return sorted(sorted(near, key=times.__getitem__)[:MOST_CLOSE])
 
 
 def evened(timings: Sequence[Timing | Rejected]) -> list[Timing | Rejected]:

@@ -19,3 +19,16 @@ extern "C" __global__ void run() {}
 def test_nothing_of_std_is_declared_by_cutlass() -> None:
     """Headers of CUDA 13.2 declare `std::tuple_size` otherwise, and then nothing would compile."""
     compile_cuda(SOURCE, load_arch("sm80"))
+
+
+LISTS = """#include "cuda/implicit_gemm_wgrad.h"
+#if _CCCL_META_UNROLL_LIMIT > 10
+#error "long lists of types"
+#endif
+extern "C" __global__ void run() {}
+"""
+
+
+def test_the_lists_of_types_of_cccl_are_short() -> None:
+    """Long ones would take a sixth of each compilation."""
+    compile_cuda(LISTS, load_arch("sm80"))

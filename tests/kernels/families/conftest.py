@@ -26,6 +26,10 @@ from plantune.space.search_space import SearchSpace, load_search_space
 from ..conftest import Emit, step_of
 
 DTYPES = ("float16", "bfloat16", "float32")
+# Of a kernel for sm89 the assembler makes the same as for sm86, and within two registers the same
+# as for sm80 (seven families, NVRTC 13.0): these two are left to test_every_arch.py, which builds
+# each family for every arch.
+BUILT = [name for name in ARCH_NAMES if name not in ("cpu", "sm86", "sm89")]
 Check = Callable[[Step, Candidate, SearchSpace], Numerics]
 AssertRight = Callable[[Step, Candidate, SearchSpace], None]
 # Channels and size of the images in the four blocks of se_resnet9.
@@ -44,20 +48,20 @@ LAYERS = [
 
 @pytest.hookimpl(trylast=True)  # so that a test's own parameters come first in its id
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `cuda_arch` runs for each arch of CUDA."""
-    if "cuda_arch" in metafunc.fixturenames:
-        names = [name for name in ARCH_NAMES if name != "cpu"]
-        metafunc.parametrize("cuda_arch", [load_arch(name) for name in names], ids=names)
+    """A test that asks for `cuda_arch` runs for each arch of CUDA, one that asks for `built_arch`
+    for those of `BUILT`.
+    """
+    cuda = [name for name in ARCH_NAMES if name != "cpu"]
+    for fixture, names in (("cuda_arch", cuda), ("built_arch", BUILT)):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, [load_arch(name) for name in names], ids=names)
 
 
 def in_turns(values: Sequence[object]) -> list[object]:
-    """For `parametrize` with the name of an arch and one of these values: each arch with one of
-    them, in turn, and the one that is measured with all. Of a kernel for sm89 the assembler makes
-    the same as for sm86, and within two registers the same as for sm80 (seven families, NVRTC
-    13.0): these two are left to test_every_arch.py, which builds each family for every arch.
+    """For `parametrize` with the name of an arch and one of these values: each arch that is built
+    for with one of them, in turn, and the one that is measured with all.
     """
-    names = [name for name in ARCH_NAMES if name not in ("cpu", "sm86", "sm89")]
-    own = [(name, at % len(values)) for at, name in enumerate(names)]
+    own = [(name, at % len(values)) for at, name in enumerate(BUILT)]
     every = {*own, *(("sm90", at) for at in range(len(values)))}
     return [pytest.param(name, values[at], id=f"{name}-{values[at]}") for name, at in sorted(every)]
 

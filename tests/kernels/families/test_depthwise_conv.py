@@ -97,9 +97,9 @@ def test_a_tile_fits_a_thread_and_the_image(step_of, config, reason):
     assert (found or "").startswith(reason or "") if reason is None else reason in found
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
     step = step_of(STEPS["7x7"], "float16")
-    usage = build_within_limits(FAMILY, step, Attrs(CONFIG, columns=8), cuda_arch)
+    usage = build_within_limits(FAMILY, step, Attrs(CONFIG, columns=8), built_arch)
     assert set(usage) == {"run", "run_unaligned"}
 
 

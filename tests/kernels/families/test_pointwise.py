@@ -247,8 +247,8 @@ def test_weights_are_read_in_nchw_however_they_lie(step_of, monkeypatch, layout)
     assert (weight.data_ptr() == values["w0"].data_ptr()) == (layout == "nchw")
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
-    usage = build_within_limits(FAMILY, step_of(conv_tail, "float16"), CONFIG, cuda_arch)
+def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
+    usage = build_within_limits(FAMILY, step_of(conv_tail, "float16"), CONFIG, built_arch)
     assert set(usage) == {"run", "run_unaligned"}
 
 

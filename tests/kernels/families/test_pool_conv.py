@@ -130,10 +130,10 @@ def test_each_arch_has_configs_for_each_variant(step_of, cuda_arch):
         assert bool(legal) == (pool.outputs > 32), name
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
     config, step = Attrs(tile_m=32, tile_n=256), step_of(BLOCKS["block 3"], "float16")
     # That Python and C++ agree on the shared memory, the source asserts.
-    build_within_limits(FAMILY, step, config, cuda_arch)
+    build_within_limits(FAMILY, step, config, built_arch)
 
 
 @pytest.mark.parametrize("channels", [8, 16, 24, 32, 48, 56, 64, 72, 128])

@@ -307,9 +307,9 @@ def test_what_follows_from_two_images_is_held_though_it_does_not_leave(step_of):
     assert parts.second_anew.images == parts.first.images
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
     step = step_of(block(64, 16), "float16")
-    usage = build_within_limits(FAMILY, step, CONFIG, cuda_arch)
+    usage = build_within_limits(FAMILY, step, CONFIG, built_arch)
     assert set(usage) == {"run", "run_unaligned", "add"}
     assert usage["run"].shared_bytes <= FAMILY.parts(step).shared_bytes_declared(CONFIG)
 

@@ -305,9 +305,9 @@ def test_each_arch_has_a_config_for_each_block(step_of, cuda_arch, channels, siz
     assert len(candidates(step, load_search_space(cuda_arch.name), ["se_tail"])) >= 4
 
 
-def test_it_builds_within_its_limits(step_of, build_within_limits, cuda_arch):
+def test_it_builds_within_its_limits(step_of, build_within_limits, built_arch):
     step = step_of(block(64, 16), "float16")
-    usage = build_within_limits(FAMILY, step, CONFIG, cuda_arch)
+    usage = build_within_limits(FAMILY, step, CONFIG, built_arch)
     assert set(usage) == {"run", "run_unaligned"}
     most = FAMILY.parts(step).shared_bytes_at_most(CONFIG)
     assert all(used.shared_bytes <= most for used in usage.values())

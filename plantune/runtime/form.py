@@ -47,7 +47,7 @@ class Form:
         self.key = (*_structure(modules, values), _types(modules))
         self._containers = values.containers
         self._contents = [*chain.from_iterable(self._containers)]
-        self.first = next(iter(tensors.present), None)
+        self.first = leading(module)
         parameters = dict(module.named_parameters())
         self._names, self._parameters = [*parameters], [*parameters.values()]
         # What was asked of `parameters` last.
@@ -93,6 +93,12 @@ class Form:
             found = {name: tensor for name, tensor, wanted in every if wanted}
             self._last = trained, found
         return found
+
+
+def leading(module: nn.Module) -> Tensor | None:
+    """What says where a module is, and of which dtype: a parameter, else a buffer of floats."""
+    buffers = sorted(module.buffers(), key=lambda buffer: not buffer.is_floating_point())
+    return next(chain(module.parameters(), buffers), None)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from plantune.graph.arguments import CONSTANTS, Arguments, ordered
 from plantune.graph.autocast import Autocast
 from plantune.graph.nested import kind_of, tensors_in
 from plantune.graph.types import TensorType
-from plantune.runtime.form import Form
+from plantune.runtime.form import Form, leading
 from plantune.runtime.torch_internals import any_autocast
 
 # Kinds of calls that are remembered: shapes, constants, arguments by place and by name. Once there
@@ -90,7 +90,7 @@ class PlannedInputs:
     ) -> None:
         self._module, self._device, self._name = module, device, name
         self._types = expected[0].types
-        first = next(module.parameters(), None)
+        first = leading(module)
         floats = (type_.torch_dtype for type_ in self._types if type_.is_float)
         self._dtype = next(floats, None)
         # A module that casts its input is called with what it was made for, such as bytes.

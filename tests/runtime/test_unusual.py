@@ -151,6 +151,30 @@ class Instances(Linear):
         return self.plain(self.norm(rows).tanh() + rows)
 
 
+class Counts(Linear):
+    """Its first tensors are no floats, or more exact ones, as those of an observation's mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("mean", torch.randn(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return self.layer(x - self.mean.float()) * self.calls
+
+
+class Levels(nn.Module):
+    """Has no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("levels", torch.tensor([3, 4, 5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.levels).round()
+
+
 class Chooses(Linear):
     """A policy's distributions, which look at the values of their arguments in eager."""
 
@@ -247,6 +271,15 @@ class Directed(Linear):
 def test_what_no_plan_can_follow_is_refused(kind: type[nn.Module], said: str) -> None:
     with pytest.raises(UnsupportedModule, match=said):
         optimize(kind(), torch.randn(2, 3), mode="train")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_inputs_may_be_of_another_dtype_than_buffers(dtype: torch.dtype) -> None:
+    module, x = Levels(), torch.randn(4, 3)
+    module.levels = module.levels.to(dtype)
+    tuned = planned(module.eval(), x, "infer")
+    torch.testing.assert_close(tuned(x), module(x))
+    assert tuned.last_call().how == "planned"
 
 
 def test_distributions_look_at_values_again_after_a_trace() -> None:

@@ -30,5 +30,5 @@ extern "C" __global__ void run() {}
 
 
 def test_the_lists_of_types_of_cccl_are_short() -> None:
-    """Long ones would take a sixth of each compilation."""
+    """Long ones would take a seventh of each compilation."""
     compile_cuda(LISTS, load_arch("sm80"))

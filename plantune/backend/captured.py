@@ -14,6 +14,8 @@ _STEPS = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _HELD = re.compile(r"\._(?:parameters|buffers)\['[^']+'\]$")
 # Shorter ones may be names of the module's other inputs.
 _LEAST_NAME = 5
+# What a module has already, `Captured` among them.
+_TAKEN = frozenset((*dir(nn.Module()), "code", "given", "count", "names"))
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Inputs:
             source = _source(node)
             if isinstance(example, nn.Parameter) or _HELD.search(source):
                 name = "_".join(_STEPS.findall(source))
-                is_free = len(name) >= _LEAST_NAME and name not in held.values()
+                is_free = len(name) >= _LEAST_NAME and name not in {*held.values(), *_TAKEN}
                 held[place] = name if is_free else node.name
         given = [place for place, node in enumerate(nodes) if node.users and place not in held]
         return Inputs(len(nodes), held, tuple(given))

@@ -222,6 +222,28 @@ class TestCalls:
         assert_alike(ours.last, theirs.last)
         assert refused() == []
 
+    def test_state_with_names_that_a_module_has(self):
+        class Named(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.add = nn.Linear(2, 2)
+                self.add.register_buffer("module", torch.ones(2))
+                self.register_buffer("count", torch.zeros(2))
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.count.add_(1)
+                return self.add(super().forward(x)) * self.add.module + self.count
+
+        theirs = Named().eval()
+        ours = copy.deepcopy(theirs)
+        fast = compiled(ours)
+        with torch.no_grad():
+            for _ in range(2):
+                x = image()
+                assert_alike(fast(x), theirs(x))
+        assert_alike(ours.count, theirs.count)
+        assert refused() == []
+
     def test_weights_that_are_written_replaced_and_cast(self):
         module = Net().eval()
         fast, x = compiled(module), image()

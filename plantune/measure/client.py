@@ -243,15 +243,19 @@ class Worker:
                 self._reserve.fill()
         return self._child
 
-    def _started(self, cut_at: float | None) -> Child:
-        """A new child; raises OutOfTime if `cut_at` comes before it is ready."""
+    def _started(self, cut_at: float | None, *, again: bool = True) -> Child:
+        """A new child, a second one if somebody killed the first; raises OutOfTime if `cut_at`
+        comes before it is ready.
+        """
         left_s = math.inf if cut_at is None else max(cut_at - time.monotonic(), 0.0)
         try:
             return self._new_child(left_s)
         except WorkerDied as error:
-            if cut_at is None or time.monotonic() < cut_at:
-                raise
-            raise OutOfTime("the time was over before the measuring worker started") from error
+            if cut_at is not None and time.monotonic() >= cut_at:
+                raise OutOfTime("the time was over before the measuring worker started") from error
+            if again and error.how.startswith(SENT) and not self._closing:
+                return self._started(cut_at, again=False)
+            raise
 
     def _new_child(self, most_s: float = math.inf) -> Child:
         return Child(self.threads, min(self.limits.start_s, most_s), self.environment)

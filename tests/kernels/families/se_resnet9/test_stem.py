@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -325,6 +325,13 @@ def test_the_batch_is_not_part_of_the_source(step_of):
     assert len(sources) == 1
 
 
+IMAGES = {
+    f"{channels}-{n}": Stem(n, channels=channels, unshifted=True)
+    for channels in (1, 3, 11, 14)
+    for n in (1, 7, 128, 129)
+}
+
+
 @pytest.mark.gpu
 class TestOnTheGpu:
     @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -365,8 +372,6 @@ class TestOnTheGpu:
             model.network.stem[1].weight.mul_(1.5)
             model.mean.mul_(-1)
 
-    @pytest.mark.parametrize("n", [1, 7, 128, 129])
-    @pytest.mark.parametrize("channels", [1, 3, 11, 14])
-    def test_every_image(self, step_of, assert_legal_configs_right, channels, n):
-        stem = replace(Stem(unshifted=True), channels=channels, n=n)
-        assert_legal_configs_right(FAMILY, step_of(stem, "float16"))
+    @pytest.mark.parametrize("image", IMAGES)
+    def test_every_image(self, assert_case_right, image):
+        assert_case_right(FAMILY, IMAGES, image, "float16", ["float16"])

@@ -17,7 +17,8 @@ LINK = re.compile(r"\((benchmarks/[^)]+\.json)\)")
 NETWORK = re.compile(r"(\w+), (?:(\d+) channels|\d+x\d+)")
 SEARCHES = {"AMD EPYC": "2026-11-23-cpu-three", "Intel Xeon": "2026-11-23-cpu-xeon-three"}
 RECURRENT, SMALL_IMAGES = "Recurrent networks", "Training on small images"
-COMPARED = ("NVIDIA H200", RECURRENT, SMALL_IMAGES, *SEARCHES)
+PASSES = "Training on a GPU"
+COMPARED = ("NVIDIA H200", RECURRENT, SMALL_IMAGES, PASSES, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
@@ -163,6 +164,36 @@ def cifar_rows() -> Iterator[list[str]]:
 
 def test_rows_of_small_images_are_those_of_their_races() -> None:
     assert [*cifar_rows()] == rows_of(SMALL_IMAGES)
+
+
+TRAINED = {
+    "se_resnet9_fixup, 2,048 images": ("se_resnet9_fixup-batch2048-train", "batch2048-step"),
+    "se_resnet9_fixup, 8,192 of 11 channels": ("se_resnet9_fixup-batch8192-c11-train",),
+    "resnet50, 128 of 32x32": ("resnet50-batch128-32x32-step",),
+}
+
+
+def training_rows() -> Iterator[list[str]]:
+    """Both passes, or whole steps with an optimizer."""
+    for what, files in TRAINED.items():
+        for file in files:
+            (path,) = (ROOT / "benchmarks" / "h200").glob(f"2026-11-23-*{file}.json")
+            bench = json.loads(path.read_text())
+            rows = {row["name"]: row for row in bench["rows"]}
+            own, best = rows["plantune"], rows[bench["best_baseline"]]
+            rival = best["name"].replace("compile-reduce", "reduce")
+            whole = "optimizer" in bench["workload"]
+            yield [
+                f"{what}, {'whole step' if whole else 'passes'}",
+                f"{ms(own['median_ms'])} ms",
+                f"{rival} {ms(best['median_ms'])} ms",
+                f"{bench['ratio']:.2f} ({span([bench['interval'][end] for end in ENDS], '.2f')})",
+                f"{own['peak_mib']:,.0f} of {best['peak_mib']:,.0f} MiB",
+            ]
+
+
+def test_rows_of_training_are_those_of_their_benches() -> None:
+    assert [*training_rows()] == rows_of(PASSES)
 
 
 def values(document: Any) -> Iterator[float]:

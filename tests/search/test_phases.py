@@ -203,6 +203,10 @@ class TestPlansThatAreClose:
     def test_slow_ones_are_made_less_often(self, kind, call_ms, seconds, makes):
         assert makes_that_fit(kind, 1e3 * call_ms, seconds) == makes
 
+    def test_no_more_than_four_share_the_time(self):
+        timings = [Timing((us,) * 5) for us in (104.0, 100.0, 105.0, 103.0, 101.0, 102.0)]
+        assert close(timings, "cpu") == [1, 3, 4, 5]
+
     def test_one_alone_has_won(self):
         worker = Drawing()
         assert _close_again(run_of(worker), ["a", "b"], [SLOW, LUCKY]) == [SLOW, LUCKY]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -59,13 +59,27 @@ class Buffer:
         self.memory[: self.start] = pattern
         self.memory[self.end :] = pattern
 
-    def is_surrounded(self, pattern: int) -> bool:
-        bands = (self.memory[: self.start], self.memory[self.end :])
-        return all(
-            torch.stack(torch.aminmax(part)).tolist() == [_repeated(pattern, part)] * 2
-            for band in bands
-            for part in _words_and_rest(band)
-        )
+    def extremes(self) -> Iterator[Tensor]:
+        """The least and the largest value of each part of the guard bands."""
+        for band in (self.memory[: self.start], self.memory[self.end :]):
+            for part in _words_and_rest(band):
+                yield from torch.aminmax(part)
+
+
+def not_surrounded(buffers: Mapping[str, Buffer], pattern: int) -> str | None:
+    """The name of the first buffer that has anything but the pattern around it.
+
+    All are looked at before the device is waited for: processes that share a GPU take turns on it,
+    so each wait may cost a turn of every other one.
+    """
+    found = [(name, value) for name, buffer in buffers.items() for value in buffer.extremes()]
+    changed = set()
+    for dtype in {value.dtype for _, value in found}:
+        names, values = zip(*(each for each in found if each[1].dtype == dtype), strict=True)
+        for name, value in zip(names, torch.stack(values).tolist(), strict=True):
+            if value != _repeated(pattern, dtype):
+                changed.add(name)
+    return next((name for name in buffers if name in changed), None)
 
 
 def _words_and_rest(band: Tensor) -> Iterator[Tensor]:
@@ -78,10 +92,9 @@ def _words_and_rest(band: Tensor) -> Iterator[Tensor]:
     yield from (rest for rest in (band[:first], band[last:]) if rest.numel())
 
 
-def _repeated(pattern: int, part: Tensor) -> int:
+def _repeated(pattern: int, dtype: torch.dtype) -> int:
     """The value of an element all of whose bytes are the pattern."""
-    signed = part.dtype.is_signed
-    return int.from_bytes(bytes([pattern]) * part.element_size(), "little", signed=signed)
+    return int.from_bytes(bytes([pattern]) * dtype.itemsize, "little", signed=dtype.is_signed)
 
 
 class Trial(StepAlone):
@@ -177,9 +190,9 @@ class Trial(StepAlone):
                 self.device.synchronize()
         except torch.AcceleratorError as error:
             raise CudaError(f"{what}: {first_line(error)}") from error
-        for name, buffer in self._buffers().items():
-            if not buffer.is_surrounded(pattern):
-                raise self.wrong(f"it wrote outside of {name!r}")
+        outside = not_surrounded(self._buffers(), pattern)
+        if outside is not None:
+            raise self.wrong(f"it wrote outside of {outside!r}")
         for name, buffer in self._inputs.items():
             if not buffer.is_as_kept:
                 raise self.wrong(f"it wrote to its input {name!r}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from plantune.errors import UnsupportedModule
 from plantune.graph import averages
+from plantune.graph.arguments import CONSTANTS
 from plantune.graph.memo import Containers
 from plantune.graph.shapes import META
 
@@ -70,7 +71,7 @@ class Shadow:
         for table, then in zip(self._tables(now=True), self._before, strict=True):
             for key in {**then, **table}:
                 found = table.get(key)
-                if found is then.get(key) or key in OWN_LISTS:
+                if key in OWN_LISTS or _is_the_same(found, then.get(key)):
                     continue
                 renews = then.get(key) is None or key in passing.get(id(table), ())
                 if not (isinstance(found, Tensor) and renews):
@@ -143,6 +144,17 @@ class Shadow:
             for table in (vars(shadow), shadow._parameters, shadow._buffers, shadow._modules)
         ]
         return tables if now else [dict(table) for table in tables]
+
+
+def _is_the_same(found: Any, before: Any) -> bool:
+    """Whether an attribute is what it was, or a constant that is equal, as the shape of the last
+    call is for another call of that shape.
+    """
+    if found is before:
+        return True
+    flat = found if isinstance(found, tuple) else (found,)
+    constant = all(isinstance(part, CONSTANTS) for part in flat) and type(found) is type(before)
+    return constant and repr(found) == repr(before)
 
 
 def _without_memory(tensor: Tensor) -> Tensor:

@@ -125,3 +125,26 @@ def test_what_follows_from_more_may_not(follows) -> None:
 
     with pytest.raises(UnsupportedModule, match=r"assigns to self\.last"):
         extract(Logs(4, 4), IMAGE)
+
+
+class Shaped(nn.Linear):
+    size: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.size, self.calls_made = tuple(x.shape), "some"
+        return super().forward(x) * self.size[0]
+
+
+def test_a_constant_that_is_there_already_may_be_assigned() -> None:
+    """What an eager call left is right for each other call of its shape."""
+    module, x = Shaped(4, 4).eval(), torch.randn(2, 4)
+    with pytest.raises(UnsupportedModule, match=r"assigns to self\.size"):
+        optimize(module, x)
+    wanted = module(x)
+    tuned = optimize(module, x, fallback="silent")
+    torch.testing.assert_close(tuned(x), wanted)
+    wide = torch.randn(3, 4)
+    torch.testing.assert_close(tuned(wide), module(wide))
+    assert tuned.reference.size == (3, 4)
+    torch.testing.assert_close(tuned(x), wanted)
+    assert tuned.reference.size == (2, 4)

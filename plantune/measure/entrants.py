@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from plantune.measure.subject import Inputs, Raced, Subject
 from plantune.measure.training_calls import CallOf, Marked, passes_of, steps_of, steps_of_plan
 from plantune.measure.ways import FROZEN, LIVE, WAYS, Run
 from plantune.plan import Plan
+from plantune.runtime.copies import copied
 from plantune.runtime.module import TunedModule
 from plantune.scopes import with_values
 from plantune.space.arch import load_arch
@@ -77,7 +77,7 @@ class Entrants:
         self._exact = self._exactly(self._images[:2])
         # cuDNN remembers the first algorithm of each shape, also one that it did not time.
         with with_values(cudnn, benchmark=True):
-            eager = self._outputs(copy.deepcopy(self._module), self._images[0])
+            eager = self._outputs(copied(self._module), self._images[0])
         # What draws random numbers gives others each time.
         slack = math.inf if self._subject.draws else tolerance("race", problem.dtype)
         self._bound = 2 * _worst(self._exact[0], eager) + slack
@@ -181,7 +181,7 @@ class Entrants:
         return [[Exact(y) for y in self._outputs(exact, xs)] for xs in wide]
 
     def _laid_out(self, channels_last: bool) -> tuple[nn.Module, Sequence[Inputs]]:
-        module = copy.deepcopy(self._module)
+        module = copied(self._module)
         if not channels_last:
             return module, self._images
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from plantune.default_plans import default_plan
 from plantune.device import CPU, Device
@@ -357,3 +358,17 @@ def test_a_detailed_race_on_a_gpu():
     for way in found.details.values():
         assert way.host_us > 0
         assert way.gpu_us > 0
+
+
+def test_a_rivals_recurrent_weights_are_in_one_piece(monkeypatch):
+    """Copies are apart in memory, and cuDNN would gather them in each call."""
+    flattened = []
+
+    def flatten_parameters(self):
+        flattened.append(self)
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten_parameters)
+    made = Entrants(Raced(WORKLOAD.problem), 0)
+    made._module = nn.GRU(2, 3)
+    module, _ = made._laid_out(channels_last=False)
+    assert flattened[-1] is module

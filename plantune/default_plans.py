@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from plantune.canonical import Attrs, words
+from plantune.cuda.flags import float32_products
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Step
 from plantune.graph.fusions import Fusion, fusions_named
@@ -224,7 +225,8 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     """
     if space.arch.kind != "cuda":
         return None
-    key = (Problem.of(graph, space.arch.name, network), graph.structure.nodes, space.digest)
+    problem = Problem.of(graph, space.arch.name, network)
+    key = (problem, graph.structure.nodes, space.digest, float32_products())
     if key not in _guesses:
         if len(_guesses) == MOST_GUESSES:
             _guesses.clear()

@@ -11,6 +11,7 @@ import torch
 from plantune.scopes import with_values
 
 cudnn: Any = torch.backends.cudnn
+_precision: Any = torch._C._get_fp32_precision_getter
 
 
 def flags(place: Any = cudnn, **values: object) -> AbstractContextManager[None]:
@@ -24,6 +25,15 @@ def autotuned(*, deterministic: bool) -> AbstractContextManager[None]:
     known for that.
     """
     return flags(benchmark=True, deterministic=deterministic or cudnn.deterministic)
+
+
+def float32_products() -> tuple[str, str]:
+    """What factors of float32 are rounded to on a GPU, in convolutions and in other products.
+
+    Which kernels are legal depends on it, and a user may change it at any time. Torch's core is
+    asked, because each call asks: the properties around it take eight times as long.
+    """
+    return _precision("cuda", "conv"), _precision("cuda", "matmul")
 
 
 @contextmanager

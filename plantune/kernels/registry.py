@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
+from plantune.cuda.flags import float32_products
 from plantune.errors import IllegalCandidate
 from plantune.graph import Step
 from plantune.host import NO_COMPILER
@@ -132,11 +133,13 @@ def _legal(family: AnyFamily, step: Step, space: SearchSpace) -> tuple[Candidate
 
 
 class _Alike:
-    """A step and a search space, equal to others of which the same candidates are legal."""
+    """A step, a search space and torch's precision, equal to others of which the same candidates
+    are legal.
+    """
 
     def __init__(self, step: Step, space: SearchSpace) -> None:
         self.step, self.space = step, space
-        self._key = (step.signature, space.digest)
+        self._key = (step.signature, space.digest, float32_products())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Alike) and self._key == other._key

@@ -21,7 +21,7 @@ from plantune.runtime.form import Form
 from plantune.runtime.framework import Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.live_state import HeldTensors
-from plantune.runtime.planned import Planned, Trained, threads_on
+from plantune.runtime.planned import Planned, Settings, Trained, settings_of
 from plantune.runtime.stock import Stock
 from plantune.runtime.torch_internals import without_autocast, without_saved_hooks
 from plantune.space.recurrent import scans_on
@@ -32,8 +32,7 @@ KEPT_FORMS = 4
 # Calls of a kind without a stored plan, before what runs unplanned calls is made for it: making
 # takes long, and a shape may come once.
 FEW_CALLS = 16
-# With the number of threads, which a plan on a CPU is for.
-Kind = tuple[PlannedCall, Trained, int]
+Kind = tuple[PlannedCall, Trained, Settings]
 T = TypeVar("T")
 
 
@@ -46,6 +45,7 @@ class Kinds:
         self._held, self._inputs, self._options, self._device = held, inputs, options, device
         self._of_others = replace(options, known=False)
         self._on_cpu = device.type == "cpu"
+        self._settings = settings_of(device)
         self.why_no_plans: str | None = None
         with suppress(UnsupportedDevice):  # of a GPU that is not here the call tells
             self.why_no_plans = why_no_plans(device)
@@ -59,7 +59,7 @@ class Kinds:
         self._first_key = self.form.key
 
     def kind_of(self, call: PlannedCall, trained: Trained) -> Kind:
-        return call, trained, torch.get_num_threads() if self._on_cpu else 0
+        return call, trained, self._settings()
 
     def form_now(self) -> Form:
         """The module as it is; stocks of the forms that it had last are kept."""
@@ -156,10 +156,10 @@ class Kinds:
         graph, outputs = self.extracted(form, trained, call)
         self._read = {}  # the graph is the plan's now
         # What changed may be nothing that the graph was read from.
-        threads = threads_on(self._device)
+        settings = self._settings()
         for kept in self.all_kept():
             same = kept.stock.graph.named_digest == graph.named_digest
-            if same and kept.threads == threads:
+            if same and kept.settings == settings:
                 return Planned(kept.stock, outputs, self._device, call)
         options = self._options if self._inputs.is_expected(call) else self._of_others
         choice = Finder(graph, self.space(), self._held, options, call.arguments)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from plantune.cuda.flags import float32_products
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
@@ -22,9 +24,13 @@ Trained = tuple[bool, ...] | None
 StandIn = Runner | Contest
 
 
-def threads_on(device: torch.device) -> int:
-    """How many threads compute there, as far as a plan depends on it. Asking takes 0.05 us."""
-    return torch.get_num_threads() if device.type == "cpu" else 0
+# How many threads compute on a CPU, and what products of float32 are rounded to on a GPU.
+Settings = int | tuple[str, str]
+
+
+def settings_of(device: torch.device) -> Callable[[], Settings]:
+    """Says torch's settings that a plan there depends on; a user may change them at any time."""
+    return torch.get_num_threads if device.type == "cpu" else float32_products
 
 
 class Planned:
@@ -37,7 +43,7 @@ class Planned:
         self._tensors_of = call.tensors
         self.under_autocast = call.arguments.autocast is not None
         self.outputs = outputs
-        self.threads = threads_on(device)
+        self.settings = settings_of(device)()
         self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
         self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"

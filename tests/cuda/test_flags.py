@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plantune.cuda.flags import autotuned, plain_float32
+from plantune.cuda.flags import autotuned, flags, float32_products, plain_float32
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +43,15 @@ def test_a_reference_in_float32_has_no_tf32():
     with plain_float32():
         assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
     assert [place.fp32_precision for place in places] == before
+
+
+@pytest.mark.parametrize("given", ["ieee", "tf32"])
+def test_the_precision_of_products_is_what_torch_says_at_that_moment(given):
+    products = torch.backends.cuda.matmul
+    with (
+        flags(torch.backends.cudnn.conv, fp32_precision=given),
+        flags(products, fp32_precision="ieee"),
+    ):
+        assert float32_products() == (given, "ieee")
+    with plain_float32(), flags(products, fp32_precision=given):
+        assert float32_products() == ("ieee", given)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from plantune.cuda.flags import flags
 from plantune.default_plans import (
     Preference,
     compose,
@@ -91,6 +92,16 @@ class TestGuess:
         (choice,) = (c for c in plan.choices if any("conv2d" in node for node in c.nodes))
         assert len(choice.nodes) == 3
         assert choice.candidate.family != "framework"
+
+    def test_another_precision_of_products_is_another_guess(self):
+        graph = extract(nn.Conv2d(64, 64, 3), TensorType((8, 64, 16, 16)))
+        space = load_search_space("sm80")
+        guesses = []
+        for precision in ("tf32", "ieee", "tf32"):
+            with flags(torch.backends.cudnn.conv, fp32_precision=precision):
+                guesses.append(guessed_plan(graph, space, network="guess"))
+        assert guesses[0] is guesses[2]
+        assert guesses[0] is not guesses[1]
 
     def test_the_same_layers_are_guessed_once(self):
         module = copy.deepcopy(self.MODULE).half()

@@ -151,6 +151,19 @@ def test_tf32_is_offered_where_torch_allows_it(step_of, precision, allowed, lega
     assert (reason is None) == legal, reason
 
 
+def test_what_was_legal_before_the_setting_changed_is_not_remembered(step_of, precision):
+    step, space = step_of(Conv()), load_search_space("sm80")
+
+    def offered():
+        found = candidates(step, space, [FAMILY.name])
+        return {candidate.config["math"] for candidate in found}
+
+    seen = []
+    for precision.fp32_precision in ("tf32", "ieee", "tf32"):
+        seen.append(offered())
+    assert seen == [{"tf32", "simt"}, {"simt"}, {"tf32", "simt"}]
+
+
 def test_products_one_by_one_take_any_number_of_channels(step_of):
     step = step_of(Conv((2, 3, 16, 16), outputs=17))
     assert FAMILY.why_not_step(step) is None

@@ -128,6 +128,14 @@ class TestSizes:
         rounding = TF32_ROUNDING if precision == "tf32" else None
         assert_follows(by_hand(build("resnet18", FULL), x), x, rounding)
 
+    @pytest.mark.parametrize("precision", ["tf32"], indirect=True)
+    def test_the_precision_may_change_between_calls(self, build, precision):
+        x = images(2, 97, FULL)
+        model = optimize(build("resnet18", FULL), x)
+        assert_follows(model, x, TF32_ROUNDING)
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
+        assert_follows(model, x)
+
     @pytest.mark.parametrize("name", ["resnet34", "resnet50"])
     def test_deeper_ones(self, build, name):
         x = images(2, 97)

@@ -51,8 +51,6 @@ def test_on_a_gpu_a_thousand_sentences_are_eagers(tool: dict[str, Any], tmp_path
     assert [(row["batch"], row["source_words"]) for row in replays] == [
         (batch, words) for batch in (1, 8, 64) for words in (1, 14)
     ]
-    for row in replays:
-        assert row["ratio"] == pytest.approx(row["plantune_us"] / row["eager_us"], rel=0.5)
 
 
 def test_a_way_that_says_other_words_is_counted(tool: dict[str, Any]) -> None:

@@ -57,3 +57,14 @@ def test_what_cudnn_keeps_on_the_chip_is_another_rival() -> None:
     others = ({"op": "gru_scan"}, {"dtype": "bfloat16"}, {"directions": 2}, {"samples": 20})
     assert {rival(replace(LAYER, **other)) for other in others} == {"16 bits"}
     assert rival(replace(LAYER, dtype="float32")) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("op", "least"), [("gru_scan", (16, 16, 256)), ("lstm_scan", (32, 64, 512))]
+)
+def test_they_begin_at_the_sizes_that_the_guide_names(op: str, least: tuple[int, int, int]) -> None:
+    sizes = dict(zip(("steps", "samples", "hidden"), least, strict=True))
+    layer, suits = replace(LAYER, op=op, **sizes), scans_on("sm90")
+    assert suits(layer)
+    for less in ({"steps": least[0] - 1}, {"samples": least[1] - 8}, {"hidden": least[2] - 128}):
+        assert not suits(replace(layer, **less)), less

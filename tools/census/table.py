@@ -180,6 +180,8 @@ def _causes(rows: list[Row]) -> Iterator[str]:
 
 
 def _refused(rows: list[Row]) -> Iterator[str]:
+    if not _not_right(rows):
+        return
     yield "## Each network that is not taken or not right"
     yield ""
     by_network = defaultdict(list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,18 +27,18 @@ def few(configs: Sequence[Attrs]) -> list[Attrs]:
 
 
 def shares(legal_in: Mapping[Case, Sequence[Attrs]]) -> dict[Case, list[Attrs]]:
-    """Few of each case's legal configs, those that no earlier case runs first. What none of them
-    has run in the end is run by the last case that can.
+    """Few of each case's legal configs, those first that no earlier case of its dtype runs. What
+    none of them has run in the end is run by the last case of that dtype that can.
     """
-    met = set[Attrs]()
+    met = defaultdict[str, set[Attrs]](set)
     found = {}
     for case, configs in legal_in.items():
-        found[case] = few(sorted(configs, key=met.__contains__))
-        met.update(found[case])
+        found[case] = few(sorted(configs, key=met[case[1]].__contains__))
+        met[case[1]].update(found[case])
     for case in reversed(legal_in):
-        left = [config for config in legal_in[case] if config not in met]
+        left = [config for config in legal_in[case] if config not in met[case[1]]]
         found[case] += left
-        met.update(left)
+        met[case[1]].update(left)
     return found
 
 

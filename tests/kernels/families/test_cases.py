@@ -44,6 +44,9 @@ def test_the_cases_of_a_family_meet_all_of_its_configs(step_of):
         (name, dtype): [each.config for each in legal(FAMILY, step_of(STEPS[name], dtype))]
         for name, dtype in found
     }
-    met, known = ({c for configs in one.values() for c in configs} for one in (found, all_legal))
+    met, known = (
+        {(dtype, config) for (_, dtype), configs in one.items() for config in configs}
+        for one in (found, all_legal)
+    )
     assert met == known
     assert all(pairs(found[case]) == pairs(all_legal[case]) for case in found)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE
 from typing import ClassVar
 
 import pytest
@@ -267,7 +269,8 @@ def test_launches_of_two_threads_do_not_hear_each_other(samples):
         assert list(pool.map(wrong, range(2))) == [0, 0]
 
 
-# Says when it has begun, then counts the calls whose words are not those of the first time.
+# Says when it is ready, waits for a word, then counts the calls whose words are not those of the
+# first time.
 PROCESS = """
 import torch, plantune
 from plantune.models.gru_translator import gru_translator
@@ -277,23 +280,31 @@ given = [(torch.randint(7853, (20, 8), device="cuda"), torch.full((8,), 20, devi
          for _ in range(20)]
 tuned = plantune.optimize(model, *given[0], fallback="silent")
 wanted = [tuned(*each) for each in given]
-print("begun", flush=True)
+print("ready", flush=True)
+input()
 made = [(tuned(*each), first) for _ in range({rounds}) for each, first in zip(given, wanted)]
 print(sum(not all(map(torch.equal, *pair)) for pair in made))
 """
 
 
 def translating(rounds):
-    """A process that has begun to translate."""
+    """A process that is ready to translate."""
     code = PROCESS.format(rounds=rounds)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "begun\n"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
     return process
+
+
+def begin(*processes):
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 @pytest.mark.gpu
 def test_launches_of_two_processes_do_not_hear_each_other():
     with translating(rounds=100) as first, translating(rounds=100) as second:
+        begin(first, second)
         assert [process.stdout.read() for process in (first, second)] == ["0\n", "0\n"]
     assert [first.returncode, second.returncode] == [0, 0]
 
@@ -302,7 +313,10 @@ def test_launches_of_two_processes_do_not_hear_each_other():
 def test_launches_that_were_aborted_leave_nothing_behind():
     """Those of a process that is killed in the midst of its launches."""
     with translating(rounds=100_000) as killed:
+        begin(killed)
+        time.sleep(0.2)
         killed.kill()
     with translating(rounds=5) as after:
+        begin(after)
         assert after.stdout.read() == "0\n"
     assert after.returncode == 0

@@ -105,14 +105,14 @@ class TestHost:
 
 def test_after_three_calls_nothing_is_captured_built_or_kept(captures, monkeypatch):
     tuned, inputs = optimize(layers(3), torch.randn(2, 4)), torch.randn(7, 2, 4)
-    built: list[object] = []
+    built, draw = list[object](), random.Random(0)
 
     @torch.no_grad()
     def calls(count: int) -> None:
         for number in range(count):
-            x = random.choice(inputs)
+            x = draw.choice(inputs)
             assert torch.equal(tuned(x.clone() if number % 2 else x), tuned.reference(x))
-            random.choice([*tuned.parameters()]).mul_(random.choice((0.5, 2)))
+            draw.choice([*tuned.parameters()]).mul_(draw.choice((0.5, 2)))
 
     def kept() -> tuple[object, ...]:
         gc.collect()
@@ -126,6 +126,6 @@ def test_after_three_calls_nothing_is_captured_built_or_kept(captures, monkeypat
     calls(200)
     *same, objects = kept()
     assert same == [*before[:-1]]
-    assert objects <= before[-1] + 5
+    assert objects <= before[-1] + 50  # 200 calls would show
     assert tuned.stats().planned == 203
     assert not built

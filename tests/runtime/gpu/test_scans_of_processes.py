@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from subprocess import PIPE
 
 import pytest
 
-# Says when it has begun, then counts the passes that are not those of the first time.
+# Says when it is ready, waits for a word, then counts the passes that are not those of the first
+# time.
 PROCESS = """
 import torch, plantune
 from plantune.layers import {kind}
@@ -25,25 +28,34 @@ wanted = [passes(x) for x in given]
 assert {{"{kind}"[8:].lower() + end for end in ("_scan", "_scan_grad")}} <= {{
     choice.candidate.family for choice in tuned.plan.choices
 }}
-print("begun", flush=True)
+print("ready", flush=True)
+input()
 made = ((passes(x), first) for _ in range({rounds}) for x, first in zip(given, wanted))
 print(sum(not all(map(torch.equal, *pair)) for pair in made))
 """
 
 
 def passing(kind: str, rounds: int) -> subprocess.Popen[str]:
-    """A process that has begun with its passes."""
+    """A process that is ready for its passes."""
     code = PROCESS.format(kind=kind, rounds=rounds)
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+    assert process.stdout.readline() == "ready\n"
     return process
+
+
+def begin(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["EpisodicGRU", "EpisodicLSTM"])
 def test_two_processes_do_not_hear_each_other(kind: str) -> None:
-    with passing(kind, rounds=30) as first, passing(kind, rounds=30) as second:
+    with passing(kind, rounds=300) as first, passing(kind, rounds=300) as second:
+        begin(first, second)
         assert [process.communicate()[0] for process in (first, second)] == ["0\n", "0\n"]
     assert [first.returncode, second.returncode] == [0, 0]
 
@@ -52,7 +64,10 @@ def test_two_processes_do_not_hear_each_other(kind: str) -> None:
 def test_launches_that_were_aborted_leave_nothing_behind() -> None:
     """Those of a process that is killed in the midst of its launches."""
     with passing("EpisodicGRU", rounds=100_000) as killed:
+        begin(killed)
+        time.sleep(0.2)
         killed.kill()
     with passing("EpisodicGRU", rounds=5) as after:
+        begin(after)
         assert after.communicate()[0] == "0\n"
     assert after.returncode == 0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from plantune.canonical import Attrs, words
-from plantune.cuda.flags import float32_products
+from plantune.cuda.flags import float32_precisions
 from plantune.errors import IllegalCandidate
 from plantune.graph import Graph, Step
 from plantune.graph.fusions import Fusion, fusions_named
@@ -226,7 +226,7 @@ def guessed_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan | No
     if space.arch.kind != "cuda":
         return None
     problem = Problem.of(graph, space.arch.name, network)
-    key = (problem, graph.structure.nodes, space.digest, float32_products())
+    key = (problem, graph.structure.nodes, space.digest, float32_precisions())
     if key not in _guesses:
         if len(_guesses) == MOST_GUESSES:
             _guesses.clear()

@@ -38,7 +38,6 @@ class RecurrentLayers:
     inputs: int
     hidden: int
     directions: int  # of all layers
-    train: bool
 
 
 def gru_scan(

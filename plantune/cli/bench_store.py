@@ -37,6 +37,7 @@ def store_race(
     """Stores the plan again, judged by this race; its new id, and a line that says so. None with
     the reason if a way that is needed did not run.
     """
+    from plantune.plan_db.database import lies_in_file
     from plantune.plan_db.proofs import remember_proof
     from plantune.search.machine_log import MachineLog
 
@@ -48,8 +49,18 @@ def store_race(
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, here)
         path = opened.path
+    if not lies_in_file(path, plan):
+        return None, f"not stored: {path} cannot be written"
+    if not _ran(plan, chosen):
+        return id, f"plan {id} in {path} is of the framework's kernels, which won this race"
     remember_proof(plan, here)  # its outputs were compared with the framework's
     return id, f"plan {id} in {path} has this race as its evidence"
+
+
+def _ran(plan: Plan, chosen: Chosen) -> bool:
+    """Whether the plan that a race is judged to is the one that ran in it."""
+    kernels = [[(c.nodes, c.candidate) for c in one.choices] for one in (plan, chosen.plan)]
+    return kernels[0] == kernels[1]
 
 
 def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
@@ -83,5 +94,7 @@ def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
         plain = default_plan(workload.graph, space, network=workload.network)
         captured = replace(plain, origin="measured")
     judged = judged_alone(plan, race, captured)
+    if not _ran(judged, chosen):  # what is known of its kernels is not of the framework's
+        kept = []
     told = {name: chosen.plan.evidence[name] for name in kept if name in chosen.plan.evidence}
     return replace(judged, evidence=Attrs({**judged.evidence, **told, **log.evidence()}))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from plantune.blobs import read_blob, write_blob
 from plantune.canonical import digest
+from plantune.cuda.flags import float32_precisions
 from plantune.errors import BuildError, CudaError, IllegalCandidate
 from plantune.paths import cache_folder
 
@@ -170,9 +171,7 @@ def conv_plans(problem: ConvProblem, device: int | None = None) -> ConvPlans:
     Products of float32 may be rounded to TF32 where torch allows it.
     """
     device = torch.cuda.current_device() if device is None else device
-    # Not `allow_tf32`, which raises where torch allows it for convolutions or recurrences alone.
-    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    tf32 = problem.dtype != "float32" or precision == "tf32"
+    tf32 = problem.dtype != "float32" or float32_precisions()[0] == "tf32"
     with _lock:
         return _conv_plans(problem, device, tf32)
 

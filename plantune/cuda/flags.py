@@ -12,6 +12,9 @@ from plantune.scopes import with_values
 
 cudnn: Any = torch.backends.cudnn
 _precision: Any = torch._C._get_fp32_precision_getter
+_OPS = ("conv", "matmul", "rnn")
+# What holds for calls while references are computed otherwise, in whichever thread.
+_held: list[tuple[str, ...]] = []
 
 
 def flags(place: Any = cudnn, **values: object) -> AbstractContextManager[None]:
@@ -27,13 +30,15 @@ def autotuned(*, deterministic: bool) -> AbstractContextManager[None]:
     return flags(benchmark=True, deterministic=deterministic or cudnn.deterministic)
 
 
-def float32_products() -> tuple[str, str]:
-    """What factors of float32 are rounded to on a GPU, in convolutions and in other products.
+def float32_precisions() -> tuple[str, ...]:
+    """What factors of float32 are rounded to on a GPU: in convolutions, in products and in
+    recurrent layers.
 
     Which kernels are legal depends on it, and a user may change it at any time. Torch's core is
     asked, because each call asks: the properties around it take eight times as long.
     """
-    return _precision("cuda", "conv"), _precision("cuda", "matmul")
+    held = _held[:1]
+    return held[0] if held else tuple(_precision("cuda", op) for op in _OPS)
 
 
 @contextmanager
@@ -43,3 +48,16 @@ def plain_float32() -> Iterator[None]:
     plain = {"fp32_precision": "ieee"}
     with flags(cudnn.conv, **plain), flags(of_products, **plain):
         yield
+
+
+@contextmanager
+def references_in_float32() -> Iterator[None]:
+    """`plain_float32` for what calls are compared with: their own plans stay, in other threads
+    too.
+    """
+    _held.append(float32_precisions())
+    try:
+        with plain_float32():
+            yield
+    finally:
+        _held.pop()

@@ -55,8 +55,8 @@ def kept_workspaces() -> Iterator[None]:
         yield
         return
     stream = torch.cuda.current_stream()
-    memory = _memory_of(stream.device_index, stream.cuda_stream)
-    with _one_thread, torch.cuda.use_mem_pool(memory), with_values(_inside, kept=True):
+    place = stream.device_index, stream.cuda_stream
+    with _one_thread, torch.cuda.use_mem_pool(_memory_of(*place)), with_values(_inside, kept=True):
         yield
 
 

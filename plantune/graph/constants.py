@@ -12,7 +12,8 @@ from torch import Tensor
 from plantune.graph.shapes import META
 
 Number = bool | int | float
-# Each is filled by an op of its own, once for a program; more belong into a buffer.
+# Each is filled by an op of its own, once for a program, or in each pass if the module has no
+# parameter; more belong into a buffer.
 MOST = 64
 
 

@@ -11,7 +11,8 @@ import torch
 @contextmanager
 def without_validation() -> Iterator[None]:
     """Inside, a distribution takes its arguments as they are, unless it is told `validate_args`:
-    a trace has no values. torch.compile turns the looks off once for all.
+    a trace has no values. So do those of other threads meanwhile. torch.compile turns the looks
+    off once for all.
     """
     known = torch.distributions.Distribution
     before = known._validate_args

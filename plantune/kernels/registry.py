@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
-from plantune.cuda.flags import float32_products
+from plantune.cuda.flags import float32_precisions
 from plantune.errors import IllegalCandidate
 from plantune.graph import Step
 from plantune.host import NO_COMPILER
@@ -139,7 +139,7 @@ class _Alike:
 
     def __init__(self, step: Step, space: SearchSpace) -> None:
         self.step, self.space = step, space
-        self._key = (step.signature, space.digest, float32_products())
+        self._key = (step.signature, space.digest, float32_precisions())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Alike) and self._key == other._key

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from plantune.canonical import digest
-from plantune.cuda.flags import flags, plain_float32
+from plantune.cuda.flags import flags, references_in_float32
 from plantune.device import Device
 from plantune.distance import KINDS, Exact
 from plantune.generators import numbers_of
@@ -302,7 +302,7 @@ def _plainly(dtype: torch.dtype) -> Iterator[None]:
     """
     enabled = torch.backends.cudnn.enabled and dtype != torch.float32
     products = SomeImagesAtOnce() if dtype == torch.float32 else small_images_at_once()
-    with flags(enabled=enabled), plain_float32(), products:
+    with flags(enabled=enabled), references_in_float32(), products:
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.cuda.flags import plain_float32
+from plantune.cuda.flags import references_in_float32
 from plantune.errors import CannotJudge
 from plantune.generators import numbers_of
 from plantune.graph.arguments import Arguments
@@ -137,7 +137,7 @@ def _exact(
     if not graph.draws:
         with suppress(RuntimeError):
             return _of_module(network, graph, inputs, seeds, dtype)
-    with plain_float32() if dtype == torch.float32 else nullcontext():
+    with references_in_float32() if dtype == torch.float32 else nullcontext():
         return _of_graph(network, graph, inputs, seeds, dtype)
 
 
@@ -232,7 +232,7 @@ def _products(graph: Graph, device: torch.device, dtype: torch.dtype | None) -> 
     """
     narrow = _wider(graph, device) == torch.float32
     with (
-        plain_float32() if narrow and (dtype or not graph.gradients) else nullcontext(),
+        references_in_float32() if narrow and (dtype or not graph.gradients) else nullcontext(),
         float32_products() if narrow and not graph.gradients else nullcontext(),
     ):
         yield

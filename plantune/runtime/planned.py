@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from plantune.cuda.flags import float32_products
+from plantune.cuda.flags import float32_precisions
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
@@ -25,12 +25,12 @@ StandIn = Runner | Contest
 
 
 # How many threads compute on a CPU, and what products of float32 are rounded to on a GPU.
-Settings = int | tuple[str, str]
+Settings = int | tuple[str, ...]
 
 
 def settings_of(device: torch.device) -> Callable[[], Settings]:
     """Says torch's settings that a plan there depends on; a user may change them at any time."""
-    return torch.get_num_threads if device.type == "cpu" else float32_products
+    return torch.get_num_threads if device.type == "cpu" else float32_precisions
 
 
 class Planned:

@@ -112,8 +112,14 @@ def makes_that_fit(kind: str, calls_us: float, seconds: float) -> int:
 
 def time_makes(run: Run, plans: Sequence[Plan], effort: Effort, makes: int) -> list[Found]:
     """All plans in turns, each with the rounds of so many makes of it, which count alike."""
+    return ranking.of_makes(_whole_makes(run, plans, effort, makes))
+
+
+def _whole_makes(
+    run: Run, plans: Sequence[Plan], effort: Effort, makes: int
+) -> Sequence[Sequence[Found]]:
     found = time_plans(run, [*plans] * makes, effort)
-    return ranking.of_makes([found[i : i + len(plans)] for i in range(0, len(found), len(plans))])
+    return ranking.whole([found[i : i + len(plans)] for i in range(0, len(found), len(plans))])
 
 
 def rank(
@@ -177,10 +183,11 @@ def _close_again(run: Run, plans: Sequence[Plan], timings: Sequence[Found]) -> l
     calls_us = sum(t.median_us for t in (found[i] for i in places) if isinstance(t, Timing))
     makes = makes_that_fit(kind, calls_us, effort.budget_s)
     try:
-        again = time_makes(run, [plans[i] for i in places], effort, makes)
+        made = _whole_makes(run, [plans[i] for i in places], effort, makes)
     except OutOfTime:
         return found
-    return ranking.with_more(found, dict(zip(places, again, strict=True)), makes)
+    again = dict(zip(places, ranking.of_makes(made), strict=True))
+    return ranking.with_more(found, again, len(made))
 
 
 def _improved(run: Run, plan: Plan, call_us: float) -> Plan:

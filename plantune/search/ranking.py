@@ -123,12 +123,14 @@ def evened(timings: Sequence[Timing | Rejected]) -> list[Timing | Rejected]:
     return [even(timing) if isinstance(timing, Timing) else timing for timing in timings]
 
 
+def whole(makes: Sequence[Sequence[Timing | Rejected]]) -> Sequence[Sequence[Timing | Rejected]]:
+    """The makes that were timed. One for which the time was up says nothing of a plan."""
+    return [found for found in makes if not any(map(is_late, found))] or makes[:1]
+
+
 def of_makes(makes: Sequence[Sequence[Timing | Rejected]]) -> list[Timing | Rejected]:
-    """The times of plans, each make of which was timed in the same rounds as that of the others.
-    One for which the time was up says nothing of a plan, and then only makes before it count.
-    """
-    whole = [found for found in makes if not any(map(is_late, found))] or makes[:1]
-    rows = zip(*whole, strict=True)
+    """The times of plans, each make of which was timed in the same rounds as that of the others."""
+    rows = zip(*makes, strict=True)
     return [next((t for t in row if isinstance(t, Rejected)), None) or _joined(row) for row in rows]
 
 

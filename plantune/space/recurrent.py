@@ -12,7 +12,7 @@ from plantune.space.search_space import load_search_space
 
 Scans = Callable[[RecurrentLayers], bool]
 # Hidden units by dtype: whole products for each of a block's warps, and what registers hold.
-UNITS = {"float16": (128, 1024), "bfloat16": (128, 1024), "float32": (64, 512)}
+UNITS = {"float16": (128, 1024), "bfloat16": (128, 1024)}
 
 
 class Least(NamedTuple):
@@ -21,17 +21,15 @@ class Least(NamedTuple):
     hidden: int
 
 
-# From which sizes on scans are faster than cuDNN's layer, by what that is and whether it trains.
-# Timed on an H200, 2026-11-23: 32 steps of 64 samples and 512 units took 0.49 (GRU) and 0.64 (LSTM)
-# of its time in float16, forward alone 0.42 and 0.47. With 16 steps of 16 samples and 256 units a
-# GRU took 0.55 in float16, beside other work, and an LSTM whose weights cuDNN keeps on the chip
-# 1.2. In float32 0.93 (GRU) and 1.03 (LSTM), forward alone 1.08 and 1.13: cuDNN multiplies in tf32
-# there, unless it is told not to.
+# From which sizes on scans are faster than cuDNN's layer, by what that is. Timed on an H200,
+# 2026-11-23: 32 steps of 64 samples and 512 units took 0.49 (GRU) and 0.64 (LSTM) of its time in
+# float16, forward alone 0.42 and 0.47. With 16 steps of 16 samples and 256 units a GRU took 0.55 in
+# float16, beside other work, and an LSTM whose weights cuDNN keeps on the chip 1.2. In float32 0.93
+# (GRU) and 1.03 (LSTM), forward alone 1.08 and 1.13: cuDNN multiplies in tf32 there, so these stay
+# torch's.
 LEAST = {
-    ("on chip", True): Least(32, 64, 512),
-    ("on chip", False): Least(32, 64, 512),
-    ("16 bits", True): Least(16, 16, 256),
-    ("16 bits", False): Least(16, 16, 256),
+    "on chip": Least(32, 64, 512),
+    "16 bits": Least(16, 16, 256),
 }
 
 
@@ -55,7 +53,7 @@ def scans_on(arch: str) -> Scans:
         if not {layers.op, f"{layers.op}_grad"} <= set(families) or layers.dtype not in UNITS:
             return False
         multiple, most = UNITS[layers.dtype]
-        least = LEAST.get((rival(layers), layers.train))
+        least = LEAST.get(rival(layers))
         if least is None or layers.hidden > most or layers.hidden % multiple:
             return False
         sizes = (layers.steps, layers.samples, layers.hidden)

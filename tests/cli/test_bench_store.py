@@ -11,10 +11,12 @@ from plantune.canonical import Attrs
 from plantune.machine import cpu_environment
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
+from plantune.plan_db import database
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.proofs import is_proved
 from plantune.plan_db.rows import StoredPlan
 from plantune.rivals import Rivals
+from plantune.search import judgement
 from plantune.step_times import StepTimes
 
 from .conftest import FakeWorker, Run, object_of
@@ -25,8 +27,8 @@ Store = Callable[..., int]
 
 
 def newest() -> StoredPlan:
-    with PlanDatabase.open(read_only=True) as database:
-        return database.plans()[0]
+    with PlanDatabase.open(read_only=True) as opened:
+        return opened.plans()[0]
 
 
 @pytest.fixture
@@ -119,3 +121,28 @@ def test_whole_steps_are_no_evidence_of_passes(run: Run, store: Store, plan: Pla
     result = run(*STORE, "--mode", "train", "--step")
     assert result.exit_code == 2
     assert "leave out --step" in result.stderr
+
+
+def test_the_frameworks_kernels_get_no_evidence_of_the_plan_that_they_replace(
+    run: Run, store: Store, fused_plan: Plan, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a captured default plan runs the network if eager's kernels win."""
+    store(replace(fused_plan, evidence=Attrs(deterministic=1, search_s=60.0)))
+    plain = replace(plan, evidence=Attrs())
+    monkeypatch.setattr(judgement, "judged_alone", lambda *_: plain)
+    result = run(*STORE)
+    found = newest().plan
+    assert found.choices == plain.choices != fused_plan.choices
+    assert not {"deterministic", "search_s"} & set(found.evidence)
+    assert not is_proved(found, cpu_environment())
+    assert "is of the framework's kernels" in result.stdout
+
+
+def test_where_nothing_can_be_kept_it_says_so(
+    run: Run, store: Store, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(plan)
+    monkeypatch.setattr(database, "lies_in_file", lambda *_: False)
+    result = run(*STORE)
+    assert result.exit_code == 1
+    assert "not stored" in result.stdout

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from plantune.cuda.flags import autotuned, flags, float32_products, plain_float32
+from plantune.cuda.flags import (
+    autotuned,
+    flags,
+    float32_precisions,
+    plain_float32,
+    references_in_float32,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +55,24 @@ def test_a_reference_in_float32_has_no_tf32():
 
 @pytest.mark.parametrize("given", ["ieee", "tf32"])
 def test_the_precision_of_products_is_what_torch_says_at_that_moment(given):
-    products = torch.backends.cuda.matmul
-    with (
-        flags(torch.backends.cudnn.conv, fp32_precision=given),
-        flags(products, fp32_precision="ieee"),
-    ):
-        assert float32_products() == (given, "ieee")
-    with plain_float32(), flags(products, fp32_precision=given):
-        assert float32_products() == ("ieee", given)
+    conv, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    layers = torch.backends.cudnn.rnn
+    with plain_float32(), flags(layers, fp32_precision="ieee"):
+        for number, place in enumerate((conv, products, layers)):
+            with flags(place, fp32_precision=given):
+                says = ["ieee"] * 3
+                says[number] = given
+                assert float32_precisions() == tuple(says)
+
+
+def test_references_change_no_plan_of_anybody():
+    with flags(torch.backends.cudnn.conv, fp32_precision="tf32"):
+        before = float32_precisions()
+        with references_in_float32(), ThreadPoolExecutor(1) as other:
+            assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+            assert float32_precisions() == before
+            assert other.submit(float32_precisions).result() == before
+            with references_in_float32():
+                assert float32_precisions() == before
+        assert float32_precisions() == before
+        assert torch.backends.cudnn.conv.fp32_precision == "tf32"

@@ -106,6 +106,29 @@ def test_threads_on_one_stream_wait_for_each_other(allocator: Allocator) -> None
     assert len(allocator.used) == 200
 
 
+def test_threads_that_come_first_make_one_memory(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one would be dropped, with the workspaces in it."""
+
+    def slow() -> object:
+        time.sleep(0.02)
+        return object()
+
+    monkeypatch.setattr(torch.cuda, "MemPool", slow)
+    begin = threading.Barrier(4)
+
+    def product() -> None:
+        begin.wait()
+        with kept_workspaces():
+            pass
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(product) for _ in range(4)]:
+            done.result()
+    assert len({*map(id, allocator.used)}) == 1
+
+
 def test_a_call_may_be_wrapped_once_and_made_often(allocator: Allocator) -> None:
     called: list[int] = []
     call = kept_workspaces()(lambda: called.append(len(allocator.used)))

@@ -282,7 +282,9 @@ def test_inputs_may_be_of_another_dtype_than_buffers(dtype: torch.dtype) -> None
     assert tuned.last_call().how == "planned"
 
 
-def test_distributions_look_at_values_again_after_a_trace() -> None:
+def test_distributions_look_at_values_again_after_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch.compile, in whichever test of this process, turned it off for good.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     optimize(Chooses().eval(), torch.randn(4, 3))
     with pytest.raises(ValueError, match="to satisfy the constraint"):
         torch.distributions.Normal(0.0, -torch.ones(2))

@@ -20,7 +20,7 @@ from plantune.search.phases import (
     race_first,
     time_plans,
 )
-from plantune.search.ranking import close, evened, of_makes
+from plantune.search.ranking import close, evened, of_makes, whole
 from plantune.search.results import Settings, silent
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
@@ -193,8 +193,14 @@ class TestPlansThatAreClose:
     def test_a_make_for_which_the_time_was_up_says_nothing(self):
         late = Rejected("timeout", "no time")
         makes = [[LUCKY, UNLUCKY], [UNLUCKY, LUCKY], [SLOW, late]]
-        assert [timing.samples for timing in of_makes(makes)] == [10, 10]
-        assert of_makes(makes[2:]) == [SLOW, late]
+        assert [timing.samples for timing in of_makes(whole(makes))] == [10, 10]
+        assert of_makes(whole(makes[2:])) == [SLOW, late]
+
+    def test_makes_that_were_timed_count_as_much_as_the_first(self):
+        late, again = Rejected("timeout", "no time"), Timing((100.0,) * 9)
+        worker = Drawing(again, again, late, late, late, late)
+        found = _close_again(run_of(worker), ["a", "b", "c"], [SLOW, LUCKY, UNLUCKY])
+        assert [timing.samples for timing in found] == [5, 5 + 9, 5 + 9]
 
     @pytest.mark.parametrize(
         ("kind", "call_ms", "seconds", "makes"),

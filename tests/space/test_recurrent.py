@@ -12,7 +12,7 @@ from plantune.space.recurrent import rival, scans_on
 from plantune.space.search_space import load_search_space
 
 ONE_STEP = {"gru_scan": 3, "lstm_scan": 4}
-LAYER = RecurrentLayers("lstm_scan", "float16", 32, 64, 512, 512, directions=1, train=True)
+LAYER = RecurrentLayers("lstm_scan", "float16", 32, 64, 512, 512, directions=1)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -82,7 +82,7 @@ def _layers(
     steps, samples, inputs = g.shape(x)
     hidden, directions = types[1].shape[2], of.layers * (1 + of.both_ways)
     sizes = (steps, samples, inputs, hidden, directions)
-    if not g.scans(RecurrentLayers(op, types[0].dtype, *sizes, train=of.train)):
+    if not g.scans(RecurrentLayers(op, types[0].dtype, *sizes)):
         raise NotRead("a layer that the framework runs as fast")
     firsts = list(zip(*(_each(g, state) for state in states), strict=True))
     ends: list[list[Value]] = [[] for _ in states]

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
-import torch
-
+from plantune.cuda.flags import float32_precisions
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Frame, Parts
 from plantune.kernels.cutlass.gemm import (
     INDEX_MAX,
@@ -143,7 +142,7 @@ def not_a_product(gemm: Gemm, groups: int, *counted: int) -> dict[str, object]:
 
 
 def why_not_tf32(loop: MainLoop) -> str | None:
-    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    precision = float32_precisions()[0]
     if loop.math == "tf32" and precision != "tf32":
         return f"torch.backends.cudnn.conv.fp32_precision is {precision}, not tf32"
     return None

@@ -185,7 +185,9 @@ def _of_module(
     """The framework's outputs and gradients, in its own dtype or in `dtype`."""
 
     def cast(tensor: Tensor) -> Tensor:
-        taken = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor.clone()
+        widened = dtype if tensor.is_floating_point() else None
+        # A buffer must not be the module's own, which a pass of the plan moves too.
+        taken = tensor.to(widened or tensor.dtype, copy=True)
         # In channels_last torch's gradient of a padded average pool is wrong on a GPU.
         return in_rows(taken)
 

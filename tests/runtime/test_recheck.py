@@ -224,8 +224,11 @@ def test_several_outputs_and_statistics(images):
     checked(Two(), images, "train")
 
 
-def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch):
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch, dtype):
+    """In the reference's own dtype, too, the reference has buffers of its own."""
+    images = images.to(dtype)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.1)).to(dtype)
     stock = optimize(net.train(), images, mode="train").stock()
     write = Program.run_forward
 

@@ -146,14 +146,14 @@ def _why_not(url: str, seed: int) -> str | None:
     from plantune.search.studies import Studies
 
     reason = None
-    for _ in range(TRIES):
+    for number in range(TRIES):
+        time.sleep(AGAIN_S if number else 0)
         try:
             Studies(url, seed)
         except Exception as error:  # Whatever Optuna, SQLAlchemy or a driver says of a place.
             reason = str(error).partition("\n")[0]
             if not _was_made_by_another(error):
                 return reason
-            time.sleep(AGAIN_S)
         else:
             return None
     return reason

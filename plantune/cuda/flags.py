@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ _precision: Any = torch._C._get_fp32_precision_getter
 _OPS = ("conv", "matmul", "rnn")
 # What holds for calls while references are computed otherwise, in whichever thread.
 _held: list[tuple[str, ...]] = []
+_plain, _changing = ExitStack(), threading.Lock()
 
 
 def flags(place: Any = cudnn, **values: object) -> AbstractContextManager[None]:
@@ -53,11 +55,17 @@ def plain_float32() -> Iterator[None]:
 @contextmanager
 def references_in_float32() -> Iterator[None]:
     """`plain_float32` for what calls are compared with: their own plans stay, in other threads
-    too.
+    too. The first one in sets torch's settings and the last one out puts them back, whichever
+    threads these are; nobody waits, since a backward pass may come here in a thread of its own.
     """
-    _held.append(float32_precisions())
+    with _changing:
+        _held.append(float32_precisions())
+        if len(_held) == 1:
+            _plain.enter_context(plain_float32())
     try:
-        with plain_float32():
-            yield
+        yield
     finally:
-        _held.pop()
+        with _changing:
+            if len(_held) == 1:
+                _plain.close()
+            _held.pop()

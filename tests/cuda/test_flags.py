@@ -76,3 +76,18 @@ def test_references_change_no_plan_of_anybody():
                 assert float32_precisions() == before
         assert float32_precisions() == before
         assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
+def test_references_that_overlap_leave_what_was_before_them():
+    """The first may end first, in another thread."""
+    with flags(torch.backends.cudnn.conv, fp32_precision="tf32"):
+        before = float32_precisions()
+        first, second = references_in_float32(), references_in_float32()
+        with ThreadPoolExecutor(1) as other:
+            first.__enter__()
+            other.submit(second.__enter__).result()
+            first.__exit__(None, None, None)
+            assert torch.backends.cudnn.conv.fp32_precision == "ieee"
+            other.submit(second.__exit__, None, None, None).result()
+        assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+        assert float32_precisions() == before

@@ -21,7 +21,8 @@ def in_huge_pages(memory: Tensor) -> Tensor:
 
     A call with one image reads 20 MB of weights: small pages miss the processor's table of pages
     all the time, and luck decides which of its caches' lines they share. In turns on one busy core
-    calls of se_resnet9_fixup's plans took 2 to 10 % less of its time at batches 1, 4, 8 and 32 (AMD
+    calls of se_resnet9_fixup's plans took 2 to 10 % less of its time in most groups of runs at
+    batches 1, 4 (with weights alone there), 8 and 32; at batch 8 some took up to 4 % more (AMD
     EPYC, 2026-11-23). To pack 9.4 MB took 8 to 9 ms, and 9 to 12 like this.
     """
     if memory.device.type == "cpu":

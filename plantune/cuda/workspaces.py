@@ -35,6 +35,7 @@ _PRODUCT = re.compile(
     r"|transformer|solve|cholesky|inverse|slow_conv\w*|geqrf|ormqr|matrix_exp)(?:_|$)"
 )
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward")
+_OF_CUDNN = re.compile(r"cudnn|convolution|conv_|rnn|gru|lstm|batch_norm")
 # In other namespaces than torch's own any op may call it, but for these.
 _NO_PRODUCTS = ("prim", "prims", "profiler", "c10d", "_c10d_functional")
 _SIZE = 16  # of a product that cuBLASLt takes too
@@ -72,6 +73,7 @@ class KeptProducts(TorchDispatchMode):
     For the runs before a capture: torch takes a workspace for each thread and stream that
     multiplies, a captured product finds it again, and autograd's threads take part in this mode.
     What multiplies nothing costs no memory: a workspace is 32 MiB on Hopper, 8 MiB elsewhere.
+    `libraries` says which ones torch's ops on a GPU may have called.
     """
 
     supports_higher_order_operators = True
@@ -79,6 +81,7 @@ class KeptProducts(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ready: set[tuple[int, int, int]] = set()
+        self.libraries: set[str] = set()
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -96,8 +99,11 @@ class KeptProducts(TorchDispatchMode):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        if may_multiply(func) and any(map(_is_on_gpu, tree_leaves((args, kwargs)))):
-            self._keep()
+        called = libraries_of(func)
+        if called and any(map(_is_on_gpu, tree_leaves((args, kwargs)))):
+            self.libraries |= called
+            if "cublas" in called:
+                self._keep()
         return func(*args, **kwargs)
 
     def _keep(self) -> None:
@@ -121,6 +127,14 @@ def may_multiply(func: Any) -> bool:
     if name in _CONVOLUTIONS:
         return not torch.backends.cudnn.enabled
     return _PRODUCT.search(name) is not None
+
+
+def libraries_of(func: Any) -> set[str]:
+    """Those that an op may call."""
+    packet = getattr(func, "overloadpacket", None)
+    of_cudnn = packet is not None and _OF_CUDNN.search(packet.__name__) is not None
+    asked = {"cublas": may_multiply(func), "cudnn": of_cudnn}
+    return {library for library, may in asked.items() if may}
 
 
 def renew_workspace() -> None:

@@ -19,6 +19,7 @@ from plantune.runtime.current_gpu import on_its_gpu
 from plantune.runtime.ends import Ends
 from plantune.runtime.exchange import current_exchange
 from plantune.runtime.gradients import Gradients
+from plantune.runtime.handles import make_handles, this_thread
 from plantune.runtime.left_out import without_counters, without_last_casts
 from plantune.runtime.program import Program, current_stream
 from plantune.runtime.recorder import Recorded, Recorder
@@ -142,7 +143,14 @@ class CapturedProgram:
             return self._ends.inside_a_capture(inputs, lambda: self._forward_pass(orders=True))
 
     def _autotuned(self) -> AbstractContextManager[None]:
-        return autotuned(deterministic=bool(self.plan.evidence.get("deterministic")))
+        """For passes that run launch by launch. In a capture cuDNN cannot try algorithms, and what
+        it found it remembers in the thread that it ran in.
+        """
+        if not is_capturing():
+            this_thread.plans.add(self.plan.digest)
+        deterministic = bool(self.plan.evidence.get("deterministic"))
+        searches = self.plan.digest in this_thread.plans
+        return autotuned(deterministic=deterministic, searches=searches)
 
     @on_its_gpu
     @torch.no_grad()
@@ -159,6 +167,7 @@ class CapturedProgram:
             ):
                 self._seeds.inside_a_capture(output_gradients, self._backward_pass)
                 return {**found, **self._gradients.of_inputs(self._program.values)}
+        make_handles(self._recorder.libraries)
         made = self._passes.get("backward") or self._capture_backward()
         launch, _ = self._seeds.meet(output_gradients)
         with self._program.spared(again=again):

@@ -81,6 +81,8 @@ class Recorder:
         self._side = stream_for(self, device)
         self._memory = torch.cuda.graph_pool_handle()
         self._draws = False
+        # What torch's ops in the captured passes may call.
+        self.libraries: set[str] = set()
 
     def graph(
         self, run: Callable[[], None], first: bool, warm_up: Callable[[], None] | None = None
@@ -115,8 +117,9 @@ class Recorder:
             if run is None:
                 renew_workspace()
             for warm_up in [run] * WARM_UP_PASSES if run is not None else ():
-                with KeptProducts():
+                with KeptProducts() as seen:
                     warm_up()
+                self.libraries |= seen.libraries
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
         if run is not None:

@@ -1,0 +1,59 @@
+"""Which libraries a thread is prepared for before a capture, and when."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from plantune.cuda import workspaces
+from plantune.cuda.workspaces import KeptProducts
+from plantune.runtime import handles
+from plantune.runtime.handles import make_handles
+
+
+@pytest.mark.parametrize(
+    ("run", "libraries"),
+    [
+        (lambda x: x @ x, {"cublas"}),
+        (lambda x: functional.linear(x, x, x[0]), {"cublas"}),
+        (lambda x: functional.conv2d(x[None, None], x[None, None]), {"cudnn"}),
+        (lambda x: functional.batch_norm(x, None, None, training=True), {"cudnn"}),
+        (lambda x: x.tanh().sum(), set()),
+    ],
+)
+def test_libraries_that_torch_calls_are_seen(
+    run, libraries: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "_is_on_gpu", lambda leaf: isinstance(leaf, Tensor))
+    monkeypatch.setattr(KeptProducts, "_keep", lambda mode: None)
+    x = torch.randn(4, 4)
+    with torch.no_grad(), KeptProducts() as seen:
+        run(x)
+    assert seen.libraries == libraries
+
+
+def test_torchs_recurrent_layers_call_cudnn() -> None:
+    for op in (torch.ops.aten._cudnn_rnn, torch.ops.aten._cudnn_rnn_backward):
+        assert "cudnn" in workspaces.libraries_of(op.default)
+
+
+def test_each_thread_is_prepared_once_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, calls = 0, []
+    monkeypatch.setattr(handles, "current_gpu", lambda: gpu)
+    monkeypatch.setattr(handles, "this_thread", handles._ThisThread())
+    first = {name: lambda name=name: calls.append(name) for name in ("cublas", "cudnn")}
+    monkeypatch.setattr(handles, "_FIRST_CALLS", first)
+    make_handles({"cublas"})
+    make_handles({"cublas"})
+    assert calls == ["cublas"]
+    make_handles({"cublas", "cudnn"})
+    assert calls == ["cublas", "cudnn"]
+    gpu = 1
+    make_handles({"cudnn"})
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(make_handles, {"cublas"}).result()
+    assert calls == ["cublas", "cudnn", "cudnn", "cublas"]

@@ -83,17 +83,24 @@ def sought_for(tuned: TunedModule) -> tuple[Sought, torch.device]:
 
 
 def search_for(
-    sought: Sought, device: torch.device, budget_s: float, *, seed: int = 0, report: Report = silent
+    sought: Sought,
+    device: torch.device,
+    budget_s: float,
+    *,
+    seed: int = 0,
+    report: Report = silent,
+    baselines: tuple[str, ...] | None = None,
 ) -> Searched:
     """Searches for so many seconds, on a device of the problem's arch, and stores the plan in the
-    user's database. An interrupted search gives its best so far, not stored.
+    user's database. An interrupted search gives its best so far, not stored. Without `baselines`
+    the plan races against all of the framework's ways for which there is time.
     """
     if not budget_s > 0:
         raise ValueError(f"budget must be a number of seconds above 0, got {budget_s!r}")
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, _undisturbed)
     with closing(_database()) as opened:
         keeping = KeepingDatabase(opened, _warn)
-        settings = Settings(budget_s, seed)
+        settings = Settings(budget_s, seed, baselines=baselines)
         result = search_plan(sought, settings, keeping, environment_of(device), manner)
     stored = keeping.plan_id is not None or result.known is not None
     return Searched(result, stored and result.complete)

@@ -19,6 +19,7 @@ from asked import Asked, Row
 from timing import as_raced, judged, made_call, ours_of, rivals_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from turns import CORES, MANY, OWN
 
 from plantune.cuda.flags import cudnn
 from plantune.device import Call, Device
@@ -29,10 +30,11 @@ from plantune.measure.ways import WAYS
 from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 
-RIVALS = ("compile-reduce-overhead", "compile-max-autotune", "cuda-graph")
-# The cores for the search's compilers, as a part; the rivals' have the others.
-PART = 0.5
-FEW = 4
+RIVALS = ("compile-reduce-overhead", "cuda-graph")
+# Its compilers try many kernels: for some networks, after all have raced against the others.
+LATE = ("compile-max-autotune",)
+# A search's compilers give way to the rivals', and both leave the last cores to what is timed.
+COMPILERS, TIMED = slice(4, -CORES), slice(-CORES, None)
 AGAIN_S = 1.0
 
 
@@ -57,14 +59,14 @@ _READY: dict[str, Ready] = {}
 
 
 def compile_rivals(name: str, asked: Asked) -> Row:
-    """What is not compiled when its time is up does not race."""
-    with some_cores():
+    """Beside those that it has compiled before. What is not compiled when its time is up does not
+    race.
+    """
+    with on_cores(COMPILERS):
         _compiler_takes_turns()
-        ready = _READY[name] = _prepared(name, asked)
+        ready = _READY.get(name) or _prepared(name, asked)
         seconds = dict[str, float]()
         with _as_in_race(asked, ready.device):
-            with turn():  # cuDNN times its algorithms here; what is compiled finds them known
-                made_call(*ready.last, asked.mode, ready.device)
             for way in _ways(ready, asked, captured=False):
                 began = time.monotonic()
                 calls, failures = _in_time(
@@ -81,7 +83,7 @@ def race(name: str, asked: Asked) -> Row:
     if name not in _READY:  # its process has ended: those that are in the cache
         compile_rivals(name, asked)
     ready = _READY[name]
-    with _as_in_race(asked, ready.device):
+    with turn(), on_cores(TIMED), _as_in_race(asked, ready.device):
         for way in _ways(ready, asked, captured=True):
             calls, failures = _made(ready, asked, way)
             ready.calls |= calls
@@ -94,7 +96,11 @@ def race(name: str, asked: Asked) -> Row:
 def _prepared(name: str, asked: Asked) -> Ready:
     module, x = speed.on_its_device(name, asked)
     device = device_for(load_arch(environment_of(x.device).arch))
-    return Ready(module, x, as_raced(module, x), device, {}, {})
+    ready = _READY[name] = Ready(module, x, as_raced(module, x), device, {}, {})
+    with _as_in_race(asked, device), turn():
+        # cuDNN times its algorithms here; what is compiled finds them known.
+        made_call(*ready.last, asked.mode, device)
+    return ready
 
 
 @contextmanager
@@ -116,12 +122,12 @@ def errors(name: str, asked: Asked) -> Row:
     """How far the outputs of the module that raced and of eager are from float64, as a part of
     their size; the worst of each.
     """
-    ready = _READY.pop(name)
+    ready = _READY[name]
     (module, x), tuned = ready.last, ready.tuned
     if tuned is None:
         return {"verdict": "failed", "reason": "it did not race"}
     wide = x.double() if x.is_floating_point() else x
-    with torch.no_grad():
+    with turn(), torch.no_grad():
         exact = _flat(copy.deepcopy(module).double()(wide))
         found = {"plantune": _flat(tuned(x)), "eager": _flat(module(x))}
     distances = {
@@ -181,12 +187,11 @@ def _in_time(until: float, make: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def some_cores() -> Iterator[None]:
-    """The last of them, so that a search has the first ones."""
+def on_cores(part: slice) -> Iterator[None]:
+    """This thread and what it starts, where there are many."""
     before = os.sched_getaffinity(0)
-    cores = sorted(before)
-    if len(cores) >= FEW:
-        os.sched_setaffinity(0, cores[int(PART * len(cores)) :])
+    if len(OWN) >= MANY:
+        os.sched_setaffinity(0, OWN[part])
     try:
         yield
     finally:

@@ -259,7 +259,6 @@ MEASURES = {
     "called": called,
     "share": share,
     "time": speed.without_plan,
-    "compiled": speed.compiled,
     "searched": speed.searched,
     "tuned": speed.tuned,
 }

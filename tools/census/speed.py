@@ -1,8 +1,6 @@
 """How fast a network is: without a plan, and with one that a search found, beside the framework.
 
-A race of tuned networks is three measures, so that what takes long happens beside each other: the
-framework's compilers run in many processes (`compiled`), a search has a GPU for itself
-(`searched`), and the race (`tuned`) finds what both left in their caches.
+A race of tuned networks begins with a search (`searched`), which leaves its plan in the cache.
 """
 
 from __future__ import annotations
@@ -10,21 +8,24 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from typing import Any
 
 import networks
 import torch
 from asked import Asked, Row
-from timing import as_raced, compile_kernels, ratios, rivals_of
+from timing import as_raced, compile_kernels, ratios
 from torch import Tensor, nn
 from turns import prepare_elsewhere
 
-from plantune import tune
-from plantune.cuda.flags import cudnn
+from plantune import optimize
 from plantune.errors import UnsupportedModule
-from plantune.gpus import device_for
 from plantune.machine import environment_of
-from plantune.scopes import with_values
-from plantune.space.arch import load_arch
+from plantune.plan import Plan
+from plantune.tuning import reporting, search_for, sought_for
+
+# Those that may run a network in place of its plan, by the kind of device.
+OWN_RACE = {"cuda": ("eager-channels-last", "cuda-graph"), "cpu": ("eager", "eager-channels-last")}
+FURTHEST = 10
 
 
 def without_plan(name: str, asked: Asked) -> Row:
@@ -39,38 +40,52 @@ def without_plan(name: str, asked: Asked) -> Row:
     return _raced("timed", module, x, asked)
 
 
-def compiled(name: str, asked: Asked) -> Row:
-    """Compiles what the rivals of a race compile, and leaves it in their caches."""
+def prepared(name: str, asked: Asked) -> Row:
+    """Imports and loads what a search needs, before its time begins."""
+    prepare_elsewhere()
     module, x = on_its_device(name, asked)
-    device = device_for(load_arch(environment_of(x.device).arch))
-    last, seconds, failures = as_raced(module, x), {}, {}
-    with torch.set_grad_enabled(asked.mode == "train"), with_values(cudnn, benchmark=True):
-        for way in asked.race.names(device):
-            began = time.monotonic()
-            _, failed = rivals_of((module, x), last, asked.mode, [way], device)
-            failures |= failed
-            seconds[way] = round(time.monotonic() - began, 1)
-    return {"verdict": "compiled", "compile_s": seconds, "failures": failures}
+    optimize(module, x, mode=asked.mode, fallback="silent")
+    return {"verdict": "prepared"}
 
 
 def searched(name: str, asked: Asked) -> Row:
-    """`tune`, as a user calls it: the plan is stored."""
+    """What `tune` does: the plan is stored. Its own race leaves out what torch.compile makes, for
+    which the search would have to wait: that races afterwards.
+    """
+    prepare_elsewhere()
     module, x = as_raced(*on_its_device(name, asked))
     began = time.monotonic()
-    tuned = tune(module, x, budget=asked.budget_s, mode=asked.mode, fallback="silent")
-    seconds = round(time.monotonic() - began, 1)
-    evidence = dict(tuned.stock().plan.evidence)
-    told = {key: evidence.get(key) for key in ("ratio", "baseline")}
-    row = {"verdict": "searched", "budget_s": asked.budget_s, "search_s": seconds}
-    return {**row, "origin": tuned.stock().plan.origin, **told}
+    sought, device = sought_for(optimize(module, x, mode=asked.mode, fallback="silent"))
+    with reporting(True) as report:
+        found = search_for(
+            sought, device, asked.budget_s, report=report, baselines=OWN_RACE[device.type]
+        )
+    result, plan = found.result, found.plan
+    row = {"verdict": "searched", "budget_s": asked.budget_s, "origin": plan.origin}
+    row |= {"search_s": round(time.monotonic() - began, 1), "stored": found.stored}
+    for key in ("measured", "rejected", "candidates", "exhausted"):
+        row[key] = getattr(result, key)
+    row["phases_s"] = {phase: round(s, 1) for phase, s in result.phases_s.items()}
+    told = {key: plan.evidence.get(key) for key in ("ratio", "baseline", "median_ms")}
+    return {**row, **told, "steps": steps_of(plan)}
 
 
-def tuned(name: str, asked: Asked) -> Row:
-    """`optimize` with the plan that `searched` left."""
-    row = _raced("timed", *_called(name, asked), asked)
-    if row.get("origin") == "default":
-        return {**row, "verdict": "no plan"}
-    return row
+def steps_of(plan: Plan) -> dict[str, Any]:
+    """The sums of the steps that were measured, and the ten of them that are furthest, in all, from
+    what arithmetic and traffic take: in microseconds, with that roofline and its kernel.
+    """
+    known = [(choice, choice.times) for choice in plan.choices if choice.times is not None]
+    far = sorted(known, key=lambda pair: pair[1].roofline_us - pair[1].us)[:FURTHEST]
+    return {
+        "known": len(known),
+        "of": len(plan.choices),
+        "us": round(sum(times.us for _, times in known), 1),
+        "roofline_us": round(sum(times.roofline_us for _, times in known), 1),
+        "furthest": [
+            (choice.nodes[0], choice.candidate.family, times.us, times.roofline_us)
+            for choice, times in far
+        ],
+    }
 
 
 def _called(name: str, asked: Asked) -> tuple[nn.Module, Tensor]:

@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -96,17 +97,20 @@ def test_a_policy_has_two_heads_and_sees_its_images(part, name: str) -> None:
     torch.testing.assert_close(same, (actions, value))
 
 
-def test_a_race_of_tuned_networks_needs_the_plan_of_a_search(part, monkeypatch, tmp_path) -> None:
-    """The rivals are compiled first; without a stored plan the row says so."""
-    speed, asked, timing = part("speed"), part("asked"), part("timing")
-    monkeypatch.setenv("PLANTUNE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(speed.networks, "build", lambda name: nn.Conv2d(3, 4, 3))
-    monkeypatch.setattr(speed.networks, "call_of", lambda name: torch.randn(2, 3, 8, 8))
-    given = asked.Asked(race=timing.Race(["eager"], 0.02))
-    assert list(speed.compiled("a", given)["compile_s"]) == ["eager"]
-    found = speed.tuned("a", given)
-    assert found["verdict"] == "no plan"
-    assert set(found["ratios"]) == {"eager"}
+def test_the_last_race_of_a_tuned_network_counts(part, tmp_path: Path) -> None:
+    """Some rivals are compiled for a second one."""
+    few, all_ = {"compile": [0.6, 0.5, 0.7]}, {"compile": [0.61, 0.5, 0.7], "best": [0.8, 0.7, 0.9]}
+    told = {"ms": {"plantune": 1.25}, "device": "GPU"}
+    rows = [
+        row("timm/d", "infer", "tuned", "timed", ratios=few, **told),
+        row("timm/d", "infer", "tuned late", "timed", ratios=all_, **told),
+        row("timm/e", "infer", "tuned", "timed", ratios=few, **told),
+        row("timm/e", "infer", "tuned late", "failed", reason="the time was up"),
+    ]
+    part("table").write_table(rows, tmp_path / "census.md")
+    text = (tmp_path / "census.md").read_text()
+    assert "| timm/d | infer | 1.250 | 0.61 | 0.80 | GPU |" in text
+    assert "| timm/e | infer | 1.250 | 0.60 | - | GPU |" in text
 
 
 def test_forgotten_rows_leave_the_file(part, tmp_path: Path) -> None:
@@ -223,36 +227,102 @@ def test_rivals_that_compiled_beside_the_search_race_with_its_plan(
     assert set(row["ratios"]) == {"eager"}
     assert row["failures"] == found["failures"]
     assert 0 < beside.errors("a", given)["distances"]["plantune"] < 1e-6
-    assert not beside._READY
+    again = replace(given, race=replace(given.race, rivals=["eager", "again"]))
+    monkeypatch.setitem(beside.WAYS["cpu"], "again", beside.WAYS["cpu"]["eager"])
+    asked_again = replace(again, race=replace(given.race, rivals=["again"]))
+    assert set(beside.compile_rivals("a", asked_again)["compile_s"]) == {"again"}
+    assert set(beside.race("a", again)["ratios"]) == {"eager", "again"}
 
 
-def test_a_network_is_one_call_that_goes_on(part, monkeypatch, tmp_path) -> None:
-    """Beside each other: a search and its rivals; what is known is not asked for again."""
-    one_call = part("one_call")
-    asked_for = []
+class Answers:
+    """In place of a child: what each measure says, and in which order they were asked."""
 
-    class Child:
-        def __init__(self, limits) -> None:
-            self.limits = limits
+    def __init__(self, lost: tuple[str, ...] = ()) -> None:
+        self.lost, self.asked = lost, []
 
-        def row(self, name, measure, asked):
-            asked_for.append(measure.__name__)
-            return {"verdict": {"searched": "searched", "race": race}.get(measure.__name__)}
+    def __call__(self, limits):
+        self.limits = limits
+        return self
 
-        def stop(self) -> None: ...
+    def row(self, name, measure, asked):
+        ways = list(asked.race.rivals or ())
+        self.asked.append((name, measure.__name__, ways))
+        if measure.__name__ in self.lost:
+            return {"verdict": "failed", "reason": "lost"}
+        verdicts = {"searched": "searched", "compile_rivals": "compiled", "race": "timed"}
+        return {"verdict": verdicts.get(measure.__name__), "failures": {}}
 
-    monkeypatch.setattr(one_call, "Child", Child)
-    file = tmp_path / "rows.jsonl"
-    given = ["one_call.py", "a", "--rows", str(file), "--cache", str(tmp_path / "cache")]
-    monkeypatch.setattr(sys, "argv", given)
+    def stop(self) -> None: ...
+
+    def of(self, *measures: str) -> list[tuple[str, str, list[str]]]:
+        return [asked for asked in self.asked if asked[1] in measures]
+
+
+@pytest.fixture
+def in_one_go(part, monkeypatch, tmp_path: Path):
+    """Runs the tool on networks, with children that only answer; gives its rows."""
+    one_call, lanes = part("one_call"), part("lanes")
+    file, cache = tmp_path / "rows.jsonl", tmp_path / "cache"
     for name in (*one_call.CACHES.values(), "PLANTUNE_TURNS"):
         monkeypatch.setenv(name, "")
-    race = "failed"
-    one_call.main()
-    assert sorted(asked_for) == ["compile_rivals", "race", "searched"]
-    race = "timed"
-    one_call.main()
-    assert sorted(asked_for[3:]) == ["compile_rivals", "errors", "race"]
-    one_call.main()
-    assert len(asked_for) == 6
-    assert part("rows").Rows(file).by_key["a", "infer", "tuned"]["verdict"] == "timed"
+    monkeypatch.setattr(lanes, "POLL_S", 0.001)
+
+    def run(answers: Answers, *given: str):
+        monkeypatch.setattr(one_call, "Child", answers)
+        monkeypatch.setattr(lanes, "Child", answers)
+        files = ["--rows", str(file), "--cache", str(cache)]
+        monkeypatch.setattr(sys, "argv", ["one_call.py", *given, *files])
+        one_call.main()
+        return part("rows").Rows(file).by_key
+
+    return run
+
+
+def test_networks_are_one_call_that_goes_on(in_one_go) -> None:
+    """Beside each other: searches and rivals; what is known is not asked for again."""
+    names, lost = ("a", "b=25"), Answers(lost=("race",))
+    rows = in_one_go(lost, *names)
+    assert [name for name, *_ in lost.of("searched")] == ["a", "b"]
+    assert rows["b", "infer", "searched"]["verdict"] == "searched"
+    ways = ["compile-reduce-overhead", "cuda-graph"]
+    assert sorted(lost.of("race")) == [(name, "race", ways) for name in "ab"]
+    good = Answers()
+    rows = in_one_go(good, *names)
+    assert not good.of("searched")
+    assert sorted(good.of("compile_rivals")) == [(n, "compile_rivals", ways[:1]) for n in "ab"]
+    assert rows["a", "infer", "tuned"]["verdict"] == "timed"
+    done = Answers()
+    in_one_go(done, *names)
+    assert not done.asked
+
+
+def test_rivals_that_take_long_join_a_second_race(in_one_go) -> None:
+    answers = Answers()
+    rows = in_one_go(answers, "a", "b", "--late", "best", "--late-networks", "b")
+    *_, last = answers.of("race")
+    assert last == ("b", "race", ["compile-reduce-overhead", "best", "cuda-graph"])
+    assert len(answers.of("race")) == 3
+    assert rows["b", "infer", "tuned late"]["verdict"] == "timed"
+    assert ("a", "infer", "tuned late") not in rows
+
+
+def test_no_search_begins_that_has_no_time(in_one_go, capsys) -> None:
+    answers = Answers()
+    in_one_go(answers, "a=10", "b=100", "--limit", "60")
+    assert [name for name, *_ in answers.of("searched")] == ["a"]
+    assert "b: no time for its search" in capsys.readouterr().out
+
+
+def test_a_search_says_which_steps_are_furthest_from_their_roofline(part) -> None:
+    def choice(name: str, us: float | None, roofline_us: float = 1.0):
+        times = None if us is None else SimpleNamespace(us=us, roofline_us=roofline_us)
+        return SimpleNamespace(nodes=(name,), candidate=SimpleNamespace(family="conv"), times=times)
+
+    plan = SimpleNamespace(choices=[choice("a", 3.0), choice("b", None), choice("c", 9.0, 8.5)])
+    assert part("speed").steps_of(plan) == {
+        "known": 2,
+        "of": 3,
+        "us": 12.0,
+        "roofline_us": 9.5,
+        "furthest": [("a", "conv", 3.0, 1.0), ("c", "conv", 9.0, 8.5)],
+    }

@@ -160,7 +160,7 @@ class Lanes:
             line.tried.add(way)
             measure, named = beside.compile_rivals, f"compiled {way}"
             row = line.ask(line.rivals, measure, named, seconds + NOTICE_S, asked)
-            if row["verdict"] == "compiled" and not row["failures"]:
+            if row["verdict"] == "compiled" and way not in row["failures"]:
                 line.compiled.append(way)
         self._races.submit(self._race, line)
 

@@ -259,6 +259,4 @@ MEASURES = {
     "called": called,
     "share": share,
     "time": speed.without_plan,
-    "searched": speed.searched,
-    "tuned": speed.tuned,
 }

@@ -50,6 +50,7 @@ class Effort:
     tolerance: float = 0.005
     give_up_above_us: float | None = None
     retries: int = 2
+    relative: bool = False
     until: float | None = None
     cut_at: float | None = None
     build_until: float | None = None
@@ -179,9 +180,10 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
                 timings = _timings(rounds)
                 missing_s = (LEAST_SAMPLES - len(rounds)) * (time.monotonic() - start)
                 over = effort.is_over and (missing_s <= 0 or not effort.has_room_for(missing_s))
-                if over or all(_is_done(timing, effort) for timing in timings):
+                seen = evened(timings) if effort.relative else timings
+                if over or all(_is_done(timing, effort) for timing in seen):
                     return timings
-            if not any(timing.noisy for timing in timings):
+            if not any(timing.noisy for timing in seen):
                 break
     return timings
 
@@ -201,7 +203,8 @@ def _is_done(timing: Timing, effort: Effort) -> bool:
     """Whether the median is known well enough, or even the best sample is too slow."""
     limit = math.inf if effort.give_up_above_us is None else effort.give_up_above_us
     hopeless = timing.samples >= LEAST_SAMPLES and min(timing.samples_us) > limit
-    return hopeless or (timing.settled(effort.tolerance) and not timing.shared)
+    shared = timing.shared and not effort.relative
+    return hopeless or (timing.settled(effort.tolerance) and not shared)
 
 
 def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
@@ -215,6 +218,22 @@ def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
     kept = [rounds[place] for place in sorted(by_waiting[: max(calm, LEAST_SAMPLES)])]
     columns = zip(*kept, strict=True)
     return [Timing(tuple(sample.us for sample in column), shared=not calm) for column in columns]
+
+
+def evened(timings: Sequence[Timing]) -> list[Timing]:
+    """The times of calls that took turns, as on a machine of even speed: where a phase takes 1.7
+    times as long, the median of half as many rounds lies anywhere between both.
+    """
+    if len(timings) < 2:
+        return [*timings]
+    paces = [statistics.median(turn) for turn in zip(*(t.samples_us for t in timings), strict=True)]
+    usual = statistics.median(paces)
+
+    def even(timing: Timing) -> Timing:
+        pairs = zip(timing.samples_us, paces, strict=True)
+        return replace(timing, samples_us=tuple(us * usual / pace for us, pace in pairs))
+
+    return [even(timing) for timing in timings]
 
 
 def joined(one: Timing, more: Timing) -> Timing:

@@ -13,6 +13,7 @@ from plantune.graph import Graph, Step
 from plantune.graph.partition import partition_into
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, family_named
+from plantune.measure import timing as timings_of
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
 from plantune.plan import Choice, Plan, candidates_by_step, check_plan
@@ -107,20 +108,9 @@ def close(timings: Sequence[Timing | Rejected], kind: str) -> list[int]:
 
 
 def evened(timings: Sequence[Timing | Rejected]) -> list[Timing | Rejected]:
-    """The times of plans that ran in the same rounds, as on a machine of even speed: where a phase
-    takes 1.7 times as long, the median of half as many rounds lies anywhere between both.
-    """
-    found = [timing for timing in timings if isinstance(timing, Timing)]
-    if len(found) < 2:
-        return [*timings]
-    paces = [statistics.median(turn) for turn in zip(*(t.samples_us for t in found), strict=True)]
-    usual = statistics.median(paces)
-
-    def even(timing: Timing) -> Timing:
-        pairs = zip(timing.samples_us, paces, strict=True)
-        return replace(timing, samples_us=tuple(us * usual / pace for us, pace in pairs))
-
-    return [even(timing) if isinstance(timing, Timing) else timing for timing in timings]
+    """The times of plans that ran in the same rounds, as on a machine of even speed."""
+    found = iter(timings_of.evened([t for t in timings if isinstance(t, Timing)]))
+    return [next(found) if isinstance(t, Timing) else t for t in timings]
 
 
 def whole(makes: Sequence[Sequence[Timing | Rejected]]) -> Sequence[Sequence[Timing | Rejected]]:

@@ -17,7 +17,7 @@ from plantune.measure.client import Worker
 from plantune.measure.machine_state import gpu_watcher, machine_for
 from plantune.measure.race import Race
 from plantune.measure.subject import Raced
-from plantune.measure.timing import Effort, Timing
+from plantune.measure.timing import Timing
 from plantune.plan import Plan, check_plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.opening import now_text
@@ -40,6 +40,7 @@ from plantune.search.measuring import CACHES, StoredTrials, WorkerMeasurer
 from plantune.search.phases import (
     NOT_COMPARED,
     Run,
+    compared,
     race_again,
     race_first,
     rank,
@@ -207,8 +208,8 @@ class Search:
         budget = run.budget
         if not known:
             return
-        run.tell("ranking")
-        effort = budget.limited(Effort(budget_s=self._beginning_s), "measuring")
+        run.tell("timing known plans")
+        effort = budget.limited(compared(self.space.arch, self._beginning_s), "measuring")
         with suppress(OutOfTime):  # then they wait for the ranking
             timings = time_plans(run, known, effort)
             order = sorted((t.median_us, i) for i, t in enumerate(timings) if isinstance(t, Timing))

@@ -5,6 +5,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,30 @@ def test_turns_meet_the_same_drift(clock):
     interval = ratio_interval(fast, slow)
     assert interval.ratio == pytest.approx(0.5, rel=0.03)
     assert 0.46 < interval.low <= interval.ratio <= interval.high < 0.54
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_phases_that_slow_all_calls_say_nothing_of_their_order(clock, monkeypatch, relative):
+    """Every second round takes ten times as long, and yet it is known at once who is faster."""
+    pace, paces, one_round = [1.0], itertools.cycle([1.0, 10.0]), timing._round
+
+    def at_its_pace(*arguments: Any) -> list[Sample]:
+        pace[0] = next(paces)
+        return one_round(*arguments)
+
+    def taking(base_us: float) -> Callable[[], None]:
+        def call() -> None:
+            clock.now_us += base_us * pace[0]
+
+        return call
+
+    monkeypatch.setattr(timing, "_round", at_its_pace)
+    effort = Effort(4.0, warm_up_s=0, tolerance=0.02, relative=relative)
+    found = time_interleaved([taking(4e3), taking(2e3)], effort)
+    assert (found[0].samples == 2 * LEAST_SAMPLES) == relative
+    assert (spent_s(clock) > 3 * 4.0) == (not relative)  # repeated, as it stays noisy
+    assert found[0].spread > 1
+    assert ratio_interval(*found).ratio == pytest.approx(2)
 
 
 def test_no_callable_is_always_first_or_after_the_same(clock):

@@ -43,6 +43,7 @@ class FakeWorker:
     def __init__(self, us=50.0):
         self.us = us
         self.timed = []
+        self.efforts = []
         self.races = []
         self.answers = []
         self.interrupt_after = None
@@ -57,6 +58,7 @@ class FakeWorker:
 
     def time_programs(self, graph, plans, effort, seed=0):
         self.timed.append(list(plans))
+        self.efforts.append(effort)
         return [steady(self.time_of(plan)) for plan in plans]
 
     def time_of(self, plan):
@@ -142,9 +144,11 @@ class TestBeginning:
         self, searched, worker, database, by_hand
     ):
         database.put_plan(by_hand(OTHER), HERE)
-        searched()
+        result = searched()
         (first,) = worker.timed[0]
         assert choices(first) == choices(by_hand(PROBLEM))
+        assert [*result.phases_s][:3] == ["preparing", "measuring", "timing known plans"]
+        assert (worker.efforts[0].retries, worker.efforts[0].relative) == (0, True)
 
     @pytest.mark.usefixtures("searched")
     def test_calls_that_take_long_here_leave_the_race_more_time(self, worker, database, by_hand):

@@ -34,6 +34,7 @@ class FakeWorker:
     def __init__(self, deadly=()):
         self.deadly = deadly
         self.asked = []
+        self.efforts = []
         self.raced = None
         self.plans = []
 
@@ -153,6 +154,7 @@ class Drawing(FakeWorker):
 
     def time_programs(self, graph, plans, effort, seed=0):
         self.asked.append(list(plans))
+        self.efforts.append(effort)
         return list(self.more) * (len(plans) // len(self.more))
 
 
@@ -183,6 +185,14 @@ class TestPlansThatAreClose:
         assert worker.asked == [["b", "c"] * MAKES["cpu"]]
         assert [timing.samples for timing in found] == [5, 5 + 27, 5 + 27]
         assert fastest_of(found) == 2
+
+    @pytest.mark.parametrize(("arch", "known_to"), [("cpu", 0.02), ("sm90", 0.005)])
+    def test_what_slow_phases_made_noisy_is_not_repeated(self, arch, known_to):
+        """The first ten rounds of all plans would have taken all the time of these."""
+        worker = Drawing(Timing((104.0,) * 9), Timing((100.0,) * 9))
+        _close_again(run_of(worker, arch), ["b", "c"], [LUCKY, UNLUCKY])
+        (effort,) = worker.efforts
+        assert (effort.retries, effort.relative, effort.tolerance) == (0, True, known_to)
 
     def test_the_machine_may_have_another_speed_by_then(self):
         worker = Drawing(Timing((212.0,) * 9), Timing((200.0,) * 9))

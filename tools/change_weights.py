@@ -134,12 +134,26 @@ def another_conv(m: Any) -> None:
     m.conv = copy.deepcopy(m.conv)
 
 
+def swapped(m: Any) -> None:
+    torch.utils.swap_tensors(m.head.weight, nn.Parameter(torch.randn_like(m.head.weight)))
+
+
 def write_unseen(m: Any) -> None:
     m.conv.weight.data.mul_(factor())
 
 
-def write_and_refresh(m: Any, **options: bool) -> None:
-    write_unseen(m)
+def write_to_the_storage(m: Any) -> None:
+    weight = m.head.weight.detach()
+    weight.new_empty(0).set_(weight.untyped_storage()).mul_(factor())
+
+
+def write_in_inference_mode(m: Any) -> None:
+    with torch.inference_mode():
+        m.conv.weight.mul_(factor())
+
+
+def write_and_refresh(m: Any, write: Change = write_unseen, **options: bool) -> None:
+    write(m)
     m.refresh(**options)
 
 
@@ -172,6 +186,10 @@ CHANGES: Mapping[str, Change] = {
     "assign=True": lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
     "vector_to_parameters": another_vector,
     "weight.data =": lambda m: setattr(m.conv.weight, "data", m.conv.weight.data * factor()),
+    "copy_": lambda m: m.head.weight.copy_(torch.randn_like(m.head.weight)),
+    "a part": lambda m: m.conv.weight[0].mul_(factor()),
+    "set_": lambda m: m.conv.weight.set_(m.conv.weight * factor()),
+    "swap_tensors": swapped,
     "another parameter": lambda m: setattr(
         m.head, "weight", nn.Parameter(torch.randn_like(m.head.weight))
     ),
@@ -193,10 +211,14 @@ CHANGES: Mapping[str, Change] = {
     "through float64": through_float64,
     "refresh": write_and_refresh,
     "refresh of weights": partial(write_and_refresh, weights_only=True),
+    "refresh after inference_mode": partial(write_and_refresh, write=write_in_inference_mode),
+    "refresh after a storage": partial(write_and_refresh, write=write_to_the_storage),
 }
 # What a CPU sees after a refresh alone.
 ON_A_GPU: Mapping[str, Change] = {
     "data": write_unseen,
+    "inference_mode": write_in_inference_mode,
+    "a storage": write_to_the_storage,
     "another stream": on_another_stream,
     "a replayed graph": by_a_replayed_graph,
 }
@@ -304,11 +326,13 @@ def followed(seed: int, settings: Settings) -> dict[str, Any]:
     plans = patch(f"{CHOOSE}.guessed_plan", by_hand) if settings.device == "cpu" else nullcontext()
     # Each call is compared here, so that no plan need be proved before. TF32 is too coarse.
     with plain_float32(), plans, patch(f"{CHOOSE}.is_proved", lambda *plan: True):
-        run, end = Run(seed, settings), time.monotonic() + settings.seconds
+        run, start = Run(seed, settings), time.monotonic()
         held: list[float] = []
-        while run.calls < settings.calls and time.monotonic() < end:
+        part = 0.0
+        while part < 1:
             run.call()
-            if run.calls * 2 == settings.calls:
+            part = max(run.calls / settings.calls, (time.monotonic() - start) / settings.seconds)
+            if part >= 0.5 and not held:
                 held = held_mib()
         run.look()
     print(f"{seed}: {run.calls} calls, wrong {run.wrong[:3]}", file=sys.stderr, flush=True)

@@ -54,3 +54,9 @@ def test_what_no_look_notices_is_found(script, monkeypatch):
     run = script.followed(0, script.Settings(100))
     assert run["wrong"]
     assert not script.summary([run])["holds"]
+
+
+def test_growth_is_judged_where_the_time_ends_a_run(script):
+    run = script.followed(0, script.Settings(1_000_000, seconds=0.2))
+    assert run["calls"] < 1_000_000
+    assert [len(held) for held in run["held_mib"]] == [2, 2]

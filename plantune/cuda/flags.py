@@ -12,10 +12,26 @@ import torch
 from plantune.scopes import with_values
 
 cudnn: Any = torch.backends.cudnn
-_precision: Any = torch._C._get_fp32_precision_getter
-_OPS = ("conv", "matmul", "rnn")
-# What holds for calls while references are computed otherwise, in whichever thread.
-_held: list[tuple[str, ...]] = []
+_get, _set = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+# Of torch's settings, what is not set itself follows those before it.
+_SETTINGS = (("generic", "all"), *(("cuda", op) for op in ("all", "conv", "matmul", "rnn")))
+Precisions = tuple[str, ...]
+
+
+class _Making(threading.local):
+    """For what this thread makes a plan."""
+
+    precisions: Precisions | None = None
+
+
+class _References:
+    """How many are computed now, in whichever thread, and what holds for calls meanwhile."""
+
+    count = 0
+    precisions: Precisions | None = None
+
+
+_making, _references = _Making(), _References()
 _plain, _changing = ExitStack(), threading.Lock()
 
 
@@ -32,24 +48,45 @@ def autotuned(*, deterministic: bool, searches: bool = True) -> AbstractContextM
     return flags(benchmark=searches, deterministic=deterministic or cudnn.deterministic)
 
 
-def float32_precisions() -> tuple[str, ...]:
+def precisions_of_calls() -> Precisions:
     """What factors of float32 are rounded to on a GPU: in convolutions, in products and in
     recurrent layers.
 
     Which kernels are legal depends on it, and a user may change it at any time. Torch's core is
-    asked, because each call asks: the properties around it take eight times as long.
+    asked, one by one, because each call asks: the properties around it take eight times as long.
     """
-    held = _held[:1]
-    return held[0] if held else tuple(_precision("cuda", op) for op in _OPS)
+    held = _references.precisions
+    return held or (_get("cuda", "conv"), _get("cuda", "matmul"), _get("cuda", "rnn"))
+
+
+def float32_precisions() -> Precisions:
+    """Those for which this thread makes a plan, else those of calls."""
+    return _making.precisions or precisions_of_calls()
+
+
+def planned_for(precisions: Precisions | None) -> AbstractContextManager[None]:
+    """Inside, this thread makes a plan for these, whatever another thread sets meanwhile."""
+    return with_values(_making, precisions=precisions)
 
 
 @contextmanager
 def plain_float32() -> Iterator[None]:
-    """Inside, sums of float32 products are just that, without tf32."""
-    of_products: Any = torch.backends.cuda.matmul
-    plain = {"fp32_precision": "ieee"}
-    with flags(cudnn.conv, **plain), flags(of_products, **plain):
+    """Inside, sums of float32 products are just that, without tf32.
+
+    Torch cannot be told that a setting follows another one again. So those that more follow come
+    first, and only those that are not "ieee" by then are set.
+    """
+    before = []
+    try:
+        for place in _SETTINGS:
+            precision = _get(*place)
+            if precision != "ieee":
+                before.append((*place, precision))
+                _set(*place, "ieee")
         yield
+    finally:
+        for setting in reversed(before):
+            _set(*setting)
 
 
 @contextmanager
@@ -59,13 +96,15 @@ def references_in_float32() -> Iterator[None]:
     threads these are; nobody waits, since a backward pass may come here in a thread of its own.
     """
     with _changing:
-        _held.append(float32_precisions())
-        if len(_held) == 1:
+        if not _references.count:
+            _references.precisions = precisions_of_calls()
             _plain.enter_context(plain_float32())
+        _references.count += 1
     try:
         yield
     finally:
         with _changing:
-            if len(_held) == 1:
+            _references.count -= 1
+            if not _references.count:
                 _plain.close()
-            _held.pop()
+                _references.precisions = None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
+from plantune.cuda.flags import planned_for
 from plantune.errors import UnsupportedDevice, UnsupportedModule
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract_with_outputs
@@ -107,23 +108,33 @@ class Kinds:
         """What runs such a call; why only the framework can."""
         with self._lock, without_autocast(self._device.type):
             kind = self.kind_of(call, trained)
-            if kind in form.kept:
-                kept: Planned | str = form.kept[kind]
-                return kept
-            if not self._inputs.is_expected(call):
-                return self._unexpected(form, kind)
-            try:
-                form.kept[kind] = kept = self._new(form, kind)
-            except UnsupportedModule as error:
-                if call.arguments.autocast is not None:
-                    kept = form.kept[kind] = f"autocast is on, under which no plan can be ({error})"
-                    return kept
-                if not form.is_parametrized and form.key == self._first_key:
-                    raise
-                what = "a weight is parametrized" if form.is_parametrized else "it was changed"
-                form.why_not = f"{what} in a way without a plan ({error})"
-                return form.why_not
+            settings = kind[2]
+            with planned_for(None if isinstance(settings, int) else settings):
+                found = self._planned(form, kind)
+            if self._settings() != settings:
+                # Another thread set torch otherwise meanwhile, for which some of it may be.
+                form.kept.pop(kind, None)
+            return found
+
+    def _planned(self, form: Form, kind: Kind) -> Planned | str:
+        call = kind[0]
+        if kind in form.kept:
+            kept: Planned | str = form.kept[kind]
             return kept
+        if not self._inputs.is_expected(call):
+            return self._unexpected(form, kind)
+        try:
+            form.kept[kind] = kept = self._new(form, kind)
+        except UnsupportedModule as error:
+            if call.arguments.autocast is not None:
+                kept = form.kept[kind] = f"autocast is on, under which no plan can be ({error})"
+                return kept
+            if not form.is_parametrized and form.key == self._first_key:
+                raise
+            what = "a weight is parametrized" if form.is_parametrized else "it was changed"
+            form.why_not = f"{what} in a way without a plan ({error})"
+            return form.why_not
+        return kept
 
     def _unexpected(self, form: Form, kind: Kind) -> Planned | str:
         """What runs a call that the module was not made for: at once if there is a plan for it."""
@@ -150,32 +161,32 @@ class Kinds:
 
     @without_saved_hooks()
     def _new(self, form: Form, kind: Kind, *, only_stored: bool = False) -> Planned | None:
-        call, trained, _ = kind
+        call, trained, settings = kind
         if self._options.consistent:
             trained = trained or form.trained_alone(call.arguments.types)
         graph, outputs = self.extracted(form, trained, call)
         self._read = {}  # the graph is the plan's now
         # What changed may be nothing that the graph was read from.
-        settings = self._settings()
         for kept in self.all_kept():
             same = kept.stock.graph.named_digest == graph.named_digest
             if same and kept.settings == settings:
-                return Planned(kept.stock, outputs, self._device, call)
+                return Planned(kept.stock, outputs, self._device, call, settings)
         options = self._options if self._inputs.is_expected(call) else self._of_others
         choice = Finder(graph, self.space(), self._held, options, call.arguments)
         stock: Stock | None
         if self._options.consistent and trained is not None:
-            stock = self._consistent(form, trained, call, choice)
+            stock = self._consistent(form, (call, trained, settings), choice)
         else:
             stock = choice.planned() if only_stored else choice.stock()
-        return None if stock is None else Planned(stock, outputs, self._device, call)
+        return None if stock is None else Planned(stock, outputs, self._device, call, settings)
 
-    def _consistent(self, form: Form, trained: Trained, call: PlannedCall, choice: Finder) -> Stock:
+    def _consistent(self, form: Form, kind: Kind, choice: Finder) -> Stock:
         """Instances of the plan for the largest batch, for whichever batch a call has."""
+        call, trained, settings = kind
         leader = self._inputs.leader_of(call)
         if call.plain.arguments == leader.plain.arguments:
             return choice.leading()
-        kind = self.kind_of(leader, trained)
+        kind = leader, trained, settings
         kept = form.kept.get(kind)
         if not isinstance(kept, Planned):
             kept = form.kept[kind] = self._new(form, kind)

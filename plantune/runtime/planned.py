@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from plantune.cuda.flags import float32_precisions
+from plantune.cuda.flags import precisions_of_calls
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
@@ -30,20 +30,25 @@ Settings = int | tuple[str, ...]
 
 def settings_of(device: torch.device) -> Callable[[], Settings]:
     """Says torch's settings that a plan there depends on; a user may change them at any time."""
-    return torch.get_num_threads if device.type == "cpu" else float32_precisions
+    return torch.get_num_threads if device.type == "cpu" else precisions_of_calls
 
 
 class Planned:
     """The instances for one kind of call, and what the module makes of their outputs."""
 
     def __init__(
-        self, stock: Stock, outputs: Outputs, device: torch.device, call: PlannedCall
+        self,
+        stock: Stock,
+        outputs: Outputs,
+        device: torch.device,
+        call: PlannedCall,
+        settings: Settings,
     ) -> None:
         self.stock = stock
         self._tensors_of = call.tensors
         self.under_autocast = call.arguments.autocast is not None
         self.outputs = outputs
-        self.settings = settings_of(device)()
+        self.settings = settings
         self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
         self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"

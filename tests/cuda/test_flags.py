@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +14,8 @@ from plantune.cuda.flags import (
     flags,
     float32_precisions,
     plain_float32,
+    planned_for,
+    precisions_of_calls,
     references_in_float32,
 )
 
@@ -46,18 +50,56 @@ def test_an_error_leaves_nothing_switched():
 
 
 def test_a_reference_in_float32_has_no_tf32():
-    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    places = (torch.backends.cudnn.conv, torch.backends.cuda.matmul, torch.backends.cudnn.rnn)
     before = [place.fp32_precision for place in places]
     with plain_float32():
-        assert [place.fp32_precision for place in places] == ["ieee", "ieee"]
+        assert [place.fp32_precision for place in places] == ["ieee"] * 3
     assert [place.fp32_precision for place in places] == before
+
+
+@pytest.mark.parametrize("pinned", ["nothing", "cuda", "conv"])
+@pytest.mark.parametrize("given", ["none", "tf32"])
+@pytest.mark.usefixtures("copied_processes")
+def test_a_precision_that_follows_another_still_does_after_a_reference(given, pinned):
+    """In a process in which nobody has set any."""
+    script = (
+        "import torch\n"
+        "from plantune.cuda.flags import _SETTINGS, _get, _set, plain_float32\n"
+        "def now(): return [_get(*place) for place in _SETTINGS]\n"
+        "def after(): _set('generic', 'all', 'ieee'); return now()\n"
+        f"_set('generic', 'all', {given!r})\n"
+        f"{pinned!r} == 'cuda' and _set('cuda', 'all', 'tf32')\n"
+        f"{pinned!r} == 'conv' and _set('cuda', 'conv', 'tf32')\n"
+        "before = now()\n"
+        "with plain_float32(): assert now() == ['ieee'] * 5, now()\n"
+        "assert now() == before, (now(), before)\n"
+        "print(*after()[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    own = {
+        "nothing": "ieee ieee ieee ieee",
+        "cuda": "tf32 tf32 tf32 tf32",
+        "conv": "ieee tf32 ieee ieee",
+    }
+    assert (done.stdout.strip(), done.stderr) == (own[pinned], "")
+
+
+def test_a_thread_that_makes_a_plan_keeps_to_one_precision():
+    before = precisions_of_calls()
+    with planned_for(("tf32", "ieee", "ieee")), ThreadPoolExecutor(1) as other:
+        assert float32_precisions() == ("tf32", "ieee", "ieee")
+        assert precisions_of_calls() == before
+        assert other.submit(float32_precisions).result() == before
+    assert float32_precisions() == before
 
 
 @pytest.mark.parametrize("given", ["ieee", "tf32"])
 def test_the_precision_of_products_is_what_torch_says_at_that_moment(given):
     conv, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
     layers = torch.backends.cudnn.rnn
-    with plain_float32(), flags(layers, fp32_precision="ieee"):
+    with plain_float32():
         for number, place in enumerate((conv, products, layers)):
             with flags(place, fp32_precision=given):
                 says = ["ieee"] * 3

@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from plantune import optimize
+from plantune.runtime.choose import Finder
+
 
 def setting(get, set_, value):
     """A context in which a global setting of torch has this value."""
@@ -23,6 +26,36 @@ def setting(get, set_, value):
             set_(before)
 
     return within
+
+
+@pytest.fixture
+def _given_threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_given_threads")
+def test_a_setting_that_changes_while_a_plan_is_made(module, x, monkeypatch, close):
+    """Another thread's doing: what was made serves no later call."""
+    made = Finder.stock
+    stocks = []
+
+    def stock(finder):
+        stocks.append(made(finder))
+        torch.set_num_threads(3 if len(stocks) == 1 else 2)
+        return stocks[-1]
+
+    monkeypatch.setattr(Finder, "stock", stock)
+    torch.set_num_threads(2)
+    model, eager = optimize(module.eval(), x), copy.deepcopy(module)
+    with torch.no_grad():
+        close(model(x), eager(x))
+        torch.set_num_threads(2)
+        assert model.stats().instances == 0
+        for _ in range(2):
+            close(model(x), eager(x))
+    assert len(stocks) == 2
 
 
 SETTINGS = {

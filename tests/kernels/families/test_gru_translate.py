@@ -23,7 +23,6 @@ from plantune.kernels.family import Candidate, Frame
 from plantune.kernels.registry import candidates, why_not
 from plantune.measure.numerics import check
 from plantune.models.gru_translator import END, Sizes, difference, greedy, gru_translator
-from plantune.scopes import with_values
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
 
@@ -226,7 +225,7 @@ def sentences(samples):
 @pytest.fixture
 def without_tf32():
     """Eager's layer computes in tf32 by default, and says other words then."""
-    with plain_float32(), with_values(torch.backends.cudnn.rnn, fp32_precision="ieee"):
+    with plain_float32():
         yield
 
 

@@ -14,10 +14,8 @@ from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_re
 from plantune.kernels.family import Binding, Frame, Parts
 from plantune.kernels.patterns.pointwise_chain import (
     Expression,
-    Operand,
     evaluate,
     expression_of,
-    whole,
 )
 from plantune.kernels.rendering import struct
 
@@ -140,11 +138,8 @@ def _is_of(again: Node, norm: Node) -> bool:
 def _result(step: Step, again: Node | None) -> Expression:
     """How dy is computed, which may be an input as it is."""
     *nodes, norm = (node for node in step.nodes if node is not again)
-    dy = norm.inputs[0]
-    if not nodes:
-        return Expression((Operand(dy, whole(step.types[dy].shape)),), (), ("in[0]",))
     leaving = (name for name, _ in step.outputs if name not in norm.outputs)
-    return expression_of(step.part(nodes, (*leaving, dy)))
+    return expression_of(step.part(nodes, (*leaving, norm.inputs[0])))
 
 
 FAMILY = BatchNormGrad()

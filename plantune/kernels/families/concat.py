@@ -18,6 +18,7 @@ from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Arrangement, Constants, Parameter, channel_values
 from plantune.kernels.cuda_family import Arch, Attrs, Binding, CudaFamily, Frame, Parts, refuse
+from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.patterns.expression import Chain, expression, functors
 from plantune.kernels.pitch import pitch_of
 from plantune.kernels.rendering import struct
@@ -145,8 +146,7 @@ def _following(step: Step) -> tuple[dict[str, str], Chain]:
         refuse({f"{node.op} at {node.name!r} comes too late": again})
         refuse({f"the {part} is not constant": node.inputs[1] not in step.constants})
         named[part] = node.inputs[1]
-    left = [name for name, _ in step.outputs] != [step.nodes[-1].name]
-    refuse({"a value before the end of the step is read outside of it": left})
+    refuse(not_the_end_alone(step))
     return named, tuple(chain)
 
 

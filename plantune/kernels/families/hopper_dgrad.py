@@ -10,7 +10,7 @@ from plantune.graph.step import Step
 from plantune.kernels.families.hopper_conv import HopperConv
 from plantune.kernels.hopper import family as hopper
 from plantune.kernels.hopper.tiles import ConvShape
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import not_within, refuse
 from plantune.kernels.patterns.epilogue import ConvEpilogue
 from plantune.kernels.patterns.image_gradient import image_gradient
 
@@ -46,7 +46,6 @@ class HopperDgrad(HopperConv):
         epilogue = image_gradient(step)
         strides, padding = epilogue.conv.attrs["stride"], epilogue.conv.attrs["padding"]
         kernel = step.types[epilogue.conv.inputs[1]].shape[2:]
-        wide = any(pad >= size for pad, size in zip(padding, kernel, strict=True))
         image = step.types[epilogue.conv.name].shape[2:]
         small = any(size < stride for size, stride in zip(image, strides, strict=True))
         refuse(
@@ -54,7 +53,7 @@ class HopperDgrad(HopperConv):
                 f"only gradients of strides up to {STRIDE_MAX}, got {strides}": max(strides)
                 > STRIDE_MAX,
                 f"the image {image} is smaller than the stride {strides}": small,
-                f"the padding {padding} is not smaller than the kernel {kernel}": wide,
+                **not_within(padding, kernel),
                 **hopper.not_a_warpgroups(step, epilogue, gradient_shape(step, epilogue)),
             }
         )

@@ -20,6 +20,7 @@ from plantune.kernels.hopper.products import ELEMENTS
 from plantune.kernels.hopper.tiles import CHUNK, ConvShape
 from plantune.kernels.hopper.weight_gradient import Cut, WgradDesign, best_cut
 from plantune.kernels.launcher import Launcher
+from plantune.kernels.legality import not_within
 
 STRIDE_MAX, KERNEL_MAX = 2, 3
 BOX_US = 0.01
@@ -66,13 +67,10 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
 
     def read(self, step: Step) -> WgradParts:
         parts = WgradParts(step)
-        alone = step.ops == ("conv2d_wgrad",)
-        if not alone:
+        if step.ops != ("conv2d_wgrad",):
             raise IllegalCandidate("only the gradient of a convolution's weight alone")
         shape, attrs = parts.shape, parts.node.attrs
         large = max(shape.r, shape.s) > KERNEL_MAX or max(shape.stride) > STRIDE_MAX
-        kernel = (shape.r, shape.s)
-        wide = any(pad >= size for pad, size in zip(shape.padding, kernel, strict=True))
         refuse(
             {
                 f"a warpgroup multiplies float16 or bfloat16, got {parts.dtype}": parts.dtype
@@ -85,7 +83,7 @@ class HopperWgrad(WarpgroupFamily[WgradParts]):
                 f"kernels up to 3x3 and strides up to 2, got {shape.r}x{shape.s} and "
                 f"{shape.stride}": large,
                 # There a NaN of a pixel whose taps read nothing would reach the sums.
-                f"the padding {shape.padding} is not smaller than the kernel {kernel}": wide,
+                **not_within(shape.padding, (shape.r, shape.s)),
                 "an image is constant": step.constants,
             }
         )

@@ -14,6 +14,7 @@ from plantune.graph import Node, Step, TensorType
 from plantune.kernels.constants import Arrangement, Constants
 from plantune.kernels.families.implicit_gemm_conv import GemmParts, ImplicitGemmConv, read_constants
 from plantune.kernels.family import Arch, Attrs, Frame, refuse
+from plantune.kernels.legality import not_within
 from plantune.kernels.patterns.other_step import OtherStep
 
 ONE = (1, 1)
@@ -64,22 +65,17 @@ def as_forward(step: Step) -> Step:
             != ONE,
             "only gradients of convolutions without groups and dilation": attrs["groups"] != 1
             or attrs["dilation"] != ONE,
-            f"the padding {attrs['padding']} is not smaller than the kernel {(r, s)}": min(padding)
-            < 0,
+            **not_within(attrs["padding"], (r, s)),
             f"the weight {weight!r} is not constant between calls": weight not in step.constants,
         }
     )
     geometry = Attrs(stride=ONE, padding=padding, dilation=ONE, groups=1)
     filters = TensorType((c, o, r, s), step.types[weight].dtype)
     conv = Node(first.name, "conv2d", first.inputs, first.types, geometry)
-    return OtherStep(
+    return OtherStep.of(
+        step,
         nodes=(conv, *step.nodes[1:]),
         inputs=tuple((name, filters if name == weight else type_) for name, type_ in step.inputs),
-        outputs=step.outputs,
-        constants=step.constants,
-        phase=step.phase,
-        asked=step,
-        layout="nhwc",
     )
 
 

@@ -17,6 +17,7 @@ from plantune.kernels.cutlass import family as cutlass
 from plantune.kernels.cutlass.gemm import Gemm, counters_of, why_not_split, why_not_tile
 from plantune.kernels.cutlass.launch import ConvOperands
 from plantune.kernels.hopper.launch import beyond_copies, placing_images, room_for
+from plantune.kernels.legality import not_within
 
 # What a pixel's place and its taps cost beside a convolution of as many products.
 FINDING = 1.5
@@ -61,9 +62,7 @@ class ImplicitGemmWgrad(cutlass.ProductFamily[WeightParts]):
                 )
                 > cutlass.FILTER_MAX,
                 # There a NaN of a pixel whose taps read nothing would reach the sums.
-                f"the padding {padding} is not smaller than the kernel {kernel}": any(
-                    pad >= size for pad, size in zip(padding, kernel, strict=True)
-                ),
+                **not_within(padding, kernel),
                 "an image is constant": step.constants,
             }
         )

@@ -14,6 +14,7 @@ from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, refuse
 from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.rendering import cxx_bool
 
 # The axes of an image cut into windows. What moves fewer may be a layout, which costs nothing where
@@ -89,10 +90,7 @@ class Rearrange(CudaFamily[RearrangeParts]):
                 **vector_kernel.not_an_element(last.types[0].dtype),
                 "there is nothing to move": last.types[0].numel == 0,
                 "the order stays as it is": not moves,
-                "a value before the end of the step is read outside of it": [
-                    name for name, _ in step.outputs
-                ]
-                != [last.name],
+                **not_the_end_alone(step),
                 "what is added has another shape": adds and (other is None or not alike),
                 "weights are in nchw": step.phase == "refresh",
             }
@@ -140,7 +138,7 @@ def _moves(step: Step, nodes: Sequence[Node]) -> Iterator[Move]:
                     "neighbours are moved apart": dims[-1] != len(dims) - 1,
                 }
             )
-            dense = _dense(sizes)
+            dense = TensorType(sizes).strides("nchw")
             to = tuple(sizes[axis] for axis in dims)
             yield Move(to, tuple(dense[axis] for axis in dims), (0,) * len(dims))
         elif node.op == ROLL:
@@ -156,11 +154,7 @@ def _rolled(node: Node, sizes: tuple[int, ...]) -> Move:
     for axis, shift in zip(given["dims"], given["shifts"], strict=True):
         shifts[axis] -= shift
     refuse({"neighbours are moved apart": shifts[-1] % max(sizes[-1], 1) != 0})
-    return Move(sizes, tuple(_dense(sizes)), tuple(shifts))
-
-
-def _dense(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return Move(sizes, TensorType(sizes).strides("nchw"), tuple(shifts))
 
 
 def _undone(move: Move) -> str:
@@ -169,12 +163,8 @@ def _undone(move: Move) -> str:
     axes = list(zip(move.sizes, move.strides, move.shifts, strict=True))
     for size, stride, shift in reversed(axes):
         at = f"rest % {size}u"
-        at = f"({at} + {shift % size}u) % {size}u" if shift % size else at
-        lines.append(
-            f"found += {at} * {stride}u, rest /= {size}u;"
-            if not shift % size
-            else f"found += ({at}) * {stride}u, rest /= {size}u;"
-        )
+        at = f"(({at} + {shift % size}u) % {size}u)" if shift % size else at
+        lines.append(f"found += {at} * {stride}u, rest /= {size}u;")
     lines.append("i = found;")
     return "".join(f"\n    {line}" for line in lines)
 

@@ -13,6 +13,7 @@ from plantune.kernels.family import Arch, Attrs, Frame, Step, refuse
 from plantune.kernels.hopper.family import WarpgroupParts
 from plantune.kernels.hopper.resident import TILE_O
 from plantune.kernels.hopper.tiles import CHUNK
+from plantune.kernels.legality import not_within
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.image_gradient import image_gradient
 
@@ -32,7 +33,6 @@ class ResidentDgrad(ResidentConv):
         parts = GradientParts(step, image_gradient(step))
         attrs, pool = parts.conv.attrs, parts.epilogue.pool
         strides, kernel = attrs["stride"], step.types[parts.weight].shape[2:]
-        wide = any(pad >= size for pad, size in zip(attrs["padding"], kernel, strict=True))
         dy = step.types[parts.conv.inputs[0]]
         other = pool is not None and step.types[pool.inputs[0]].shape[2:] != dy.shape[2:]
         refuse(
@@ -42,7 +42,7 @@ class ResidentDgrad(ResidentConv):
                 f"a phase of a {kernel} kernel has more than 2x2 taps, or none": strides != (1, 1)
                 and not all(size in (2, 3) for size in kernel),
                 "the gradient of the pool has another size than that of the result": other,
-                f"the padding {attrs['padding']} is not smaller than the kernel {kernel}": wide,
+                **not_within(attrs["padding"], kernel),
             }
         )
         self.require(parts)

@@ -6,14 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plantune.graph import Node, Step, TensorType
+from plantune.graph import Step, TensorType
 from plantune.graph.ops.overload import ARGUMENTS, SOFTMAX
 from plantune.graph.ops.overload_backward import WANTED
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, first_reason, refuse
 from plantune.kernels.family import Binding, Frame, Parts
+from plantune.kernels.legality import not_the_end_alone
 from plantune.kernels.patterns import pointwise_chain
-from plantune.kernels.patterns.pointwise_chain import Expression, Operand, whole
+from plantune.kernels.patterns.pointwise_chain import Expression, expression_of
 from plantune.kernels.patterns.sample_norm import row_work_us
 from plantune.kernels.rendering import struct
 
@@ -60,14 +61,12 @@ class Softmax(CudaFamily[SoftmaxParts]):
                 "only along the last axis": rank == 0 or given["dim"] % rank != rank - 1,
                 "there is nothing to compute": last.types[0].numel == 0,
                 "autograd is to remember it": WANTED in last.attrs,
-                "a value before the end of the step is read outside of it": [
-                    name for name, _ in step.outputs
-                ]
-                != [last.name],
+                **not_the_end_alone(step),
                 "weights are in nchw": step.phase == "refresh",
             }
         )
-        part, expression = _before(step, before, last)
+        part = step.part(before, last.inputs)  # of no nodes it is an input as it is
+        expression = expression_of(part)
         many = len(expression.operands) > INPUTS_MAX
         refuse({f"it takes {INPUTS_MAX} inputs at most": many})
         return SoftmaxParts(step, expression, part)
@@ -111,17 +110,6 @@ class Softmax(CudaFamily[SoftmaxParts]):
         return vector_kernel.bound(
             [kernel], parts.step, frame, (*names, parts.step.nodes[-1].name, rows), names
         )
-
-
-def _before(step: Step, nodes: list[Node], last: Node) -> tuple[Step, Expression]:
-    """What the rows are of: an input as it is, or what a part of the step makes."""
-    (value,) = last.inputs
-    if nodes:
-        part = step.part(nodes, (value,))
-        return part, pointwise_chain.expression_of(part)
-    shape = step.types[value].shape
-    alone = Step((), step.inputs, ((value, step.types[value]),), step.constants, step.phase)
-    return alone, Expression((Operand(value, whole(shape)),), (), ("in[0]",))
 
 
 FAMILY = Softmax()

@@ -13,6 +13,7 @@ from plantune.kernels.hopper.design import Design
 from plantune.kernels.hopper.family import HopperFamily, WarpgroupParts, why_not_reuse
 from plantune.kernels.hopper.launch import Scalars
 from plantune.kernels.hopper.tiles import Box
+from plantune.kernels.legality import READ_OUTSIDE
 from plantune.kernels.patterns.epilogue import ConvEpilogue, conv_epilogue
 from plantune.kernels.patterns.squeeze_excite import SqueezeExcite, squeeze_excite_of
 from plantune.kernels.small_matrix import matrix
@@ -98,7 +99,7 @@ def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:
     layers = squeeze_excite_of(step, tail)
     left = [name for name, _ in step.outputs if name in {node.name for node in head}]
     if left or layers.means or layers.hidden or layers.gates or layers.result is None:
-        raise IllegalCandidate("a value before the end of the step is read outside of it")
+        raise IllegalCandidate(READ_OUTSIDE)
     if layers.image != head[-1].name:
         raise IllegalCandidate(f"the mean is not of {head[-1].name!r}, the value before it")
     epilogue = conv_epilogue(step.part(head, (head[-1].name,)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 from plantune.errors import IllegalCandidate
-from plantune.graph import Node, Step
+from plantune.graph import Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.overload import ARGUMENTS, MATMUL, SOFTMAX, OverloadOp
 from plantune.kernels.family import Parts
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import not_the_end_alone, refuse
 
 Sizes = tuple[int, ...]
 
@@ -158,10 +157,7 @@ def attention_parts(step: Step) -> AttentionParts:
     refuse(
         {
             "there are not two products": sum(node.op == MATMUL for node in step.nodes) != 2,
-            "a value before the end of the step is read outside of it": [
-                name for name, _ in step.outputs
-            ]
-            != [last],
+            **not_the_end_alone(step),
             "weights take part in the products": step.phase == "refresh",
         }
     )
@@ -186,7 +182,7 @@ def _parts(
     refuse({"values are scaled": values.scale != 1})
     assert found.axes is not None
     arranged = tuple(shape[axis] for axis in found.axes)
-    places = dict(zip(found.axes, _dense(arranged), strict=True))
+    places = dict(zip(found.axes, TensorType(arranged).strides("nchw"), strict=True))
     refuse({"a result's columns are apart": places[len(shape) - 1] != 1})
     for view in (queries, keys, values):
         view.tensor = view.tensor if len(shape) == 4 else view.tensor.unsqueeze(1)
@@ -240,7 +236,3 @@ def _shares(made: Tensor, source: Tensor) -> bool:
     return made._base is not None and made._base is (
         source if source._base is None else source._base
     )
-
-
-def _dense(shape: Sizes) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

@@ -11,7 +11,7 @@ from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import numbers_apart
 from plantune.kernels.constants import Arrangement, channel_values
 from plantune.kernels.family import Parts
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import READ_OUTSIDE, refuse
 from plantune.kernels.patterns.expression import ADDED, Chain, functions_in
 
 
@@ -160,7 +160,7 @@ def epilogue_of(
     offset = parts.get("offset")
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
     if leaving and not (unshifted and leaving == {before}):
-        raise IllegalCandidate("a value before the end of the step is read outside of it")
+        raise IllegalCandidate(READ_OUTSIDE)
     unshifted_value = before if leaving else None
     return ConvEpilogue(
         conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, sums=(), pool=None, **parts

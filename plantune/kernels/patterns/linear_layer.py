@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from plantune.graph import Node, Step
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels.family import Parts
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import not_the_end_alone, refuse
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,11 @@ def linear_layer_of(step: Step) -> LinearLayer:
         f"{node.name!r} does not read {before.name!r} before it": node.inputs[0] != before.name
         for before, node in itertools.pairwise(step.nodes)
     }
-    left = [name for name, _ in step.outputs] != [step.nodes[-1].name]
     refuse(
         {
             f"{ops[-1]} is none of {', '.join(FUNCTIONS)}": ops[2:3] and ops[2] not in FUNCTIONS,
             **unread,
-            "a value before the end of the step is read outside of it": left,
+            **not_the_end_alone(step),
             "the bias is not one per column": rest and rest[0].attrs["axis"] != 1,
         }
     )

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops import op_named
 from plantune.graph.ops.pointwise import ChannelOp
 from plantune.kernels.constants import Arrangement, by_pixels, conv_weight
-from plantune.kernels.legality import refuse
+from plantune.kernels.legality import READ_OUTSIDE, refuse
 
 EIGHT = 8  # channels, without which most of these kernels run no pixel
 # Channels of which one moves four at once. It takes two, so what is odd has no kernel as it is.
@@ -40,6 +41,12 @@ class OtherStep(Step):
         inputs = (pair for pair in self.asked.inputs if pair[0] not in self.constants)
         values = (*inputs, *self.asked.outputs)
         return {name: self.layout for name, type_ in values if len(type_.shape) == 4}
+
+    @staticmethod
+    def of(asked: Step, layout: str = "nhwc", **others: Any) -> OtherStep:
+        """The step that is asked for, with these fields in place of its own."""
+        own = {item.name: getattr(asked, item.name) for item in fields(Step)}
+        return OtherStep(**{**own, **others}, asked=asked, layout=layout)
 
 
 def as_convolution(step: Step) -> Step:
@@ -79,10 +86,7 @@ def _of_flat_images(step: Step, flat: Node) -> Step:
         nodes=(product, *rest[1:]),
         inputs=tuple((name, types.get(name, type_)) for name, type_ in step.inputs),
     )
-    found = _of_rows(rows, product)
-    return OtherStep(
-        found.nodes, found.inputs, found.outputs, found.constants, found.phase, step, "nhwc"
-    )
+    return replace(_of_rows(rows, product), asked=step, layout="nhwc")
 
 
 def _can_widen(step: Step, conv: Node) -> bool:
@@ -108,14 +112,10 @@ def _of_wide_pixels(step: Step, conv: Node) -> Step:
 
     (rows, _), (above, beside) = conv.attrs["stride"], conv.attrs["padding"]
     attrs = Attrs(conv.attrs, stride=(rows, 1), padding=(above, beside // width))
-    return OtherStep(
-        nodes=(Node(conv.name, conv.op, conv.inputs, conv.types, attrs), *step.nodes[1:]),
+    return OtherStep.of(
+        step,
+        nodes=(replace(conv, attrs=attrs), *step.nodes[1:]),
         inputs=tuple((name, wide(name, type_)) for name, type_ in step.inputs),
-        outputs=step.outputs,
-        constants=step.constants,
-        phase=step.phase,
-        asked=step,
-        layout="nhwc",
     )
 
 
@@ -141,7 +141,7 @@ def filter_arrangement(step: Step, name: str) -> Arrangement:
     return replace(arrangement, order=order, packs=True)
 
 
-def _of_rows(step: Step, product: Node) -> Step:
+def _of_rows(step: Step, product: Node) -> OtherStep:
     flags = (product.attrs["transpose_a"], product.attrs["transpose_b"])
     refuse(
         {"rows of both matrices must be contiguous along the inner axis": flags != (False, True)}
@@ -149,14 +149,12 @@ def _of_rows(step: Step, product: Node) -> Step:
     nodes = _without_reshapes(step)
     image = _images(step, product)
     read = {name for node in nodes for name in node.inputs}
-    return OtherStep(
+    return OtherStep.of(
+        step,
+        "nchw",  # rows are one after the other, however many axes count them
         nodes=tuple(_over_images(node, image) for node in nodes),
         inputs=tuple((name, image(name, type_)) for name, type_ in step.inputs if name in read),
         outputs=tuple((name, image(name, type_)) for name, type_ in step.outputs),
-        constants=step.constants,
-        phase=step.phase,
-        asked=step,
-        layout="nchw",  # rows are one after the other, however many axes count them
     )
 
 
@@ -197,7 +195,7 @@ def _without_reshapes(step: Step) -> tuple[Node, ...]:
             refuse({f"{node.name!r} is not a reshape of the rows before it": not whole})
             names[before.name] = node.name
     leaving = {name for name, _ in step.outputs}
-    refuse({"a value before the end of the step is read outside of it": leaving & names.keys()})
+    refuse({READ_OUTSIDE: leaving & names.keys()})
     return tuple(_renamed(node, names) for node in step.nodes if node.op != "reshape")
 
 

@@ -11,7 +11,7 @@ from plantune.graph import Attrs, Node, Step, TensorType
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.kernels import vector_kernel
 from plantune.kernels.family import Binding, Frame, Parts
-from plantune.kernels.legality import first_reason, refuse
+from plantune.kernels.legality import READ_OUTSIDE, first_reason, refuse
 from plantune.kernels.patterns.expression import Chain
 
 COLLECTED = 32  # elements of weight and bias that a block of the second launch collects
@@ -209,7 +209,7 @@ def what_follows(step: Step) -> tuple[Chain, str | None]:
     refuse(
         {
             **vector_kernel.not_an_element(step.types[norm.name].dtype),
-            "a value before the end of the step is read outside of it": early,
+            READ_OUTSIDE: early,
             "the statistics are read alone": last not in leaving,
             "weights are in nchw": step.phase == "refresh" or norm.inputs[0] in step.constants,
         }

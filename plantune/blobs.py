@@ -40,16 +40,21 @@ def read_blob(place: Path) -> bytes | None:
 
 
 def write_blob(place: Path, content: bytes) -> None:
+    """Raises OSError, and then leaves no file."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _close_to_others(place.parent)
+    write_cached(place, content + _checksum(place, content))
+
+
+def write_cached(place: Path, content: bytes) -> None:
     """Writes beside the target and moves it there, so that no one reads half of it.
 
     Raises OSError, and then leaves no file.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    _close_to_others(place.parent)
     descriptor, name = tempfile.mkstemp(dir=place.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content + _checksum(place, content))
+            file.write(content)
         os.replace(name, place)
     except BaseException:
         with suppress(OSError):

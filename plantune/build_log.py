@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from plantune.blobs import write_cached
 from plantune.errors import BuildError
 from plantune.paths import cache_folder
 
@@ -37,10 +36,7 @@ def keep_log(text: str) -> Path | None:
     place = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.replace(name, place)
+        write_cached(place, text.encode(errors="replace"))
         _drop_oldest(folder)
     except OSError:
         return None

@@ -23,6 +23,17 @@ def cxx_compiler() -> str | None:
 _compilers: dict[tuple[str | None, str | None], str | None] = {}
 
 
+def process_fields(pid: int) -> list[str]:
+    """What /proc/PID/stat says of a process after its name, the state first; nothing of one that is
+    gone.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
 @cache
 def cpu_identity() -> str:
     """What decides which instructions this CPU runs: compiled kernels are kept apart by it."""

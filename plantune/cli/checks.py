@@ -150,8 +150,7 @@ def _database(path: Path) -> Check:
 def _threads() -> Check:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = torch.get_num_threads()
+    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
     how = "" if threads == cores else "plans are for this number: see OMP_NUM_THREADS"
     return Check("threads", OK, f"{threads} of {cores} cores", how)
 

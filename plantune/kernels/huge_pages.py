@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from functools import cache
 from typing import Any
 
@@ -29,9 +28,8 @@ def in_huge_pages(memory: Tensor) -> Tensor:
         start, size = _place(memory)
         first = -(-start // HUGE_BYTES) * HUGE_BYTES
         length = (start + size) // HUGE_BYTES * HUGE_BYTES - first
-        if length > 0 and (advise := _madvise()) is not None:
-            for advice in (HUGEPAGE, COLLAPSE):  # what the kernel does not know changes nothing
-                advise(first, length, advice)
+        for advice in (HUGEPAGE, COLLAPSE) if length > 0 else ():
+            _madvise()(first, length, advice)  # what the kernel does not know changes nothing
     return memory
 
 
@@ -47,9 +45,7 @@ def _place(memory: Tensor) -> tuple[int, int]:
 
 @cache
 def _madvise() -> Any:
-    """The C library's function; None if this is not Linux."""
-    if sys.platform != "linux":
-        return None
+    """The C library's function."""
     function = ctypes.CDLL(None).madvise
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return function

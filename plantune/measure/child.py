@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from plantune import errors
@@ -25,6 +24,7 @@ from plantune.errors import (
     WorkerDied,
     WorkerFailed,
 )
+from plantune.host import process_fields
 from plantune.measure.protocol import Channel, Message
 from plantune.paths import PACKAGE_FOLDER
 
@@ -163,11 +163,8 @@ class Child:
                 _signal_group(self._process, number)
 
     def _is_stopped(self) -> bool:
-        """Whether a signal holds the process; False where /proc does not tell."""
-        with contextlib.suppress(OSError, IndexError):
-            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
-            return text.rpartition(")")[2].split()[0] == "T"
-        return False
+        """Whether a signal holds the process."""
+        return process_fields(self.pid)[:1] == ["T"]
 
     def end(self) -> None:
         """Kills it: it has nothing to save. No request may be under way."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,8 +27,7 @@ REASON_LENGTH = 4000
 
 def die_with_parent() -> None:
     """The kernel kills this process when the thread that started it ends, whatever runs here."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def leave_interrupts_to_parent() -> None:

@@ -107,7 +107,7 @@ class Machine:
         return now_us / self._best_us
 
     def _read(self) -> _Ticks | None:
-        """What Linux has counted so far; None elsewhere."""
+        """What Linux has counted so far; None if it does not say."""
         with suppress(OSError, ValueError, IndexError):
             busy = stolen = 0
             for line in (self._proc / "stat").read_text().splitlines():
@@ -182,9 +182,7 @@ def pulse_us() -> float:
 
 def _own_cores() -> frozenset[str]:
     """The cores that this process may use, as /proc/stat names them."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(f"cpu{core}" for core in os.sched_getaffinity(0))
-    return frozenset(f"cpu{core}" for core in range(os.cpu_count() or 1))
+    return frozenset(f"cpu{core}" for core in os.sched_getaffinity(0))
 
 
 def _largest(before: _Ticks, now: _Ticks, ticks: float) -> tuple[str, ...]:

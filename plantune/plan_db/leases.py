@@ -15,6 +15,7 @@ from typing import Any
 from sqlite_utils import Database
 
 from plantune.errors import Busy, DatabaseUnavailable
+from plantune.host import process_fields
 from plantune.plan_db.opening import now_text
 from plantune.plan_db.rows import select
 
@@ -126,19 +127,5 @@ def _boot() -> str:
 
 def _process_start(pid: int) -> str | None:
     """When a process started, which tells it from a later one of the same number."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None if Path("/proc/self/stat").exists() else _lives(pid)
-    state, *rest = text.rpartition(")")[2].split()
-    return None if state == "Z" else rest[18]
-
-
-def _lives(pid: int) -> str | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "unknown"
+    fields = process_fields(pid)
+    return None if fields[:1] in ([], ["Z"]) else fields[19]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -89,8 +88,7 @@ class Builds:
         return self._sources[candidate.key]
 
     def _work(self) -> None:
-        if sys.platform == "linux":
-            os.nice(NICENESS)  # of this thread and of the compilers that it starts
+        os.nice(NICENESS)  # of this thread and of the compilers that it starts
         with suppress(PlantuneError):  # the first build meets it again
             self._prepare()
         while (candidate := self._next()) is not None:
@@ -152,8 +150,7 @@ def builds_for(arch: Arch, worker: Worker, *others: Worker) -> Iterator[Builds]:
         builds = Builds(partial(_build_in, builder, arch), partial(built_as, arch), 1, prepare)
     else:
         builder = None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        threads = max((cores or 1) - CORES_LEFT_FREE - len(others), 1)
+        threads = max(len(os.sched_getaffinity(0)) - CORES_LEFT_FREE - len(others), 1)
         builds = Builds(partial(_build_here, arch), partial(_source, arch), threads)
     try:
         yield builds

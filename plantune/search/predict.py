@@ -153,8 +153,7 @@ class Predictor:
 
     def _build(self, missing: Sequence[StepCandidate]) -> None:
         self._say(f"compiling {len(missing)} kernels for {self._space.arch.name}")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        with ThreadPoolExecutor(cores) as threads:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             results = list(threads.map(self._built, missing))
         for candidate, result in zip(missing, results, strict=True):
             if isinstance(result, Rejected):

@@ -56,8 +56,8 @@ def test_what_is_small_stays_as_it_is(size: int, monkeypatch: pytest.MonkeyPatch
     assert in_huge_pages(memory) is memory
 
 
-def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "_madvise", lambda: None)
+def test_where_the_kernel_refuses_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_madvise", lambda: lambda *where: -1)
     memory = torch.ones(4 * HUGE_BYTES, dtype=torch.uint8)
     assert in_huge_pages(memory) is memory
     assert memory.eq(1).all()

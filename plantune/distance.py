@@ -34,7 +34,7 @@ class Distance:
 
 
 def part(off: float, size: float) -> float:
-    """Of nothing, anything is infinitely much."""
+    """Any error relative to zero is infinite."""
     return off / size if size else math.inf if off else 0.0
 
 

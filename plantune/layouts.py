@@ -7,7 +7,7 @@ from torch import Tensor
 
 from plantune.graph.types import TensorType
 
-# What every vector load, cache line and tensor copy of a GPU asks for at most, and CPUs less.
+# Enough for every vector load, cache line and tensor copy of a GPU; CPUs need less.
 ALIGNMENT_BYTES = 256
 HOST_MEMORY = torch.device("cpu")
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}

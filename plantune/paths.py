@@ -1,4 +1,4 @@
-"""Where plantune's own files and the user's cache are, looked up on request."""
+"""Finds plantune's own files and the user's cache when they are asked for."""
 
 from __future__ import annotations
 

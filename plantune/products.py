@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import fold, linear, pad
 from torch.overrides import TorchFunctionMode
 
-# Of the copies of a convolution's input: larger ones are left to the framework.
+# Limit for the copies of a convolution's input: larger ones are left to the framework.
 MOST_BYTES = 1 << 30
-# Of what is copied at once, and rows whose products are added in one sum.
+# Limits for what is copied at once, and for rows whose products are added in one sum.
 CHUNK_BYTES, MOST_ROWS = 1 << 28, 1 << 15
 # Up to so many pixels torch's way in float64 on a CPU, image by image, takes longer: six times on
 # 2x2 images of 512 channels.
@@ -118,7 +118,7 @@ def _conv2d(
 
 
 def _gradients(*given: Any) -> tuple[Tensor | None, Tensor | None, None] | None:
-    """Those of a convolution's image and weight, None if it is of another kind."""
+    """The operands of a convolution's image and weight, None if it is of another kind."""
     dy, x, weight, _, *sizes, transposed, _, groups, mask = given
     if x.dim() != 4 or groups != 1 or transposed or mask[2] or not dy.numel():
         return None
@@ -177,7 +177,7 @@ def _pixels(y: Tensor) -> Tensor:
 
 
 def _at_once(patches: Tensor) -> int:
-    """So many images whose patches have room."""
+    """How many images have room for their patches."""
     return max(CHUNK_BYTES // max(patches[0].nbytes, 1), 1)
 
 

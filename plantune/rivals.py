@@ -38,7 +38,7 @@ class Rivals:
 
     @property
     def warning(self) -> str | None:
-        """What must stand beside a ratio that is not one to torch.compile."""
+        """The caveat to print next to a ratio that is not against torch.compile."""
         if self.compiled:
             return None
         return UNKNOWN if self.compiled is None else NO_COMPILED
@@ -72,7 +72,7 @@ def runner_text(runner: str, evidence: Mapping[str, Any]) -> str | None:
 
 
 def loss_text(evidence: Mapping[str, Any]) -> str | None:
-    """That torch.compile was faster than what runs now; None if it was not, or never took part."""
+    """Says that torch.compile was faster than what runs now; None if not, or if it did not race."""
     name, ratio = evidence.get(LOST_TO), evidence.get(LOSS)
     if not isinstance(name, str) or not isinstance(ratio, (int, float)):
         return None

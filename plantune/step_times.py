@@ -1,4 +1,4 @@
-"""What a step of a plan took where its plan was searched: the plan brings it along."""
+"""The time of a plan's step on the machine that searched it; the plan carries it along."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from plantune.plan import Plan
     from plantune.search.machine_log import MachineLog
 
-# Of the evidence before, what a race says nothing of; the second only where it was found here.
+# Earlier evidence that a race does not replace; the second is kept only if it is from this machine.
 OF_KERNELS, OF_SEARCH = "deterministic", "search_s"
 
 

@@ -11,7 +11,7 @@ from plantune.cuda.nvml import driver_release
 from plantune.report.tables import bytes_text
 from plantune.space.arch import ARCH_NAMES, Version
 
-# Compiled for if there is no GPU and no arch was asked for: it has the most families.
+# The arch to compile for without a GPU and without --arch: it has the most families.
 OTHERWISE = "sm90"
 SAMPLES_AT_ONCE = 4
 # Said once, in its own line, with how to install it.

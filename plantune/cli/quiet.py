@@ -9,7 +9,7 @@ from plantune.cli.console import note
 from plantune.measure.machine_state import Machine
 
 LOOK_S = 0.3
-# Of a budget that is worth it, so much goes to waiting, at most.
+# At most this part of the budget goes to waiting.
 PART, MOST_S = 0.05, 5.0
 
 

@@ -65,8 +65,8 @@ def _captured(
 def _recover(
     current: torch.cuda.Stream, side: torch.cuda.Stream, device: torch.device, pool: Any
 ) -> None:
-    """After a capture that broke, torch is still on its stream, allocates for it, keeps that
-    memory, and draws no random number outside of it. A capture that succeeds ends the last.
+    """After a failed capture torch is still on its stream, allocates for it, keeps that memory,
+    and draws no random numbers outside of it. A capture that succeeds clears the last of these.
     """
     torch.cuda.set_stream(current)
     try:

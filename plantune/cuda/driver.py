@@ -67,7 +67,7 @@ def _prepared(name: str) -> Callable[..., None]:
 
 
 def made(name: str, result: Any, *arguments: Any) -> Any:
-    """What a call writes to `result`, its first argument."""
+    """The value that a call writes to `result`, its first argument."""
     call(name, byref(result), *arguments)
     return result.value
 
@@ -195,7 +195,7 @@ def instantiate(graph: int, stream: int) -> int:
 
 
 def destroy_executable(executable: int) -> None:
-    """Once what it does has ended. No error matters: the process may be about to end too."""
+    """To be called when its work has ended. Errors are ignored: the process may be exiting."""
     _cuda().cuGraphExecDestroy(c_void_p(executable))
 
 

@@ -20,7 +20,7 @@ SHARED_BYTES_FREE = 48 << 10
 PORTABLE_CLUSTER = 8
 
 _loaded: dict[tuple[str, int], ctypes.c_void_p] = {}
-# What was asked for each function: instances of one kernel share it, and none may ask for less.
+# Shared memory requested per function: instances of a kernel share it, so it must never shrink.
 _granted: dict[int, int] = {}
 _lock = threading.Lock()
 

@@ -62,7 +62,7 @@ class Slices:
 
     @property
     def words(self) -> int:
-        """Of a thread, at most."""
+        """The most words that a thread takes."""
         return -(-self.rows_of_slice // (self.number("threads") // self.number("columns")))
 
     @property
@@ -89,7 +89,7 @@ class Slices:
         }
 
     def source(self, header: str, kernel: str, parameter: str, before: str, **own: Any) -> str:
-        """That of a kernel of a struct Norm with weights of a dtype, and members of its own."""
+        """The source of a kernel with a struct Norm, weights of a dtype, and members of its own."""
         norm = struct(
             "Norm",
             T=vector_kernel.ELEMENTS[self.type.dtype],

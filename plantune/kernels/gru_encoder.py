@@ -21,7 +21,7 @@ from plantune.kernels.scan_launches import Launches, structure
 from plantune.layouts import aligned
 from plantune.space.arch import Arch
 
-# What 32 steps of 64 samples and 512 units were fastest with (H200, 2026-11-23).
+# The fastest for 32 steps of 64 samples and 512 units (H200, 2026-11-23).
 UNITS, SAMPLES = 16, 16
 OF_SCAN = ("gates", "state", "weight", "bias", "done", "words", "launches")
 ARGUMENTS = structure(OF_SCAN, ("y",))
@@ -85,7 +85,7 @@ class Encoder:
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of what is made on the way."""
+        """The shapes of the intermediate results."""
         rows = (self.length, self.samples)
         return {
             "x": (*rows, self.embedding),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 HUGE_BYTES = 1 << 21
-# Of madvise: from now on, and what is there already (Linux 6.1).
+# Advice for madvise: for pages touched from now on, and for those already there (Linux 6.1).
 HUGEPAGE, COLLAPSE = 14, 25
 
 
@@ -34,7 +34,7 @@ def in_huge_pages(memory: Tensor) -> Tensor:
 
 
 def _place(memory: Tensor) -> tuple[int, int]:
-    """Where it is, and its bytes; oneDNN has its own way to tell."""
+    """The address and size of a tensor's memory; oneDNN's tensors are asked differently."""
     if not memory.is_mkldnn:
         return memory.data_ptr(), memory.nbytes
     operators = torch.ops.mkldnn

@@ -59,7 +59,7 @@ def installed_families() -> Mapping[str, AnyFamily]:
 
 
 def _file(module: str) -> str:
-    """What families are sorted by: which folder they are in changes no search."""
+    """The sort key of families: moving one to another folder changes no search."""
     return module.rpartition(".")[2]
 
 

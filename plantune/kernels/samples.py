@@ -96,7 +96,7 @@ def _other_layers() -> Graph:
 
 
 def _attention(builder: GraphBuilder) -> str:
-    """Of one head, whose queries, keys and values are the same; its rows are windows."""
+    """Attention of one head, whose queries, keys and values are the same; its rows are windows."""
     heads = builder.input("heads", TensorType((1, 1, 16, HIDDEN // 2), "float16"))
     product = canonical({"self": {"tensor": 0}, "other": {"tensor": 1}})
     (keys,) = builder.emit("permute", heads, dims=(0, 1, 3, 2))

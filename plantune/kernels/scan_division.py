@@ -57,7 +57,7 @@ class Division:
 
     @property
     def groups(self) -> int:
-        """Of samples. Only the blocks of a group wait for each other."""
+        """The number of groups of samples. Only the blocks of one group wait for each other."""
         return math.ceil(self.sequence.samples / self.samples)
 
     @property
@@ -80,7 +80,7 @@ class Division:
 
     @property
     def rows(self) -> int:
-        """Of the block's sums."""
+        """The rows of the block's sums."""
         return self.units * (1 if self.of_gradient else self.sequence.gates)
 
     @property
@@ -90,7 +90,7 @@ class Division:
 
     @property
     def words(self) -> int:
-        """Of 16 bytes, that blocks exchange in two steps."""
+        """Words of 16 bytes that blocks exchange in two steps."""
         lanes = self.sequence.hidden // (2 * self.sequence.per) * self.samples
         return 2 * self.groups * lanes * self.words_of_column
 
@@ -116,7 +116,7 @@ class Division:
         }
 
     def _registers(self) -> tuple[int, int]:
-        """Those of weights, and those with words and sums."""
+        """Registers for the weights, and for words and sums too."""
         products, columns = (
             self.sequence.hidden // (8 * self.sequence.per * WARPS),
             self.samples // 8,

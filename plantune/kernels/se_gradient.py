@@ -14,7 +14,7 @@ from plantune.kernels.vector_kernel import VECTOR_BYTES, width
 # Vectors of images that a block holds in registers, and registers of a thread beside them.
 HELD_MOST, LEAST_REGISTERS = 4096, 64
 WEIGHT_KEPT_BYTES = 32 << 10  # of a weight in registers
-# Of the layers' gradients, by whether tensor cores make them: a tile's channels, and hidden ones.
+# Tiles of the layers' gradients, by whether tensor cores make them: channels and hidden ones.
 TILES = {False: (32, 8), True: (64, 32)}
 # Warps of a block that adds them.
 ADDING_WARPS = 8
@@ -52,7 +52,7 @@ class SeGradParts(ElementParts):
 
     @property
     def sums_of_tile(self) -> int:
-        """Of both weights and both biases."""
+        """The sums of a tile: those of both weights and both biases."""
         channels, hidden = TILES[self.layers_mma]
         if not self.layers_mma:  # a warp adds its 8 values of the second bias by 32 lanes
             return channels * (2 * hidden + 2)

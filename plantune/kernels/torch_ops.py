@@ -80,7 +80,7 @@ def _without_advice(call: Callable[[], None]) -> None:
 
 
 aten = torch.ops.aten
-# What these make in torch is a view, or may be.
+# The results of these are, or may be, views in torch.
 VIEWS = ("broadcast_to", "permute", "reshape")
 Call = Callable[[], object]
 Run = Callable[..., object]

@@ -27,7 +27,7 @@ extern "C" __global__ __launch_bounds__({threads}) void run_unaligned(
   Kernel::run<false>(arguments);
 }}
 """
-# Those of one that is launched before it.
+# The same for a second kernel that collects sums.
 COLLECT = ENTRIES.replace("run", "collect")
 
 

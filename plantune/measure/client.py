@@ -31,9 +31,9 @@ from plantune.space.arch import load_arch
 T = TypeVar("T")
 # After these a worker may hold less memory than it should, or other numbers in it.
 SPOILING_STAGES = ("memory", "numerics", "crash")
-# What ends a worker may have ended the GPU: a bus that it fell off, memory that does not correct.
+# These stages may mean that the GPU itself is gone: off the bus, or with uncorrectable memory.
 DEADLY_STAGES = ("crash", "timeout")
-# Signals that a kernel does not send itself: a candidate whose worker got one is tried once more.
+# Signals that no kernel causes: a candidate whose worker got one is tried once more.
 SENT = ("SIGKILL", "SIGSTOP")
 
 

@@ -72,7 +72,7 @@ class Entrants:
         count = images_that_fit(sum(t.size_bytes for t in self._subject.types), most_images)
         random = self.device.generator(seed)  # large batches take a CPU many seconds
         self._images = [self._subject.inputs(random) for _ in range(count)]
-        # Before a way is weighed: the first that takes them would count them as its own.
+        # Made before memory is measured: the first way to use them would count them as its own.
         self._images_last: list[Inputs] = [tuple(map(_channels_last, xs)) for xs in self._images]
         self._exact = self._exactly(self._images[:2])
         # cuDNN remembers the first algorithm of each shape, also one that it did not time.

@@ -17,11 +17,11 @@ BELOW = {"uint8": 256, "bool": 2}
 COUNTS_BELOW = 100
 # Numbers that are scaled are drawn such that their sums fit every dtype.
 LARGEST = 256.0
-# Results of these are as large as any of their inputs.
+# Ops whose results are as large as their largest input.
 SUMS = ("add", "sub", "add_channel")
 # So many numbers around a half fit a float16 together, eight times over.
 ADDENDS_MAX = 1 << 14
-# Their results are sums over images.
+# Ops whose results are sums over images.
 PRODUCTS_OF_VALUES = ("conv2d_wgrad", "matmul")
 
 

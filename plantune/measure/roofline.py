@@ -21,7 +21,7 @@ from plantune.measure.watches import kernel_watch
 # Winograd and Karatsuba make down to a quarter of the products that a step counts, and the
 # product that is measured here may reach but half of the peak.
 FEWER_FLOPS = 8
-# Results may stay in a nearer cache than what is measured here fills.
+# Results may stay in a nearer cache than the one that is measured here.
 NEARER_CACHE = 4
 MEASURE_S = 0.05
 

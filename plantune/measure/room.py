@@ -17,7 +17,7 @@ from plantune.space.arch import load_arch
 
 # The copies of weights in a race: the module, the plan's and those of the ways that run beside it.
 COPIES = 6
-# Beside that, workspaces, and the images in other layouts.
+# Headroom for workspaces, and for images in other layouts.
 SLACK = 1.25
 EXACT_BYTES = 8  # of a float64, in which the reference is computed
 

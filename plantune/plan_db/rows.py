@@ -31,7 +31,7 @@ MAGIC = b"SQLite format 3\0"
 SMALLEST_BYTES = 512  # the smallest page of SQLite
 COMPLETE, PARTIAL = "complete", "partial"
 UNWRITABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-# What a row without sense can raise while it is parsed.
+# Exceptions from parsing a malformed row.
 FAULTS = (InvalidPlan, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 TEXT, INTEGER, REAL = "TEXT", "INTEGER", "REAL"

@@ -14,7 +14,7 @@ from plantune.plan_db.transactions import primary_code
 
 # The tables of an exported file.
 EXPORTED = {"meta", "environments", "plans"}
-# What a statement that is right raises only on a damaged file.
+# Errors that a correct statement raises only on a damaged file.
 _DAMAGE = (
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,

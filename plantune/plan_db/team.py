@@ -19,9 +19,9 @@ from plantune.plan_db import rows
 
 T = TypeVar("T")
 SIZE_LIMIT_BYTES = 256 << 20
-# The bytes of the header that say how a file is written: 2 is with a log beside it, 1 without.
+# The header bytes that say how a file is written: 2 means with a log next to it, 1 without.
 WRITTEN, LOG, NO_LOG = slice(18, 20), b"\2\2", b"\1\1"
-# What reading such a file can raise.
+# Exceptions from reading such a file.
 FAULTS = (sqlite3.Error, OSError, LookupError, ValueError, ForeignFile, InvalidPlan)
 EXPECTED = "give a file that `plantune export` or `plantune plans merge` wrote"
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from plantune.measure.race import Detail, Race
     from plantune.measure.timing import Interval, Timing
 
-# Of each way and kind of timing, evenly over the run.
+# Samples kept per way and kind of timing, spread evenly over the run.
 SAMPLES_KEPT = 60
 SAMPLE_DIGITS = 5
 EAGER = "eager"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NOISY = "~"
 NOISE = f"{NOISY} noisy: the quartiles are far apart, or other work ran on these cores"
-# Of fewer calls, the 99th percentile is the slowest.
+# With fewer calls, the 99th percentile is just the slowest one.
 ENOUGH_CALLS = 100
 FEW = "p99 is the slowest of {} calls here; a larger --budget times more"
 DIGITS = 3
@@ -41,7 +41,7 @@ def verdict(race: Race) -> str:
 
 
 def other_ratios(document: Mapping[str, Any]) -> list[str]:
-    """What stands beside the headline: either kind of inputs, the best live way, ours frozen."""
+    """The ratios next to the headline: both kinds of inputs, the best live way, ours frozen."""
     lines = [
         f"{INPUTS[kind].format(document['inputs_in_turns'])}: {found['ratio']:.3f} of "
         f"{found['best_baseline']}'s time"
@@ -126,7 +126,7 @@ def phases_table(document: Mapping[str, Any], width: int | None = None) -> str |
 
 def single_table(document: Mapping[str, Any], width: int | None = None) -> str | None:
     """Single calls until their result is there, what they take of host and GPU, and what it costs
-    to be ready; None of a race that had no eye for these.
+    to be ready; None for a race that did not time them.
     """
     rows = [row for row in by_time(document) if row.get("latency_ms")]
     if not rows:

@@ -39,7 +39,7 @@ def _header(plan: Plan) -> dict[str, Any]:
 
 
 def _changed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs of all that either has."""
+    """The entries that differ, including those that only one side has."""
     pairs = {name: [one.get(name), other.get(name)] for name in (*one, *other)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -57,7 +57,7 @@ def _only(one: Steps, other: Steps) -> list[dict[str, Any]]:
 
 
 def difference_text(found: Mapping[str, Any], width: int | None = None) -> str:
-    """Nothing but "no difference" if there is none."""
+    """Just "no difference" if there is none."""
     parts = []
     for title, name in (("plan", "header"), ("environment",) * 2, ("evidence",) * 2):
         rows = [[key, _short(one), _short(other)] for key, (one, other) in found[name].items()]

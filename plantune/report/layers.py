@@ -84,7 +84,7 @@ def by_layer(framework: Timed) -> list[LayerTime]:
 
 
 def by_step(planned: Timed, framework: Timed) -> list[StepTime]:
-    """What removed most first."""
+    """Sorted by the time that each step saves, the most first."""
     alone = {timed.step.name: timed.us for timed in framework}
     found = [_step_time(timed, alone) for timed in planned]
     return sorted(found, key=lambda item: -(item.removed_us or 0.0))

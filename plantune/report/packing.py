@@ -46,7 +46,7 @@ def packing_of(steps: Iterable[tuple[Step, Candidate]], arch: Arch) -> Packing |
 
 
 def _filters_of(step: Step) -> Iterable[tuple[str, TensorType]]:
-    """Those whose order in memory differs between NCHW and channels_last."""
+    """The filters whose order in memory differs between NCHW and channels_last."""
     for node in step.nodes:
         if node.op != "conv2d" or node.inputs[1] not in step.constants:
             continue

@@ -16,7 +16,7 @@ FORMATS = (".png", ".svg", ".pdf")
 # Marks the images that later ones may replace.
 MAKER = "plantune bench"
 MAKER_KEYS = {"png": "Software", "svg": "Creator", "pdf": "Creator"}
-# Of queued and of single calls.
+# For queued and for single calls.
 OURS_COLORS, OTHERS_COLORS = ("#0072b2", "#8fc1dd"), ("#b0b0b0", "#dcdcdc")
 QUARTILES, TAIL = ("low", "median", "high"), ("p50", "p50", "p99")
 HEIGHT = 0.38  # of a bar; ways are 1 apart

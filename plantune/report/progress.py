@@ -98,7 +98,7 @@ class StatusLine:
 
 
 def _columns(stream: TextIO) -> int:
-    """Of the terminal that the stream writes to, which need not be stdout's; or COLUMNS."""
+    """The width of the stream's terminal, which need not be stdout's; or COLUMNS."""
     if not os.environ.get("COLUMNS"):
         with suppress(OSError, ValueError):
             return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size()[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from plantune.outcome import Rejected
 
-# By the stage at which it was.
+# By the stage at which it was rejected.
 WHAT = {
     "build": "cannot be built",
     "memory": "takes too much memory",
@@ -17,13 +17,13 @@ WHAT = {
     "roofline": "timed as faster than possible",
     "noisy": "could not be timed",
 }
-# Their numbers were right; only their times are worth nothing.
+# Their numbers were right; only their times are unusable.
 TIMING_STAGES = ("noisy", "roofline")
 REASON_LENGTH, SHORT_LENGTH = 160, 80
 
 
 def rejected_text(rejected: Rejected, length: int | None = REASON_LENGTH) -> str:
-    """What went wrong, and the reason in one line, cut after so many characters."""
+    """What went wrong, and the reason in one line, cut to `length` characters."""
     return f"{WHAT[rejected.stage]}: {' '.join(rejected.reason.split())[:length]}"
 
 

@@ -1,9 +1,9 @@
 """What several searches share: one study of Optuna, in which each claims what it measures.
 
-Every row is a trial of the study, of one of three roles. A *search* shows by its heartbeat that it
-lives. A *trial* is a few candidates that a search measures, then their outcomes. A *rank* is the
-right to rank and race, then the plan. If two rows have one candidate, the earlier one counts:
-numbers are given under a lock. What a search left that was ended or is silent, any other ends.
+Every row is a trial of the study and has one of three roles. A *search* stays alive by its
+heartbeat. A *trial* holds a few candidates that a search measures, then their outcomes. A *rank* is
+the right to rank and race, then the plan. If two rows claim one candidate, the earlier one counts:
+row numbers are given under a lock. Any search closes the rows of one that ended or fell silent.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Board:
             )
 
     def leave(self) -> None:
-        """Gives back what is not finished; others go on at once. If the database is gone, they do
-        so once this search is silent.
+        """Gives back unfinished claims, so that others take them at once. If the database is gone,
+        they do so when this search counts as silent.
         """
         if self._me is None:
             return
@@ -121,8 +121,8 @@ class Board:
         self._forget()
 
     def beat(self, told: Mapping[str, Any]) -> None:
-        """Shows that this search lives, and what it does; ends searches that are silent. Raises
-        what the database does: the next beat is as good.
+        """Sends a heartbeat with what this search does, and ends silent searches. Raises database
+        errors: the next beat makes up for it.
         """
         me, study = self._me, self._study
         if me is None or study is None:
@@ -263,7 +263,7 @@ class Board:
             self._do(tell)
 
     def wait_for_turn(self) -> None:
-        """Says that nothing is left to measure here."""
+        """Tells the others that nothing is left to measure here."""
         me = self._me
         if me is not None:
             with suppress(*GONE):
@@ -293,7 +293,7 @@ class Board:
         return self._storage.create_new_trial(self._study._study_id, trial)
 
     def _register(self) -> None:
-        """Adds the row of this search. One that was added twice is never told, and ended."""
+        """Adds this search's row. If it is added twice, the second is never updated and expires."""
         what = {HOST: platform.node(), PID: os.getpid(), ENVIRONMENT: self._environment.to_json()}
         id = self._do(lambda: self._add(SEARCH, {**what, PHASE: MEASURING}, 0))
         self._me = next(row for row in self._rows() if row.id == id)
@@ -344,8 +344,8 @@ class Board:
         return list(rows_of(self._do(read)))
 
     def _goes_on(self, name: str, *, fresh: bool) -> bool:
-        """Whether to join. After a database was gone all look silent: where the environment is the
-        same, somebody may come back, so there must not be a second study.
+        """Whether to join. After an outage of the database all searches look silent; in the same
+        environment one may return, so there must not be a second study.
         """
         rows = self._rows_of(name)
         if any(row.role == RANK and row.plan is not None for row in rows):

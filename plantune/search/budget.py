@@ -21,16 +21,16 @@ MOST_FOR_RACING = 0.6
 LAST_ROUNDS = 0.25
 # Until the first phase: plans that are known, all candidates, the start of the workers.
 PREPARING = "preparing"
-# Without a race nothing that was measured is used.
+# Without a race, everything that was measured would be wasted.
 LEAST_RACING_S = 3.0
-# What still runs when a phase ends may use this part of the next phase; after the last one, of the
-# budget.
+# Work still running when a phase ends may overrun into this part of the next phase; after the last
+# phase, into this part of the budget.
 GRACE, LAST_GRACE = {"measuring": 0.5, "ranking": 0.2}, 0.12
 # Beside building: references, checks with two seeds, timing.
 CHECKING_S = 0.5
-# The next candidate may take as long as the longest of so many of its family.
+# The next candidate may take as long as the longest of this many of its family.
 REMEMBERED = 4
-# What an earlier search built comes from a cache, in this part of the time.
+# What an earlier search built is read from a cache, in this part of the time.
 CACHED = 0.2
 
 
@@ -68,7 +68,7 @@ class Budget:
         return max(self.seconds - self.spent_s, 0.0)
 
     def leave_out(self, seconds: float) -> None:
-        """These were spent on waiting for others."""
+        """Does not count seconds that were spent waiting for others."""
         self._start += seconds
 
     def left_for(self, phase: str) -> float:

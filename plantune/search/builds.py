@@ -77,7 +77,7 @@ class Builds:
         return True
 
     def close(self) -> None:
-        """What is being built is still finished."""
+        """Starts no more builds; those that run are finished."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -124,7 +124,7 @@ class Times:
         self._lock = threading.Lock()
 
     def of(self, worker: Worker) -> Callable[[str], None]:
-        """What takes the stages of a worker."""
+        """The callback for the stages of a worker."""
 
         def on_stage(stage: str) -> None:
             with self._lock:

@@ -16,11 +16,11 @@ from plantune.search.studies import Studies
 
 # The best configs of a cluster are tried at each of its steps before new ones.
 BEST_OF_CLUSTER = 2
-# A family whose kernels are wrong or crash so often before one works is left alone.
+# A family with this many wrong or crashing kernels before one works is given up.
 SERIOUS_STAGES = ("numerics", "crash", "timeout", "memory")
 MOST_FAULTS = 6
 
-# What counts as no time at all.
+# Below this, a time counts as zero.
 LEAST_US = 1e-3
 # A candidate, and how much of a pass's time it takes at all of its places.
 Weighed = tuple[StepCandidate, float]

@@ -16,10 +16,10 @@ from plantune.kernels.family import Candidate
 from plantune.outcome import Outcome
 from plantune.search.candidates import Key, StepCandidate
 
-# After these a seat is of no use, and another one measures what it was given.
+# After these errors a seat is lost, and another one measures its candidates.
 LOST = (UnsupportedDevice, WorkerDied)
-# So many candidates wait for each seat: of fewer it would often know the step of none, and making a
-# step's references takes as long as measuring three candidates.
+# Candidates queued per seat: with fewer, a seat would often find none of a step that it knows, and
+# making a step's references takes as long as measuring three candidates.
 WAITING = 3
 
 

@@ -25,8 +25,8 @@ CALLS_S = 0.2
 
 
 def start_all(workers: Sequence[Worker], cut_at: float) -> None:
-    """Starts all workers beside each other; raises what the first one raises, and OutOfTime. One of
-    the others that does not start says so when it is given something.
+    """Starts all workers in parallel; raises what the first one raises, and OutOfTime. If another
+    one does not start, its first request says so.
     """
     first, *others = workers
 

@@ -1,4 +1,4 @@
-"""A search that others share: it joins them, shows that it lives, and leaves in the end."""
+"""A search that shares its work: it joins the others, sends heartbeats, and leaves at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plantune.search.results import Patience, Progress
 from plantune.space.search_space import load_search_space
 
 POLL_S = 0.5
-# A heartbeat under way ends before its connections are closed.
+# How long to wait for a running heartbeat before its connections are closed.
 STOPPING_S = 30.0
 Say = Callable[[str], None]
 

@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 
 class KeepingDatabase(PlanDatabase):
-    """What a search uses of a plan database. It closes nothing: the file is its opener's.
+    """The part of a plan database that a search uses. It never closes the file, which belongs to
+    whoever opened it.
 
     `plan_id` is the id of the last plan in the file, None if it is not there.
     """

@@ -1,4 +1,4 @@
-"""What a search measured of the steps of its plan, kept in the plan for whoever gets it."""
+"""Stores the measured times of a plan's steps in the plan, for everyone who gets it."""
 
 from __future__ import annotations
 

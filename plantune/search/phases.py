@@ -46,11 +46,11 @@ CLOSE_PART = {"cpu": 0.75, "cuda": 0.5}
 # its memory lies moves a plan by 2.5 %: rounds that say more cost time and change no choice (20 of
 # 33 s at 4 ms a call, by the simulation in tests/search/test_plans_by_makes.py).
 RANKED_TO = {"cpu": 0.02, "cuda": 0.005}
-# So often each of them is made, by the kind of arch: two makes of one plan took 4.49 and 4.83 ms in
+# How often each of them is made, by kind of arch: two makes of one plan took 4.49 and 4.83 ms in
 # turns with each other (se_resnet9_fixup, 4 images, 2 cores, 2026-11-23), because of where their
 # memory happened to be. With one make each, luck chose plans that are 8 and 11 % slower.
 MAKES = {"cpu": 3, "cuda": 1}
-# On a busy machine so many of the best plans are ranked, and the last one.
+# On a busy machine only this many of the best plans are ranked, and the last one.
 FEW = 3
 ALONE_S = 0.2
 RACE_S = 8.0

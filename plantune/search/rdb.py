@@ -1,4 +1,4 @@
-"""The databases of Optuna's storages: their URLs, whose passwords nobody sees, and faults."""
+"""The databases of Optuna's storages: their URLs, with passwords hidden, and their faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = {
 }
 HIDDEN = "***"
 SECRET = re.compile(r"pass|secret|token", re.IGNORECASE)
-# Of what no URL is made of, all that may be a password.
+# In text that cannot be parsed as a URL, everything that may be a password.
 CREDENTIALS = re.compile(r"(?<=://).*@|(?<=[?&]).*")
 AGAIN_S = 0.2
 
@@ -68,7 +68,7 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """What a driver said of a URL, without its secrets."""
+    """A driver's message about a URL, without the URL's secrets."""
     secrets = []
     try:
         parsed = sqlalchemy.make_url(url)
@@ -130,7 +130,7 @@ def _deeper(error: BaseException) -> BaseException | None:
 class Persistent:
     """Repeats what a database refuses, until it was gone for too long: a restart loses nothing.
 
-    What is repeated may have been done: whoever calls sees to it that doing it twice is no harm.
+    Repeated work may already have been done, so callers pass only what is safe to do twice.
     """
 
     def __init__(

@@ -23,12 +23,12 @@ class Patience:
 
     @property
     def silent_s(self) -> int:
-        """After which another search counts as dead."""
+        """After how long without a heartbeat another search counts as dead."""
         return SILENT * self.heartbeat_s
 
     @property
     def gone_s(self) -> float:
-        """For which a database may be gone."""
+        """For how long a database may be unreachable."""
         return float(GONE * self.heartbeat_s)
 
 

@@ -57,12 +57,12 @@ COVERS_TO_RANK = 4
 # Families that plans picked by hand do without: tiles do not pay for one image, and not everything
 # that is compiled was built in time.
 LEFT_OUT = ((), ("winograd",), COMPILED)
-# What timing known plans may take: a part of the budget, or seconds if that is less.
+# The time for known plans: a part of the budget, or these seconds if that is less.
 BEGINNING, BEGINNING_S = 0.1, 8.0
 # What a race in training takes at least: of ResNet-50's plan making and proving both passes took 7
 # s, eager's 3, and four more ways follow (32x32, 128 images, H200, 2026-11-23).
 TRAINING_S = 28.0
-# What proving a plan that another search found may take.
+# The time limit for proving a plan that another search found.
 PROVING_S = 120.0
 
 
@@ -123,7 +123,7 @@ class Search:
                 return self._taken(run, plan)
             rivals = rivals_ahead(run)
             contenders = self._contenders(run.steps)
-            # Where calls use no plan yet they use the guess: nothing slower may take its place.
+            # Until there is a plan, calls use the guess: nothing slower may replace it.
             needed = self._guess if self._incumbent is None else None
             plans = rank(run, contenders, self._incumbent, state, built=self._known, needed=needed)
             self._log.snapshot("ranking")
@@ -204,7 +204,7 @@ class Search:
         return min(BEGINNING * self._budget.seconds, BEGINNING_S)
 
     def _time_known_plans(self, run: Run, known: Sequence[Plan]) -> None:
-        """So that an early end has a good plan."""
+        """Times them first, so that a search that ends early has a good plan."""
         budget = run.budget
         if not known:
             return

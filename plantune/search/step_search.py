@@ -31,15 +31,15 @@ DISCOUNTS = (1.0, 0.75, 0.5)
 # Of what is not measured in a cover, at least so many and one in so many are measured before the
 # next cover.
 LEAST_PER_COVER, PART_OF_COVER = 4, 4
-# A candidate slower by this than the fastest for its step is part of no plan, whatever conversions
-# it saves.
+# A candidate this much slower than the fastest for its step is never part of a plan, whatever
+# conversions it saves.
 SLOWER = 1.5
 # How many configs of each step in the cover are built ahead, and how long to wait for one.
 DEPTH = 6
 WAIT_S = 0.5
 # Where nothing can be begun, how long to wait for an outcome before looking again.
 POLL_S = 0.1
-# Of the time, for finding out what the best cover is by now: 0.2 s for ResNet-50 in training.
+# The part of the time spent on finding the best cover so far: 0.2 s for ResNet-50 in training.
 TELLING = 0.05
 REASON_LENGTH = 4000
 

@@ -118,7 +118,7 @@ class ProductFamily(CudaFamily[G]):
 
 @cache
 def _possible_configs(space: SearchSpace, family: str) -> tuple[Attrs, ...]:
-    """Those of the space's product that can run some step; most of it cannot."""
+    """The configs of the space's product that can run some step; most cannot."""
 
     def is_possible(config: Attrs) -> bool:
         loops = (MainLoop.of(config, dtype) for dtype in ELEMENTS)
@@ -151,7 +151,7 @@ def why_not_tf32(loop: MainLoop) -> str | None:
 def problem_of(
     shapes: tuple[tuple[int, ...], ...], attrs: Any, config: Attrs, swizzle: int = 1
 ) -> ConvProblem:
-    """That of a convolution with images, filters and results of these `shapes`."""
+    """The problem of a convolution with images, filters and results of these `shapes`."""
     (n, c, height, width), (k, _, r, s), (_, _, p, q) = shapes
     return ConvProblem(
         *(n, height, width, c, k, r, s, p, q),

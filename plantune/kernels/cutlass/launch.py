@@ -15,7 +15,7 @@ from plantune.cuda.structs import fields
 SPLIT_MODES = {"serial": 0, "parallel": 1}
 PARAMS_BYTES_MAX = 4096
 COUNTER_BYTES = 4
-# What the driver takes of each block's shared memory, and what that is counted in.
+# The driver's share of each block's shared memory, and the unit in which it is allocated.
 RESERVED_BYTES, SHARED_UNIT_BYTES = 1024, 128
 
 

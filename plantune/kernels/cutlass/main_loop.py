@@ -52,7 +52,7 @@ class MainLoop:
 
     @property
     def sums(self) -> int:
-        """Of a thread."""
+        """The sums that a thread holds."""
         return self.tile[0] * self.tile[1] // self.threads
 
     @property
@@ -129,7 +129,7 @@ class MainLoop:
 
     @property
     def main_loop_bytes(self) -> int:
-        """All stages of both operands' tiles."""
+        """The bytes of both operands' tiles, for all stages."""
         m, n, k = self.tile
         padding = 4 if self.math == "simt" else 0
         return (m + n + 2 * padding) * k * self.stages * BYTES[self.dtype]

@@ -75,7 +75,7 @@ class Attention(CudaFamily[AttentionParts]):
         return None
 
     def estimate_us(self, parts: AttentionParts, config: Attrs, arch: Arch) -> float:
-        """As of a softmax of rows, whose costs these are, times what seven of swin_t's steps took
+        """Like a softmax of rows, whose costs it shares, times what seven of swin_t's steps took
         beside them: 2.1 with a bias, 2.5 with a mask too (H200, 2026-11-23).
         """
         cost = arch.cost("layer_norm")

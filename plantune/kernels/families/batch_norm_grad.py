@@ -37,12 +37,12 @@ class BatchNormGradParts(Parts):
 
     @property
     def operands(self) -> list[str]:
-        """What dy follows from."""
+        """The values from which dy is computed."""
         return [operand.name for operand in self.expression.operands]
 
     @property
     def inputs(self) -> list[str]:
-        """The images that dy follows from."""
+        """The images among them that are read."""
         return [name for name in self.operands if self.again is None or name != self.again.name]
 
     @property

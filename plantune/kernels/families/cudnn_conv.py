@@ -114,7 +114,7 @@ class CudnnConv(KernelFamily[CudnnParts]):
         return plans.why_none or f"cuDNN {cudnn.version()} does not offer this plan here"
 
     def workspace_bytes(self, parts: CudnnParts, config: Attrs) -> int:
-        """That of the plan, and room for images at addresses that the plan cannot read."""
+        """The plan's workspace, and room for images at addresses that the plan cannot read."""
         plan = cudnn.conv_plans(parts.problem).built(config["plan"])
         return aligned(plan.workspace_bytes) + sum(
             aligned(parts.step.types[name].size_bytes) for name in set(parts.images.values())

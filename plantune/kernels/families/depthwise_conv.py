@@ -36,7 +36,7 @@ class DepthwiseParts(TiledConv):
         return math.gcd(vector_kernel.width(self.step.types[self.x]), self.outputs)
 
     def work(self, config: Attrs) -> int:
-        """Of all threads: a tile of a vector of channels each."""
+        """Work items: each thread takes a tile of a vector of channels."""
         return self.tiles(config) * (self.outputs // self.vector)
 
 

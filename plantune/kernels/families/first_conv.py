@@ -26,7 +26,7 @@ WARPGROUPS = 3  # of a multiprocessor
 COLUMNS_MAX = 128
 # A strip may be so high whatever the image is.
 ROWS_MIN = 4
-# Of a multiprocessor, in units of 64 rows by 16 products.
+# Columns that a multiprocessor multiplies per cycle, in units of 64 rows by 16 products.
 COLUMNS_PER_CYCLE = 2.0
 POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
 SOURCE = """using Kernel = plantune::FirstConv<Conv>;
@@ -65,7 +65,7 @@ class FirstConvDesign:
 
     @property
     def steps(self) -> int:
-        """Of 16 products, for a row of the filter."""
+        """Steps of 16 products for a row of the filter."""
         return -(-self.weight[3] * self.pixel // 16)
 
     @property

@@ -105,7 +105,7 @@ def _bound(
     factors: Callable[[Tensor], tuple[Tensor, Tensor]],
     products: tuple[Product, Product],
 ) -> Binding:
-    """Of two products the second adds to what it is given first."""
+    """`products` are one without and one with something added, which it takes first."""
     multiply, add = products
     x, residual, y = parts.x, parts.epilogue.residual, matrix(values[parts.y])
 

@@ -50,7 +50,7 @@ class GroupNormGrad(CudaFamily[GroupNormGradParts]):
         return 4 * parts.type.shape[0] * parts.sums * parts.channels
 
     def estimate_us(self, parts: GroupNormGradParts, config: Attrs, arch: Arch) -> float:
-        """As of the norm itself, whose costs these are; what is read again comes from the cache."""
+        """Like the norm, whose cost table it shares; second reads come from the cache."""
         cost, launches = arch.cost("group_norm"), 2 if parts.sums else 1
         moved = parts.step.traffic_bytes + parts.type.size_bytes
         work = parts.moving_us(moved, config, cost)

@@ -168,7 +168,7 @@ class _Launches:
         launch("finish", grids.units, ROW_THREADS)
 
     def _turn(self, arguments: Arguments) -> Callable[[Loop], None]:
-        """What a turn of the loop in a graph consists of."""
+        """Fills a turn of the loop in a graph."""
         grids, shared_bytes = self._grids, 8 * self._parts.samples
 
         def fill(loop: Loop) -> None:

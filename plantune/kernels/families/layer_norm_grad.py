@@ -55,7 +55,7 @@ class LayerNormGrad(CudaFamily[LayerNormGradParts]):
         return 4 * parts.blocks(config) * parts.sums * parts.size
 
     def estimate_us(self, parts: LayerNormGradParts, config: Attrs, arch: Arch) -> float:
-        """As of the norm itself, whose costs these are; what blocks leave is moved twice, and rows
+        """Like the norm, whose cost table it shares; the blocks' sums are moved twice, and rows
         come to a block one after the other.
         """
         cost, lanes = arch.cost("layer_norm"), int(config["lanes"])

@@ -173,7 +173,7 @@ class PointwiseSum(CudaFamily[SumParts]):
 
 
 def _head(step: Step) -> Step:
-    """All but the sum, as a step that makes what leaves and then what is added."""
+    """Everything but the sum, as a step whose last output is what the sum adds."""
     nodes, last = step.nodes[:-1], step.nodes[-1]
     leaving = (name for name, _ in step.outputs if name != last.name)
     return step.part(nodes, (*leaving, last.inputs[0]))

@@ -46,7 +46,7 @@ class PoolConvParts(warp_mma.TiledParts):
 
     @property
     def channels(self) -> int:
-        """Of the image."""
+        """Channels of the image."""
         return self.pool.types[0].shape[1]
 
     @property

@@ -98,7 +98,7 @@ class Rearrange(CudaFamily[RearrangeParts]):
         return RearrangeParts(step, x, other, tuple(moves))
 
     def estimate_us(self, parts: RearrangeParts, config: Attrs, arch: Arch) -> float:
-        """As of a chain of pointwise ops, whose costs these are; narrow words use less."""
+        """Like a chain of pointwise ops, whose costs it shares; narrow words waste bandwidth."""
         cost = arch.cost("pointwise")
         used = min(1.0, parts.width * parts.type.torch_dtype.itemsize / 8)
         moved = parts.step.traffic_bytes / cost["bytes_per_us"] / used

@@ -81,7 +81,7 @@ class ResidentDesign:
 
     @property
     def tiles(self) -> int:
-        """Of pixels, with those of all phases."""
+        """Tiles of pixels, those of all phases included."""
         return self.shape.tiles(self.box) // math.prod(self.shape.phases)
 
     @property
@@ -116,7 +116,7 @@ class ResidentDesign:
 
     @property
     def _has_room(self) -> bool:
-        """Of a phase one image comes, beside the windows of a pool, and one leaves."""
+        """In a phase there is room for one image in, one out, and the windows of a pool."""
         pooled = self.epilogue.pool is not None
         if self.shape.phases == (1, 1):
             return not pooled
@@ -125,7 +125,7 @@ class ResidentDesign:
 
     @property
     def _images(self) -> int:
-        """What leaves takes the place of what was read; windows of a pool have their own."""
+        """Results overwrite the images that were read; windows of a pool have their own room."""
         pooled = self.epilogue.pool is not None
         return max(len(self.epilogue.images) - pooled, 1 + bool(self.epilogue.unshifted))
 
@@ -136,7 +136,7 @@ class ResidentDesign:
 
     @property
     def staged_bytes(self) -> int:
-        """Of a warpgroup's images."""
+        """The bytes of a warpgroup's images."""
         return self._staged_bytes(self.staged)
 
     def _staged_bytes(self, images: int) -> int:

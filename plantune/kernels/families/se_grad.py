@@ -207,7 +207,7 @@ class SeGrad(CudaFamily[SeGradParts]):
 
 
 def _added(layer: LayerGradient) -> tuple[str | None, ...]:
-    """What the gradients of a layer are added of, and they themselves."""
+    """The values that a layer's gradients are summed from, and the gradients."""
     return (layer.excited, layer.argument, layer.weight, layer.bias)
 
 

@@ -83,7 +83,7 @@ class Softmax(CudaFamily[SoftmaxParts]):
         )
 
     def estimate_us(self, parts: SoftmaxParts, config: Attrs, arch: Arch) -> float:
-        """As of a norm of rows, whose costs these are: lanes without an element wait."""
+        """Like a norm of rows, whose cost table it shares: lanes without an element wait."""
         cost, lanes = arch.cost("layer_norm"), int(config["lanes"])
         moved, held = parts.step.traffic_bytes, parts.held(lanes)
         work = row_work_us(cost, moved, parts.size, held, lanes)

@@ -49,7 +49,7 @@ class EpilogueSums:
 
     @property
     def source(self) -> str:
-        """What adds the parts, to put after the kernel."""
+        """The source of the kernel that adds the parts; it follows the main one."""
         return SOURCE.format(threads=THREADS) if self.sums else ""
 
     @property
@@ -92,7 +92,7 @@ def sums_type(sums: tuple[Sum, ...]) -> str:
 
 
 def epilogue_members(epilogue: ConvEpilogue, pool: PoolGather | None) -> dict[str, Any]:
-    """What the struct Conv says of what follows the products."""
+    """The members of the struct Conv for what follows the products."""
     parts = ("scale", "bias", "unshifted")
     return {
         **{f"k{part.title()}": getattr(epilogue, part) is not None for part in parts},
@@ -103,7 +103,7 @@ def epilogue_members(epilogue: ConvEpilogue, pool: PoolGather | None) -> dict[st
     }
 
 
-# What the assembler gives to a thread, by the channels of a tile.
+# Registers that the assembler gives a thread, by the channels of a tile.
 REGISTERS = {64: 64, 128: 104, 256: 168}
 KERNEL = """using Kernel = plantune::{kernel}<Conv>;
 static_assert(Kernel::kThreads == {threads} && Kernel::kSharedBytes == {shared_bytes},
@@ -147,7 +147,7 @@ class Design:
 
     @property
     def usual_taps(self) -> float:
-        """Those of a tile: of phases, which share the chip, the mean."""
+        """The taps of a tile; the mean over phases, which share the chip."""
         most, total = self.shape.taps(self.box)
         return most if self.shape.phases == (1, 1) else total / self.shape.tiles_of_image(self.box)
 
@@ -198,7 +198,7 @@ class Design:
 
     @property
     def shared_floor(self) -> int:
-        """So much that one block more than `blocks_per_sm` would not fit."""
+        """Just enough that one block more than `blocks_per_sm` would not fit."""
         chip = measured_facts()
         share = chip.shared_memory_per_sm_bytes // (self.blocks_per_sm + 1)
         return share // 128 * 128 - chip.shared_memory_reserved_per_block_bytes + 128
@@ -218,7 +218,7 @@ class Design:
 
     @property
     def tiles(self) -> int:
-        """Of pixels."""
+        """The number of tiles of pixels."""
         return self.shape.tiles(self.box)
 
     @property

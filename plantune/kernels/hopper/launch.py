@@ -111,7 +111,7 @@ class Launch:
         return tile_map(image, sizes, design.box, channels, shape.phases, phase)
 
     def _filter(self, word: str) -> Tensor:
-        """As (O, R, S, C); pixels of images that were laid flat are one."""
+        """A weight as (O, R, S, C); the pixels of flattened images count as one."""
         packed, shape = self.constants.tensor(word), self.design.shape
         single = (shape.r, shape.s) == (1, 1)
         return packed.view(len(packed), 1, 1, -1) if single else packed
@@ -144,7 +144,7 @@ def beyond_copies(step: Step, names: Sequence[str], frame: Frame) -> int:
 
 
 def _movable(names: Sequence[str], frame: Frame) -> list[str]:
-    """Those that may have to be copied."""
+    """The images that may have to be copied."""
     return [name for name in names if name not in frame.aligned]
 
 

@@ -18,7 +18,7 @@ TILE_O = 64
 
 
 class Tiles(Protocol):
-    """What says how a kernel cuts images."""
+    """A design, as far as it says how a kernel cuts images."""
 
     @property
     def epilogue(self) -> ConvEpilogue: ...

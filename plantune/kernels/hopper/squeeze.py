@@ -81,7 +81,7 @@ def layer_constants(parts: SeParts) -> dict[str, tuple[str | None, Arrangement]]
 
 
 def hidden_members(layers: SqueezeExcite) -> dict[str, Any]:
-    """What the kernel is instantiated with beside the convolution."""
+    """The kernel's template members apart from those of the convolution."""
     squeeze, excite = layers.squeeze, layers.excite
     sizes = {"kHidden": padded(squeeze.width), "kHiddenUsed": squeeze.width}
     return {**sizes, "kBias1": squeeze.bias is not None, "kBias2": excite.bias is not None}
@@ -118,7 +118,7 @@ def parts_of(step: Step) -> tuple[ConvEpilogue, SqueezeExcite]:
 
 
 def layers_bytes(tile_m: int, images: int, channels: int, layers: SqueezeExcite) -> int:
-    """Of the layers; of sums of each warp; of what is hidden, means and gates of each image."""
+    """Shared memory for the layers, for each warp's sums, and for each image's mean and gates."""
     hidden = padded(layers.squeeze.width)
     floats = 2 * hidden * channels + hidden + channels
     floats += tile_m // 16 * channels + images * (hidden + 2 * channels)

@@ -202,7 +202,7 @@ class PoolGather:
         return w * h * box.n
 
     def shared_bytes(self, box: Box, channels: int) -> int:
-        """Of so many channels, in boxes of up to 64."""
+        """The shared memory for a number of channels, in boxes of up to 64."""
         boxes = -(-channels // CHUNK)
         copied = self.pixels(box) * channels // boxes * 2
         return boxes * -(-copied // SWIZZLE_BYTES) * SWIZZLE_BYTES

@@ -26,7 +26,7 @@ class PartSum:
 
     @property
     def vectors(self) -> int:
-        """Of four sums, that a block makes of one row."""
+        """Vectors of four sums that a block makes of one row."""
         return self.taps * CHANNELS // 4
 
     @property
@@ -49,7 +49,7 @@ class PartSum:
 
     @property
     def bytes(self) -> int:
-        """Of all parts."""
+        """The memory of all parts."""
         return 4 * self.parts * self.taps * self.o * self.c
 
     @property
@@ -60,7 +60,7 @@ class PartSum:
 
 
 INCLUDE = '#include "cuda/hopper_wgrad.h"\n#include "cuda/wgrad_sum.h"\n'
-# Of a thread, where one warpgroup copies and so many multiply; what else a thread keeps.
+# Registers of a thread by how many warpgroups multiply while one copies; those for other values.
 REGISTERS, OTHER_REGISTERS = {1: 232, 2: 232, 3: 160}, 56
 SOURCE = """using Kernel = plantune::HopperWgrad<Gradient>;
 using Sum = plantune::WgradSum<Gradient>;
@@ -236,7 +236,7 @@ class WgradDesign:
 
     @property
     def sums_bytes(self) -> int:
-        """Of parts; a gradient in one part is stored as it is."""
+        """The bytes of the parts; a gradient in one part is stored directly."""
         return 0 if self.split_k == 1 else self.sum.bytes
 
     def why_not(self) -> str | None:

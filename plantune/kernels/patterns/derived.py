@@ -49,7 +49,7 @@ class Derived:
 
 
 def derived_values(graph: Graph) -> dict[str, Derived]:
-    """Those constants of a graph that are one expression over parameters and buffers."""
+    """The constants of a graph that are one expression over parameters and buffers."""
     makers = {node.name: node for node in graph.nodes if graph.constants.issuperset(node.outputs)}
     found = {}
     for name in makers:

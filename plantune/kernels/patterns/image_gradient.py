@@ -15,7 +15,7 @@ from plantune.kernels.patterns.sums import kept_axes
 PARTS = {"add": "residual", "relu_grad": "saved", "apart_grad": "saved"}
 POOL = "avg_pool2d_grad"
 ADDED = ("sum", "sum_to")
-# What a chain calls them.
+# Their names in a chain.
 IN_CHAIN = {"add": "residual", "relu_grad": "mask", "apart_grad": "mask.apart"}
 
 

@@ -107,7 +107,7 @@ class GroupsOfNorm(OfNorm):
         )
 
     def moving_us(self, moved: float, config: Attrs, cost: Mapping[str, float]) -> float:
-        """Of memory, of which short rows use a part, and which few blocks do not keep busy."""
+        """The time to move data: short rows waste bandwidth, few blocks do not saturate it."""
         row_bytes = cost["row_bytes"]
         if config["layout"] == "nhwc":
             row_bytes = self.of_group * config["groups"] * self.type.torch_dtype.itemsize

@@ -60,7 +60,7 @@ class SqueezeExcite:
 
 @dataclass(frozen=True)
 class Head:
-    """What a step does to the image before its mean: times one value, plus one, each optional."""
+    """What a step does to the image before its mean: a scale, then a shift, each optional."""
 
     image: str
     scale: str | None

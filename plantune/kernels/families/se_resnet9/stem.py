@@ -20,9 +20,9 @@ from plantune.kernels.warp_mma import ENTRY, ROWS, TiledFamily, TiledParts, not_
 
 BLOCK = 4
 AT_ONCE = 8
-# Of patches in a lane's registers, by Stem::kWhole.
+# Bytes of patches in a lane's registers, by Stem::kWhole.
 PATCH_BYTES = 64
-# What the images may hold.
+# The dtypes that images may have.
 PIXELS = {**ELEMENTS, "uint8": "unsigned char"}
 SOURCE = (
     """\

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from plantune.runtime.own_leaves import own_leaf, standing_in
 from plantune.runtime.rehearsal import is_rehearsing
 from plantune.runtime.torch_internals import is_capturing
+from plantune.training.settings import Settings
 
 Call = Callable[..., Any]
 # What torch says of a tensor that is no part of a graph.
@@ -24,13 +25,14 @@ UNUSED = "not have been used in the graph"
 class LossPass:
     """`loss(model(*inputs), *targets)` and its gradients with regard to `parameters`. In a capture,
     and in the runs before it, plans see leaves of the pass's own if it is to be `captured`.
+    `settings` say under which autocast model and loss run.
     """
 
     model: Call
     loss: Call
     parameters: Sequence[Tensor]
     micro_batches: int = 1
-    autocast: tuple[str, torch.dtype] | None = None
+    settings: Settings = field(default_factory=Settings)
     captured: bool = False
     # Whether a loss asked for gradients of the parameters themselves.
     asked: list[bool] = field(default_factory=list)
@@ -98,9 +100,9 @@ class LossPass:
         return [_sum(through.get(id(parameter)), past) for parameter, past in pairs]
 
     def _casting(self) -> AbstractContextManager[Any]:
-        if self.autocast is None:
+        if self.settings.autocast is None:
             return nullcontext()
-        kind, dtype = self.autocast
+        kind, dtype = self.settings.autocast
         # Without its cache: kept casts of weights would outlive a step that changes these.
         return torch.autocast(kind, dtype=dtype, cache_enabled=False)
 

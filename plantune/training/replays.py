@@ -29,7 +29,8 @@ MOST_TRIES = 3
 class Passes:
     """What a step is made of: `run` is forward and backward, which fills `gradients`. It takes the
     arguments, and what is told of the end of each phase. `seen` counts calls of the model
-    whose inputs more than a plan may have read.
+    whose inputs more than a plan may have read. `settings` are what else decides what a call does:
+    a captured one would keep it.
     """
 
     run: Callable[..., Any]
@@ -37,6 +38,7 @@ class Passes:
     update: Update
     modules: tuple[nn.Module, ...]
     seen: Callable[[], int] | None = None
+    settings: Callable[[], Hashable] = lambda: None
 
     def __call__(self, given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
         value = self.run(given, mark)
@@ -116,7 +118,7 @@ class Replays:
         return [Form(module, HeldTensors(module)) for module in self._passes.modules]
 
     def _kind(self, given: Arguments) -> _Kind | None:
-        key = kind_of(given, _of_leaf)
+        key = self._passes.settings(), kind_of(given, _of_leaf)
         try:
             found = self._kinds.get(key)
         except TypeError:  # an argument that cannot be compared

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from operator import is_
 from typing import Any
 
@@ -25,6 +25,7 @@ from plantune.training.loss_scale import LossScale
 from plantune.training.models import Models
 from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
+from plantune.training.settings import Settings
 from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
 # Those of torch, by name: to import them takes long.
@@ -42,7 +43,8 @@ class TrainStep:
 
     `micro_batches` splits each batch into so many equal parts and takes their mean. `max_norm`
     clips gradients as torch.nn.utils.clip_grad_norm_ does. With a `scale` steps whose gradients are
-    not finite are left out. `autocast` is the dtype under which model and loss run.
+    not finite are left out. `autocast` is the dtype under which model and loss run; without it they
+    do under the caller's autocast, and the optimizer never does.
 
     With a `process_group` each of its processes makes the same calls, with its own part of a batch:
     all begin with rank 0's weights and run from its plan, and the step is of the mean of their
@@ -82,6 +84,7 @@ class TrainStep:
         self._parameters: list[Tensor] = []
         self._pointers: list[int] = []
         self._groups = 0
+        self._settings = Settings()
         self._run: Passes | Replays | None = None
         self._update: Update
         self._follow_parameters()
@@ -182,8 +185,11 @@ class TrainStep:
         if isinstance(self._run, Replays):
             self._run.abandon()
 
-    def _turn(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._others is None else self._others.turn()
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        others = nullcontext() if self._others is None else self._others.turn()
+        with self._settings.noted(self._device.type, self.autocast), others:
+            yield
 
     def _follow_parameters(self) -> None:
         """The parameters of the optimizer's groups that are trained now, wherever they are."""
@@ -205,9 +211,8 @@ class TrainStep:
         device, rules = self._device, self._rules
         arch = _arch_of(device)
         gradients = FlatGradients(parameters, device, arch)
-        autocast = None if self.autocast is None else (device.type, self.autocast)
         backward = LossPass(
-            *(self._models, self.loss, parameters, self.micro_batches, autocast),
+            *(self._models, self.loss, parameters, self.micro_batches, self._settings),
             captured=device.type == "cuda",
         )
         self._update = self._update_of(gradients, arch)
@@ -224,7 +229,8 @@ class TrainStep:
             reducer.reduce()
             return value
 
-        passes = Passes(run, gradients, self._update, self._modules(), self._models.seen)
+        told = self._models.seen, self._settings.now
+        passes = Passes(run, gradients, self._update, self._modules(), *told)
         if device.type != "cuda":
             return passes
         return Replays(passes, device, None if others is None else others.ranks)

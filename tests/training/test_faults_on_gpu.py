@@ -192,3 +192,26 @@ def test_images_in_16_bits_under_autocast_that_overflow(network):
     assert captured(step) == 1
     (tuned,) = step._models._made.values()
     assert (tuned.stats().eager, scale.state_dict()["scale"]) == (0, 2.0**7)
+
+
+def test_the_callers_autocast_counts_as_it_is_in_each_call():
+    """F48: a captured step keeps no cast of a weight, and another one runs without autocast."""
+
+    class Head(nn.Linear):
+        def forward(self, y, target):
+            return cross_entropy(super().forward(y).float(), target)
+
+    model = nn.ModuleList([small(), Head(5, 5).cuda()])
+    start, other = copy.deepcopy(model), copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(m.parameters(), 0.05) for m in (model, other))
+    step = TrainStep(model[0], model[1], ours)
+    for turn in range(12):
+        x, y = images(8), torch.randint(5, (8,), device="cuda")
+        theirs.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=turn // 3 % 2 > 0):
+            step(x, y)
+            loss = other[1](other[0](x), y)
+        loss.backward()
+        theirs.step()
+    assert captured(step) == 2
+    assert_moved_alike(start, model, other, 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -10,8 +11,31 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from plantune import TrainStep
+from plantune.cuda.flags import flags
 from plantune.training.captured_step import UncapturedStep, _line_of
 from plantune.training.replays import MOST_KINDS, Replays
+
+
+@contextmanager
+def exact_products():
+    with flags(torch.backends.cuda.matmul, fp32_precision="ieee"):
+        yield
+
+
+@contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SETTINGS = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "products of float32": exact_products,
+    "deterministic algorithms": deterministic,
+}
 
 
 @pytest.fixture
@@ -35,6 +59,17 @@ def test_each_kind_of_call_is_one_of_its_own(step, batches, captures):
     for size in (8, 5, 8, 5, 8, 5):
         step(x[:size], y[:size])
     assert [made.replayed for made in captures.made] == [2, 2]
+
+
+@pytest.mark.filterwarnings("ignore:.*not known to be deterministic")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_setting_of_the_callers_is_one_of_its_own(step, batches, captures, name):
+    """A captured step keeps what it was captured with."""
+    around = (nullcontext, SETTINGS[name])
+    for turn, (x, y) in enumerate(batches[:12]):
+        with around[turn // 3 % 2]():
+            step(x, y)
+    assert [made.replayed for made in captures.made] == [5, 5]
 
 
 def test_only_so_many_are_kept(step, batches, captures):

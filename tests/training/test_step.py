@@ -314,6 +314,33 @@ def test_autocast_is_that_of_torch(model, twin, batches):
         torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-2)
 
 
+def test_one_region_of_the_callers_autocast_round_all_steps(model, twin, batches):
+    """Eager has one for each step: what a region keeps of weights must not outlive one."""
+
+    class Head(nn.Linear):
+        def forward(self, y, target):
+            return cross_entropy(super().forward(y), target)
+
+    head, seen = Head(5, 5), []
+    other, its_head = twin(model), twin(head)
+    ours, theirs = (
+        torch.optim.SGD([*m.parameters(), *h.parameters()], 0.5)
+        for m, h in ((model, head), (other, its_head))
+    )
+    ours.register_step_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    step = TrainStep(model, head, ours)
+    with torch.autocast("cpu", torch.bfloat16):
+        values = [step(x, y) for x, y in batches[:4]]
+    for value, (x, y) in zip(values, batches, strict=False):
+        theirs.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = its_head(other(x), y)
+        wanted.backward()
+        theirs.step()
+        torch.testing.assert_close(value, wanted.detach(), rtol=1e-2, atol=1e-2)
+    assert seen == [False] * 4
+
+
 def test_a_saved_state_resumes_exactly(twin, batches):
     """Dropout draws the same numbers, the scale grows at the same step."""
 

@@ -24,10 +24,12 @@ OF_TORCH = frozenset(vars(nn.Module())) | OWN_LISTS
 DOOR = 'torch.compile(module, backend="plantune") cuts round it: take that'
 
 
-def unsupported(module: nn.Module, place: str, what: str, line: str = "") -> UnsupportedModule:
+def unsupported(
+    module: nn.Module, place: str, what: str, line: str = "", other: str = "it in another way"
+) -> UnsupportedModule:
     return UnsupportedModule(
         f"{type(module).__name__}, at {place or 'its own forward'}: {what} cannot be part of a "
-        f"plan. {DOOR}, or write it in another way" + (f"; {line}" if line else "")
+        f"plan. {DOOR}, or write {other}" + (f"; {line}" if line else "")
     )
 
 
@@ -75,12 +77,13 @@ class Shadow:
                     continue
                 renews = then.get(key) is None or key in passing.get(id(table), ())
                 if not (isinstance(found, Tensor) and renews):
-                    raise self.assigns(key)
+                    raise self.assigns(key, tensor=isinstance(found, Tensor))
                 self.assigned[key] = found
         return made
 
-    def assigns(self, key: str) -> UnsupportedModule:
-        return unsupported(self._module, "", f"a forward that assigns to self.{key}")
+    def assigns(self, key: str, *, tensor: bool) -> UnsupportedModule:
+        own = {"other": f"into a buffer, self.{key}.copy_(...)"} if tensor else {}
+        return unsupported(self._module, "", f"a forward that assigns to self.{key}", **own)
 
     def remembered(self) -> list[Tensor]:
         """What the forward has put into dicts of the module's; raises UnsupportedModule if it

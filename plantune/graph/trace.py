@@ -43,8 +43,13 @@ from plantune.graph.validation import without_validation
 # The modes before dispatch are those of the process, not of a thread.
 TRACING = threading.Lock()
 # What torch says where a shape, or the way through a forward, depends on a tensor's values.
-BY_VALUES = ("to number", "nonzero", "meta tensors", "data-dependent")
 BY_VALUE = "it asks for a tensor's values. A forward must not branch or loop on them"
+PACKS = (
+    "it packs sequences, whose sizes are the values of lengths. Give the layer the padded sequence "
+    "and take the last state of each by its length"
+)
+SAID = dict.fromkeys(("to number", "nonzero", "meta tensors", "data-dependent"), BY_VALUE)
+SAID["'lengths' argument"] = PACKS
 CONSTANT = "a constant tensor (register it as a buffer)"
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)
@@ -131,7 +136,7 @@ class _Tracing:
         for key, kept in self.shadow.assigned.items():
             # What follows from shapes alone is as well made in each call.
             if depend([kept], recorder.records, [*given, *self.shadow.state.values()]):
-                raise self.shadow.assigns(key)
+                raise self.shadow.assigns(key, tensor=True)
         return Trace(
             tuple(recorder.records), self.shadow.state, tuple(given), self._leaves_of(made), made
         )
@@ -160,7 +165,7 @@ class _Tracing:
                 raise
             line = _line_of(error)
             said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-            said = BY_VALUE if any(words in said for words in BY_VALUES) else said
+            said = next((reason for words, reason in SAID.items() if words in said), said)
             place = self.shadow.place or "its own forward"
             raise UnsupportedModule(
                 f"{type(self.module).__name__}, at {place}: torch cannot trace it: {said}. {DOOR}"

@@ -270,6 +270,20 @@ def test_captured_steps_follow_single_ones(
         assert losses[1] != pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_whole_steps_take_turns_with_a_graph_of_eagers(part, tmp_path: Path) -> None:
+    options = (
+        f"--images 256 --race-seconds 0.5 --out {tmp_path} --variants cuda-graph plantune-step"
+    )
+    assert part("cifar_main").main(options.split()) == 0
+    race = json.loads((tmp_path / "cifar_study.json").read_text())["race"]
+    assert race["best_rival"] == "cuda-graph"
+    ratio, rows = race["ratios"]["plantune-step"], race["rows"]
+    assert 0 < ratio["low"] <= ratio["ratio"] <= ratio["high"]
+    quotient = rows["plantune-step"]["median_ms"] / rows["cuda-graph"]["median_ms"]
+    assert ratio["ratio"] == pytest.approx(quotient, rel=0.2)
+
+
 def losses_of(part, place: Path, given: list[str]) -> list[list[float]]:
     assert part("cifar_main").main(given) == 0
     rows = json.loads((place / "cifar_study.json").read_text())["rows"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -25,11 +25,13 @@ from plantune.training.loss_scale import LossScale
 from plantune.training.models import Models
 from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
+from plantune.training.rules import has_hooks
 from plantune.training.settings import Settings
 from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
 # Those of torch, by name: to import them takes long.
 SENDERS = frozenset(("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"))
+_hooks_of = attrgetter("_backward_hooks")
 
 
 class TrainStep:
@@ -83,7 +85,7 @@ class TrainStep:
         self._models = Models(model, None if self._others is None else self._others.ranks)
         self._parameters: list[Tensor] = []
         self._pointers: list[int] = []
-        self._groups = 0
+        self._traits: tuple[Any, ...] = ()
         self._settings = Settings()
         self._run: Passes | Replays | None = None
         self._update: Update
@@ -197,15 +199,23 @@ class TrainStep:
         found = [p for group in groups for p in group["params"] if p.requires_grad]
         pointers = [p.data_ptr() for p in found]
         same = len(found) == len(self._parameters) and all(map(is_, found, self._parameters))
-        same = same and pointers == self._pointers and len(groups) == self._groups
+        traits = self._traits_now(found)
+        same = same and pointers == self._pointers and traits == self._traits
         if found and same and self._update.has_room():
             return
         self._device = _device_of(found)
-        self._parameters, self._pointers, self._groups = found, pointers, len(groups)
+        self._parameters, self._pointers, self._traits = found, pointers, traits
         self.refresh()
         if self.scale is not None:
             self.scale.place(self._device)
         self._run = self._made(found)
+
+    def _traits_now(self, parameters: list[Tensor]) -> tuple[Any, ...]:
+        """What decides how these parameters are trained, beside where they are."""
+        optimizer = self.optimizer
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        hooks = sum(map(len, filter(None, map(_hooks_of, parameters))))
+        return optimizer, has_hooks(optimizer), hooks, self.loss, self.micro_batches, *sizes
 
     def _made(self, parameters: list[Tensor]) -> Passes | Replays:
         device, rules = self._device, self._rules

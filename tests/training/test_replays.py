@@ -38,9 +38,24 @@ SETTINGS = {
 }
 
 
+def move_a_parameter(step):
+    first, second = step.optimizer.param_groups
+    first["params"].append(second["params"].pop(0))
+
+
+CHANGES = {
+    "a hook of the optimizer": lambda step: step.optimizer.register_step_pre_hook(print),
+    "a hook of a parameter": lambda step: step.model[0].weight.register_hook(torch.neg),
+    "another loss": lambda step: setattr(step, "loss", nn.functional.multi_margin_loss),
+    "a parameter in another group": move_a_parameter,
+}
+
+
 @pytest.fixture
 def step(model, captures):
-    made = TrainStep(model, cross_entropy, torch.optim.AdamW(model.parameters(), 0.01))
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others}]
+    made = TrainStep(model, cross_entropy, torch.optim.AdamW(groups, 0.01))
     made._run = Replays(made._run, torch.device("cpu"))
     return made
 
@@ -97,6 +112,14 @@ class TestCapturedAgain:
         step(*batches[2])
         assert captures.made[0].is_gone
         assert not torch.equal(model[-1].weight, before)
+
+    @pytest.mark.parametrize("name", CHANGES)
+    def test_where_it_is_trained_otherwise(self, step, batches, captures, name):
+        for x, y in batches[:3]:
+            step(x, y)
+        CHANGES[name](step)
+        step(*batches[3])
+        assert [(made.replayed, made.is_gone) for made in captures.made] == [(2, True)]
 
     def test_not_after_an_evaluation_between(self, step, model, batches, captures):
         for x, y in batches[:5]:

@@ -28,7 +28,8 @@ def small(num_classes: int = 10) -> nn.Module:
 def study(part, monkeypatch: pytest.MonkeyPatch):
     """The tool's main, with a network that trains in no time."""
     table = part("workloads").SMALL
-    workload = replace(table["resnet50"], build=small, batch=8)
+    others = {100: lambda: small(100)}
+    workload = replace(table["resnet50"], build=small, batch=8, other_classes=others)
     monkeypatch.setitem(table, "resnet50", workload)
     monkeypatch.setattr(part("phases"), "FIRST_CALLS", 1)
     return part("cifar_main")
@@ -64,6 +65,24 @@ def test_rows_follow_the_baseline_and_their_phases_add_up(study, tmp_path: Path,
     held = torch.load(tmp_path / "weights.pt", weights_only=True)
     small().load_state_dict(held)
     assert "cumulative" in capsys.readouterr().out
+
+
+def test_images_of_a_folder_are_trained_on(study, tmp_path: Path) -> None:
+    """Of CIFAR-100 too, where the small network has ten classes for made images."""
+    for name, count in (("train.bin", 12), ("test.bin", 8)):
+        pixels = torch.randint(256, (count, 3074), dtype=torch.uint8)
+        pixels[:, 1] = torch.arange(count) * 8  # the fine label
+        (tmp_path / name).write_bytes(bytes(pixels.flatten().tolist()))
+    options = "--small --race-seconds 0 --variants baseline plantune-step --data"
+    given = [*options.split(), str(tmp_path)]
+    assert study.main([*given, "--out", str(tmp_path)]) == 0
+    document = json.loads((tmp_path / "cifar_study.json").read_text())
+    assert (document["data"], document["images"]) == ("CIFAR-100", 12)
+    baseline, ours = (row["losses"] for row in document["rows"])
+    assert len(baseline) == 2
+    assert ours == pytest.approx(baseline, rel=1e-3)
+    with pytest.raises(SystemExit, match="is not CIFAR with 10 or 100 classes"):
+        study.main([*options.split(), str(tmp_path.parent)])
 
 
 def test_a_row_that_fails_leaves_the_others(

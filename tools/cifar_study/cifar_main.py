@@ -36,7 +36,7 @@ from traces import profiled, python_profiled
 from training import Feed, Study, Trained, built, train
 from variants import DEVICE, VARIANTS, Variant, chosen
 from ways import Precision
-from workloads import SMALL, WORKLOADS, save_weights
+from workloads import SMALL, WORKLOADS, Workload, save_weights
 
 from plantune import UnplannedCall, tune
 from plantune.device import first_line
@@ -146,8 +146,9 @@ def study_of(given: argparse.Namespace) -> Study:
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
     batch = given.batch or workload.batch
     narrow = torch.float16 if on_gpu else torch.bfloat16
+    data = _data(given, workload, batch)
     study = Study(
-        *(workload, _data(given, workload.classes, batch), device, Precision()),
+        *(workload.for_classes(data.classes), data, device, Precision()),
         batch=batch,
         epochs=given.epochs or workload.epochs,
         most_steps=2 if given.dry_run else given.steps,
@@ -169,9 +170,12 @@ def search(study: Study, feed: Feed, seconds: float) -> None:
     print(tune(model, images, budget=seconds, mode="train").summary(), flush=True)
 
 
-def _data(given: argparse.Namespace, classes: int, batch: int) -> DataSet:
+def _data(given: argparse.Namespace, workload: Workload, batch: int) -> DataSet:
     if given.data is not None:
-        data = read_folder(given.data, classes)
+        try:
+            data = read_folder(given.data, workload.classes, *workload.other_classes)
+        except ValueError as error:
+            raise SystemExit(f"cifar_study: {error}") from None
         return replace(data, train=data.train.first(given.images or len(data.train.labels)))
     sizes: tuple[int, ...] = ()
     if given.dry_run:  # a whole batch and a smaller one
@@ -180,7 +184,7 @@ def _data(given: argparse.Namespace, classes: int, batch: int) -> DataSet:
         sizes = given.images or SMALL_IMAGES, SMALL_TESTED
     elif given.images:
         sizes = given.images, max(given.images // 5, 1)
-    return made(classes, *sizes, contrast=tuple(given.contrast))
+    return made(workload.classes, *sizes, contrast=tuple(given.contrast))
 
 
 def _document(given: argparse.Namespace, study: Study) -> dict[str, Any]:

@@ -70,17 +70,20 @@ FORMATS = (
 )
 
 
-def read_folder(place: Path, classes: int) -> DataSet:
-    """CIFAR with so many classes, in that folder or in its own one below. Raises ValueError."""
-    for form in FORMATS:
+def read_folder(place: Path, *classes: int) -> DataSet:
+    """CIFAR with one of these numbers of classes, in that folder or in its own one below. Raises
+    ValueError.
+    """
+    forms = [form for count in classes for form in FORMATS if form.classes == count]
+    for form in forms:
         for folder in (place, place / form.folder):
             names = (*form.train, *form.test)
-            if form.classes == classes and all((folder / name).is_file() for name in names):
+            if all((folder / name).is_file() for name in names):
                 parts = (form.train, form.test)
                 train, test = ([_file(folder / name, form) for name in part] for part in parts)
-                return DataSet(f"CIFAR-{classes}", classes, _joined(train), _joined(test))
-    wanted = " or ".join(form.folder for form in FORMATS if form.classes == classes)
-    raise ValueError(f"{place} is not CIFAR with {classes} classes: it has no files of {wanted}")
+                return DataSet(f"CIFAR-{form.classes}", form.classes, _joined(train), _joined(test))
+    counts, wanted = " or ".join(map(str, classes)), " or ".join(form.folder for form in forms)
+    raise ValueError(f"{place} is not CIFAR with {counts} classes: it has no files of {wanted}")
 
 
 def _file(path: Path, form: Format) -> Images:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,12 @@ class Workload:
     part_of_rate: Callable[[int, int], float]
     narrow: Callable[[nn.Module, torch.dtype], nn.Module] | None = None
     prepare: Callable[[nn.Module, Tensor], None] | None = None
+    other_classes: Mapping[int, Callable[[], nn.Module]] = field(default_factory=dict)
+
+    def for_classes(self, classes: int) -> Workload:
+        if classes == self.classes:
+            return self
+        return replace(self, classes=classes, build=self.other_classes[classes])
 
 
 def _adam(model: nn.Module, *, fused: bool, capturable: bool) -> Optimizer:
@@ -51,9 +57,14 @@ def _whiten(model: nn.Module, images: Tensor) -> None:
     model.whitened(images)
 
 
-def _resnet(name: str, build: Callable[..., nn.Module], batch: int, classes: int) -> Workload:
-    made = partial(build, num_classes=classes)
-    return Workload(name, classes, batch, 1, AUGMENT, made, cross_entropy, _adam, _falling)
+def _resnet(name: str, build: Callable[..., nn.Module], batch: int, *classes: int) -> Workload:
+    """Of the first number of classes, unless the images have another one of these."""
+    made = {count: partial(build, num_classes=count) for count in classes}
+    first = classes[0]
+    return Workload(
+        *(name, first, batch, 1, AUGMENT, made.pop(first), cross_entropy, _adam, _falling),
+        other_classes=made,
+    )
 
 
 def _airbench(name: str, build: Callable[..., nn.Module], batch: int) -> Workload:
@@ -71,7 +82,7 @@ WORKLOADS = {
 }
 # What two cores train in a minute.
 SMALL = {
-    "resnet50": _resnet("resnet18", resnet18, 16, 10),
+    "resnet50": _resnet("resnet18", resnet18, 16, 10, 100),
     "airbench94": _airbench("airbench94", partial(airbench.Airbench, (8, 16, 16)), 50),
 }
 

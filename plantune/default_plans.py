@@ -142,39 +142,49 @@ def compose(
     the framework can: it runs op by op, and a smaller group may have a kernel.
     """
 
-    known: dict[str, Candidate | None] = {}
+    chooser = _Chooser(graph, space, preferences)
+    choices = tuple(
+        Choice(tuple(node.name for node in step.nodes), chooser.choose(step))
+        for step in fused(graph, fusions, chooser.pays)
+    )
+    return Plan(Problem.of(graph, space.arch.name, network), choices, origin)
 
-    def preferred(step: Step) -> Candidate | None:
-        if step.signature not in known:  # of a ResNet's layers most are alike
-            known[step.signature] = _first(step, space, preferences)
-        return known[step.signature]
 
-    def is_fixed(step: Step) -> bool:
-        return graph.fixed.issuperset(name for name, _ in step.outputs)
+class _Chooser:
+    """Chooses a candidate for each step, in order: what steps made before decides layouts."""
 
-    def pays(step: Step) -> bool:
-        found = preferred(step)
+    def __init__(self, graph: Graph, space: SearchSpace, preferences: Sequence[Preference]) -> None:
+        self._graph, self._space, self._preferences = graph, space, preferences
+        self._known: dict[str, Candidate | None] = {}
+        self._layouts = {name: type_.layout for name, type_ in graph.sources}
+        self._strided: set[str] = set()
+
+    def pays(self, step: Step) -> bool:
+        """Whether a group is worth a step of its own."""
+        found = self._preferred(step)
         return found is not None and (found.family != "framework" or step.phase == "refresh")
 
-    steps = fused(graph, fusions, pays)
-    layouts = {name: type_.layout for name, type_ in graph.sources}
-    strided: set[str] = set()
-    choices = []
-    for step in steps:
+    def choose(self, step: Step) -> Candidate:
+        """Raises IllegalCandidate if nothing runs the step."""
+        made, space = [name for name, _ in step.outputs], self._space
         # Torch makes what never changes once, and a pass what needs a kernel of ours.
-        own = None if is_fixed(step) else preferred(step)
+        own = None if self._graph.fixed.issuperset(made) else self._preferred(step)
         candidate = own or _first(step, space, FALLBACK)
         if candidate is None:
             raise IllegalCandidate(f"no candidate runs step {step.name!r} on {space.arch.name}")
-        candidate = _reading(step, candidate, strided, space)
-        candidate = _following(step, candidate, layouts, space)
+        candidate = _reading(step, candidate, self._strided, space)
+        candidate = _following(step, candidate, self._layouts, space)
         if candidate.family == "framework" and _strides(step):
-            strided.update(name for name, _ in step.outputs)
+            self._strided.update(made)
         family = family_named(candidate.family)
         demanded = family.layouts(family.parts(step), candidate.config)
-        layouts |= {name: demanded.get(name, "nchw") for name, _ in step.outputs}
-        choices.append(Choice(tuple(node.name for node in step.nodes), candidate))
-    return Plan(Problem.of(graph, space.arch.name, network), tuple(choices), origin)
+        self._layouts |= {name: demanded.get(name, "nchw") for name in made}
+        return candidate
+
+    def _preferred(self, step: Step) -> Candidate | None:
+        if step.signature not in self._known:  # most layers of a ResNet are alike
+            self._known[step.signature] = _first(step, self._space, self._preferences)
+        return self._known[step.signature]
 
 
 def default_plan(graph: Graph, space: SearchSpace, *, network: str) -> Plan:

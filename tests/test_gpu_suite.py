@@ -35,3 +35,11 @@ def test_pieces_run_tools_that_are_there_and_say_what_fails(tmp_path: Path) -> N
     assert "call_study.py" in (tmp_path / "out" / "calls.jsonl").read_text()
     asked[-1] = "no-piece"
     assert subprocess.run(asked, env=environment, check=False, stderr=PIPE).returncode == 2
+
+
+def test_help_says_how_and_runs_nothing(tmp_path: Path) -> None:
+    for asked, code in ((["--help"], 0), ([], 2), (["--pieces"], 2)):
+        done = subprocess.run([SUITE, *asked], cwd=tmp_path, check=False, capture_output=True)
+        assert done.returncode == code
+        assert b"tools/gpu_suite OUTDIR" in done.stderr
+    assert not [*tmp_path.iterdir()]

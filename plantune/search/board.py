@@ -189,18 +189,17 @@ class Board:
         own = [r for r in rows if r.by == self._number and r.is_open and r.texts == texts]
         if not own:
             return []
-        for row in own[1:]:  # added twice, as a connection broke
-            self._end(row.id)
-        earlier = (r for r in rows if r.number < own[0].number and r.by != self._number)
-        taken = {*self._found, *(text for row in earlier for text in row.taken)}
+        row, *again = own
+        for other in again:  # added twice, as a connection broke
+            self._end(other.id)
+        earlier = (r for r in rows if r.number < row.number and r.by != self._number)
+        taken = {*self._found, *(text for r in earlier for text in r.taken)}
         self._elsewhere |= taken.intersection(texts)
         won = [place for place, text in enumerate(texts) if text not in taken]
-        for place in won:
-            self._claims[candidates[place].key] = (own[0].id, place)
-        self._open[own[0].id] = len(won)
-        self._values[own[0].id] = []
+        self._claims |= {candidates[place].key: (row.id, place) for place in won}
+        self._open[row.id], self._values[row.id] = len(won), []
         if not won:
-            self._close(own[0].id)
+            self._close(row.id)
         return [candidates[place] for place in won]
 
     def tell(self, candidate: StepCandidate, outcome: Outcome | None) -> None:

@@ -151,8 +151,7 @@ def rank(
     """
     left_s = run.budget.left_for("ranking")
     plans = ranking.affordable(plans, run.graph, run.space, run.steps, left_s, built)
-    if needed is not None and not any(ranking.choose_alike(needed, plan) for plan in plans):
-        raise OutOfTime(NOT_COMPARED)
+    _require_among(plans, needed)
     if machine.word == "busy":  # a call may take a hundred times as long
         plans = [*plans[:FEW], *plans[FEW:][-1:]]
     if left_s < LEAST_RANKING_S:
@@ -164,14 +163,26 @@ def rank(
         timings = time_plans(run, plans, effort)
     except OutOfTime:
         return plans
-    for plan, found in zip(plans, timings, strict=True):
+    pairs = list(zip(plans, timings, strict=True))
+    for plan, found in pairs:
         if plan in built and isinstance(found, Rejected):
             why = f"{found.stage}: {found.reason}"
             text = f"a plan that was timed at first could not be timed beside the others: {why}"
             warnings.warn(text, stacklevel=2)
-        if needed is not None and ranking.is_late(found) and ranking.choose_alike(needed, plan):
-            raise OutOfTime(NOT_COMPARED)
-    timings = _close_again(run, plans, timings)
+    _require_among([plan for plan, found in pairs if not ranking.is_late(found)], needed)
+    return _ranked(run, plans, _close_again(run, plans, timings), incumbent)
+
+
+def _require_among(plans: Sequence[Plan], needed: Plan | None) -> None:
+    """Raises OutOfTime if there is a plan that is needed and these do not include it."""
+    if needed is not None and not any(ranking.choose_alike(needed, plan) for plan in plans):
+        raise OutOfTime(NOT_COMPARED)
+
+
+def _ranked(
+    run: Run, plans: Sequence[Plan], timings: Sequence[Found], incumbent: Plan | None
+) -> list[Plan]:
+    """The plans in the order that `rank` gives."""
     winner = ranking.fastest(plans, timings)
     if winner is None:
         raise NoViableCandidate(_why_none(run.problem, timings))

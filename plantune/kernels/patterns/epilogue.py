@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
@@ -151,20 +152,26 @@ def epilogue_of(
         if part not in ("scale", "bias"):
             chain.append(offset_by(node) if part == "offset" else part)
         last = node.name
-    for part, operand in (("weight", conv.inputs[1]), *parts.items()):
-        if part != "residual" and operand not in step.constants:
-            raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
-    for image in {conv.inputs[0], parts.get("residual")} & step.constants:
-        # Constants are in nchw, whatever layout the images of a kernel have.
-        raise IllegalCandidate(f"{image!r} is constant, not an image that each call brings")
+    require_constants(step, conv, parts)
     offset = parts.get("offset")
     before = next((v for v in rest[-1].inputs if v != offset), None) if offset else None
-    if leaving and not (unshifted and leaving == {before}):
-        raise IllegalCandidate(READ_OUTSIDE)
-    unshifted_value = before if leaving else None
-    return ConvEpilogue(
-        conv, chain=tuple(chain), unshifted=unshifted_value, inner=None, sums=(), pool=None, **parts
-    )
+    refuse({READ_OUTSIDE: leaving and not (unshifted and leaving == {before})})
+    others: dict[str, Any] = {**parts, "unshifted": before if leaving else None}
+    return ConvEpilogue(conv, chain=tuple(chain), **others)
+
+
+def require_constants(
+    step: Step, conv: Node, parts: Mapping[str, str], images: Collection[str] = ("residual",)
+) -> None:
+    """Raises IllegalCandidate unless each call brings the images, which are the convolution's own
+    and the `images` among the parts, and all else is constant.
+    """
+    for part, operand in (("weight", conv.inputs[1]), *parts.items()):
+        if part not in images and operand not in step.constants:
+            raise IllegalCandidate(f"the {part} {operand!r} is not constant between calls")
+    for image in {conv.inputs[0], *map(parts.get, images)} & step.constants:
+        # Constants are in nchw, whatever layout the images of a kernel have.
+        raise IllegalCandidate(f"{image!r} is constant, not an image that each call brings")
 
 
 def offset_by(node: Node) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from plantune.errors import IllegalCandidate
 from plantune.graph import Node, Step
 from plantune.kernels.legality import refuse
-from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum
+from plantune.kernels.patterns.epilogue import ConvEpilogue, Sum, require_constants
 from plantune.kernels.patterns.expression import Chain
 from plantune.kernels.patterns.sums import kept_axes
 
@@ -45,7 +45,7 @@ def image_gradient(step: Step) -> ConvEpilogue:
     pool = _pool(step, conv, pools, parts)
     if pool is not None:
         parts["residual"] = pool.inputs[0]
-    _require_constants(step, conv, parts)
+    require_constants(step, conv, parts, images=("residual", "saved"))
     sums = tuple(_sum(step, node, chains) for node in added)
     leaving = {name for name, _ in step.outputs} - {node.name for node in added}
     refuse(
@@ -103,14 +103,3 @@ def _sum(step: Step, node: Node, chains: Mapping[str, Chain]) -> Sum:
     if value not in chains or kept not in ((), (1,)) or not leaves:
         raise IllegalCandidate(f"{node.op} at {node.name!r} has no place after the gradient")
     return Sum(node.name, chains[value], of_channels=kept == (1,))
-
-
-def _require_constants(step: Step, conv: Node, parts: dict[str, str]) -> None:
-    """The weight is one, and no image is."""
-    if conv.inputs[1] not in step.constants:
-        raise IllegalCandidate(f"the weight {conv.inputs[1]!r} is not constant between calls")
-    if (offset := parts.get("offset")) is not None and offset not in step.constants:
-        raise IllegalCandidate(f"the offset {offset!r} is not constant between calls")
-    images = {value for part, value in parts.items() if part != "offset"}
-    for image in {conv.inputs[0], *images} & step.constants:
-        raise IllegalCandidate(f"{image!r} is constant, not an image that each call brings")

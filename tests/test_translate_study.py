@@ -26,9 +26,19 @@ def test_a_small_study_compares_ways_by_their_words(
 ) -> None:
     tiny = tool["Sizes"](source_words=60, target_words=45, embedding=8, hidden=16)
     monkeypatch.setitem(tool["study"].__globals__, "SMALL", tiny)
+    measured, rounded = tool["measured"], set()
+
+    def noting(*given: Any) -> Any:
+        rounded.add((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        return measured(*given)
+
+    monkeypatch.setitem(tool["study"].__globals__, "measured", noting)
+    before = torch.backends.cudnn.allow_tf32
     options = "--small --sentences 4 --batch 1 2 --ways eager plantune --out"
     rows = tool["study"](tool["arguments"]([*options.split(), str(tmp_path)]))
 
+    assert rounded == {(False, False)}
+    assert torch.backends.cudnn.allow_tf32 == before
     assert [(row.way, row.batch, row.wrong) for row in rows] == [
         (way, batch, 0) for batch in (1, 2) for way in ("eager", "plantune")
     ]

@@ -126,16 +126,12 @@ def translator_rows() -> Iterator[list[str]]:
 
 def layer_rows() -> Iterator[list[str]]:
     """Forward and backward, by medians."""
-    for found in read("benchmarks/h200/2026-11-23-recurrent-layers.json")["results"]:
-        us, kind = found["us"], found["kind"].upper()
-        ways = {"": ("ours whole", "cudnn whole tf32=False")}
-        if found["dtype"] == "float32":
-            tf32 = ("ours whole, other products in tf32", "cudnn whole tf32=True")
-            ways[", tf32 beside the recurrence"] = tf32
-        for with_what, names in ways.items() if found["sizes"][0] > 1 else ():
-            own, theirs = (us[name][0] for name in names)
-            what = f"{kind} layer, {found['dtype']}{with_what}"
-            yield [what, f"{own:,.0f} us", f"cuDNN {theirs:,.0f} us", f"{own / theirs:.2f}"]
+    rows = read("benchmarks/h200/2026-11-23-recurrent-study.json")["rows"]
+    for own, other in zip(rows[::2], rows[1::2], strict=True):
+        assert (own["way"], other["way"]) == ("plantune", "cudnn")
+        what = f"{own['what'].upper()} layer, {own['dtype']}"
+        ours, theirs = (f"{row['us']:,.0f} us" for row in (own, other))
+        yield [what, ours, f"cuDNN {theirs}", f"{other['ratio']:.2f}"]
 
 
 def policy_rows() -> Iterator[list[str]]:

@@ -21,15 +21,16 @@ class Least(NamedTuple):
     hidden: int
 
 
-# From which sizes on scans are faster than cuDNN's layer, by what that is. Timed on an H200,
-# 2026-11-23: 32 steps of 64 samples and 512 units took 0.49 (GRU) and 0.64 (LSTM) of its time in
-# float16, forward alone 0.42 and 0.47. With 16 steps of 16 samples and 256 units a GRU took 0.55 in
-# float16, beside other work, and an LSTM whose weights cuDNN keeps on the chip 1.2. In float32 0.93
-# (GRU) and 1.03 (LSTM), forward alone 1.08 and 1.13: cuDNN multiplies in tf32 there, so these stay
-# torch's.
+# From which sizes on scans are faster than cuDNN's layer, by what that is: with gradients and
+# forward alone, in CUDA graphs in turns (benchmarks/h200/2026-11-23-recurrent-sizes.json). Where
+# cuDNN keeps weights on the chip it wins with 16 samples (0.61 to 0.98 of our time), and with 8
+# steps of 64 samples and 512 units (0.90); from the sizes below on ours take 0.47 to 0.91 of its
+# time. Of its other algorithms they take 0.42 to 0.98 with gradients, 0.36 to 0.72 without. In
+# float32 32 steps of 64 samples and 512 units took 0.93 (GRU) and 1.03 (LSTM), forward alone 1.08
+# and 1.13: cuDNN multiplies in tf32 there, so these stay torch's.
 LEAST = {
-    "on chip": Least(32, 64, 512),
-    "16 bits": Least(16, 16, 256),
+    "on chip": Least(16, 64, 256),
+    "16 bits": Least(8, 16, 256),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -60,7 +62,7 @@ def test_what_cudnn_keeps_on_the_chip_is_another_rival() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "least"), [("gru_scan", (16, 16, 256)), ("lstm_scan", (32, 64, 512))]
+    ("op", "least"), [("gru_scan", (8, 16, 256)), ("lstm_scan", (16, 64, 256))]
 )
 def test_they_begin_at_the_sizes_that_the_guide_names(op: str, least: tuple[int, int, int]) -> None:
     sizes = dict(zip(("steps", "samples", "hidden"), least, strict=True))
@@ -68,3 +70,19 @@ def test_they_begin_at_the_sizes_that_the_guide_names(op: str, least: tuple[int,
     assert suits(layer)
     for less in ({"steps": least[0] - 1}, {"samples": least[1] - 8}, {"hidden": least[2] - 128}):
         assert not suits(replace(layer, **less)), less
+
+
+SIZES = Path(__file__).parents[2] / "benchmarks" / "h200" / "2026-11-23-recurrent-sizes.json"
+
+
+def test_layers_that_are_read_as_scans_were_faster_where_they_were_timed() -> None:
+    """In training and in inference; and most of those that were faster are read so."""
+    suits, rows = scans_on("sm90"), json.loads(SIZES.read_text())["rows"]
+    taken, left = [], []
+    for row in rows:
+        sizes = {key: row[key] for key in ("dtype", "steps", "samples", "hidden")}
+        layer = replace(LAYER, op=f"{row['kind']}_scan", inputs=row["hidden"], **sizes)
+        (taken if suits(replace(layer, directions=row["layers"])) else left).append(row["ratio"])
+    assert len(taken) > 40
+    assert max(taken) < 1
+    assert sum(ratio < 0.9 for ratio in left) < len(taken) / 8

@@ -244,7 +244,7 @@ class Calls:
     ) -> tuple[Tensor, ...]:
         if trained is None:
             return kept.stock.run(*tensors)
-        return run_with_gradients(kept.stock, tensors, form.parameters(trained))
+        return run_with_gradients(kept.stock, tensors, kept.leaves(form, trained))
 
     def _looked_at(
         self,

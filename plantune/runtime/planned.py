@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plantune.cuda.flags import precisions_of_calls
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
 from plantune.runtime.contest import Contest
+from plantune.runtime.form import Form
 from plantune.runtime.framework import LastCall
 from plantune.runtime.inputs import PlannedCall
 from plantune.runtime.runners import Runner
@@ -52,6 +54,7 @@ class Planned:
         self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
         self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"
+        self._leaves: tuple[Form | None, Mapping[str, Tensor]] = None, {}
         self.runner = self._runner()
         self.call = self._call(self.how if self.runner is None else self.runner.name)
 
@@ -75,6 +78,17 @@ class Planned:
         how = self.how if self.runner is None else self.runner.name
         if self.call.how != how:
             self.call = self._call(how)
+
+    def leaves(self, form: Form, trained: tuple[bool, ...]) -> Mapping[str, Tensor]:
+        """The form's parameters that get a gradient, by name. Another one must be no part of
+        autograd's graph: its hooks would be called, with None.
+        """
+        of, found = self._leaves
+        if of is not form:
+            named = form.parameters(trained)
+            found = {n: named[n] for n, _ in self.stock.graph.gradients if n in named}
+            self._leaves = form, found
+        return found
 
     def why_not_now(self, trained: Trained) -> str | None:
         """Why such a call cannot run from the plan at this moment."""

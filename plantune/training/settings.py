@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plantune.cuda.flags import float32_precisions
+from plantune.cuda.flags import precisions_of_calls
 from plantune.graph.autocast import Autocast, state_on
 from plantune.runtime.torch_internals import asks_for_determinism, without_autocast
 
@@ -29,4 +29,4 @@ class Settings:
             yield
 
     def now(self) -> Hashable:
-        return self.autocast, float32_precisions(), asks_for_determinism()
+        return self.autocast, precisions_of_calls(), asks_for_determinism()

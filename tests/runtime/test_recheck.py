@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from plantune import load_model, optimize
+from plantune.default_plans import hand_plan
 from plantune.errors import CannotJudge, WrongResult
 from plantune.kernels import torch_ops
 from plantune.machine import cpu_environment
@@ -240,6 +241,24 @@ def test_statistics_that_a_pass_moves_are_proved_too(images, monkeypatch, dtype)
     recheck(stock.graph, stock.plan, SPACE, net)
     monkeypatch.setattr(Program, "run_forward", off)
     with pytest.raises(WrongResult, match=r"the new value of 1\.running_var is off by"):
+        recheck(stock.graph, stock.plan, SPACE, net)
+
+
+def test_a_gradient_that_is_rounding_alone(monkeypatch):
+    """A bias before a batch norm: sums in another order are no fault, half a sum is one."""
+    module = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.SiLU())
+    net = nn.Sequential(*module, nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.SiLU())
+    x = torch.randn(16, 3, 16, 16)
+    stock = optimize(net, x, mode="train").stock()
+    recheck(stock.graph, hand_plan(stock.graph, SPACE, network="hand"), SPACE, net)
+    made = torch_ops.WRITERS["sum"]
+
+    def write(node, y):
+        run = made(node, y)
+        return lambda dy: run(torch.cat((dy[:8], torch.zeros_like(dy[8:]))))
+
+    monkeypatch.setitem(torch_ops.WRITERS, "sum", write)
+    with pytest.raises(WrongResult, match=r"the gradient of \d\.bias is off"):
         recheck(stock.graph, stock.plan, SPACE, net)
 
 

@@ -47,6 +47,20 @@ def assert_alike(pair, close):
             close(ours[name], expected)
 
 
+def test_hooks_of_a_parameter_that_nothing_reads_are_not_called(x, tuned, close):
+    """They would get None, which few can take."""
+    module = TwoHeads()
+    module.unused = nn.Linear(8, 2)
+    pair = (tuned(module, x, "train"), deepcopy(module).train())
+    for module in pair:
+        for parameter in module.parameters():
+            parameter.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+        policy, value = module(x)
+        (policy.square().sum() + value.sum()).backward()
+    assert pair[0].last_call().how == "planned"
+    assert_alike(pair, close)
+
+
 class TestOutputsThatALossLeavesOut:
     @pytest.mark.parametrize("used", [0, 1])
     def test_what_they_alone_depend_on_has_no_gradient(self, used, pair, x, close):

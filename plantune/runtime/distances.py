@@ -50,10 +50,10 @@ def distances(
     they jump where the input of a ReLU is within a rounding of zero. Each is judged for itself.
     """
     known = {name: Exact(value) for name, value in exact.items()}
-    narrowest = _narrowest(graph)
+    coarsest = narrowest(graph)
 
     def tolerated(of: str, name: str) -> float:
-        dtype = narrowest.get(name, ours[name].dtype)
+        dtype = coarsest.get(name, ours[name].dtype)
         return tolerance(of, dtype, ours[name].numel())
 
     for name in names_of(graph):
@@ -100,7 +100,7 @@ def _size(name: str, exact: Mapping[str, Exact]) -> float:
     return max(exact[n].sizes[0] for n in (alike if single else [name]))
 
 
-def _narrowest(graph: Graph) -> dict[str, torch.dtype]:
+def narrowest(graph: Graph) -> dict[str, torch.dtype]:
     """By the names of results that are floats, the dtype of the coarsest value that they follow
     from: what was rounded to 16 bits on the way is as far off in float32 later.
     """

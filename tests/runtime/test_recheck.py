@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -260,6 +261,41 @@ def test_a_gradient_that_is_rounding_alone(monkeypatch):
     monkeypatch.setitem(torch_ops.WRITERS, "sum", write)
     with pytest.raises(WrongResult, match=r"the gradient of \d\.bias is off"):
         recheck(stock.graph, stock.plan, SPACE, net)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "mode", "width"),
+    [
+        (torch.bfloat16, "train", torch.float32),
+        (torch.bfloat16, "infer", torch.float64),
+        (torch.float32, "train", torch.float64),
+    ],
+    ids=str,
+)
+def test_under_wide_norms_training_has_references_in_float32(
+    images: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    narrow: torch.dtype,
+    mode: str,
+    width: torch.dtype,
+) -> None:
+    """On a GPU, if all results follow from 16 bits: in float64 they take most of its memory."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 3).to(narrow), nn.BatchNorm2d(8), nn.ReLU())
+    judge, seen = recheck_module.judgeable, set[torch.dtype]()
+    wider, images = cases_module._wider, images.to(narrow)
+    monkeypatch.setattr(cases_module, "_wider", lambda graph, _: wider(graph, torch.device("cuda")))
+
+    def noted(*given: Any) -> cases_module.Case:
+        case = judge(*given)
+        seen.update(value.dtype for value in case.exact.values())
+        return case
+
+    monkeypatch.setattr(recheck_module, "judgeable", noted)
+    checked(net, images, mode)
+    assert seen == {width}
+    scaled_relu(monkeypatch, lambda y: y.mul_(1.1))
+    with pytest.raises(WrongResult, match="is off by"):
+        checked(net, images, mode)
 
 
 def test_the_module_and_the_users_random_numbers_stay(fixup, images):

@@ -31,9 +31,10 @@ def make_handles(libraries: Iterable[str]) -> None:
     caller who warms up and then captures a training pass would capture its first call.
     """
     for library in libraries:
-        if (library, current_gpu()) not in this_thread.handles:
-            this_thread.handles.add((library, current_gpu()))
+        handle = library, current_gpu()
+        if handle not in this_thread.handles:
             _FIRST_CALLS[library]()
+            this_thread.handles.add(handle)
 
 
 def _multiply() -> None:
@@ -44,6 +45,8 @@ def _multiply() -> None:
 
 
 def _convolve() -> None:
+    if not torch.backends.cudnn.is_available():
+        return  # torch's own kernels convolve then
     x = torch.zeros(1, 1, 1, 1, device="cuda")
     torch.cudnn_convolution(x, x, (0, 0), (1, 1), (1, 1), 1, False, True, False)
 

@@ -57,3 +57,12 @@ def test_each_thread_is_prepared_once_for_each_gpu(monkeypatch: pytest.MonkeyPat
     with ThreadPoolExecutor(1) as thread:
         thread.submit(make_handles, {"cublas"}).result()
     assert calls == ["cublas", "cudnn", "cudnn", "cublas"]
+
+
+def test_without_a_library_there_is_nothing_to_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without cuDNN; products that torch refuses."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    for first_call in handles._FIRST_CALLS.values():
+        first_call()

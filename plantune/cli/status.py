@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_status(console: Console, url: str) -> None:
-    """Raises StorageLost if nothing answers, BadParameter for what is no URL of a database."""
+    """Raises StorageLost if nothing answers, BadParameter for anything but a database's URL."""
     from plantune.cli.storage import required_shareable
     from plantune.search.rdb import Persistent, shown
     from plantune.search.results import Patience

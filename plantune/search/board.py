@@ -84,11 +84,11 @@ class Board:
         self._earlier: list[tuple[Key, Outcome]] = []
 
     def join(self, *, fresh: bool = False) -> None:
-        """Joins the search that goes on, also one that nobody is left in, or begins one after the
-        last one found its plan; it knows what earlier ones in this environment found unless it is
-        `fresh`.
+        """Joins the unfinished search, even an abandoned one, or begins a new one after the last
+        found its plan. A new one knows the outcomes of earlier ones in this environment unless it
+        is `fresh`.
 
-        Raises ForeignSearch if the one that goes on measures on another machine or software.
+        Raises ForeignSearch if the unfinished one measures on another machine or software.
         """
         names = self._do(self._place.studies)
         goes_on = bool(names) and self._goes_on(names[-1], fresh=fresh)

@@ -59,7 +59,7 @@ class Row:
 
     @property
     def taken(self) -> list[str]:
-        """What nobody else needs to measure: outcomes, and what an open row's search measures."""
+        """Candidates that others can skip: those with outcomes, and those being measured."""
         return [
             text
             for place, text in enumerate(self.texts)

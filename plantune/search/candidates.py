@@ -121,7 +121,7 @@ def step_candidates(graph: Graph, space: SearchSpace) -> tuple[StepCandidate, ..
     """Everything that may run in a pass.
 
     The framework fuses nothing, so it is a candidate of single ops. A family that takes long to
-    build is a candidate of its largest groups only: a part of one would hardly be worth a build.
+    build is a candidate of its largest groups only: a part of one is rarely worth a build.
     """
     steps = [s for s in alternatives(graph, all_fusions()) if s.phase != "refresh"]
     found: list[StepCandidate] = []

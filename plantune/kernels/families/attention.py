@@ -60,9 +60,9 @@ class Attention(CudaFamily[AttentionParts]):
                 "there is nothing to compute": 0 in parts.sizes,
                 f"{keys} keys are too many": keys > KEYS_MAX,
                 f"{width} or {values} columns are too many": max(width, values) > COLUMNS_MAX,
-                f"{width} and {values} columns are no whole steps": bool(width % 16 or values % 8),
+                f"{width} and {values} columns are not whole steps": bool(width % 16 or values % 8),
                 "columns are apart": any(each.strides[-1] != 1 for each in read),
-                "rows are no whole words apart": any(map(_is_ragged, read)),
+                "rows are not whole words apart": any(map(_is_ragged, read)),
                 f"{ADDENDS_MAX} addends at most": len(parts.addends) > ADDENDS_MAX,
             }
         )

@@ -127,7 +127,7 @@ class _Reading:
             self.scale *= float(node.attrs["alpha"])
         elif node.op == "add":
             (other,) = [name for name in node.inputs if name != self.last] or (self.last,)
-            refuse({"what is added is no input": other not in dict(self.step.inputs)})
+            refuse({"what is added is not an input": other not in dict(self.step.inputs)})
             refuse({"scores are broadcast": node.types[0].shape != sizes})
             read = torch.empty(self.step.types[other].shape, device="meta").expand(sizes)
             self.addends.append(Addend(other, sizes, read.stride()))
@@ -222,10 +222,10 @@ def _viewed(node: Node, source: Tensor) -> Sequence[Tensor]:
         try:
             return (source.view(node.attrs["shape"]),)
         except RuntimeError as reason:
-            raise IllegalCandidate(f"{node.name!r} is no view") from reason
+            raise IllegalCandidate(f"{node.name!r} is not a view") from reason
     places = range(len(node.outputs))
     known = isinstance(op, OverloadOp) and op.viewed(node.attrs) == 0 and len(node.inputs) == 1
-    refuse({f"{node.op} at {node.name!r} is no view": not known})
+    refuse({f"{node.op} at {node.name!r} is not a view": not known})
     assert isinstance(op, OverloadOp)
     made = op.evaluate_loosely([source], node.attrs, places)
     refuse({f"{node.op} at {node.name!r} moves": not all(_shares(m, source) for m in made)})

@@ -79,7 +79,8 @@ def sought_for(tuned: TunedModule) -> tuple[Sought, torch.device]:
     calls = tuned._calls
     graph, device = calls.expected_graph(), calls.device
     problem = Problem.of(graph, arch_of(device), calls.options.name)
-    return Sought(graph, problem, tape_of(tuned.reference, calls.arguments)), device
+    tape = tape_of(tuned.reference, calls.arguments, derives=problem.mode == "train")
+    return Sought(graph, problem, tape), device
 
 
 def search_for(

@@ -106,7 +106,9 @@ class Workload:
         """The network for another process; None of one that has a name."""
         from plantune.graph.tape import tape_of
 
-        return None if self.factory is None else tape_of(self._module, self._arguments)
+        derives = self.mode == "train"
+        given = self._module, self._arguments
+        return None if self.factory is None else tape_of(*given, derives=derives)
 
     def extracted(self, *, fold: bool) -> Graph:
         """The network's layers, with the scales of its norms in the weights if they are folded."""
@@ -114,7 +116,9 @@ class Workload:
         from plantune.space.recurrent import scans_on
 
         scans = scans_on(self.arch)
-        return extract(self._module, *self._arguments.types, fold=fold, scans=scans)
+        derives = self.mode == "train"
+        types = self._arguments.types
+        return extract(self._module, *types, fold=fold, derives=derives, scans=scans)
 
     def module(self) -> nn.Module:
         """The network, freshly initialised on the CPU."""

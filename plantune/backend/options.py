@@ -47,7 +47,8 @@ def search(tuned: TunedModule, stock: Stock, seconds: float) -> None:
     from plantune.tuning import reporting, search_for
 
     calls = tuned._calls
-    tape = tape_of(tuned.reference, calls.arguments)
+    derives = stock.plan.problem.mode == "train"
+    tape = tape_of(tuned.reference, calls.arguments, derives=derives)
     with reporting(None) as report:
         sought = Sought(stock.graph, stock.plan.problem, tape)
         search_for(sought, calls.device, seconds, report=report)

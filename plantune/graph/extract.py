@@ -52,17 +52,20 @@ def extract(
     module: nn.Module,
     *inputs: TensorType,
     fold: bool | None = None,
+    derives: bool | None = None,
     scans: Callable[[RecurrentLayers], bool] = no_scans,
 ) -> Graph:
     """The layer graph of `module` for inputs of these types, in the training mode that each of its
     submodules has.
 
     `fold` puts the scales of batch norms into the weights before them; it changes what a backward
-    pass would differentiate, so it defaults to true only where the module is not training. `scans`
-    says which recurrent layers of torch's are read as scans (plantune/space/recurrent.py). Raises
+    pass would differentiate, so it defaults to true only where the module is not training.
+    `derives` is a trace's. `scans` says which recurrent layers of torch's are read as scans
+    (plantune/space/recurrent.py). Raises
     UnsupportedModule naming the place in the module that torch cannot trace, or that has no graph.
     """
-    return extract_with_outputs(module, Arguments(inputs), fold=fold, scans=scans)[0]
+    arguments = Arguments(inputs)
+    return extract_with_outputs(module, arguments, fold=fold, derives=derives, scans=scans)[0]
 
 
 def extract_with_outputs(
@@ -70,10 +73,11 @@ def extract_with_outputs(
     arguments: Arguments,
     *,
     fold: bool | None = None,
+    derives: bool | None = None,
     scans: Callable[[RecurrentLayers], bool] = no_scans,
 ) -> tuple[Graph, Outputs]:
     """As `extract`, for any call, with what the module makes of the graph's outputs."""
-    traced = trace(module, arguments)
+    traced = trace(module, arguments, derives=derives)
     graph = _Extraction(module, arguments.types, traced, scans).run()
     graph = without_dead_nodes(with_space_to_depth(without_spreads(without_dead_nodes(graph))))
     if not module.training if fold is None else fold:
@@ -81,11 +85,11 @@ def extract_with_outputs(
     return graph, Outputs.like(traced.made)
 
 
-def lines_of(module: nn.Module, arguments: Arguments) -> dict[str, str]:
+def lines_of(module: nn.Module, arguments: Arguments, *, derives: bool) -> dict[str, str]:
     """The line of the user's code that each node is from, by the node's name; rewrites may have
     made others.
     """
-    extraction = _Extraction(module, arguments.types, trace(module, arguments))
+    extraction = _Extraction(module, arguments.types, trace(module, arguments, derives=derives))
     extraction.run()
     return extraction.lines
 

@@ -40,3 +40,22 @@ def _line_before(module: fx.GraphModule, number: int) -> str | None:
         return None
     found = lines_of(list(module.graph.nodes)[place])
     return found[-1] if found else None
+
+
+def files_of(error: BaseException) -> list[str]:
+    """The files that an error came through."""
+    files, step = [""], error.__traceback__
+    while step is not None:
+        files.append(step.tb_frame.f_code.co_filename)
+        step = step.tb_next
+    return files
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost such line that an error came through."""
+    lines, step = [""], error.__traceback__
+    while step is not None:
+        found = line_in(step.tb_frame, step.tb_lineno)
+        lines += [] if found is None else [found]
+        step = step.tb_next
+    return lines[-1]

@@ -33,12 +33,15 @@ PACKED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TapeCall:
-    """One call of an overload. Tensors are numbered: inputs, parameters, buffers, then results."""
+    """One call of an overload, which is `silent` under no_grad. Tensors are numbered: inputs,
+    parameters, buffers, then results.
+    """
 
     overload: str
     reads: tuple[int, ...]
     attrs: Attrs
     results: int
+    silent: bool
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,11 @@ class Tape:
     examples: tuple[str | None, ...]
 
 
-def tape_of(module: nn.Module, arguments: Arguments) -> Tape:
+def tape_of(module: nn.Module, arguments: Arguments, *, derives: bool | None = None) -> Tape:
     """What a module does in a call. Raises UnsupportedModule as a trace does, and for a call with
-    an argument that is not data.
+    an argument that is not data. `derives` is a trace's.
     """
-    return _Taping(module, arguments).tape()
+    return _Taping(module, arguments, derives).tape()
 
 
 class _Taping:
@@ -73,9 +76,9 @@ class _Taping:
     for what it has just made.
     """
 
-    def __init__(self, module: nn.Module, arguments: Arguments) -> None:
+    def __init__(self, module: nn.Module, arguments: Arguments, derives: bool | None) -> None:
         self._module, self._arguments = module, arguments
-        self._traced = trace(module, arguments)
+        self._traced = trace(module, arguments, derives=derives)
         self._known: dict[int, int] = {}
         self._newest: dict[Memory, int] = {}
         self._count = 0
@@ -128,7 +131,7 @@ class _Taping:
         results = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
         for tensor in results:
             self._number(tensor)
-        return TapeCall(str(record.overload), tuple(reads), attrs, len(results))
+        return TapeCall(str(record.overload), tuple(reads), attrs, len(results), record.silent)
 
     def _number(self, tensor: Tensor) -> None:
         self._known[id(tensor)] = self._newest[memory_of(tensor)] = self._count

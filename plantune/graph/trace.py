@@ -32,7 +32,8 @@ from plantune.errors import UnsupportedModule
 from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.constants import constant, indices
-from plantune.graph.lines import line_in
+from plantune.graph.custom_functions import each_application
+from plantune.graph.lines import files_of, line_in, line_of
 from plantune.graph.memo import depend
 from plantune.graph.nested import kind_of, leaves
 from plantune.graph.purity import Overload
@@ -95,20 +96,25 @@ class Trace:
     made: Any
 
 
-def trace(module: nn.Module, arguments: Arguments) -> Trace:
-    """What `module` does in a call with these arguments; raises UnsupportedModule."""
+def trace(module: nn.Module, arguments: Arguments, *, derives: bool | None = None) -> Trace:
+    """What `module` does in a call with these arguments; raises UnsupportedModule.
+
+    `derives` says whether a backward pass is derived from it: by default if a submodule trains.
+    """
     _check_count(module, arguments)
+    if derives is None:
+        derives = any(child.training for child in module.modules())
     with TRACING:
-        return _Tracing(module).run(arguments)
+        return _Tracing(module, derives).run(arguments)
 
 
 class _Tracing:
     """One trace, on a shadow of the module."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, derives: bool) -> None:
         self.module = module
         self.shadow = Shadow(module)
-        self.trains = any(child.training for child in module.modules())
+        self.derives = derives
         self.line = ""
         # Where the module runs, if that is known: of a call under autocast.
         self.kind = ""
@@ -125,6 +131,8 @@ class _Tracing:
             without_validation(),
             under(arguments.autocast),
             enable_python_dispatcher(),
+            torch.set_grad_enabled(self.derives or torch.is_grad_enabled()),
+            each_application(self.check_applied),
             _Recorder(self) as recorder,
             _Calls(self, recorder),
         ):
@@ -140,6 +148,14 @@ class _Tracing:
         return Trace(
             tuple(recorder.records), self.shadow.state, tuple(given), self._leaves_of(made), made
         )
+
+    def check_applied(self, function: type) -> None:
+        """A backward pass is derived from what the forward of a Function calls, not from its own
+        backward, so there is none through it.
+        """
+        if self.derives and torch.is_grad_enabled():
+            self.line = _line(sys._getframe(1))
+            raise self.unsupported(f"{function.__name__}, with a backward of its own,")
 
     def unsupported(self, what: str) -> UnsupportedModule:
         return unsupported(self.module, self.shadow.place, what, self.line)
@@ -161,9 +177,9 @@ class _Tracing:
         except UnsupportedModule:
             raise
         except Exception as error:
-            if _files_of(error)[-1].startswith(_OWN):
+            if files_of(error)[-1].startswith(_OWN):
                 raise
-            line = _line_of(error)
+            line = line_of(error)
             said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
             said = next((reason for words, reason in SAID.items() if words in said), said)
             place = self.shadow.place or "its own forward"
@@ -239,7 +255,7 @@ class _Recorder(ProxyTorchDispatchMode):
         tracing = self._tracing
         if any(map(_is_wrapped, tree_leaves((args, kwargs, result)))):
             raise tracing.unsupported("a derivative that the forward takes by torch.func")
-        silent = tracing.trains and torch.is_grad_enabled() != self._grad
+        silent = tracing.derives and torch.is_grad_enabled() != self._grad
         if silent and not self._grad:
             raise tracing.unsupported("a forward that switches gradients on")
         record = Record(func, args, kwargs, result, tracing.shadow.place, tracing.line, silent)
@@ -376,22 +392,3 @@ def _line(frame: FrameType | None) -> str:
             return found
         frame = frame.f_back
     return ""
-
-
-def _files_of(error: BaseException) -> list[str]:
-    """The files that an error came through."""
-    files, step = [""], error.__traceback__
-    while step is not None:
-        files.append(step.tb_frame.f_code.co_filename)
-        step = step.tb_next
-    return files
-
-
-def _line_of(error: BaseException) -> str:
-    """The innermost such line that an error came through."""
-    lines, step = [""], error.__traceback__
-    while step is not None:
-        found = line_in(step.tb_frame, step.tb_lineno)
-        lines += [] if found is None else [found]
-        step = step.tb_next
-    return lines[-1]

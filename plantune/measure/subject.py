@@ -40,11 +40,17 @@ def rebuilt(tape: Tape, device: torch.device, floats: torch.dtype | None = None)
     graph = fx.Graph()
     nodes = [graph.placeholder(f"x{at}") for at in range(len(tape.inputs))]
     nodes += [graph.get_attr(name) for name, _ in (*tape.parameters, *tape.buffers)]
+    silent = False
     for call in tape.calls:
+        if call.silent != silent:
+            silent = call.silent
+            graph.call_function(torch._C._set_grad_enabled, (not silent,))
         attrs = call.attrs
         if floats is not None and DTYPE in attrs:
             attrs = Attrs(attrs, **{DTYPE: dtype_name(floats)})
         nodes += _called(graph, replace(call, attrs=attrs), nodes, device)
+    if silent:
+        graph.call_function(torch._C._set_grad_enabled, (True,))
     outputs = tuple(nodes[number] for number in tape.outputs)
     graph.output(outputs[0] if len(outputs) == 1 else outputs)
     return fx.GraphModule(root, graph)
@@ -134,7 +140,7 @@ class Subject:
 
     @cached_property
     def _graph(self) -> Graph:
-        return extract(self.module, *self.types, fold=False)
+        return extract(self.module, *self.types, fold=False, derives=self._trains)
 
     @cached_property
     def _examples(self) -> tuple[Tensor | None, ...]:

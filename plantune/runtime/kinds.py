@@ -205,7 +205,11 @@ class Kinds:
         # On a GPU weights are read in place, so nothing is folded into them.
         folds = trained is None and self._on_cpu
         graph, outputs = extract_with_outputs(
-            self._held.module, call.arguments, fold=folds, scans=scans_on(arch_of(self._device))
+            self._held.module,
+            call.arguments,
+            fold=folds,
+            derives=trained is not None,
+            scans=scans_on(arch_of(self._device)),
         )
         if trained is not None:
             wanted = form.wanted(trained, [name for name, _ in graph.inputs])

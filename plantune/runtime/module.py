@@ -103,7 +103,9 @@ class TunedModule(StandsIn):
         torch's own, with their lines. It prints as text.
         """
         stock, calls = self.stock(), self._calls
-        return summary_of(stock.plan, stock.graph, lines_of(self.reference, calls.arguments))
+        derives = stock.plan.problem.mode == "train"
+        lines = lines_of(self.reference, calls.arguments, derives=derives)
+        return summary_of(stock.plan, stock.graph, lines)
 
     def refresh(self, *, weights_only: bool = False) -> None:
         """Has the next call read again what changes without a trace: globals, closures and

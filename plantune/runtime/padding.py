@@ -110,7 +110,7 @@ def _with(tensor: Tensor, size: int) -> Tensor:
 
 def _check_results(module: nn.Module, one: Arguments, more: Arguments) -> None:
     """Each result has as many samples as the call; nothing else depends on their number."""
-    traced = [extract_with_outputs(module, call) for call in (one, more)]
+    traced = [extract_with_outputs(module, call, derives=False) for call in (one, more)]
     graphs = [graph for graph, _ in traced]
     constants = [
         [leaf for leaf in leaves(outputs.made) if leaf is not TENSOR] for _, outputs in traced

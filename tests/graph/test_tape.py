@@ -68,6 +68,37 @@ def test_it_computes_the_same_and_has_the_same_layers(trains: bool) -> None:
             torch.testing.assert_close(again.get_parameter(name).grad, gradient)
 
 
+class Target(nn.Module):
+    """Learns from its own output, through which no gradient goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        with torch.no_grad():
+            wanted = self.layer(y)
+        return y * wanted
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_no_gradient_goes_where_none_went(trains: bool) -> None:
+    """A search ran what the tape says with gradients everywhere, and refused its own plan."""
+    module, type_ = Target().train(trains), TensorType((2, 3))
+    arguments = Arguments((type_,))
+    again = rebuilt(tape_of(module, arguments, derives=True), CPU).train()
+    again.load_state_dict(module.state_dict())
+    layers = [extract(each, type_, fold=False, derives=True) for each in (module, again)]
+    assert layers[0].digest == layers[1].digest
+    x = torch.randn(2, 3)
+    for each in (module, again):
+        each(x).sum().backward()
+    torch.testing.assert_close(again.layer.weight.grad, module.layer.weight.grad)
+    silent = [call.silent for call in tape_of(module, arguments, derives=False).calls]
+    assert not any(silent)  # in inference nothing is to switch gradients on
+
+
 def test_buffers_come_with_their_values_and_large_ones_without() -> None:
     class Held(nn.Module):
         def __init__(self) -> None:

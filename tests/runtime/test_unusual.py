@@ -265,12 +265,54 @@ class Directed(Linear):
         return torch.func.jvp(self.layer, (x,), (torch.ones_like(x),))
 
 
+class Turned(torch.autograd.Function):
+    """Turns gradients round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Adversary(Linear):
+    def forward(self, x: Tensor) -> Any:
+        return Turned.apply(self.layer(x))
+
+
 @pytest.mark.parametrize(
-    ("kind", "said"), [(Hooked, "register_hook"), (Derived, "torch.func"), (Directed, "torch.func")]
+    ("kind", "said"),
+    [
+        (Hooked, "register_hook"),
+        (Derived, "torch.func"),
+        (Directed, "torch.func"),
+        (Adversary, "Turned, with a backward of its own, .*test_unusual.py"),
+    ],
 )
 def test_what_no_plan_can_follow_is_refused(kind: type[nn.Module], said: str) -> None:
     with pytest.raises(UnsupportedModule, match=said):
         optimize(kind(), torch.randn(2, 3), mode="train")
+
+
+def test_a_backward_of_its_own_does_not_matter_in_inference() -> None:
+    module, x = Adversary().eval(), torch.randn(4, 3)
+    tuned = planned(module, x, "infer")
+    torch.testing.assert_close(tuned(x), module(x))
+    assert tuned.last_call().how == "planned"
+
+
+@pytest.mark.parametrize("made_with_gradients", [True, False])
+def test_no_grad_counts_in_a_module_that_is_not_training(made_with_gradients: bool) -> None:
+    """Its gradients were those of a forward without it."""
+    module, x = Teacher().eval(), torch.randn(4, 3)
+    reference = copy.deepcopy(module)
+    with torch.set_grad_enabled(made_with_gradients):
+        tuned = planned(module, x, "train")
+    for ours, theirs in zip(_run(tuned, x, "train"), _run(reference, x, "train"), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert tuned.last_call().how == "planned"
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])

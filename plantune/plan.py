@@ -11,6 +11,7 @@ from plantune.canonical import Attrs, canonical, digest
 from plantune.errors import InvalidGraph, InvalidPlan
 from plantune.graph.graph import Graph
 from plantune.graph.partition import Partition, partition_into
+from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import why_not
 from plantune.problem import PROBLEM_FIELDS, Problem
@@ -269,3 +270,10 @@ def candidates_by_step(plan: Plan, steps: Partition) -> dict[str, Candidate]:
     """The candidate of each step, by the step's name."""
     by_node = {name: choice.candidate for choice in plan.choices for name in choice.nodes}
     return {step.name: by_node[step.name] for step in steps}
+
+
+def pass_steps(plan: Plan, graph: Graph, space: SearchSpace) -> list[tuple[Step, Candidate]]:
+    """The steps that run in each pass, in order, with what runs them; raises as `check_plan`."""
+    steps = check_plan(plan, graph, space)
+    chosen = candidates_by_step(plan, steps)
+    return [(step, chosen[step.name]) for step in steps if step.phase != "refresh"]

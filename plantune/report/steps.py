@@ -11,7 +11,7 @@ from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
 from plantune.measure import roofline
 from plantune.outcome import Measured
-from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.plan import Plan, pass_steps
 from plantune.report.covers import OtherCover, Trials, measured_of, trials_json
 from plantune.space.arch import load_arch
 from plantune.space.search_space import load_search_space
@@ -92,6 +92,4 @@ def step_roofline_us(step: Step, arch: str) -> float | None:
 
 def plan_steps(plan: Plan, graph: Graph) -> list[tuple[Step, Candidate]]:
     """The steps that run in each pass, in order; raises InvalidPlan if it does not fit."""
-    steps = check_plan(plan, graph, load_search_space(plan.problem.arch))
-    chosen = candidates_by_step(plan, steps)
-    return [(step, chosen[step.name]) for step in steps if step.phase != "refresh"]
+    return pass_steps(plan, graph, load_search_space(plan.problem.arch))

@@ -14,7 +14,7 @@ from plantune.graph.ops import op_named
 from plantune.graph.partition import alternatives
 from plantune.kernels.family import Candidate
 from plantune.kernels.registry import candidates, estimate_us, family_named
-from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.plan import Plan, pass_steps
 from plantune.space import Arch, SearchSpace
 
 FRAMEWORK, VIEW = "framework", "view"
@@ -140,9 +140,7 @@ def step_candidates(graph: Graph, space: SearchSpace) -> tuple[StepCandidate, ..
 
 def candidates_of(plan: Plan, graph: Graph, space: SearchSpace) -> list[StepCandidate]:
     """What a plan runs in a pass; raises what `check_plan` raises."""
-    steps = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, steps)
-    return [StepCandidate(s, chosen[s.name], space.arch) for s in steps if s.phase != "refresh"]
+    return [StepCandidate(*chosen, space.arch) for chosen in pass_steps(plan, graph, space)]
 
 
 Group = tuple[str, frozenset[str]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from plantune.graph.step import Step
 from plantune.kernels.family import Candidate
@@ -102,3 +102,12 @@ class Costs:
         family = candidate.candidate.family
         found = [statistics.median_low(r) for (f, _), r in self._by_op.items() if f == family]
         return statistics.median_low(found) if found else 1.0
+
+
+def times_us(outcomes: Mapping[Key, Outcome]) -> dict[str, dict[Candidate, float]]:
+    """The times of what was measured, by the step's signature and the candidate."""
+    found: dict[str, dict[Candidate, float]] = {}
+    for (signature, candidate), outcome in outcomes.items():
+        if isinstance(outcome, Measured):
+            found.setdefault(signature, {})[candidate] = outcome.median_us
+    return found

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from plantune.graph import Graph, Step
 from plantune.kernels.family import Candidate
-from plantune.outcome import Measured, Outcome
-from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.outcome import Outcome
+from plantune.plan import Plan, pass_steps
+from plantune.search.costs import times_us
 from plantune.space.search_space import SearchSpace
 from plantune.step_times import StepTimes
 
@@ -23,14 +24,14 @@ def with_times(
     rooflines: Callable[[Sequence[Step]], Sequence[float]],
 ) -> Plan:
     """The plan with the time, the roofline and the runner-up of each step that was measured."""
-    steps = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, steps)
-    measured = _by_signature(outcomes)
-    known = [step for step in steps if chosen[step.name] in measured.get(step.signature, {})]
+    measured = times_us(outcomes)
+    steps = pass_steps(plan, graph, space)
+    known = [(step, c) for step, c in steps if c in measured.get(step.signature, {})]
+    least_us = rooflines([step for step, _ in known]) if known else ()
     times: dict[str, StepTimes] = {}
-    for step, roofline_us in zip(known, rooflines(known) if known else (), strict=True):
+    for (step, candidate), roofline_us in zip(known, least_us, strict=True):
         others = dict(measured[step.signature])
-        us = others.pop(chosen[step.name])
+        us = others.pop(candidate)
         runner_up = min(others.items(), key=lambda pair: pair[1], default=None)
         times[step.nodes[0].name] = StepTimes(us, roofline_us, runner_up)
     choices = tuple(replace(c, times=times.get(_first(c.nodes, times))) for c in plan.choices)
@@ -39,11 +40,3 @@ def with_times(
 
 def _first(nodes: Sequence[str], times: Mapping[str, StepTimes]) -> str:
     return next((name for name in nodes if name in times), "")
-
-
-def _by_signature(outcomes: Outcomes) -> dict[str, dict[Candidate, float]]:
-    found: dict[str, dict[Candidate, float]] = {}
-    for (signature, candidate), outcome in outcomes.items():
-        if isinstance(outcome, Measured):
-            found.setdefault(signature, {})[candidate] = outcome.median_us
-    return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import starmap
 
 from plantune.cuda.build import Binary
 from plantune.errors import BuildError, NoViableCandidate
@@ -25,7 +26,7 @@ from plantune.kernels.family import Candidate
 from plantune.kernels.registry import family_named
 from plantune.measure.limits import REASON_LENGTH
 from plantune.outcome import Rejected
-from plantune.plan import Plan, candidates_by_step, check_plan
+from plantune.plan import Plan, pass_steps
 from plantune.problem import Problem
 from plantune.search.candidates import Key, StepCandidate, step_candidates
 from plantune.search.costs import Costs
@@ -213,9 +214,7 @@ class Predictor:
                 numerics=self._checked_text(cover),
             ),
         )
-        steps = check_plan(plan, self._graph, self._space)
-        chosen = candidates_by_step(plan, steps)
-        rows = [self._row(step, chosen[step.name]) for step in steps if step.phase != "refresh"]
+        rows = starmap(self._row, pass_steps(plan, self._graph, self._space))
         built = len(self._costs.footprints)
         return Prediction(plan, tuple(rows), built, tuple(self._rejected))
 

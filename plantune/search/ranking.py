@@ -16,11 +16,12 @@ from plantune.kernels.registry import candidates, family_named
 from plantune.measure import timing as timings_of
 from plantune.measure.timing import Timing, in_common, joined, ratio_interval
 from plantune.outcome import Measured, Outcome, Rejected
-from plantune.plan import Choice, Plan, candidates_by_step, check_plan
+from plantune.plan import Choice, Plan, check_plan, pass_steps
 from plantune.runtime.branches import branches_of
 from plantune.runtime.schedule import make_schedule
 from plantune.search.builds import built_as
 from plantune.search.candidates import FRAMEWORK, VIEW, Key, candidates_of
+from plantune.search.costs import times_us
 from plantune.search.cover import Cover
 from plantune.search.step_search import StepSearch
 from plantune.space.search_space import SearchSpace
@@ -201,10 +202,8 @@ def is_deterministic(
     outcomes: Mapping[Key, Outcome],
 ) -> bool:
     """Whether each kernel of a pass gave the same bits whenever it was checked."""
-    steps = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, steps)
-    launched = [step for step in steps if step.phase != "refresh"]
-    found = [outcomes.get((step.signature, chosen[step.name])) for step in launched]
+    steps = pass_steps(plan, graph, space)
+    found = [outcomes.get((step.signature, candidate)) for step, candidate in steps]
     return all(isinstance(outcome, Measured) and outcome.deterministic for outcome in found)
 
 
@@ -273,21 +272,16 @@ def swaps(
     outcomes: Mapping[Key, Outcome],
 ) -> list[Swap]:
     """The runners-up of each kind of step, the slowest steps first."""
-    steps = check_plan(plan, graph, space)
-    chosen = candidates_by_step(plan, steps)
     places: dict[Key, list[str]] = {}
-    for step in steps:
-        places.setdefault((step.signature, chosen[step.name]), []).append(step.name)
-    near: dict[str, list[tuple[float, Candidate]]] = {}
-    for (signature, candidate), outcome in outcomes.items():
-        if isinstance(outcome, Measured):
-            near.setdefault(signature, []).append((outcome.median_us, candidate))
+    for step, candidate in pass_steps(plan, graph, space):
+        places.setdefault((step.signature, candidate), []).append(step.name)
+    times = times_us(outcomes)
     found: list[tuple[float, Swap]] = []
     for (signature, candidate), names in places.items():
-        ranked = sorted(near.get(signature, ()), key=lambda pair: pair[0])
-        limit = NEAR * ranked[0][0] if ranked else 0.0
-        others = [(us, c) for us, c in ranked if c != candidate and us <= limit][:RUNNERS_UP]
-        found += [(us * len(names), dict.fromkeys(names, other)) for us, other in others]
+        ranked = sorted(times.get(signature, {}).items(), key=lambda pair: pair[1])
+        limit = NEAR * ranked[0][1] if ranked else 0.0
+        others = [(c, us) for c, us in ranked if c != candidate and us <= limit][:RUNNERS_UP]
+        found += [(us * len(names), dict.fromkeys(names, other)) for other, us in others]
     return [swap for _, swap in sorted(found, key=lambda pair: -pair[0])]
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement, Constants
+from plantune.kernels.constants import Arrangement
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
@@ -83,17 +83,9 @@ class DepthwiseConv(CudaFamily[DepthwiseParts]):
         return vector_kernel.source(self.name, "DepthwiseConv<Conv>", config["threads"], conv)
 
     def bind(self, parts: DepthwiseParts, config: Attrs, frame: Frame) -> Binding:
-        values, work = frame.values, parts.work(config)
-        constants = Constants(frame, _constants(parts))
-        read = [name for name in (parts.x, parts.epilogue.residual) if name is not None]
-        threads = int(config["threads"])
+        work, threads = parts.work(config), int(config["threads"])
         kernel = vector_kernel.VectorKernel(frame.built, -(-work // threads), threads)
-
-        def launch(stream: int) -> None:
-            arguments = constants.into(_Arguments, parts.images, count=work)
-            kernel.launch(stream, arguments, [values[name] for name in read])
-
-        return Binding(launch, constants=constants.all)
+        return parts.bind(frame, kernel, _Arguments, _constants(parts), count=work)
 
     def estimate_us(self, parts: DepthwiseParts, config: Attrs, arch: Arch) -> float:
         """Whatever takes longest: memory, the first-level caches, or multiplying."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Arrangement, Constants
+from plantune.kernels.constants import Arrangement
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
 from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
@@ -168,18 +168,11 @@ class GroupedConv(CudaFamily[GroupedParts]):
         )
 
     def bind(self, parts: GroupedParts, config: Attrs, frame: Frame) -> Binding:
-        constants = Constants(frame, _constants(parts))
         blocks, threads = parts.blocks(config), int(config["threads"])
         kernel = vector_kernel.VectorKernel(
             frame.built, blocks, threads, parts.shared_bytes(config)
         )
-        read = [name for name in (parts.x, parts.epilogue.residual) if name is not None]
-
-        def launch(stream: int) -> None:
-            arguments = constants.into(_Arguments, parts.images)
-            kernel.launch(stream, arguments, [frame.values[name] for name in read])
-
-        return Binding(launch, constants=constants.all)
+        return parts.bind(frame, kernel, _Arguments, _constants(parts))
 
     def estimate_us(self, parts: GroupedParts, config: Attrs, arch: Arch) -> float:
         """Blocks wait for their tile, then each warp for its products, one after the other; those

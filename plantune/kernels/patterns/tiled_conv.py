@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 from plantune.canonical import Attrs
 from plantune.cuda.structs import fields
 from plantune.kernels import vector_kernel
-from plantune.kernels.constants import Parameter
+from plantune.kernels.constants import Arrangement, Constants, Parameter
+from plantune.kernels.family import Binding, Frame
 from plantune.kernels.patterns.epilogue import ConvParts
 from plantune.kernels.patterns.expression import expression, functors
 from plantune.kernels.rendering import struct
@@ -65,6 +68,24 @@ class TiledConv(ConvParts):
             **own,
         )
         return functors(self.epilogue.chain) + members
+
+    def bind(
+        self,
+        frame: Frame,
+        kernel: vector_kernel.VectorKernel,
+        arguments: type[ctypes.Structure],
+        read: Mapping[str, tuple[str | None, Arrangement]],
+        **numbers: int,
+    ) -> Binding:
+        """Launches a kernel that takes such arguments, with what it reads of weights."""
+        constants = Constants(frame, read)
+        images = [name for name in (self.x, self.epilogue.residual) if name is not None]
+
+        def launch(stream: int) -> None:
+            given = constants.into(arguments, self.images, **numbers)
+            kernel.launch(stream, given, [frame.values[name] for name in images])
+
+        return Binding(launch, constants=constants.all)
 
 
 def arguments(numbers: str = "") -> tuple[tuple[str, Any], ...]:

@@ -97,7 +97,7 @@ class LossPass:
         count = len(self.parameters)
         through = dict(zip(own, found[count:], strict=True))
         pairs = zip(self.parameters, found[:count], strict=True)
-        return [_sum(through.get(id(parameter)), past) for parameter, past in pairs]
+        return [_dense(_sum(through.get(id(parameter)), past)) for parameter, past in pairs]
 
     def _casting(self) -> AbstractContextManager[Any]:
         if self.settings.autocast is None:
@@ -129,6 +129,13 @@ class LossPass:
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one if other is None else other if one is None else one + other
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """An embedding's may be sparse; gradients lie side by side."""
+    if gradient is None or gradient.layout == torch.strided:
+        return gradient
+    return gradient.to_dense()
 
 
 def _loss_of(value: Any) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from plantune import optimize
+from plantune import TrainStep, UnplannedCall, optimize
 from plantune.default_plans import COMPILED, hand_plan
 from plantune.runtime.own_leaves import leaves_of, own_leaf, standing_in
 from plantune.runtime.rehearsal import rehearsing
@@ -125,3 +125,22 @@ def test_leaves_stand_in_for_one_thread_and_one_pass():
     with standing_in({id(weight): leaf}):
         assert next(iter(leaves_of([weight]))) is leaf
     assert next(iter(leaves_of([weight]))) is weight
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_sparse_gradients_of_an_embedding(parts, twin, assert_alike):
+    """No plan runs it, which is said; the optimizer sees dense ones."""
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 5))
+    other = twin(model)
+    x, y = torch.randint(9, (6, 2)), torch.randint(5, (6,))
+    theirs = torch.optim.SGD(other.parameters(), 0.1, 0.9)
+    ours = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    step = TrainStep(model, nn.functional.cross_entropy, ours, micro_batches=parts)
+    with pytest.warns(UnplannedCall, match="sparse gradients"):
+        step(x, y)
+    step(x, y)
+    for _ in range(2):
+        theirs.zero_grad()
+        nn.functional.cross_entropy(other(x), y).backward()
+        theirs.step()
+    assert_alike(model, other)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plantune.cuda.flags import autotuned
 from plantune.errors import CaptureError
@@ -39,15 +39,14 @@ class CapturedStep:
         run: Callable[[Arguments], Any],
         update: Callable[[], Callable[[], None] | None] | None,
         given: Arguments,
-        modules: tuple[nn.Module, ...],
+        state: Sequence[Tensor],
         device: torch.device,
         *,
         seen: Callable[[], int] | None = None,
     ) -> None:
         """`run` is the forward and backward pass, which must have run once; it changes nothing but
-        buffers of `modules`. `update` follows it, and what that returns follows the capture.
-        `seen` counts calls of the model whose inputs more than a plan may have read. Raises
-        CaptureError.
+        `state`. `update` follows it, and what that returns follows the capture. `seen` counts calls
+        of the model whose inputs more than a plan may have read. Raises CaptureError.
         """
         self.device, self._index = device, device.index
         self._keeper = Keeper()
@@ -68,7 +67,7 @@ class CapturedStep:
         # An autograd graph that waits for the collector keeps the nodes of its parameters, and the
         # next one takes them: of the default stream, which a capture must not touch.
         gc.collect()
-        buffers = [(b, b.clone()) for module in modules for b in module.buffers()]
+        held = [(tensor, tensor.clone()) for tensor in state]
         try:
             before = None if seen is None else seen()
             with self._keeper.keeping():
@@ -81,8 +80,8 @@ class CapturedStep:
             self._keeper.let_go()
             raise
         finally:
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for tensor, value in held:
+                tensor.copy_(value)
 
     def _taken(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):

@@ -30,7 +30,7 @@ class Passes:
     """What a step is made of: `run` is forward and backward, which fills `gradients`. It takes the
     arguments, and what is told of the end of each phase. `seen` counts calls of the model
     whose inputs more than a plan may have read. `settings` are what else decides what a call does:
-    a captured one would keep it.
+    a captured one would keep it. `state` is what `run` changes beside weights.
     """
 
     run: Callable[..., Any]
@@ -39,6 +39,7 @@ class Passes:
     modules: tuple[nn.Module, ...]
     seen: Callable[[], int] | None = None
     settings: Callable[[], Hashable] = lambda: None
+    state: Callable[[], list[Tensor]] = list
 
     def __call__(self, given: Arguments, mark: Callable[[str], None] | None = None) -> Any:
         value = self.run(given, mark)
@@ -158,7 +159,7 @@ class Replays:
         try:
             with places:
                 captured = CapturedStep(
-                    *(passes.run, enqueue, given, passes.modules, self._device),
+                    *(passes.run, enqueue, given, passes.state(), self._device),
                     seen=passes.seen,
                 )
         except CaptureError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from operator import attrgetter, is_
 from typing import Any
 
@@ -23,6 +24,7 @@ from plantune.training.groups import Group
 from plantune.training.loss_pass import LossPass
 from plantune.training.loss_scale import LossScale
 from plantune.training.models import Models
+from plantune.training.own_state import state_of
 from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
 from plantune.training.rules import has_hooks
@@ -239,8 +241,9 @@ class TrainStep:
             reducer.reduce()
             return value
 
-        told = self._models.seen, self._settings.now
-        passes = Passes(run, gradients, self._update, self._modules(), *told)
+        modules = self._modules()
+        told = self._models.seen, self._settings.now, partial(state_of, modules, self.loss)
+        passes = Passes(run, gradients, self._update, modules, *told)
         if device.type != "cuda":
             return passes
         return Replays(passes, device, None if others is None else others.ranks)

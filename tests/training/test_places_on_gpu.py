@@ -140,3 +140,26 @@ def test_a_loss_that_somebody_keeps_is_no_hindrance():
         theirs.step()
     assert captured(step) == 1
     assert_moved_alike(start, model, other)
+
+
+def test_what_a_loss_keeps_moves_once_a_step():
+    """The runs before the capture move it, too, and put it back."""
+    model, judge = linear(), nn.BatchNorm1d(5).cuda()
+    start, other, its_judge = map(copy.deepcopy, (model, model, judge))
+    center, its_center = (torch.zeros(5, device="cuda") for _ in range(2))
+
+    def loss(y, target, judge=judge, center=center):
+        center.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        return cross_entropy(judge(y) - center, target)
+
+    step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1))
+    theirs = torch.optim.SGD(other.parameters(), 0.1)
+    for x, y in random_batches()[:5]:
+        step(x, y)
+        theirs.zero_grad()
+        loss(other(x), y, its_judge, its_center).backward()
+        theirs.step()
+    assert captured(step) == 1
+    assert_moved_alike(start, model, other)
+    torch.testing.assert_close(center, its_center)
+    torch.testing.assert_close(judge.state_dict(), its_judge.state_dict())

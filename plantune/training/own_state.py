@@ -1,0 +1,64 @@
+"""What a training step may change beside weights: the runs before a capture must leave no trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+# Such as a running center or a queue of keys. What is larger is more likely data.
+MOST_BYTES = 1 << 26
+CODE = (FunctionType, MethodType, partial, nn.Module)
+
+
+def state_of(modules: Sequence[nn.Module], loss: Callable[..., Any]) -> list[Tensor]:
+    """Buffers of the modules, and of what the loss's code names: modules, such as the discriminator
+    that judges a generator, and small tensors.
+    """
+    found: dict[int, Tensor] = {}
+    code: Any = loss
+    if not isinstance(loss, CODE):
+        code = code.__call__
+    for thing in (*modules, *_named(code, set())):
+        if isinstance(thing, nn.Module):
+            found |= {id(buffer): buffer for buffer in thing.buffers()}
+        elif isinstance(thing, Tensor) and _may_be_state(thing):
+            found[id(thing)] = thing
+    return [*found.values()]
+
+
+def _may_be_state(tensor: Tensor) -> bool:
+    small = tensor.numel() * tensor.element_size() <= MOST_BYTES
+    return small and tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_inference())
+
+
+def _named(thing: Any, seen: set[int]) -> Iterator[Any]:
+    """What is found from a function by the names in its code, and in functions that it names."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    yield thing
+    if isinstance(thing, partial):
+        inside: Sequence[Any] = (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, MethodType):
+        attributes = getattr(thing.__self__, "__dict__", {})
+        inside = (thing.__self__, thing.__func__, *attributes.values())
+    elif isinstance(thing, FunctionType) and not str(thing.__module__).startswith("torch."):
+        inside = _variables(thing)
+    else:
+        return
+    for each in inside:
+        yield from _named(each, seen)
+
+
+def _variables(function: FunctionType) -> list[Any]:
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    with suppress(ValueError):  # a variable that is not set yet
+        found = getclosurevars(function)
+        return [*defaults, *found.nonlocals.values(), *found.globals.values()]
+    return defaults

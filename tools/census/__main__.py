@@ -54,7 +54,7 @@ def _work(given: argparse.Namespace, rows: Rows, todo: Todo) -> None:
     """One job: a process of its own measures."""
     asked = Asked("", given.image_size, given.batch, given.arch, given.device)
     race = Race(given.rivals, given.race_seconds)
-    asked = replace(asked, race=race, budget_s=given.budget)
+    asked = replace(asked, race=race)
     child = Child(Limits(given.network_limit, given.memory, given.cache))
     try:
         while (found := todo.take()) is not None:
@@ -84,7 +84,6 @@ def _arguments() -> argparse.Namespace:
     say("--cache", metavar="FOLDER", help="of compiled kernels, kept for the next run")
     say("--rivals", nargs="+", metavar="WAY", help="of `time`, not all of the framework's")
     say("--race-seconds", type=float, default=3.0, metavar="SECONDS", help="of each race of `time`")
-    say("--budget", type=float, default=120.0, metavar="SECONDS", help="of each search")
     say("--forget", nargs="+", default=(), metavar="VERDICT", help="these rows, such as refused")
     say("--table", type=Path, help="write the table of all rows here, as Markdown")
     return parser.parse_args()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 import beside
@@ -24,6 +24,8 @@ RACE_S, LONGEST_RACE_S = 20.0, 60.0
 AROUND_S = 30.0
 # A search with less than this part of its budget is not begun.
 LEAST_PART = 0.4
+# A search begins so long before the budget of the one before it is over.
+OVERLAP_S = 15.0
 # After its time is up a compiler needs some time to notice.
 NOTICE_S = 8.0
 # The rivals of so many networks are compiled before others race a second time.
@@ -100,19 +102,22 @@ class Lanes:
         return self._until - time.monotonic()
 
     def _search(self) -> None:
-        """One after the other; the process of the next one starts meanwhile."""
+        """One after the other. The process of the next one starts meanwhile, and its search begins
+        while this one's ends: it lists candidates and compiles before it needs the GPU.
+        """
         waiting = [line for line in self._lines if not line.searched]
+        searches = list[Future[None]]()
         try:
-            with ThreadPoolExecutor(1) as starting:
+            with ThreadPoolExecutor(1) as starting, ThreadPoolExecutor(2) as pair:
                 ahead = [starting.submit(self._started, line) for line in waiting[:1]]
                 for place, line in enumerate(waiting):
                     child = ahead.pop().result()
                     following = waiting[place + 1 : place + 2]
                     ahead = [starting.submit(self._started, line) for line in following]
-                    try:
-                        self._search_one(line, child)
-                    finally:
-                        child.stop()
+                    searches.append(pair.submit(self._search_one, line, child))
+                    wait(searches, max(line.asked.budget_s - OVERLAP_S, 0.0))
+            for search in searches:
+                search.result()
         finally:
             self._searching = False
 
@@ -122,13 +127,16 @@ class Lanes:
         return child
 
     def _search_one(self, line: Line, child: Child) -> None:
-        budget_s = min(line.asked.budget_s, self._left_s - RACE_S - AROUND_S / 3)
-        if budget_s < LEAST_PART * line.asked.budget_s:
-            print(f"{line.name}: no time for its search", flush=True)
-            return
-        asked = replace(line.asked, budget_s=budget_s)
-        seconds = min(1.2 * budget_s + AROUND_S, self._left_s)
-        line.ask(child, speed.searched, "searched", seconds, asked)
+        try:
+            budget_s = min(line.asked.budget_s, self._left_s - RACE_S - AROUND_S / 3)
+            if budget_s < LEAST_PART * line.asked.budget_s:
+                print(f"{line.name}: no time for its search", flush=True)
+                return
+            asked = replace(line.asked, budget_s=budget_s)
+            seconds = min(1.2 * budget_s + AROUND_S, self._left_s)
+            line.ask(child, speed.searched, "searched", seconds, asked)
+        finally:
+            child.stop()
         line.searched = True
         self._races.submit(self._race, line)
 

@@ -18,6 +18,7 @@ from asked import Asked, Row
 from children import Child, Limits, Measure
 from rows import Rows
 
+BEGAN = time.monotonic()
 # What a race takes, with making the calls that run in it; a search that begins leaves time for it.
 RACE_S, LONGEST_RACE_S = 20.0, 60.0
 # Beside its budget: plans are looked up before and after a search.
@@ -53,7 +54,8 @@ class Line:
         child.limits = replace(child.limits, seconds=max(seconds, 1.0))
         row = child.row(self.name, measure, asked)
         self.rows.add({"network": self.name, "mode": asked.mode, "measure": named, **row})
-        print(f"{self.name} {named}", {k: v for k, v in row.items() if v}, flush=True)
+        told = {key: value for key, value in row.items() if value}
+        print(f"{time.monotonic() - BEGAN:.0f} s: {self.name} {named}", told, flush=True)
         return row
 
     def has(self, named: str, verdict: str) -> bool:

@@ -118,10 +118,12 @@ class _Seen:
         return False
 
     def is_the_same(self, given: Dtypes) -> bool:
-        """Whether autocast changes nothing in what the overload is made of."""
+        """Whether autocast changes nothing in what the overload is made of. Of what looks at its
+        device, as `one_hot` does, only the dtypes are known: it leaves whole numbers as they are.
+        """
         with suppress(RuntimeError, NotImplementedError, AttributeError):
             return self._run(given, self._autocast) == self._run(given, None)
-        return False
+        return not any(dtype.is_floating_point for dtype in given)
 
     def _called(self, args: Any, kwargs: Any, whole: bool) -> Any:
         """After the casts, what needs a device that is not here may fail."""

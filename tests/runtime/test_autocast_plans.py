@@ -176,6 +176,11 @@ POLICIES = {
         (meta(5, 3), meta(2, dtype=torch.int64)),
         (torch.float32, torch.int64),
     ),
+    "whole numbers of what looks at its device": (
+        A.one_hot.default,
+        (meta(5, dtype=torch.int64), 4),
+        (torch.int64,),
+    ),
 }
 
 

@@ -19,6 +19,10 @@ from plantune.training.settings import Settings
 Call = Callable[..., Any]
 # What torch says of a tensor that is no part of a graph.
 UNUSED = "not have been used in the graph"
+NOT_THE_MODELS = (
+    "the loss depends on no parameter of the optimizer: make it of the parameters of the model "
+    "that the step is given, which is a copy if optimize or tune made it without share=True"
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ class LossPass:
     def _gradients(self, loss: Tensor, own: Mapping[int, Tensor]) -> list[Tensor | None]:
         """Through plans and past them."""
         found = torch.autograd.grad(loss, [*self.parameters, *own.values()], allow_unused=True)
+        if all(gradient is None for gradient in found):
+            raise ValueError(NOT_THE_MODELS)
         count = len(self.parameters)
         through = dict(zip(own, found[count:], strict=True))
         pairs = zip(self.parameters, found[:count], strict=True)

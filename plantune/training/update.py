@@ -207,15 +207,19 @@ class TorchUpdate(Update):
             self._rules.scale.update(self.found_inf)
 
     def _step(self) -> None:
-        gradients = self._gradients
-        kept = [parameter.grad for parameter in gradients.parameters]
+        gradients, groups = self._gradients, self._optimizer.param_groups
+        # Also those that are not trained now: the optimizer would move them by an old gradient.
+        every = [parameter for group in groups for parameter in group["params"]]
+        kept = [parameter.grad for parameter in every]
         triples = zip(gradients.parameters, gradients.views, gradients.present, strict=True)
         try:
+            for parameter in every:
+                parameter.grad = None
             for parameter, view, there in triples:
                 parameter.grad = view if there else None
             self._optimizer.step()
         finally:
-            for parameter, grad in zip(gradients.parameters, kept, strict=True):
+            for parameter, grad in zip(every, kept, strict=True):
                 parameter.grad = grad
 
 

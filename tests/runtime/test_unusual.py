@@ -315,6 +315,16 @@ def test_no_grad_counts_in_a_module_that_is_not_training(made_with_gradients: bo
     assert tuned.last_call().how == "planned"
 
 
+def test_dropout_of_no_samples_keeps_their_shape() -> None:
+    """Torch returns its input then, whose memory the plan let go; a backward pass raised."""
+    module, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), torch.randn(0, 3)
+    tuned = planned(module, x, "train")
+    made = tuned(x)
+    assert made.shape == (0, 2)
+    made.sum().backward()
+    assert tuned[0].weight.grad.unique().tolist() == [0.0]
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
 def test_inputs_may_be_of_another_dtype_than_buffers(dtype: torch.dtype) -> None:
     module, x = Levels(), torch.randn(4, 3)

@@ -210,27 +210,6 @@ class TestParameters:
         step(*batches[1])
         assert not torch.equal(first, before)
 
-    def test_old_gradients_move_nothing(self, model, batches):
-        """Frozen ones and those that the loss does not read were moved by what `.grad` held."""
-        model.append(nn.Identity())
-        model[-1].unread = nn.Parameter(torch.ones(2))
-        step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
-        held = [model[0].weight.requires_grad_(False), model[-1].unread]
-        before = [parameter.detach().clone() for parameter in held]
-        for parameter in held:
-            parameter.grad = torch.ones_like(parameter)
-        step(*batches[0])
-        assert all(map(torch.equal, held, before))
-        assert all(torch.equal(p.grad, torch.ones_like(p)) for p in held)
-
-    def test_an_optimizer_of_another_models_is_refused(self, model, batches):
-        """As one of the module that `optimize` was given, which it copies."""
-        x, y = batches[0]
-        tuned = optimize(model, x, mode="train")
-        step = TrainStep(tuned, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
-        with pytest.raises(ValueError, match=r"no parameter of the optimizer.*is a copy"):
-            step(x, y)
-
     def test_without_any_it_is_refused(self, model):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         model.requires_grad_(False)

@@ -72,9 +72,10 @@ def record(
         results = run(sources)
         enter = tuple(get_gradient_edge(r) if r.requires_grad else None for r in results)
         leave = tuple(get_gradient_edge(sources[at]) for at in wanted)
+    made = [result.detach() for result in results]  # one may be a source: dropout of nothing
     for at in unread:
         sources[at].data = sources[at].new_empty(0)
-    return [result.detach() for result in results], History(enter, leave, frozenset(held))
+    return made, History(enter, leave, frozenset(held))
 
 
 def remembered(

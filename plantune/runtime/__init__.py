@@ -1,1 +1,13 @@
-"""Runs a plan: memory, program, tuned module. Imports neither the search nor the command line."""
+"""Runs a plan: memory, program, tuned module. Imports neither the search nor the command line.
+
+- The face: `load`, `module`, `check`, `summary`, `stands_in`, `copies`.
+- A call: `calls` asks `kinds` what runs it, which `choose` decided; `inputs`, `padding`, `vmaps`
+  and `autograd` bring it there, `framework`, `runners` and `contest` run what no plan does.
+- A plan made runnable: `schedule`, `loose`, `branches`, `memory_plan`, `binding` and `program`; on
+  a GPU `captured`, `recorder`, `rehearsal`, `ends`, `left_out`, `streams`, `handles`; `planned` and
+  `stock` have its instances.
+- What must not be out of date: `weights`, `live_state`, `form`, `epoch`.
+- Gradients: `gradients`, `flat`, `own_leaves`, `arrivals`, `exchange`, `claims`, `consistent`.
+- Proofs: `recheck`, `cases`, `draws`, `distances`, `guess_race`.
+- Of torch: `torch_internals`, `current_gpu`.
+"""

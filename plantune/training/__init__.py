@@ -1,1 +1,7 @@
-"""Training as one step: forward, loss, backward and optimizer."""
+"""Training as one step: forward, loss, backward and optimizer.
+
+- The step: `step`, `captured_step`, `replays`, `loss_pass`, `models`, `settings`, `random_state`.
+- From gradients to weights: `update`, `device_update`, `capturable_update`, `rules`, `lamb`,
+  `loss_scale`.
+- Several processes: `data_parallel`, `ranks`, `reduce`, `one_plan`, `groups`, `watch`.
+"""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from plantune.errors import InvalidGraph
 from plantune.graph.fusions import Fusion, groups_from
@@ -44,8 +43,8 @@ def fused(
     graph: Graph, fusions: Sequence[Fusion], admits: Callable[[Step], bool] = lambda step: True
 ) -> Partition:
     """The greedy partition: at each node in order, the largest group that `admits` takes."""
-    taken: list[Group] = []
-    covered: set[str] = set()
+    taken = Chosen(graph)
+    covered = taken.group_of
     offers = _offers(graph, fusions)
     for node in graph.nodes:
         if node.name in covered:
@@ -54,15 +53,14 @@ def fused(
             (
                 offer
                 for offer in sorted(offers.get(node.name, ()), key=len, reverse=True)
-                if covered.isdisjoint(offer)
+                if covered.keys().isdisjoint(offer)
                 and why_not_group(graph, offer, taken) is None
                 and admits(make_step(graph, offer))
             ),
             (node.name,),
         )
-        taken.append(group)
-        covered.update(group)
-    return partition_into(graph, taken)
+        taken.add(group)
+    return partition_into(graph, dict.fromkeys(covered.values()))
 
 
 def _offers(graph: Graph, fusions: Sequence[Fusion]) -> dict[str, list[Group]]:
@@ -87,35 +85,63 @@ def alternatives(graph: Graph, fusions: Sequence[Fusion]) -> tuple[Step, ...]:
     return tuple(make_step(graph, group) for group in groups.values())
 
 
-def why_not_group(graph: Graph, group: Collection[str], others: Iterable[Group] = ()) -> str | None:
+class Chosen:
+    """Groups that are chosen already, each by its nodes."""
+
+    def __init__(self, graph: Graph, groups: Iterable[Group] = ()) -> None:
+        self.group_of: dict[str, Group] = {}
+        self._positions = graph.positions
+        # By position: where the first group begins that has nodes up to there and nodes after it.
+        self._begins: dict[int, int] = {}
+        for group in groups:
+            self.add(group)
+
+    def add(self, group: Group) -> None:
+        self.group_of.update(dict.fromkeys(group, group))
+        places = [self._positions[name] for name in group]
+        begin = min(places)
+        for place in range(begin, max(places)):
+            self._begins[place] = min(begin, self._begins.get(place, begin))
+
+    def reach(self, place: int) -> int:
+        """The first position on which nodes from this one on can depend by way of a node after it:
+        groups stand wholly before it, or wholly from it on.
+        """
+        reach = self._begins.get(place, place)
+        while (earlier := self._begins.get(reach - 1, reach)) < reach:
+            reach = earlier
+        return reach
+
+
+def why_not_group(
+    graph: Graph, group: Collection[str], others: Iterable[Group] | Chosen = ()
+) -> str | None:
     """Why these nodes cannot be one step beside the `others`, or None if they can."""
     nodes = [graph.nodes[graph.positions[name]] for name in group]
     phases = {phase_of(graph, node) for node in nodes}
     if len(phases) > 1:
         return f"its nodes run in several phases: {', '.join(sorted(phases))}"
-    together = {name: members for members in others for name in members}
-    return WAITS if _waits_for_itself(graph, nodes, together) else None
+    chosen = others if isinstance(others, Chosen) else Chosen(graph, others)
+    return WAITS if _waits_for_itself(graph, nodes, chosen) else None
 
 
-def _waits_for_itself(
-    graph: Graph, nodes: Sequence[Node], together: Mapping[str, Group] = MappingProxyType({})
-) -> bool:
-    """Whether a node of a group reads, by way of others outside of it, what the group makes. What
-    is `together` in another group runs when all of that can.
+def _waits_for_itself(graph: Graph, nodes: Sequence[Node], chosen: Chosen) -> bool:
+    """Whether a node of a group reads, by way of others outside of it, what the group makes. A node
+    of a chosen group runs when all of that can.
 
-    Nodes stand in an order in which they can run: where no others are groups, only those after the
-    group's first matter.
+    Nodes stand in an order in which they can run: only those from the reach of the group's first on
+    matter.
     """
     inside, seen = {node.name for node in nodes}, set[str]()
-    first = -1 if together else min(graph.positions[name] for name in inside)
+    reach = chosen.reach(min(graph.positions[name] for name in inside))
     left = [maker for node in nodes for maker in graph.makers(node) if maker.name not in inside]
     while left:
         node = left.pop()
         if node.name in inside:
             return True
-        if node.name in seen or graph.positions[node.name] <= first:
+        if node.name in seen or graph.positions[node.name] < reach:
             continue
-        for name in together.get(node.name, (node.name,)):
+        for name in chosen.group_of.get(node.name, (node.name,)):
             seen.add(name)
             left += graph.makers(graph.nodes[graph.positions[name]])
     return False

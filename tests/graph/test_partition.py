@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from plantune.errors import InvalidGraph
 from plantune.graph import partition as partitioning
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.differentiate import differentiate
-from plantune.graph.fusions import load_fusions
-from plantune.graph.graph import Graph
+from plantune.graph.fusions import all_fusions, load_fusions
+from plantune.graph.graph import Graph, Node
 from plantune.graph.partition import (
     alternatives,
     fused,
@@ -108,6 +109,58 @@ def test_groups_wait_for_each_other_just_where_no_order_runs_them() -> None:
             reasons.add(reason := why_not_group(graph, group, [other]))
             assert (reason is None) == (order is not None)
     assert reasons == {None, WAITS}
+
+
+def tangle(random: Random, size: int = 14) -> Graph:
+    g = GraphBuilder()
+    g.input("x", X)
+    values = ["x"]
+    for at in range(size):
+        reads = [random.choice(values[-5:]) for _ in range(2)]
+        values += g.emit("add", *reads, place=f"n{at}")
+    return g.build(tuple(values[-5:]))
+
+
+def test_beside_many_groups_one_waits_just_where_no_order_runs_them() -> None:
+    random, reasons = Random(0), set()
+    for _ in range(60):
+        graph = tangle(random)
+        left, taken = [node.name for node in graph.nodes], list[tuple[str, ...]]()
+        for _ in range(8):
+            group = tuple(random.sample(left, min(len(left), random.choice((2, 2, 3)))))
+            rest = [(name,) for name in left if name not in group]
+            order = partitioning._runnable_order(graph, [group, *taken, *rest])
+            reasons.add(reason := why_not_group(graph, group, taken))
+            assert (reason is None) == (order is not None), (group, taken)
+            if reason is None:
+                taken.append(group)
+                left = [name for name in left if name not in group]
+    assert reasons == {None, WAITS}
+
+
+def test_a_long_chain_costs_each_node_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop over 128 steps of a recurrent layer has 2,000 nodes."""
+    asked = 0
+    makers = Graph.makers
+
+    def counting(graph: Graph, node: Node) -> Any:
+        nonlocal asked
+        asked += 1
+        return makers(graph, node)
+
+    monkeypatch.setattr(Graph, "makers", counting)
+    found = []
+    for size in (40, 160):
+        g, asked = GraphBuilder(), 0
+        g.input("x", X)
+        value = "x"
+        for _ in range(size):
+            value = g.emit("sigmoid", g.emit("relu", value)[0])[0]
+            value = g.emit("mean", value, dims=(2,), keepdim=True)[0]
+            value = g.emit("add", "x", value)[0]
+        assert len(fused(g.build((value,)), all_fusions())) < 4 * size
+        found.append(asked)
+    assert found[1] < 5 * found[0]
 
 
 def test_groups_that_wait_for_each_other() -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli import options
+from plantune.cli.attempts import Attempts
 from plantune.cli.console import Console, bold, note, require_replaceable_json, write_json
-from plantune.cli.exit_codes import FAILED
+from plantune.cli.exit_codes import DONE, FAILED
 from plantune.cli.lookup import Chosen, chosen_plan, environment_here, require_device, worker_for
 from plantune.files import require_writable
 from plantune.report import bench_text
@@ -97,22 +98,38 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
         note(f"{' and '.join(slow)} may compile for minutes; --peers leaves them out")
     machine = machine_for(load_arch(workload.arch).kind, gpu_watcher(workload.arch))
     wait_for_quiet(wanted.budget, machine)
-    race = _race(chosen, peers, wanted)
-    id, told = store_race(place, chosen, race, machine) if wanted.store else (None, "")
+    race, attempts = _race(chosen, peers, wanted), Attempts()
+    id, told = None, ""
+    if wanted.store:
+        storing = attempts.of(lambda: store_race(place, chosen, race, machine))
+        id, told = storing or (None, "not stored")
     document = {**_document(chosen, race, wanted), "stored_plan_id": id}
     # The files first: a pipe that somebody closes ends the text.
-    if wanted.output is not None:
-        write_json(wanted.output, document)
-    if wanted.plot is not None:
-        bar_plot(document, wanted.plot)
+    drawn = _write(console, wanted, document, attempts)
     _show(console, chosen, race, document)
-    if wanted.plot is not None:
-        console.say(f"plot: {wanted.plot}")
-    if told:
-        console.say(told)
-    console.emit(document)
-    if told and id is None:
-        raise click.exceptions.Exit(FAILED)
+    for line in filter(None, (drawn, told)):
+        console.say(line)
+    if console.json_file is None:
+        console.emit(document)
+    if code := attempts.code or (FAILED if told and id is None else DONE):
+        raise click.exceptions.Exit(code)
+
+
+def _write(console: Console, wanted: Wanted, document: dict[str, Any], attempts: Attempts) -> str:
+    """Writes the files; where the plot is, if there is one."""
+    output, plot = wanted.output, wanted.plot
+    if console.json_file is not None:
+        attempts.of(lambda: console.emit(document))
+    if output is not None:
+        attempts.of(lambda: write_json(output, document))
+    if plot is None:
+        return ""
+
+    def draw() -> str:
+        bar_plot(document, plot)
+        return f"plot: {plot}"
+
+    return attempts.of(draw) or ""
 
 
 def _require_steps(wanted: Wanted, workload: Workload) -> None:

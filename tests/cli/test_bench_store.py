@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plantune.canonical import Attrs
+from plantune.cli import bench, bench_store
+from plantune.errors import ForeignFile
 from plantune.machine import cpu_environment
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
@@ -21,6 +27,8 @@ from plantune.step_times import StepTimes
 
 from .conftest import FakeWorker, Run, object_of
 
+# Without it a race is a real one, which has torch compile the network twice.
+pytestmark = pytest.mark.usefixtures("worker")
 STORE = ("bench", "--batch", 1, "--store")
 NO_COMPILER = [name for name in baselines_for("cpu") if not name.startswith("compile")]
 Store = Callable[..., int]
@@ -146,3 +154,45 @@ def test_where_nothing_can_be_kept_it_says_so(
     result = run(*STORE)
     assert result.exit_code == 1
     assert "not stored" in result.stdout
+
+
+@pytest.fixture
+def stored(store: Store, plan: Plan) -> None:
+    store(plan)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, Exception], None]:
+    """Has a function of a module raise an error."""
+
+    def fail(module: Any, name: str, error: Exception) -> None:
+        def fails(*arguments: object) -> None:
+            raise error
+
+        monkeypatch.setattr(module, name, fails)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "code"),
+    [
+        (bench_store, ForeignFile("a later plantune made it"), 4),
+        (bench, OSError(errno.ENOSPC, "No space left on device"), 1),
+    ],
+    ids=["database", "plot"],
+)
+@pytest.mark.usefixtures("stored")
+def test_an_error_at_the_end_loses_nothing_of_the_race(
+    run: Run, failing: Callable[..., None], tmp_path: Path, module: Any, error: Exception, code: int
+) -> None:
+    """Files are written though the database is not, and the rest though one of them is not."""
+    failing(module, "store_race" if module is bench_store else "bar_plot", error)
+    files = ("--output", tmp_path / "bench.json", "--plot", tmp_path / "bench.svg")
+    result = run(*STORE, "--json", *files)
+    data = json.loads(result.stdout)
+    assert result.exit_code == code
+    assert str(error) in result.stderr
+    assert (data["stored_plan_id"] is None) == (module is bench_store)
+    assert json.loads((tmp_path / "bench.json").read_text()) == data
+    assert (tmp_path / "bench.svg").exists() == (module is bench_store)

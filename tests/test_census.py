@@ -86,6 +86,22 @@ def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> N
     assert "| timm | train | sm90 | 1 | 0.500 | 0.500 | 1 |" in text
 
 
+def test_the_outputs_of_a_network_do_not_vanish(part) -> None:
+    """They would with the statistics of the beginning: its weights are small."""
+    torch.manual_seed(0)
+    first, second = (nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.Dropout(0.1)), nn.Conv2d(8, 8, 1)
+    module = nn.Sequential(*first, second, nn.BatchNorm2d(8)).eval()
+    for place in (0, 3):
+        for parameter in module[place].parameters():
+            parameter.data *= 0.1
+    x = torch.randn(4, 8, 5, 5)
+    assert module(x).std() < 0.02
+    part("networks").settle(module, x)
+    assert 0.5 < module(x).std() < 2
+    assert not module.training
+    assert module[1].momentum == 0.1
+
+
 @pytest.mark.parametrize("name", ["nature", "impala"])
 def test_a_policy_has_two_heads_and_sees_its_images(part, name: str) -> None:
     networks = part("networks")
@@ -304,6 +320,13 @@ def test_rivals_that_take_long_join_a_second_race(in_one_go) -> None:
     assert len(answers.of("race")) == 3
     assert rows["b", "infer", "tuned late"]["verdict"] == "timed"
     assert ("a", "infer", "tuned late") not in rows
+
+
+def test_what_was_searched_before_races_with_what_is_captured(in_one_go) -> None:
+    in_one_go(Answers(lost=("race",)), "a", "--rivals", "cuda-graph")
+    again = Answers()
+    in_one_go(again, "a", "--rivals", "cuda-graph")
+    assert [measure for _, measure, _ in again.asked] == ["race", "errors"]
 
 
 def test_no_search_begins_that_has_no_time(in_one_go, capsys) -> None:

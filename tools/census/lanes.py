@@ -90,6 +90,8 @@ class Lanes:
         self._searching = True
 
     def run(self) -> None:
+        for line in self._lines:
+            self._races.submit(self._race, line)  # what was searched before may need no rival
         try:
             with ThreadPoolExecutor(2) as lanes:
                 for lane in [lanes.submit(self._search), lanes.submit(self._compile)]:

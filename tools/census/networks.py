@@ -147,6 +147,21 @@ def _run(module: nn.Module, size: int, batch: int) -> tuple[nn.Module, Tensor]:
     return module, images
 
 
+def settle(module: nn.Module, images: Tensor) -> None:
+    """Gives its norms the statistics of these images: with those of the beginning, values of a deep
+    network vanish in float16, and its outputs say nothing.
+    """
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    before, trained = [norm.momentum for norm in norms], module.training
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        module.train()(images)
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
+    module.train(trained)
+
+
 def own_size(name: str) -> int:
     """The side of the images that it was made for."""
     collection, _, own = name.partition("/")

@@ -20,6 +20,7 @@ from turns import prepare_elsewhere
 from plantune import optimize
 from plantune.errors import UnsupportedModule
 from plantune.machine import environment_of
+from plantune.measure.turns import turn
 from plantune.plan import Plan
 from plantune.tuning import reporting, search_for, sought_for
 
@@ -96,8 +97,12 @@ def _called(name: str, asked: Asked) -> tuple[nn.Module, Tensor]:
 
 
 def on_its_device(name: str, asked: Asked) -> tuple[nn.Module, Tensor]:
-    module, x = _called(name, asked)
-    return module.to(asked.device), x.to(asked.device)
+    """As it is called, with statistics of the images in its norms."""
+    module, x = networks.build(name).to(asked.device), networks.call_of(name).to(asked.device)
+    with turn():
+        networks.settle(module, x)
+    module = module.to(asked.dtype).train(asked.mode == "train")
+    return module, x.to(asked.dtype) if x.is_floating_point() else x
 
 
 def _raced(verdict: str, module: nn.Module, x: Tensor, asked: Asked) -> Row:

@@ -311,13 +311,14 @@ class Run:
         self._errors, self._after = [], []
 
 
-def held_mib() -> list[float]:
-    """By the process, and of the GPU: by tensors and graphs, without what torch could give back."""
+def held_mib(model: TunedModule) -> list[float]:
+    """By the process and of the GPU, without spare memory, and without programs: chance has many."""
+    for _ in range(2):  # one keeps those that it ends
+        model.refresh()
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    gpu = torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
+    gpu = torch.cuda.memory_reserved()
     return [round(held / 2**20, 1) for held in (pages * 4096, gpu)]
 
 
@@ -328,16 +329,15 @@ def followed(seed: int, settings: Settings) -> dict[str, Any]:
     # Each call is compared here, so that no plan need be proved before. TF32 is too coarse.
     with plain_float32(), plans, patch(f"{CHOOSE}.is_proved", lambda *plan: True):
         run, start = Run(seed, settings), time.monotonic()
-        held: list[float] = []
-        part = 0.0
+        held, part = [], 0.0
         while part < 1:
             run.call()
             part = max(run.calls / settings.calls, (time.monotonic() - start) / settings.seconds)
             if part >= 0.5 and not held:
-                held = held_mib()
+                held = held_mib(run.model)
         run.look()
+        stats = run.model.stats()
     print(f"{seed}: {run.calls} calls, wrong {run.wrong[:3]}", file=sys.stderr, flush=True)
-    stats = run.model.stats()
     return {
         "seed": seed,
         "calls": run.calls,
@@ -348,7 +348,7 @@ def followed(seed: int, settings: Settings) -> dict[str, Any]:
         "eager": stats.eager,
         "instances": stats.instances,
         "captures": stats.captures,
-        "held_mib": [held, held_mib()],
+        "held_mib": [held, held_mib(run.model)],
     }
 
 

@@ -312,7 +312,7 @@ class Run:
 
 
 def held_mib(model: TunedModule) -> list[float]:
-    """By the process and of the GPU, without spare memory, and without programs: chance has many."""
+    """By the process and of the GPU, without spare memory and programs, which chance makes many."""
     for _ in range(2):  # one keeps those that it ends
         model.refresh()
     gc.collect()

@@ -19,6 +19,7 @@ from plantune.graph.tape import tape_of
 from plantune.machine import arch_of, environment_of
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
+from plantune.plan_db.stored import find_stored_plan
 from plantune.problem import Problem
 from plantune.report.progress import ProgressLine
 from plantune.runtime.load import TrainingMode, optimize
@@ -45,21 +46,29 @@ def tune(
     found is kept: `optimize`, the backend of torch.compile and the next `tune` begin from it.
 
     A line shows the progress on a terminal and in notebooks; with `progress` True wherever stderr
-    goes, with False nowhere. Ctrl-C ends the search with the best plan so far. Kernels are measured
-    in another process, on random weights; nothing of the module itself is run or changed.
+    goes, with False nowhere. Ctrl-C ends the search with the best plan so far, or with one that is
+    stored from an earlier search, which was raced. Kernels are measured in another process, on
+    random weights; nothing of the module itself is run or changed.
 
     Raises UnsupportedModule as `optimize` does, UnsupportedDevice if plantune has no plans for the
     device, and KeyboardInterrupt if nothing was measured yet.
     """
     how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
     tuned = optimize(module, *example_inputs, **how, **example_kwargs)
+    sought, device = sought_for(tuned)
     with reporting(progress) as report:
-        found = search_for(*sought_for(tuned), budget, report=report)
+        found = search_for(sought, device, budget, report=report)
     # What is stored serves other calls, too; a plan that is given is for this one alone.
-    plan = None if found.stored else found.result.plan
+    plan = None if found.stored or _is_stored(sought, device) else found.result.plan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingMode)  # said before the search
         return optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)
+
+
+def _is_stored(sought: Sought, device: torch.device) -> bool:
+    """Whether there is a plan of an earlier search here."""
+    found = find_stored_plan(sought.problem, environment_of(device))
+    return found is not None and found.match == "exact"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -122,6 +123,23 @@ def test_an_interrupted_search_gives_the_best_so_far(
     monkeypatch.setattr(fake, "partial", lambda self: None)
     with pytest.raises(KeyboardInterrupt):
         tuned()
+
+
+def test_an_interrupted_search_leaves_what_an_earlier_one_found(
+    fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own plan was not raced, and may be slower than eager."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def partial(self: FakeSearch) -> Result:
+        return Result(replace(self.plan, runner="eager"), False, None, 1, 2)
+
+    raced = tuned().plan
+    monkeypatch.setattr(fake, "during", staticmethod(interrupt))
+    monkeypatch.setattr(fake, "partial", partial)
+    assert tuned().plan.runner == raced.runner == "program"
 
 
 def test_without_a_database_the_plan_serves_this_module(

@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.exc import SkipFrame
 from torch._ops import HigherOrderOperator
 
 from plantune.backend.options import allowance_of
 from plantune.backend.piece import Piece, pieces
+from plantune.runtime.autograd import TunedPass
 
 __all__ = ["Piece", "pieces", "plantune"]
+
+# Compiled code that calls `backward()` has Dynamo look at what Python autograd runs then: it took
+# this package's own functions for the user's, and compiled some 40 of them.
+_tuned_pass: Any = TunedPass
+_tuned_pass.backward = staticmethod(torch._dynamo.disable(TunedPass.backward))
 
 
 def plantune(

@@ -162,15 +162,18 @@ def spread(run: Found, other: Found) -> dict[str, float]:
     return {"median": median, "within_5_percent": near / len(ratios)}
 
 
-def main() -> None:
+def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="se_resnet9_fixup")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--candidates", type=int, default=96)
     parser.add_argument("--seats", type=int, default=2, help="workers on a machine without a GPU")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    arch = best_arch()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given, arch = asked(), best_arch()
     on_cpu = tuple(Seat(f"CPU {number}") for number in range(given.seats))
     seats = on_cpu if arch == "cpu" else seats_of(load_search_space(arch).arch, None)
     environment = environment_on(seats, arch)
@@ -211,15 +214,21 @@ def main() -> None:
         }
         save(document, given.json)  # a race may fail
         raced = race(workload.graph, workers[-1], runs)
+    save({**document, **told_of(raced)}, given.json)
+
+
+def told_of(raced: Sequence[tuple[Plan, Timing]]) -> dict[str, object]:
+    """Prints how each run's plan compares with the first one's, and gives the same as JSON."""
     ratios = [asdict(ratio_interval(timing, raced[0][1])) for _, timing in raced]
     for name, (plan, timing), ratio in zip(ORDER, raced, ratios, strict=True):
         same = chosen(plan) == chosen(raced[0][0])
         text = "the first plan" if same else f"{ratio['low']:.4f} to {ratio['high']:.4f} of it"
         print(f"plan of {name}: {timing.median_us:.1f} us, {text}", flush=True)
-    document["plans_us"] = [timing.median_us for _, timing in raced]
-    document["plans_by_the_first"] = ratios
-    document["plans"] = [json.loads(plan.dumps()) for plan, _ in raced]
-    save(document, given.json)
+    return {
+        "plans_us": [timing.median_us for _, timing in raced],
+        "plans_by_the_first": ratios,
+        "plans": [json.loads(plan.dumps()) for plan, _ in raced],
+    }
 
 
 def save(document: dict[str, object], path: Path | None) -> None:

@@ -20,6 +20,7 @@ from plantune.plan_db.database import PlanDatabase
 from plantune.plan_db.rows import COMPLETE, Found, StoredPlan
 from plantune.plan_db.stored import find_stored_plan, plans_of_team, stored_plans_in
 from plantune.problem import Problem
+from plantune.search.candidates import FRAMEWORK, VIEW
 from plantune.search.ranking import distinct, fallback
 from plantune.space import SearchSpace
 
@@ -71,23 +72,17 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
     """
     if plan.problem.arch != space.arch.name:
         return None
-    known = {node.name for node in graph.nodes}
-    groups = [choice.nodes for choice in plan.choices if set(choice.nodes) <= known]
-    covered = {name for group in groups for name in group}
-    rest = [(node.name,) for node in graph.nodes if node.name not in covered]
     given = {choice.nodes: choice.candidate for choice in plan.choices}
     try:
-        steps = partition_into(graph, [*groups, *rest])
+        steps = partition_into(graph, _groups(given, graph))
     except PlantuneError:
         return None
     choices: list[Choice] = []
-    kept = 0
     for step in steps:
         names = tuple(node.name for node in step.nodes)
         candidate = _nearest(step, given.get(names), space)
-        kept += candidate is not None and candidate.family not in ("framework", "view")
         choices += [Choice(names, candidate)] if candidate else _one_by_one(step, graph, space)
-    if not kept:
+    if all(choice.candidate.family in (FRAMEWORK, VIEW) for choice in choices):
         return None
     plain = default_plan(graph, space, network=plan.problem.network)
     made = replace(plain, choices=tuple(choices), origin="measured", branches=plan.branches)
@@ -95,6 +90,14 @@ def fitted(plan: Plan, graph: Graph, space: SearchSpace) -> Plan | None:
         check_plan(made, graph, space)
         return made
     return None
+
+
+def _groups(given: Iterable[Sequence[str]], graph: Graph) -> list[Sequence[str]]:
+    """The groups of nodes that are all in the graph, then each other node alone."""
+    known = {node.name for node in graph.nodes}
+    groups = [group for group in given if known.issuperset(group)]
+    rest = known.difference(*groups)
+    return [*groups, *((node.name,) for node in graph.nodes if node.name in rest)]
 
 
 def _rows(space: SearchSpace, database: PlanDatabase, *, shipped: bool) -> Iterable[StoredPlan]:

@@ -78,11 +78,9 @@ def _status(storage: optuna.storages.BaseStorage, name: str) -> Status:
     silent = set(storage._get_stale_trial_ids(id))  # type: ignore[attr-defined]
     searches = [row for row in rows if row.role == SEARCH]
     of_trials = [row for row in rows if row.role == TRIAL]
-    of_search = Counter({row.number: 0 for row in searches})
-    for row in of_trials:
-        of_search[row.by] += len(row.told)
-    outcomes = [outcome for row in of_trials for _, outcome in row.told]
-    measured = sum(isinstance(outcome, Measured) for outcome in outcomes)
+    told = [(row.by, outcome) for row in of_trials for _, outcome in row.told]
+    of_search = Counter(by for by, _ in told)
+    measured = sum(isinstance(outcome, Measured) for _, outcome in told)
     values = {trial._trial_id: trial.value for trial in trials}
     found = [values[r.id] for r in rows if r.role == RANK and r.plan is not None]
     first = searches[0].attributes[ENVIRONMENT] if searches else {}
@@ -91,7 +89,7 @@ def _status(storage: optuna.storages.BaseStorage, name: str) -> Status:
         device=str(first.get("device", "?")),
         members=tuple(_member(row, silent, of_search[row.number]) for row in searches),
         measured=measured,
-        rejected=len(outcomes) - measured,
+        rejected=len(told) - measured,
         running=sum(len(row.texts) - len(row.told) for row in of_trials if row.is_open),
         median_ms=found[0] if found else None,
     )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import getclosurevars
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 # Such as a running center or a queue of keys. What is larger is more likely data.
 MOST_BYTES = 1 << 26
+# A function of a library's may lead to hundreds of others.
+MOST_NAMED = 300
 CODE = (FunctionType, MethodType, partial, nn.Module)
 
 
@@ -24,7 +27,7 @@ def state_of(modules: Sequence[nn.Module], loss: Callable[..., Any]) -> list[Ten
     code: Any = loss
     if not isinstance(loss, CODE):
         code = code.__call__
-    for thing in (*modules, *_named(code, set())):
+    for thing in (*modules, *_named(code)):
         if isinstance(thing, nn.Module):
             found |= {id(buffer): buffer for buffer in thing.buffers()}
         elif isinstance(thing, Tensor) and _may_be_state(thing):
@@ -33,27 +36,33 @@ def state_of(modules: Sequence[nn.Module], loss: Callable[..., Any]) -> list[Ten
 
 
 def _may_be_state(tensor: Tensor) -> bool:
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
+        return False
     small = tensor.numel() * tensor.element_size() <= MOST_BYTES
-    return small and tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_inference())
+    return small and not (tensor.requires_grad or tensor.is_inference())
 
 
-def _named(thing: Any, seen: set[int]) -> Iterator[Any]:
+def _named(code: Any) -> list[Any]:
     """What is found from a function by the names in its code, and in functions that it names."""
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    yield thing
+    found, seen = [code], {id(code)}
+    for thing in found:  # which grows
+        if len(found) > MOST_NAMED:
+            break
+        new = [each for each in _inside(thing) if id(each) not in seen]
+        found += new
+        seen.update(map(id, new))
+    return found
+
+
+def _inside(thing: Any) -> Sequence[Any]:
     if isinstance(thing, partial):
-        inside: Sequence[Any] = (thing.func, *thing.args, *thing.keywords.values())
-    elif isinstance(thing, MethodType):
+        return (thing.func, *thing.args, *thing.keywords.values())
+    if isinstance(thing, MethodType):
         attributes = getattr(thing.__self__, "__dict__", {})
-        inside = (thing.__self__, thing.__func__, *attributes.values())
-    elif isinstance(thing, FunctionType) and not str(thing.__module__).startswith("torch."):
-        inside = _variables(thing)
-    else:
-        return
-    for each in inside:
-        yield from _named(each, seen)
+        return (thing.__self__, thing.__func__, *attributes.values())
+    if isinstance(thing, FunctionType) and not str(thing.__module__).startswith("torch."):
+        return _variables(thing)
+    return ()
 
 
 def _variables(function: FunctionType) -> list[Any]:

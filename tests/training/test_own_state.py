@@ -95,5 +95,5 @@ def test_runs_before_a_capture_leave_no_trace(name, model, batches, monkeypatch)
 def test_data_and_weights_are_no_state():
     large = torch.empty(MOST_BYTES // 4 + 1)
     rows = torch.zeros(1).expand(5)
-    weight = nn.Parameter(torch.zeros(5))
-    assert state_of((), lambda y, t: (large[t] + rows + weight + y).sum()) == []
+    weight, sparse = nn.Parameter(torch.zeros(5)), torch.zeros(5).to_sparse()
+    assert state_of((), lambda y, t: (large[t] + rows + weight + sparse + y).sum()) == []

@@ -62,6 +62,7 @@ def test_the_sample_names_sixty_networks_once(part) -> None:
 
 def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> None:
     measured = {"ms": {"plantune": 1.25}, "device": "GPU"}
+    steps = {"us": 354.4, "roofline_us": 176.6}
     torn = "SwinTransformer, at features.1: in-place op aten.x_ cannot be part of a plan. Optimize"
     rows = [
         row("torchvision/a", "infer", "taken", "taken"),
@@ -70,7 +71,7 @@ def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> N
         row("timm/c", "train", "share", "taken", share=0.5, left={"conv2d": 0.5}, arch="sm90"),
         row("timm/c", "infer", "time", "timed", ratios={"eager": [1.05, 1, 1.1]}, **measured),
         row("timm/d", "infer", "time", "timed", ratios={"eager": [0.5, 0.4, 0.6]}, **measured),
-        row("timm/d", "infer", "searched", "searched", search_s=119.6),
+        row("timm/d", "infer", "searched", "searched", search_s=119.6, measured=21, steps=steps),
         row("timm/d", "infer", "tuned", "timed", ratios={"compile": [0.6, 0.5, 0.7]}, **measured),
     ]
     part("table").write_table(rows, tmp_path / "census.md")
@@ -81,7 +82,7 @@ def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> N
     assert "| timm/c | infer | 1.250 | 1.05 | GPU |" in text
     _, _, tuned = text.partition("## Time with the plan of a search")
     assert "| timm/d | infer | 1.250 | 0.60 | GPU |" in tuned
-    assert "timm/d 120 s" in tuned
+    assert "| timm/d | - | 120 s | 21 | 354 us | 177 us |" in tuned
     assert "- `torchvision/b` infer: refused, in-place op aten.x_" in text
     assert "| timm | train | sm90 | 1 | 0.500 | 0.500 | 1 |" in text
 

@@ -25,9 +25,10 @@ TIMES = {
     "tuned": (
         "## Time with the plan of a search",
         "",
-        "As above, with the plan that `plantune.tune` found: policies/nature has 256 images of",
-        "bytes (4x84x84), policies/impala 512 (3x64x64). Rivals were compiled while other networks",
-        "were searched.",
+        "As above, with the plan that a search found: policies/nature has 256 images of bytes",
+        "(4x84x84), policies/impala 512 (3x64x64). Rivals were compiled while other networks were",
+        "searched; `-` is a rival that was not compiled. A roofline counts all traffic as that of",
+        "the GPU's memory: steps whose data stays in its cache may take less.",
     ),
 }
 HEAD = """# Census
@@ -164,8 +165,19 @@ def _ratios(found: list[Row]) -> Iterator[str]:
 
 
 def _searches(rows: list[Row]) -> Iterator[str]:
-    found = [f"{row['network']} {row['search_s']:.0f} s" for row in rows if row.get("search_s")]
-    yield f"The searches took: {', '.join(found)}."
+    """How long they took, and what the steps of their plans take beside their rooflines."""
+    found = [row for row in rows if row.get("search_s")]
+    yield (
+        "| searched | budget | took | candidates measured | measured steps of the plan "
+        "| their roofline |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for row in found:
+        steps = row.get("steps", {})
+        sums = [f"{steps[key]:.0f} us" if key in steps else "-" for key in ("us", "roofline_us")]
+        times = [f"{row[key]:.0f} s" if key in row else "-" for key in ("budget_s", "search_s")]
+        count = row.get("measured", "-")
+        yield f"| {row['network']} | {' | '.join(times)} | {count} | {' | '.join(sums)} |"
     yield ""
 
 

@@ -74,19 +74,18 @@ def plain_float32() -> Iterator[None]:
     """Inside, sums of float32 products are just that, without tf32.
 
     Torch cannot be told that a setting follows another one again. So those that more follow come
-    first, and only those that are not "ieee" by then are set.
+    first, and only those are set that are not yet as they should be.
     """
-    before = []
+    before = [(place, _get(*place)) for place in _SETTINGS]
     try:
         for place in _SETTINGS:
-            precision = _get(*place)
-            if precision != "ieee":
-                before.append((*place, precision))
+            if _get(*place) != "ieee":
                 _set(*place, "ieee")
         yield
     finally:
-        for setting in reversed(before):
-            _set(*setting)
+        for place, precision in before:
+            if _get(*place) != precision:
+                _set(*place, precision)
 
 
 @contextmanager

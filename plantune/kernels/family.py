@@ -110,7 +110,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a family knows of a step that it runs; most know more of it than the step itself."""
+    """What a family needs to know about a step; most families add fields to it."""
 
     step: Step
 

@@ -22,7 +22,7 @@ LEAST_ROUNDS = 4
 MOST_ROUNDS = 80
 # How often host and GPU are timed, and calls each time: few enough for the queue of launches.
 HOST_TURNS, REPEATS = 24, 15
-# Calls until the host's caches hold what a way needs, after another way's turn.
+# Calls that refill the host's caches after another way's turn.
 WARMING_CALLS = 4
 CALLS_QUEUED = 4
 # A GPU waits for so many cycles while calls are queued: longer than the host needs, at any clock.

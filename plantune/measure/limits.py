@@ -1,4 +1,4 @@
-"""What keeps a worker process in bounds: its memory, its parent's life, the terminal's Ctrl-C."""
+"""Limits of a worker process: its memory, its parent's life, and the terminal's Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 # How torch and C++ say that memory ran out; Python says MemoryError.
 OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
-# What a kernel did on a GPU, which tells of it with a later call; nothing works there any more.
+# Faults of a kernel, reported by a later call; the GPU's context is lost after them.
 GPU_FAULTS = (torch.AcceleratorError, CudaError, CaptureError)
 REASON_LENGTH = 4000
 

@@ -20,7 +20,7 @@ from plantune.measure.trial import NANS, NUMBERS, Trial
 from plantune.space.search_space import SearchSpace
 from plantune.tolerances import tolerance
 
-# What transforms its input loses some digits beside a large one, and is not wrong.
+# Kernels that transform their input lose some digits next to a large value without being wrong.
 LARGE_SLACK = 8.0
 
 

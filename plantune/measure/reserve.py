@@ -18,7 +18,7 @@ def warmed_up(child: Child, arch: str) -> None:
 
 
 class Reserve:
-    """At most one child, started in the background and warmed up for an arch."""
+    """Keeps at most one child, started in the background and warmed up for an arch."""
 
     def __init__(self, start: Callable[[], Child], arch: str) -> None:
         self._start = start

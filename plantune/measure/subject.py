@@ -1,4 +1,4 @@
-"""The network of a race: its module with random weights, the exact one, and inputs for it."""
+"""The network of a race: its module with random weights, its float64 copy, and its inputs."""
 
 from __future__ import annotations
 

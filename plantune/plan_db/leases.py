@@ -1,4 +1,4 @@
-"""Leases: one search for a key at a time, whoever dies without giving its lease back."""
+"""Leases: one search for a key at a time, even if a holder dies without giving its lease back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plantune.plan_db.opening import now_text
 from plantune.plan_db.rows import select
 
 Writing = Callable[[], AbstractContextManager[Database]]
-# The owner on another host is given up when its heartbeat did not change for so long.
+# An owner on another host counts as dead when its heartbeat has not changed for this long.
 SILENCE_S = 120.0
 
 

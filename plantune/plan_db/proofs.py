@@ -1,7 +1,7 @@
 """Remembers which plans were proved right in which environment, and which guesses lost to the
 framework's kernels, as small files in the cache folder.
 
-A plan's own claims do not count: only what a search, `verify` or a first call found here.
+A plan's own claims do not count, only what a search, `verify` or a first call showed here.
 """
 
 from __future__ import annotations

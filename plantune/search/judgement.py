@@ -18,7 +18,7 @@ from plantune.search.results import StepsSum
 # On a GPU the framework's own kernels as one graph, which is also what a plan of these kernels is.
 CAPTURED = "cuda-graph"
 EVEN = 1.0
-# How much launches, conversions and caches usually add to a sum of steps, or save of it.
+# The usual factor, either way, between a whole pass and the sum of its steps.
 USUAL_FACTOR = 1.5
 
 

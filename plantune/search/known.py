@@ -1,4 +1,4 @@
-"""Plans that are known before a search: it begins from them, and keeps them if they win."""
+"""Plans that are known before a search, which starts from them and keeps them if they win."""
 
 from __future__ import annotations
 

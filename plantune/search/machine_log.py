@@ -1,5 +1,5 @@
-"""What else the machine does during a search: slow phases are waited for or corrected, and the plan
-and its messages say what disturbed them.
+"""What else the machine does during a search: it waits for slow phases to end or corrects for them,
+and the plan and the messages say what disturbed them.
 """
 
 from __future__ import annotations

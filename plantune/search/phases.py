@@ -55,7 +55,7 @@ FEW = 3
 ALONE_S = 0.2
 RACE_S = 8.0
 MOST_RACES = 3
-# A race that leaves something open is repeated for the entrants that it concerns, if there is time.
+# An undecided race is repeated for the entrants concerned, if there is time.
 MOST_REPEATS = 4
 LEAST_REPEAT_S = 1.0
 # Two passes are compiled in training: 31 to 37 s for se_resnet9_fixup (H200, 2026-11-23).

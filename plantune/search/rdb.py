@@ -21,9 +21,9 @@ _opening = threading.Lock()
 FAULTS = (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError)
 # What `plantune[storage]` installs, where a URL names no driver.
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql"}
-# A search that is stopped in the middle of a transaction, or whose host is gone, holds the study's
-# lock: the server ends what is silent. MySQL knows only connections that do nothing, which Optuna
-# tries before it uses them again.
+# A search that is stopped in the middle of a transaction, or whose host is gone, would hold the
+# study's lock, so the server drops silent transactions. MySQL can only drop idle connections, which
+# Optuna tests before it uses them again.
 LIMITS = {
     "postgresql": "SET idle_in_transaction_session_timeout = '{s}s'",
     "mysql": "SET SESSION wait_timeout = {s}, innodb_lock_wait_timeout = {s}",

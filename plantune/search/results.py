@@ -11,7 +11,7 @@ from plantune.measure.race import Race
 from plantune.plan import Plan
 from plantune.plan_db.rows import Found
 
-# How long a silent search counts as alive, and how long a database may be gone, in heartbeats.
+# How many heartbeats a search may miss, and for how many a database may be unreachable.
 SILENT, GONE = 6, 6
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from plantune.plan_db.leases import Lease
 
 BEAT_S = 10.0
-# What ends a search and leaves what it measured as good as it was.
+# Errors that end a search but do not spoil what it measured.
 STOPPED = (MeasureTimeout, StorageLost, UnsupportedDevice, WorkerDied, WorkerFailed)
 KEPT_EARLY = "the search ended early; the best plan so far is kept as partial"
 Say = Callable[[str], None]
@@ -62,8 +62,8 @@ class Sought:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a session speaks and waits. `saving` is entered while an interrupted search is kept, and
-    `before` is called when its budget has begun.
+    """How a session reports and waits. `saving` is entered to save an interrupted search, and
+    `before` is called when the budget starts.
     """
 
     report: Report = silent

@@ -78,8 +78,7 @@ def _missing(chosen: Chosen, raced: Iterable[str]) -> list[str]:
 
 def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
     """The plan as a search would store it after this race."""
-    from plantune.default_plans import default_plan
-    from plantune.search.judgement import judged_alone
+    from plantune.search.judgement import judged_alone, plain_graph
     from plantune.space.search_space import load_search_space
 
     plan, workload = replace(chosen.plan, origin="measured"), chosen.workload
@@ -89,10 +88,7 @@ def _judged(chosen: Chosen, race: Race, log: MachineLog) -> Plan:
     else:  # the times of its steps are another machine's
         plan = replace(plan, choices=tuple(replace(c, times=None) for c in plan.choices))
     space = load_search_space(workload.arch)
-    captured = None
-    if space.arch.kind == "cuda":
-        plain = default_plan(workload.graph, space, network=workload.network)
-        captured = replace(plain, origin="measured")
+    captured = plain_graph(workload.graph, space, network=workload.network)
     judged = judged_alone(plan, race, captured)
     if not _ran(judged, chosen):  # what is known of its kernels is not of the framework's
         kept = []

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 
 from plantune import rivals
 from plantune.canonical import Attrs
+from plantune.default_plans import default_plan
+from plantune.graph import Graph
 from plantune.measure.entrants import PLANTUNE
 from plantune.measure.machine_state import State
 from plantune.measure.race import OURS, Race
 from plantune.measure.timing import Interval, Timing, in_common, joined, ratio_interval
 from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 from plantune.search.results import StepsSum
+from plantune.space import SearchSpace
 
 # On a GPU the framework's own kernels as one graph, which is also what a plan of these kernels is.
 CAPTURED = "cuda-graph"
@@ -113,6 +116,13 @@ def evidence_of(race: Race) -> Attrs:
             "ratio_high": race.ratio.high,
         }
     return Attrs(evidence)
+
+
+def plain_graph(graph: Graph, space: SearchSpace, *, network: str) -> Plan | None:
+    """The framework's own kernels as one captured graph, measured in a race; None on a CPU."""
+    if space.arch.kind != "cuda":
+        return None
+    return replace(default_plan(graph, space, network=network), origin="measured")
 
 
 def judged_alone(plan: Plan, race: Race, plain: Plan | None = None) -> Plan:

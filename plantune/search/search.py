@@ -32,7 +32,14 @@ from plantune.search.cover import Cover
 from plantune.search.crew import Crew
 from plantune.search.elsewhere import prove_elsewhere, start_all
 from plantune.search.joint import wait_for_turn
-from plantune.search.judgement import Duels, evidence_of, judged, race_notes, with_all_rounds
+from plantune.search.judgement import (
+    Duels,
+    evidence_of,
+    judged,
+    plain_graph,
+    race_notes,
+    with_all_rounds,
+)
 from plantune.search.kept_times import with_times
 from plantune.search.known import incumbent, known_plans, plan_in_use, plan_without_search
 from plantune.search.machine_log import MachineLog
@@ -265,10 +272,7 @@ class Search:
     def _finished(self, run: Run, plan: Plan, race: Race, duels: Duels) -> Plan:
         """The plan with its evidence, and who runs it."""
         graph, space = self.graph, self.space
-        captured = None
-        if space.arch.kind == "cuda":  # the framework's own kernels as one graph
-            plain = default_plan(graph, space, network=self.problem.network)
-            captured = replace(plain, origin="measured")
+        captured = plain_graph(graph, space, network=self.problem.network)
         plan = judged(replace(plan, evidence=evidence_of(race)), duels, captured)
         same = is_deterministic(plan, graph, space, run.steps.costs.outcomes)
         told = {"deterministic": int(same), "search_s": round(self._budget.spent_s, 1)}

@@ -53,6 +53,8 @@ def tune(
     Raises UnsupportedModule as `optimize` does, UnsupportedDevice if plantune has no plans for the
     device, and KeyboardInterrupt if nothing was measured yet.
     """
+    for name in {"plan", "pad_to"} & example_kwargs.keys():
+        raise TypeError(f"tune takes no {name}: give it to optimize")
     how: dict[str, Any] = {"mode": mode, "frozen": frozen, "fallback": fallback}
     tuned = optimize(module, *example_inputs, **how, **example_kwargs)
     sought, device = sought_for(tuned)

@@ -65,6 +65,12 @@ class Arguments:
         more = (repr(leaf)[:MOST_TEXT] for leaf in self.constants if leaf is not None)
         return ", ".join([*tensors, *more])
 
+    def as_written(self) -> str:
+        """For people: each argument in its place or by its name, in the structure that it has."""
+        args, kwargs = mapped(_shown, (self.args, dict(self.kwargs)))
+        named = (f"{name}={value!r}" for name, value in kwargs.items())
+        return f"({', '.join([*map(repr, args), *named])})"
+
     def given(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Such a call with these tensors."""
         left = iter(tensors)
@@ -72,6 +78,17 @@ class Arguments:
             next(left) if isinstance(leaf, TensorType) else leaf
         )
         return mapped(put, self.args), mapped(put, dict(self.kwargs))
+
+
+class _Bare(str):
+    """Shows itself without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _shown(leaf: Any) -> Any:
+    return _Bare(f"{leaf.shape} {leaf.dtype}") if isinstance(leaf, TensorType) else leaf
 
 
 def ordered(

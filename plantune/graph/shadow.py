@@ -81,6 +81,14 @@ class Shadow:
                 self.assigned[key] = found
         return made
 
+    def attribute_of(self, tensor: Tensor) -> str:
+        """The path of the attribute that holds a tensor which is neither parameter nor buffer."""
+        for path, child in self._module.named_modules():
+            for key, held in vars(child).items():
+                if held is tensor:
+                    return f"self.{path}.{key}" if path else f"self.{key}"
+        return ""
+
     def assigns(self, key: str, *, tensor: bool) -> UnsupportedModule:
         own = {"other": f"into a buffer, self.{key}.copy_(...)"} if tensor else {}
         return unsupported(self._module, "", f"a forward that assigns to self.{key}", **own)

@@ -367,7 +367,9 @@ class _Calls(TorchFunctionMode):
         found = self._tracing.shadow.stand_ins.get(id(tensor))
         if found is None:
             read = f"a tensor's value as a number, by {func.__name__}(),"
-            what = read if getattr(func, "__name__", "") in READS else CONSTANT
+            held = self._tracing.shadow.attribute_of(tensor)
+            what = f"{CONSTANT}, {held}," if held else CONSTANT
+            what = read if getattr(func, "__name__", "") in READS else what
             raise self._tracing.unsupported(what)
         return found
 

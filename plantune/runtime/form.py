@@ -118,6 +118,8 @@ def _why_not(modules: tuple[nn.Module, ...], hooks: list[Any]) -> str | None:
         return "submodules have hooks, which a plan cannot call"
     held = (t for m in modules for t in m._parameters.values() if t is not None)
     if not all(isinstance(t, nn.Parameter) for t in held):
+        if any(isinstance(m, torch.jit.ScriptModule) for m in modules):
+            return "TorchScript keeps its parameters: give the module that was scripted or traced"
         return "parameters are replaced by plain tensors, as functional_call does"
     return None
 

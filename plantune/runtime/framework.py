@@ -92,9 +92,10 @@ class Framework:
 
     def eagerly(self, reason: str, *args: Any, **kwargs: Any) -> Any:
         """What the framework gives, with one warning for each reason."""
-        text = f"{self.options.name}: {reason}; the framework runs it instead"
         if self.options.fallback == "error" and not self.disabled:
-            raise InputMismatch(text)
+            said = "fallback='error' keeps the framework from running it"
+            raise InputMismatch(f"{self.options.name}: {reason}; {said}")
+        text = f"{self.options.name}: {reason}; the framework runs it instead"
         result = self.run(reason, self._trains, *args, **kwargs)
         if self.options.fallback == "warn" and self._is_worth_saying(reason):
             self._warned.add(reason)

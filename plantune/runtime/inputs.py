@@ -164,6 +164,8 @@ class PlannedInputs:
         wanted = [each.text() for each in every]
         if got in wanted:
             wanted, got = [each.text(dtypes=True) for each in every], arguments.text(dtypes=True)
+        if got in wanted:
+            wanted, got = [each.as_written() for each in every], arguments.as_written()
         return f"there is a plan for input {' and '.join(wanted)}, got {got}"
 
     def is_home(self, form: Form) -> bool:

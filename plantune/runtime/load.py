@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def optimize(
     them, and a call with fewer samples runs with the next one: its last sample is repeated, and
     what comes of that is dropped. No sample may depend on another one.
     """
+    _refuse_other_kinds(module)
     _refuse_packed(module, (example_inputs, example_kwargs))
     _refuse_lazy(module)
     tensors = tensors_in((example_inputs, example_kwargs))
@@ -158,15 +160,33 @@ def optimize(
         also=tuple(also),
         padding=padding,
     )
-    if mode == "infer" and module.training:
+    if mode == "infer" and module.training and any(map(_reads_mode, map(type, module.modules()))):
         warnings.warn(
-            f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: batch "
-            "norms use the batch's statistics and move their own; call eval() before, or give "
-            "mode='train'",
+            f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "
+            "drops, and batch norms use the batch's statistics and move their own; call eval() "
+            "before, or give mode='train'",
             TrainingMode,
             stacklevel=2,
         )
     return tuned
+
+
+@cache
+def _reads_mode(kind: type) -> bool:
+    """Whether code of such a module asks whether it is training."""
+    own = (each for each in kind.__mro__ if each not in nn.Module.__mro__)
+    codes = (getattr(value, "__code__", None) for each in own for value in vars(each).values())
+    return any("training" in code.co_names for code in codes if code is not None)
+
+
+def _refuse_other_kinds(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        got = f"the class {module.__name__}" if isinstance(module, type) else repr(module)
+        raise TypeError(f"optimize takes an nn.Module that is made, got {got}")
+    if type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod"):
+        raise UnsupportedModule(
+            "optimize takes the module as it was before torch.compile: give module._orig_mod"
+        )
 
 
 def _refuse_packed(module: nn.Module, given: Any) -> None:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from plantune.device import first_line
+from plantune.graph.arguments import Arguments
 from plantune.graph.nested import kind_of, mapped, tensors_in
+from plantune.graph.trace import trace
 from plantune.plan import EAGER
 from plantune.runtime.copies import copied
 from plantune.runtime.live_state import HeldTensors, LiveState
@@ -116,6 +118,8 @@ class Runner:
         try:
             if kwargs or not all(isinstance(arg, Tensor) for arg in args):
                 raise ValueError("it is called with other arguments than positional tensors")
+            if self._trains:
+                _require_gradients_everywhere(module, args)
             args = [*map(_channels_last, args)] if self._recipe.channels_last else args
             self._call = self._traced(module, [x.detach() for x in args])
         except Exception as error:  # It may fail in any way that torch knows.
@@ -173,6 +177,15 @@ class Runner:
                 for buffer, before in buffers:
                     buffer.copy_(before)
         return traced
+
+
+def _require_gradients_everywhere(module: nn.Module, args: Sequence[Any]) -> None:
+    """Raises ValueError, or UnsupportedModule, where torch's trace would pass gradients on through
+    what is under no_grad, or by another backward pass than a Function's own.
+    """
+    records = trace(module, Arguments.of(module, args, {}), derives=True).records
+    if any(record.silent for record in records):
+        raise ValueError("a part of it is under no_grad, which a trace does not keep")
 
 
 def _require_same_structure(wanted: Any, got: Any) -> None:

@@ -177,6 +177,27 @@ def test_gradients_reach_the_callers_parameters(module, x, runner, run_by):
     assert model.norm.num_batches_tracked == twin.norm.num_batches_tracked == 3
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_no_gradient_goes_through_what_is_under_no_grad(x, runner, run_by):
+    """Torch's traces do not keep it: such a module is not traced."""
+
+    class Target(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = self.conv(x).mean((2, 3), keepdim=True)
+            return self.conv(x) * target
+
+    module = Target()
+    model = run_by(module, x, runner, mode="train")
+    for each in (model, module):
+        each(x).square().sum().backward()
+    torch.testing.assert_close(model.conv.weight.grad, module.conv.weight.grad)
+
+
 class TestFrozen:
     def test_weights_stay_until_refresh(self, module, x, run_by):
         model = run_by(module, x, FROZEN, frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plantune.cli.exit_codes import NoUsableDevice
 from plantune.errors import DamagedDatabase, ForeignPlan, InvalidPlan, NoPlan, UnsupportedDevice
+from plantune.paths import database_path
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ def database(place: Path | None, *, read_only: bool = True) -> PlanDatabase:
         return PlanDatabase.open(place, read_only=read_only)
     except DamagedDatabase:
         return PlanDatabase.open(place)
+
+
+def to_run(command: str, workload: Workload, place: Path | None) -> str:
+    """The command line of a command for a workload, with the database that was used."""
+    db = "" if place in (None, database_path()) else f" --db {shlex.quote(str(place))}"
+    return f"plantune {command} {workload.arguments()}{db}"
 
 
 def plan_to_run(place: Path | None, workload: Workload, id: int | None, what: str) -> Chosen:
@@ -98,14 +106,14 @@ def _by_key(opened: PlanDatabase, workload: Workload) -> Chosen:
     found = best((stored, find_stored_plan(problem, here, database=opened.path)))
     own = found is stored
     if found is None:
-        raise NoPlan(
-            f"no plan for {workload} is stored; run plantune search {workload.arguments()}"
-        )
+        search = to_run("search", workload, opened.path)
+        raise NoPlan(f"no plan for {workload} is stored; run {search}")
     if (arch := found.plan.problem.arch) != workload.arch:
         got = f"{arch} ({found.environment.device})"
         expected = f"for another chip: expected {workload.arch}, got {got}"
         text = f"the only plan for these layers is {expected}"
-        raise ForeignPlan(f"{text}; run plantune search {workload.arguments()}", workload.arch, got)
+        search = to_run("search", workload, opened.path)
+        raise ForeignPlan(f"{text}; run {search}", workload.arch, got)
     plan = named_as(found.plan, workload.graph)
     id, whose = (found.id, "own") if own else (None, found.whose)
     return Chosen(plan, found.environment, found.match, id, workload, whose)

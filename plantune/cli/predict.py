@@ -13,7 +13,7 @@ import click
 
 from plantune.cli.console import STDOUT, Console, bold, note
 from plantune.cli.interrupts import interrupts
-from plantune.cli.lookup import database
+from plantune.cli.lookup import database, to_run
 from plantune.errors import UnsupportedDevice
 from plantune.gpus import device_for, later_gpu
 from plantune.graph.step import Step
@@ -122,7 +122,8 @@ def _show(
         tell(f"the plan could not be stored: {keeping.fault or 'no database'}")
     else:
         tell(f"plan {keeping.plan_id} in {keeping.path}")
-        tell(f"next: plantune verify {workload.arguments()}, on a GPU of {workload.arch}")
+        verify = to_run("verify", workload, keeping.path)
+        tell(f"next: {verify}, on a GPU of {workload.arch}")
 
 
 def _refusals(prediction: Prediction) -> Counter[str]:

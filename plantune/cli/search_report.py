@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from plantune.cli.console import STDOUT, Console, bold, note
+from plantune.cli.lookup import to_run
 from plantune.machine import Environment
 from plantune.plan import Plan
 from plantune.report.bench_text import verdict
@@ -119,7 +120,8 @@ def _ms(plan: Plan) -> str:
 
 def _where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> list[str]:
     """Where the plan is, and what to do next."""
-    longer = f"next: plantune search {workload.arguments()} --budget {longer_s(result.budget_s):g}"
+    search = to_run("search", workload, keeping.path)
+    longer = f"next: {search} --budget {longer_s(result.budget_s):g}"
     if result.known is not None:
         return [longer]
     if keeping.plan_id is None:
@@ -130,8 +132,8 @@ def _where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) ->
     place = f"plan {keeping.plan_id} in {keeping.path}"
     if result.complete and result.race is None and not result.elsewhere:
         return [place, longer]
-    again = "search" if not result.complete else "bench"
-    return [place, f"next: plantune {again} {workload.arguments()}"]
+    bench = to_run("bench", workload, keeping.path)
+    return [place, f"next: {bench if result.complete else search}"]
 
 
 def _document(

@@ -161,6 +161,17 @@ def test_the_next_command_names_the_same_key(run: Run) -> None:
     assert "next: plantune bench --batch 1 --in-channels 4 --mode train" in result.stdout
 
 
+def test_the_next_command_names_the_same_database(run: Run, tmp_path: Path) -> None:
+    """As it must be typed; what says that there is no plan, too."""
+    place = tmp_path / "my plans.db"
+    found = run("search", "--batch", 1, "--db", place).stdout
+    assert f"next: plantune bench --batch 1 --db '{place}'" in found
+    assert "--db" not in run("search", "--batch", 1).stdout
+    missing = run("bench", "--batch", 2, "--db", place)
+    assert missing.exit_code == 3
+    assert f"run plantune search --batch 2 --db '{place}'" in missing.stderr
+
+
 def test_options_become_settings(run: Run, fake: type[FakeSearch], cache: Path) -> None:
     run("search", "--batch", 1, "--budget", 7.5, "--seed", 3, "--fresh")
     settings = fake.settings

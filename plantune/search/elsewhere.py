@@ -18,6 +18,9 @@ from plantune.search.budget import Budget
 
 # The time that must be left for a baseline of torch.compile to join the race; others always join.
 COMPILING_S = {"compile-default": 25.0, "compile-reduce-overhead": 25.0}
+# For each node of the forward pass if that is more: 47 s for densenet121's 1,822, 18 to 22 s for
+# the 777 to 939 of four others of torchvision (H200, 8 cores beside a search, 2026-11-23).
+COMPILING_NODE_S = 0.03
 # Where the kernels are in inductor's cache already.
 COMPILED_AHEAD_S = 12.0
 # A few calls: what counts is that they run, and that the plan's outputs are right.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -23,6 +23,7 @@ from plantune.search import ranking
 from plantune.search.budget import Budget
 from plantune.search.elsewhere import (
     COMPILED_AHEAD_S,
+    COMPILING_NODE_S,
     COMPILING_S,
     compiled_elsewhere,
     prove_elsewhere,
@@ -291,20 +292,36 @@ def _race(run: Run, plan: Plan, baselines: tuple[str, ...] | None = None) -> Rac
     left_s = run.budget.left_s
     baselines = baselines or run.settings.baselines
     if baselines is None:
-        known = baselines_for(run.problem.arch, run.problem.mode)
-        trains = run.problem.mode == "train"
-        baselines = tuple(n for n in known if _needed_s(n, run.ahead, trains) <= left_s)
+        baselines = _joining(run, left_s)
     effort = run.budget.limited(Effort(budget_s=min(left_s / 3, RACE_S)), "racing")
     seed = run.settings.seed
     return run.worker.race(Raced(run.problem, run.tape), plan, baselines, effort, seed)
 
 
-def _needed_s(baseline: str, ahead: Collection[str], trains: bool) -> float:
+def _joining(run: Run, left_s: float) -> tuple[str, ...]:
+    """The baselines for which there is time, one after the other: what compiles when the time is up
+    takes the whole race along, and with it what the search found. The later ones are stronger.
+    """
+    known = baselines_for(run.problem.arch, run.problem.mode)
+    joining = set()
+    for name in reversed(known):
+        needed_s = _needed_s(run, name)
+        if needed_s <= left_s:
+            joining.add(name)
+            left_s -= needed_s
+    return tuple(name for name in known if name in joining)
+
+
+def _needed_s(run: Run, baseline: str) -> float:
     """What must be left for a baseline: those that compile for minutes are for `bench`."""
     if not baseline.startswith("compile"):
         return 0.0
-    needed_s = COMPILED_AHEAD_S if baseline in ahead else COMPILING_S.get(baseline, NEVER_S)
-    return needed_s * (BOTH_PASSES if trains else 1)
+    if baseline in run.ahead:
+        needed_s = COMPILED_AHEAD_S
+    else:
+        forward = run.graph.nodes[: run.graph.backward_from]
+        needed_s = max(COMPILING_S.get(baseline, NEVER_S), COMPILING_NODE_S * len(forward))
+    return needed_s * (BOTH_PASSES if run.problem.mode == "train" else 1)
 
 
 def _why_none(problem: Problem, timings: Sequence[Found]) -> str:

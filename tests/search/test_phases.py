@@ -105,6 +105,25 @@ def test_what_compiles_joins_the_race_where_there_is_time(arch, seconds, compile
     assert {"eager", "eager-channels-last", "torchscript"} <= set(baselines)
 
 
+def test_rivals_are_compiled_one_after_the_other():
+    """Two of 25 s each do not fit into 40 s: the stronger one joins."""
+    worker = FakeWorker()
+    _race(run_of(worker, "sm90", 40.0), SimpleNamespace(arch="sm90"))
+    _, baselines = worker.raced
+    compiled = [name for name in baselines if name.startswith("compile")]
+    assert compiled == ["compile-reduce-overhead"]
+
+
+@pytest.mark.parametrize(("nodes", "joins"), [(1300, True), (1822, False)])
+def test_a_deep_network_compiles_for_longer(nodes, joins):
+    """A race that is cut off while something compiles loses what the search found."""
+    worker = FakeWorker()
+    run = run_of(worker, "sm90", 45.0)
+    graph = SimpleNamespace(nodes=[None] * nodes, backward_from=None)
+    _race(replace(run, graph=graph), SimpleNamespace(arch="sm90"))
+    assert ("compile-reduce-overhead" in worker.raced[1]) == joins
+
+
 def test_named_baselines_race_in_any_case():
     worker = FakeWorker()
     run = run_of(worker, "sm90", baselines=("compile-max-autotune",))

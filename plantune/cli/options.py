@@ -71,7 +71,8 @@ def _model_name(value: str) -> str:
     try:
         return value if is_factory(value) else network(value).name
     except UnknownNetwork as error:
-        raise ValueError(f"{error}; a network of your own is package.module:factory") from error
+        own = "a network of your own is package.module:factory or file.py:factory"
+        raise ValueError(f"{error}; {own}") from error
 
 
 def _seconds(value: Any) -> float:

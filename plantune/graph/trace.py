@@ -51,6 +51,7 @@ PACKS = (
 )
 SAID = dict.fromkeys(("to number", "nonzero", "meta tensors", "data-dependent"), BY_VALUE)
 SAID["'lengths' argument"] = PACKS
+SAID["does not have a grad_fn"] = "it takes gradients itself, by torch.autograd"
 CONSTANT = "a constant tensor (register it as a buffer)"
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)

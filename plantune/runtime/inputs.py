@@ -166,7 +166,7 @@ class PlannedInputs:
             wanted, got = [each.text(dtypes=True) for each in every], arguments.text(dtypes=True)
         if got in wanted:
             wanted, got = [each.as_written() for each in every], arguments.as_written()
-        return f"there is a plan for input {' and '.join(wanted)}, got {got}"
+        return f"it was made for input {' and '.join(wanted)}, got {got}"
 
     def is_home(self, form: Form) -> bool:
         """Whether the module is where, and of the dtype, that it was made for."""

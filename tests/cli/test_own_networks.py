@@ -92,3 +92,8 @@ def test_an_input_that_is_none_is_refused(run: Run, own: tuple[str, ...], text: 
 def test_a_setting_that_is_none_is_refused(run: Run, own: tuple[str, ...], text: str) -> None:
     result = run("explain", *own, "--set", text)
     assert (result.exit_code, "keyword argument" in result.stderr) == (2, True)
+
+
+def test_a_file_without_its_factory_is_told_how_to_name_it(run: Run) -> None:
+    result = run("search", "--model", "nets.py")
+    assert (result.exit_code, "or file.py:factory" in result.stderr) == (2, True)

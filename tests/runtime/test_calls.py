@@ -88,7 +88,7 @@ OTHERS = {
 @pytest.mark.parametrize("call", OTHERS.values(), ids=OTHERS)
 def test_a_call_with_other_arguments_is_right(call, module, x, gate):
     model = planned(module, x, gate, 2.0)
-    with pytest.warns(UnplannedCall, match="there is a plan for input"):
+    with pytest.warns(UnplannedCall, match="it was made for input"):
         alike(call(model, x, gate), call(module, x, gate))
     alike(model(x, gate, 2.0), module(x, gate, 2.0))
     assert model.last_call().how == "planned"

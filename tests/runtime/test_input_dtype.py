@@ -62,7 +62,7 @@ class TestCalls:
 
 def test_another_number_of_images_runs_in_the_framework(scaled, pixels, tuned):
     model = tuned(scaled, pixels)
-    with pytest.warns(UnplannedCall, match="there is a plan for input"):
+    with pytest.warns(UnplannedCall, match="it was made for input"):
         found = model(pixels[:1])
     assert torch.equal(found, model.reference(pixels[:1]))
 

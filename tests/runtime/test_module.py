@@ -70,7 +70,7 @@ class TestUnknownShapes:
 
     def test_fallback_error_refuses_it_and_stays_usable(self, small, images, close):
         model = optimize(small, images, fallback="error")
-        with pytest.raises(InputMismatch, match=r"plan for input \(2, 3, 64, 64\), got \(3, 3"):
+        with pytest.raises(InputMismatch, match=r"made for input \(2, 3, 64, 64\), got \(3, 3"):
             model(torch.randn(3, 3, 64, 64))
         close(model(images), small(images))
 

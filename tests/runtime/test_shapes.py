@@ -97,7 +97,7 @@ def test_a_shape_without_a_plan_is_said_once_and_runs_in_the_framework(module, s
     store(images(1))
     model = optimize(module, images(1))
     several = torch.randn(FEW_CALLS + 2, 2, 3, 6, 6)
-    with pytest.warns(UnplannedCall, match=r"plan for input \(1, 3.*got \(2, 3") as caught:
+    with pytest.warns(UnplannedCall, match=r"made for input \(1, 3.*got \(2, 3") as caught:
         found = [*map(model, several)]
     for ours, x in zip(found, several, strict=True):
         close(ours, module(x))

@@ -201,7 +201,7 @@ class TestEnvironment:
             model(given)
         said = [line for line in capsys.readouterr().err.splitlines() if "plantune" in line]
         assert ["planned" in line for line in said] == [True, False, True]
-        assert "there is a plan for input (2, 3, 8, 8), got (1, 3, 8, 8)" in said[1]
+        assert "it was made for input (2, 3, 8, 8), got (1, 3, 8, 8)" in said[1]
 
     def test_counters(self, x):
         model = optimize(Net().eval(), x, fallback="silent")

@@ -160,7 +160,7 @@ class TestEager:
         assert model(x) is x
 
     def test_another_shape_is_still_an_error_where_that_is_asked_for(self, model):
-        with pytest.raises(InputMismatch, match="there is a plan for input"):
+        with pytest.raises(InputMismatch, match="it was made for input"):
             model(torch.randn(3, 16))
 
     def test_transforms_see_each_operation(self, model, x):

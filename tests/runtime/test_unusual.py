@@ -282,9 +282,16 @@ class Adversary(Linear):
         return Turned.apply(self.layer(x))
 
 
+class Energy(Linear):
+    def forward(self, x: Tensor) -> Any:
+        energy = self.layer(x).square().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        (Energy, "it takes gradients itself, by torch.autograd"),
         (Hooked, "register_hook"),
         (Derived, "torch.func"),
         (Directed, "torch.func"),

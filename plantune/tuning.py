@@ -60,8 +60,11 @@ def tune(
     sought, device = sought_for(tuned)
     with reporting(progress) as report:
         found = search_for(sought, device, budget, report=report)
-    # What is stored serves other calls, too; a plan that is given is for this one alone.
-    plan = None if found.stored or _is_stored(sought, device) else found.result.plan
+    # What is stored serves other calls, too; a plan that is given is for this one alone. That of an
+    # interrupted search was never raced.
+    raced = found.result.complete
+    stored = found.stored if raced else _is_stored(sought, device)
+    plan = None if stored else found.result.plan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingMode)  # said before the search
         return optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)

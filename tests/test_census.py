@@ -315,9 +315,10 @@ def test_networks_are_one_call_that_goes_on(in_one_go) -> None:
 
 def test_rivals_that_take_long_join_a_second_race(in_one_go) -> None:
     answers = Answers()
-    rows = in_one_go(answers, "a", "b", "--late", "best", "--late-networks", "b")
+    best = "compile-max-autotune"
+    rows = in_one_go(answers, "a", "b", "--late", best, "--late-networks", "b")
     *_, last = answers.of("race")
-    assert last == ("b", "race", ["compile-reduce-overhead", "best", "cuda-graph"])
+    assert last == ("b", "race", ["compile-reduce-overhead", best, "cuda-graph"])
     assert len(answers.of("race")) == 3
     assert rows["b", "infer", "tuned late"]["verdict"] == "timed"
     assert ("a", "infer", "tuned late") not in rows
@@ -328,6 +329,15 @@ def test_what_was_searched_before_races_with_what_is_captured(in_one_go) -> None
     again = Answers()
     in_one_go(again, "a", "--rivals", "cuda-graph")
     assert [measure for _, measure, _ in again.asked] == ["race", "errors"]
+
+
+def test_a_cpu_has_rivals_of_its_own_and_others_are_refused(in_one_go, capsys) -> None:
+    answers = Answers()
+    in_one_go(answers, "a", "--device", "cpu")
+    assert [ways for *_, ways in answers.of("race")] == [["eager", "eager-channels-last"]]
+    with pytest.raises(SystemExit):
+        in_one_go(answers, "a", "--device", "cpu", "--rivals", "eager", "cuda-graph")
+    assert "no ways on cpu: cuda-graph" in capsys.readouterr().err
 
 
 def test_no_search_begins_that_has_no_time(in_one_go, capsys) -> None:

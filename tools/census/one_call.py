@@ -25,7 +25,7 @@ from asked import Asked
 from children import Child, Limits
 from lanes import Lanes, Line, Ways
 from rows import Rows
-from timing import Race
+from timing import RIVALS, Race
 
 from plantune.measure.ways import WAYS
 
@@ -74,12 +74,17 @@ def _arguments() -> argparse.Namespace:
     say("--budget", type=float, default=120.0, metavar="SECONDS", help="of each search")
     say("--limit", type=float, default=170.0, metavar="SECONDS", help="of all networks together")
     say("--memory", type=float, default=1000.0, metavar="GIB", help="of each process")
-    say("--rivals", nargs="+", metavar="WAY", default=beside.RIVALS)
+    say("--rivals", nargs="+", metavar="WAY")
     say("--late", nargs="+", metavar="WAY", default=beside.LATE)
     say("--late-networks", nargs="+", metavar="NAME", default=())
     say("--compile-seconds", type=float, default=110.0, metavar="SECONDS", help="of one rival")
     say("--race-seconds", type=float, default=3.0, metavar="SECONDS", help="of each of two races")
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.rivals = given.rivals or (beside.RIVALS if given.device == "cuda" else RIVALS["cpu"])
+    late = given.late if given.late_networks else ()
+    if unknown := [name for name in (*given.rivals, *late) if name not in WAYS[given.device]]:
+        parser.error(f"no ways on {given.device}: {', '.join(unknown)}")
+    return given
 
 
 if __name__ == "__main__":

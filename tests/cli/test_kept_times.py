@@ -78,27 +78,27 @@ def test_a_runner_up_from_outside_the_search_space_is_refused(
 ) -> None:
     other = Candidate.from_json({"family": "framework", "config": config})
     with pytest.raises(InvalidPlan, match=place):
-        export_plans(_stored(plan, StepTimes(2.0, 1.0, (other, 3.0))), tmp_path / "a.db", "cpu")
+        _export(plan, StepTimes(2.0, 1.0, (other, 3.0)), tmp_path / "a.db")
 
 
 def test_a_predicted_plan_brings_none(plan: Plan, tmp_path: Path) -> None:
     lying = replace(plan, origin="predicted")
     with pytest.raises(InvalidPlan, match="no times, for nothing was measured"):
-        export_plans(_stored(lying, StepTimes(2.0, 1.0)), tmp_path / "a.db", "cpu")
+        _export(lying, StepTimes(2.0, 1.0), tmp_path / "a.db")
 
 
 def test_they_are_imported_as_they_were(plan: Plan, tmp_path: Path) -> None:
-    export_plans(_stored(plan, StepTimes(2.0, 1.0)), tmp_path / "a.db", "cpu")
+    _export(plan, StepTimes(2.0, 1.0), tmp_path / "a.db")
     with PlanDatabase.in_memory() as target:
         import_plans(tmp_path / "a.db", target)
         (stored,) = target.plans()
     assert {choice.times for choice in stored.plan.choices} == {StepTimes(2.0, 1.0)}
 
 
-def _stored(plan: Plan, times: StepTimes) -> PlanDatabase:
+def _export(plan: Plan, times: StepTimes, path: Path) -> None:
     from plantune.machine import cpu_environment
 
-    database = PlanDatabase.in_memory()
     choices = tuple(replace(choice, times=times) for choice in plan.choices)
-    database.put_plan(replace(plan, choices=choices), cpu_environment())
-    return database
+    with PlanDatabase.in_memory() as database:
+        database.put_plan(replace(plan, choices=choices), cpu_environment())
+        export_plans(database, path, "cpu")

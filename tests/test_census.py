@@ -255,7 +255,7 @@ class Answers:
     """In place of a child: what each measure says, and in which order they were asked."""
 
     def __init__(self, lost: tuple[str, ...] = ()) -> None:
-        self.lost, self.asked = lost, []
+        self.lost, self.asked, self.ends = lost, [], []
 
     def __call__(self, limits):
         self.limits = limits
@@ -264,6 +264,7 @@ class Answers:
     def row(self, name, measure, asked):
         ways = list(asked.race.rivals or ())
         self.asked.append((name, measure.__name__, ways))
+        self.ends.append(asked.compile_until)
         if measure.__name__ in self.lost:
             return {"verdict": "failed", "reason": "lost"}
         verdicts = {"searched": "searched", "compile_rivals": "compiled", "race": "timed"}
@@ -329,6 +330,17 @@ def test_what_was_searched_before_races_with_what_is_captured(in_one_go) -> None
     again = Answers()
     in_one_go(again, "a", "--rivals", "cuda-graph")
     assert [measure for _, measure, _ in again.asked] == ["race", "errors"]
+
+
+def test_a_race_whose_process_was_lost_compiles_again_within_its_time(in_one_go) -> None:
+    """A clock that rings never cannot be set."""
+    answers, began = Answers(), time.monotonic()
+    in_one_go(answers, "a", "--limit", "170")
+    ends = [
+        end for asked, end in zip(answers.asked, answers.ends, strict=True) if asked[1] == "race"
+    ]
+    assert ends
+    assert all(began < end < began + 170 for end in ends)
 
 
 def test_a_cpu_has_rivals_of_its_own_and_others_are_refused(in_one_go, capsys) -> None:

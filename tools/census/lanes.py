@@ -187,6 +187,8 @@ class Lanes:
                 return
             asked = line.with_rivals([*line.compiled, *self._ways.captured])
             seconds = min(LONGEST_RACE_S, self._left_s)
+            # Its process may have been lost with what it compiled, which is in the cache.
+            asked = replace(asked, compile_until=time.monotonic() + seconds - RACE_S)
             named = "tuned" if line.raced is None else "tuned late"
             row = line.ask(line.rivals, beside.race, named, seconds, asked)
             if named == "tuned" and row["verdict"] == "timed":

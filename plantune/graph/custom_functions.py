@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.autograd import Function
+from torch.autograd.function import _SingleLevelFunction
 
-_Function: Any = Function
+# What `Function.apply` calls, also one that was bound before, as in `flip = Flip.apply`. The class
+# has no `apply` of its own: it inherits the core's.
+_base: Any = _SingleLevelFunction
+# A checkpoint of some versions of torch keeps its inputs in one, of which nothing is computed.
+_KEEPS = ("torch.utils.checkpoint", "_NoopSaveInputs")
 
 
 @contextmanager
@@ -17,15 +21,16 @@ def each_application(tell: Callable[[type], None]) -> Iterator[None]:
     """Inside, this thread tells of each torch.autograd.Function before it is applied. Other threads
     apply theirs as ever.
     """
-    thread, before = threading.get_ident(), Function.__dict__["apply"]
+    thread = threading.get_ident()
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
+        if threading.get_ident() == thread and (cls.__module__, cls.__name__) != _KEEPS:
             tell(cls)
-        return before.__func__(cls, *args, **kwargs)
+        core: Any = super(_SingleLevelFunction, cls)
+        return core.apply(*args, **kwargs)
 
-    _Function.apply = classmethod(apply)
+    _base.apply = classmethod(apply)
     try:
         yield
     finally:
-        _Function.apply = before
+        del _base.apply

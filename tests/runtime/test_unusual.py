@@ -288,6 +288,31 @@ class Energy(Linear):
         return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
+turned = Turned.apply
+
+
+class NamedAdversary(Linear):
+    def forward(self, x: Tensor) -> Any:
+        return turned(self.layer(x))
+
+
+class _NoopSaveInputs(torch.autograd.Function):
+    """As a checkpoint of older versions of torch has one: what it makes is never read."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        return torch.empty(0)
+
+
+_NoopSaveInputs.__module__ = "torch.utils.checkpoint"
+
+
+class Checkpointed(Linear):
+    def forward(self, x: Tensor) -> Any:
+        _NoopSaveInputs.apply(torch.empty(0, requires_grad=True), x)
+        return self.layer(x)
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -296,11 +321,19 @@ class Energy(Linear):
         (Derived, "torch.func"),
         (Directed, "torch.func"),
         (Adversary, "Turned, with a backward of its own, .*test_unusual.py"),
+        (NamedAdversary, "Turned, with a backward of its own, .*test_unusual.py"),
     ],
 )
 def test_what_no_plan_can_follow_is_refused(kind: type[nn.Module], said: str) -> None:
     with pytest.raises(UnsupportedModule, match=said):
         optimize(kind(), torch.randn(2, 3), mode="train")
+
+
+def test_what_keeps_inputs_for_a_checkpoint_is_not_refused() -> None:
+    module, x = Checkpointed(), torch.randn(4, 3)
+    tuned, reference = planned(module, x, "train"), copy.deepcopy(module)
+    torch.testing.assert_close(_run(tuned, x, "train"), _run(reference, x, "train"))
+    assert tuned.last_call().how == "planned"
 
 
 def test_a_backward_of_its_own_does_not_matter_in_inference() -> None:

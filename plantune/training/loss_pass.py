@@ -40,6 +40,8 @@ class LossPass:
     captured: bool = False
     # Whether a loss asked for gradients of the parameters themselves.
     asked: list[bool] = field(default_factory=list)
+    # Whether a loss depended on a parameter: later ones may be of other parts of a model.
+    depended: list[bool] = field(default_factory=list)
 
     def run(
         self,
@@ -98,8 +100,10 @@ class LossPass:
     def _gradients(self, loss: Tensor, own: Mapping[int, Tensor]) -> list[Tensor | None]:
         """Through plans and past them."""
         found = torch.autograd.grad(loss, [*self.parameters, *own.values()], allow_unused=True)
-        if all(gradient is None for gradient in found):
-            raise ValueError(NOT_THE_MODELS)
+        if not self.depended:
+            if all(gradient is None for gradient in found):
+                raise ValueError(NOT_THE_MODELS)
+            self.depended.append(True)
         count = len(self.parameters)
         through = dict(zip(own, found[count:], strict=True))
         pairs = zip(self.parameters, found[:count], strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -216,7 +217,7 @@ class TrainStep:
         """What decides how these parameters are trained, beside where they are."""
         optimizer = self.optimizer
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        hooks = sum(map(len, filter(None, map(_hooks_of, parameters))))
+        hooks = tuple(chain.from_iterable(filter(None, map(_hooks_of, parameters))))
         return optimizer, has_hooks(optimizer), hooks, self.loss, self.micro_batches, *sizes
 
     def _made(self, parameters: list[Tensor]) -> Passes | Replays:

@@ -31,3 +31,18 @@ def test_an_optimizer_of_another_models_is_refused(model, batches):
     step = TrainStep(tuned, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ValueError, match=r"no parameter of the optimizer.*is a copy"):
         step(x, y)
+
+
+def test_a_later_loss_may_depend_on_others(model, batches):
+    """As with a model of which each call runs another part."""
+    x, y = batches[0]
+
+    def loss(made, target, counts=True):
+        return cross_entropy(made if counts else made.detach() + free, target)
+
+    free = torch.zeros((), requires_grad=True)
+    step = TrainStep(model, loss, torch.optim.SGD(model.parameters(), 0.1))
+    step(x, y)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step(x, y, False)
+    assert all(map(torch.equal, model.parameters(), before))

@@ -96,6 +96,18 @@ def test_only_so_many_are_kept(step, batches, captures):
 
 
 class TestCapturedAgain:
+    def test_where_another_hook_took_the_place_of_one(self, step, model, batches, captures):
+        """As many as before."""
+        handle = model[0].weight.register_hook(torch.neg)
+        step(*batches[0])
+        step._run = Replays(step._run, torch.device("cpu"))
+        for x, y in batches[:3]:
+            step(x, y)
+        handle.remove()
+        model[0].weight.register_hook(torch.abs)
+        step(*batches[3])
+        assert [(made.replayed, made.is_gone) for made in captures.made] == [(2, True)]
+
     def test_where_the_model_changed(self, step, model, batches, captures):
         for x, y in batches[:3]:
             step(x, y)

@@ -146,10 +146,11 @@ class CapturedProgram:
         """For passes that run launch by launch. In a capture cuDNN cannot try algorithms, and what
         it found it remembers in the thread that it ran in.
         """
+        digest = self.plan.digest
         if not is_capturing():
-            this_thread.plans.add(self.plan.digest)
+            this_thread.plans.add(digest)
         deterministic = bool(self.plan.evidence.get("deterministic"))
-        searches = self.plan.digest in this_thread.plans
+        searches = digest in this_thread.plans
         return autotuned(deterministic=deterministic, searches=searches)
 
     @on_its_gpu

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import unwrap
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -160,7 +161,8 @@ def optimize(
         also=tuple(also),
         padding=padding,
     )
-    if mode == "infer" and module.training and any(map(_reads_mode, map(type, module.modules()))):
+    kinds = {*map(type, module.modules())}
+    if mode == "infer" and module.training and any(map(_reads_mode, kinds)):
         warnings.warn(
             f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "
             "drops, and batch norms use the batch's statistics and move their own; call eval() "
@@ -171,12 +173,21 @@ def optimize(
     return tuned
 
 
-@cache
 def _reads_mode(kind: type) -> bool:
     """Whether code of such a module asks whether it is training."""
     own = (each for each in kind.__mro__ if each not in nn.Module.__mro__)
-    codes = (getattr(value, "__code__", None) for each in own for value in vars(each).values())
-    return any("training" in code.co_names for code in codes if code is not None)
+    return any(_names_mode(value.__code__) for each in own for value in _functions_of(each))
+
+
+def _functions_of(kind: type) -> Iterator[FunctionType]:
+    functions = (value for value in vars(kind).values() if isinstance(value, FunctionType))
+    return (value for value in map(unwrap, functions) if isinstance(value, FunctionType))
+
+
+def _names_mode(code: CodeType) -> bool:
+    """In a function, or in one that is written inside of it."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return "training" in code.co_names or any(map(_names_mode, inner))
 
 
 def _refuse_other_kinds(module: object) -> None:

@@ -82,12 +82,23 @@ def test_a_tensor_that_is_no_buffer_is_named() -> None:
         optimize(Apart().eval(), X)
 
 
+class Drops(Scaled):
+    """Asks in a function inside of its forward, and holds what has any attribute."""
+
+    ops = torch.ops
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return sum(nn.functional.dropout(self.layer(y), 0.5, self.training) for y in [x, x])
+
+
 @pytest.mark.parametrize(
     ("module", "asks"),
     [
         (nn.Sequential(nn.Linear(3, 3), nn.Tanh()), False),
         (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)), True),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), True),
+        (Drops(), True),
     ],
 )
 def test_only_modules_that_ask_for_the_mode_are_warned_of(module: nn.Module, asks: bool) -> None:

@@ -254,8 +254,8 @@ def test_rivals_that_compiled_beside_the_search_race_with_its_plan(
 class Answers:
     """In place of a child: what each measure says, and in which order they were asked."""
 
-    def __init__(self, lost: tuple[str, ...] = ()) -> None:
-        self.lost, self.asked, self.ends = lost, [], []
+    def __init__(self, lost: tuple[str, ...] = (), race_s: float = 0.0) -> None:
+        self.lost, self.asked, self.ends, self.race_s = lost, [], [], race_s
 
     def __call__(self, limits):
         self.limits = limits
@@ -265,6 +265,7 @@ class Answers:
         ways = list(asked.race.rivals or ())
         self.asked.append((name, measure.__name__, ways))
         self.ends.append(asked.compile_until)
+        time.sleep(self.race_s if measure.__name__ == "race" else 0)
         if measure.__name__ in self.lost:
             return {"verdict": "failed", "reason": "lost"}
         verdicts = {"searched": "searched", "compile_rivals": "compiled", "race": "timed"}
@@ -315,7 +316,8 @@ def test_networks_are_one_call_that_goes_on(in_one_go) -> None:
 
 
 def test_rivals_that_take_long_join_a_second_race(in_one_go) -> None:
-    answers = Answers()
+    """Also where all searches are over before the first races are."""
+    answers = Answers(race_s=0.1)
     best = "compile-max-autotune"
     rows = in_one_go(answers, "a", "b", "--late", best, "--late-networks", "b")
     *_, last = answers.of("race")

@@ -145,12 +145,20 @@ class Lanes:
         self._races.submit(self._race, line)
 
     def _compile(self) -> None:
-        while self._left_s > RACE_S and (self._searching or any(self._wanted())):
+        while self._left_s > RACE_S and (
+            self._searching or self._late_follow or any(self._wanted())
+        ):
             found = next(self._wanted(), None)
             if found is None:
                 time.sleep(POLL_S)
                 continue
             self._compile_one(*found)
+
+    @property
+    def _late_follow(self) -> bool:
+        """Whether late rivals are wanted once a race that waits or runs has ended."""
+        named = [line for line in self._lines if line.name in self._ways.late_networks]
+        return any(line.searched and line.raced is None for line in named)
 
     def _wanted(self) -> Iterator[tuple[Line, str]]:
         """What may be compiled now, the most urgent first."""

@@ -57,6 +57,8 @@ def _named(code: Any) -> list[Any]:
 def _inside(thing: Any) -> Sequence[Any]:
     if isinstance(thing, partial):
         return (thing.func, *thing.args, *thing.keywords.values())
+    if isinstance(thing, nn.Module):
+        return (thing.forward,)
     if isinstance(thing, MethodType):
         attributes = getattr(thing.__self__, "__dict__", {})
         return (thing.__self__, thing.__func__, *attributes.values())

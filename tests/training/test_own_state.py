@@ -33,6 +33,18 @@ class Called(Centered):
     __call__ = Centered.loss
 
 
+class Module(nn.Module):
+    """Its tensor is no buffer, and its judge is named in its forward alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.center = torch.zeros(5)
+
+    def forward(self, y, target):
+        self.center.add_(y.detach().mean(0))
+        return by_a_global(y - self.center, target)
+
+
 def by_a_global(y, target):
     return cross_entropy(JUDGE(y), target)
 
@@ -61,6 +73,7 @@ def by_a_part():
 LOSSES = {
     "a method": lambda: Centered().loss,
     "an object that is called": Called,
+    "a module": Module,
     "a global module": lambda: by_a_global,
     "a variable of a function that it calls": by_a_variable,
     "a default": by_a_default,
@@ -90,6 +103,12 @@ def test_runs_before_a_capture_leave_no_trace(name, model, batches, monkeypatch)
     assert step._run._kinds, "it was captured"
     assert len(state) > len([*model.buffers()])
     assert all(map(torch.equal, state, before))
+
+
+def test_a_modules_own_tensors_are_found():
+    loss = Module()
+    found = {id(tensor) for tensor in state_of((), loss)}
+    assert found == {id(loss.center), *map(id, JUDGE.buffers())}
 
 
 def test_data_and_weights_are_no_state():

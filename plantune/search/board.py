@@ -243,14 +243,15 @@ class Board:
             return False
         if any(row.is_open and row.by in living and row.by != me for row in ranks):
             return False
-        self._rank = self._claimed_rank()
-        return self._rank is not None
+        return self._claimed_rank()
 
-    def publish(self, plan: str, value: float) -> None:
-        """Gives the plan to all."""
+    def publish(self, plan: str, value: float) -> bool:
+        """Gives the plan to all; False if others ended this search's claim to rank meanwhile,
+        because it was silent. Nothing is given, and all is well, without such a claim.
+        """
         id, self._rank = self._rank, None
         if id is None:
-            return
+            return True
 
         def tell() -> None:
             for number, start in enumerate(range(0, len(plan), PART)):
@@ -260,6 +261,8 @@ class Board:
 
         with suppress(*GONE):
             self._do(tell)
+        # A connection that broke may have told it all the same.
+        return any(row.id == id and row.plan == plan for row in self._rows())
 
     def wait_for_turn(self) -> None:
         """Tells the others that nothing is left to measure here."""
@@ -272,16 +275,21 @@ class Board:
     def _number(self) -> int:
         return -1 if self._me is None else self._me.number
 
-    def _claimed_rank(self) -> int | None:
-        """This search's row if it is the first open one of its role, after one was added, which is
-        ended if it is not.
+    def _claimed_rank(self) -> str | bool:
+        """Whether this search's row is the first open one of its role, after one was added, which
+        is ended if it is not; the plan if another search was done between the look and the claim.
         """
         self._do(lambda: self._add(RANK, {}, self._number))
-        rows = [row for row in self._rows() if row.role == RANK and row.is_open]
-        for row in rows[1:]:
+        rows = [row for row in self._rows() if row.role == RANK]
+        plan = next((row.plan for row in rows if row.plan is not None), None)
+        open_ones = [row for row in rows if row.is_open]
+        for row in open_ones[plan is None :]:
             if row.by == self._number:
                 self._end(row.id)
-        return next((row.id for row in rows[:1] if row.by == self._number), None)
+        if plan is not None:
+            return plan
+        self._rank = next((r.id for r in open_ones[:1] if r.by == self._number), None)
+        return self._rank is not None
 
     def _add(self, role: str, what: Mapping[str, Any], by: int) -> int:
         assert self._study is not None

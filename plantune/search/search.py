@@ -148,7 +148,9 @@ class Search:
         with suppress(MeasureTimeout, OutOfTime, WorkerDied):  # it is as good without them
             plan = self._with_times(run, plan)
         self._database.put_plan(plan, self._environment)
-        self._publish(plan)
+        while not self._publish(plan):
+            if (theirs := self._found_elsewhere(run)) is not None:
+                return self._taken(run, theirs)
         gaps = race_notes(race, run.steps.best(), run.steps.framework(), state)
         return self._result(plan, race=race, notes=gaps)
 
@@ -323,10 +325,11 @@ class Search:
         self._database.put_plan(plan, self._environment)
         return self._result(plan, elsewhere=True)
 
-    def _publish(self, plan: Plan) -> None:
-        if self.board is not None:
-            ms = plan.evidence.get("median_ms", 0.0)
-            self.board.publish(plan.dumps(), float(ms) if isinstance(ms, (int, float)) else 0.0)
+    def _publish(self, plan: Plan) -> bool:
+        """Gives the plan to the others; False if one of them may do so, see Board.publish."""
+        ms = plan.evidence.get("median_ms", 0.0)
+        value = float(ms) if isinstance(ms, (int, float)) else 0.0
+        return self.board is None or self.board.publish(plan.dumps(), value)
 
     def _result(
         self,

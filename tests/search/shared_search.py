@@ -119,10 +119,10 @@ def search(url: str, path: Path, graph: Graph, count: int) -> str:
             steps.measure_all(free[:AT_ONCE], budget, told)
             steps.hear()
             time.sleep(0.02)
-        found, _ = wait_for_turn(board, steps.hear)
-        if found is None:
-            found = f"plan of {path.stem}"
-            board.publish(found, 1.0)
+        own = f"plan of {path.stem}"
+        while (found := wait_for_turn(board, steps.hear)[0]) is None:
+            if board.publish(own, 1.0):
+                return own
         return found
 
 

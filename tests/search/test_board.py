@@ -243,6 +243,34 @@ def test_one_ranks_once_all_have_measured_and_all_get_its_plan(board):
     assert one.turn() == other.turn() == plan
 
 
+def test_who_looks_before_a_plan_is_there_and_claims_after_it_takes_that_plan(board, monkeypatch):
+    one, other = board(), board()
+    for each in (one, other):
+        each.wait_for_turn()
+    add = one._add
+
+    def add_late(*given):
+        assert [other.turn(), other.publish("theirs", 1.0)] == [True, True]
+        return add(*given)
+
+    monkeypatch.setattr(one, "_add", add_late)
+    assert one.turn() == "theirs"
+    assert not any(row.is_open for row in one._rows() if row.role == "rank")
+
+
+def test_who_was_silent_while_it_ranked_cannot_publish(board, eventually):
+    one, other = board(patience=Hasty(1)), board(patience=Hasty(1))
+    for each in (one, other):
+        each.wait_for_turn()
+    assert one.turn() is True
+    silence(one, other, eventually)
+    other.news()
+    assert other.turn() is True
+    assert one.publish("mine", 1.0) is False
+    assert other.publish("theirs", 1.0)
+    assert one.turn() == "theirs"
+
+
 def test_another_one_ranks_if_the_first_leaves_or_is_silent(board, eventually):
     third, one, other = board(patience=Hasty(1)), board(), board()
     for each in (one, other, third):

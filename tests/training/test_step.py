@@ -298,18 +298,23 @@ class TestScale:
             LossScale(**wrong)
 
 
+def eager_step_under_autocast(loss, optimizer):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss()
+    value.backward()
+    optimizer.step()
+    return value.detach()
+
+
 def test_autocast_is_that_of_torch(model, twin, batches):
     other = twin(model)
     ours, theirs = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))
     step = TrainStep(model, cross_entropy, ours, autocast=torch.bfloat16)
     for x, y in batches[:4]:
         value = step(x, y)
-        theirs.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            wanted = cross_entropy(other(x), y)
-        wanted.backward()
-        theirs.step()
-        torch.testing.assert_close(value, wanted.detach(), rtol=2e-2, atol=2e-2)
+        wanted = eager_step_under_autocast(lambda x=x, y=y: cross_entropy(other(x), y), theirs)
+        torch.testing.assert_close(value, wanted, rtol=2e-2, atol=2e-2)
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=2e-2, atol=2e-2)
 
@@ -332,12 +337,8 @@ def test_one_region_of_the_callers_autocast_round_all_steps(model, twin, batches
     with torch.autocast("cpu", torch.bfloat16):
         values = [step(x, y) for x, y in batches[:4]]
     for value, (x, y) in zip(values, batches, strict=False):
-        theirs.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            wanted = its_head(other(x), y)
-        wanted.backward()
-        theirs.step()
-        torch.testing.assert_close(value, wanted.detach(), rtol=1e-2, atol=1e-2)
+        wanted = eager_step_under_autocast(lambda x=x, y=y: its_head(other(x), y), theirs)
+        torch.testing.assert_close(value, wanted, rtol=1e-2, atol=1e-2)
     assert seen == [False] * 4
 
 

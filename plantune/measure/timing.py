@@ -223,10 +223,14 @@ def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
 def evened(timings: Sequence[Timing]) -> list[Timing]:
     """The times of calls that took turns, as on a machine of even speed: where a phase takes 1.7
     times as long, the median of half as many rounds lies anywhere between both.
+
+    A round's pace is the median of all calls' times in it, each by that call's own usual time: by
+    the median call itself, whatever disturbed that one alone would disturb all others instead.
     """
     if len(timings) < 2:
         return [*timings]
-    paces = [statistics.median(turn) for turn in zip(*(t.samples_us for t in timings), strict=True)]
+    parts = [[us / timing.median_us for us in timing.samples_us] for timing in timings]
+    paces = [statistics.median(turn) for turn in zip(*parts, strict=True)]
     usual = statistics.median(paces)
 
     def even(timing: Timing) -> Timing:

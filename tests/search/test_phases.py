@@ -194,6 +194,19 @@ def test_a_slow_phase_of_the_machine_slows_all_that_ran_then():
     assert evened(timed[:1]) == timed[:1]
 
 
+def test_what_disturbs_one_call_alone_is_not_shared_out_to_the_others():
+    """The middle one's time was the pace of each round: it always took the same, others did not."""
+    wobble = [90.0, 110.0, 95.0, 105.0, 100.0] * 2
+    steady, other = Timing((80.0,) * 10), Timing((120.0,) * 10)
+    middle = Timing(tuple(wobble))
+    found = evened([steady, middle, other])
+    assert [sorted(set(timing.samples_us)) for timing in found] == [
+        [80.0],
+        sorted(set(wobble)),
+        [120.0],
+    ]
+
+
 LUCKY, UNLUCKY, SLOW = (Timing((us,) * 5) for us in (99.0, 104.0, 112.0))
 
 

@@ -75,6 +75,17 @@ def test_a_slow_phase_of_the_machine_changes_no_ratio() -> None:
     assert [timing.samples for timing in found["plan"]] == [6, 6]
 
 
+def test_a_make_with_few_rounds_costs_the_others_none() -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "compare"))
+    takes = {"plan": 100.0, "way": 200.0}
+    counts = (5, 30, 20, 80)
+    makes = {name: [Timing((us,) * count) for count in counts] for name, us in takes.items()}
+    found = tool["on_even_speed"](makes)
+    for name, us in takes.items():
+        assert [each.samples_us for each in found[name]] == [(us,) * n for n in (5, 20, 20, 20)]
+        assert tool["whole"](found[name]).samples == 65
+
+
 def test_plans_that_choose_the_same_are_alike_whatever_they_measured() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "compare"))
     plan = default_plan(NETWORK.graph, load_search_space("cpu"), network=NETWORK.network)

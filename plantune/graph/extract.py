@@ -20,7 +20,7 @@ from plantune.graph.ops.overload import attributes
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.outputs import Outputs
 from plantune.graph.purity import OUT, Overload, draws, left_out, why_impure, without_writing
-from plantune.graph.records import counted_last, last_used, target, written
+from plantune.graph.records import counted_last, last_used, stepped, target, written
 from plantune.graph.rewrite import (
     fold_scales,
     round_constants_once,
@@ -38,8 +38,6 @@ from plantune.scans import RecurrentLayers
 VIEWED = "an in-place op on a tensor of which a view is used later"
 # What multiplies only operands of one dtype, which torch does not check without memory.
 PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "bmm", "addmm"))
-
-
 COPIES = ("aten.clone.default", "aten.contiguous.default")
 
 
@@ -123,7 +121,7 @@ class _Extraction(Reader):
             self._know(tensor, Value(name))
             self.owners[_memory(tensor).storage] = name
         self.records = counted_last(traced.records)
-        self.written = written(traced.records)
+        self.written, self.stepped = written(traced.records), stepped(self.records)
         self.last_used = last_used(self.records, traced.leaves)
         self.now = 0
         # The names of what the record that is read now made, and of all that is made under no_grad,
@@ -314,6 +312,9 @@ class _Extraction(Reader):
 
     def scans(self, layers: RecurrentLayers) -> bool:
         return self._scans(layers)
+
+    def is_stepped(self) -> bool:
+        return self.now in self.stepped
 
     def type_of(self, value: Value) -> TensorType:
         return self.builder.types[value.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -12,6 +13,12 @@ from plantune.graph.memory import Memory
 from plantune.graph.memory import memory_of as _memory
 from plantune.graph.purity import OUT
 from plantune.graph.trace import Record
+
+# What makes a jump of the last bit of its argument.
+STEPS = frozenset(("floor", "ceil", "trunc", "fix", "round", "frac", "sign", "sgn", "heaviside"))
+STEPS |= {"floor_divide", "remainder", "fmod", "bucketize", "searchsorted", "histc"}
+STEPS |= {"eq", "ne", "lt", "le", "gt", "ge"}
+CASTS = frozenset(("to", "_to_copy", "type_as"))
 
 
 def written(records: tuple[Record, ...]) -> set[int]:
@@ -45,3 +52,37 @@ def last_used(records: list[Record], leaves: tuple[Any, ...]) -> dict[Memory, in
         given = tree_leaves((record.args, dict(record.kwargs)))
         found.update({_memory(tensor): at for tensor in given if isinstance(tensor, Tensor)})
     return {**found, **{_memory(leaf): len(records) for leaf in leaves if isinstance(leaf, Tensor)}}
+
+
+def stepped(records: list[Record]) -> frozenset[int]:
+    """The places of records whose results go into a step, through none but views and pointwise ops:
+    a product with 1 / 41 has floor(41 / 41) be 0.
+    """
+    found, into = set(), set()
+    for at, record in reversed([*enumerate(records)]):
+        made, given = _storages(record.result), _storages((record.args, dict(record.kwargs)))
+        if _is_step(record):
+            into |= given
+        elif not into.isdisjoint(made):
+            found.add(at)
+            if torch.Tag.pointwise in record.overload.tags or _packet(record) in CASTS:
+                into |= given
+    return frozenset(found)
+
+
+def _is_step(record: Record) -> bool:
+    if _packet(record) in CASTS:
+        return any(not leaf.is_floating_point() for leaf in _tensors(record.result))
+    return _packet(record) in STEPS or record.kwargs.get("rounding_mode") is not None
+
+
+def _packet(record: Record) -> str:
+    return record.overload._schema.name.partition("::")[2].removesuffix("_")
+
+
+def _tensors(given: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
+
+
+def _storages(given: Any) -> set[int]:
+    return {_memory(tensor).storage for tensor in _tensors(given)}

@@ -203,6 +203,7 @@ class Affine(PointwiseOp):
         (x,) = inputs
         whole = all(float(attrs[key]).is_integer() for key in ("alpha", "beta"))
         self.require(x.is_float or whole, f"{x.dtype} needs whole numbers, got {attrs}")
+        self.require(x.dtype != "bool", "torch makes int64 of bools and a number")
         return super().infer(inputs, attrs)
 
     def evaluate(self, inputs: Tensors, attrs: Attrs) -> Tensors:

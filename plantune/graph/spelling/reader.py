@@ -41,6 +41,10 @@ class Reader(ABC):
         """Whether recurrent layers of torch's are to be read as scans."""
         return False
 
+    def is_stepped(self) -> bool:
+        """Whether what is read now goes into floor, a comparison or the like."""
+        return False
+
     @abstractmethod
     def type_of(self, value: Value) -> TensorType:
         """Shape and dtype of a value."""

@@ -33,6 +33,7 @@ from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.constants import constant, indices
 from plantune.graph.custom_functions import each_application
+from plantune.graph.foreign_draws import without_foreign_draws
 from plantune.graph.lines import files_of, line_in, line_of
 from plantune.graph.memo import depend
 from plantune.graph.nested import kind_of, leaves
@@ -128,6 +129,7 @@ class _Tracing:
         before = kind_of((args, kwargs), id)
         with (
             self._refusing(),
+            without_foreign_draws(self.unsupported),
             _modes_as_before(),
             without_validation(),
             under(arguments.autocast),

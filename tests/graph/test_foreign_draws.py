@@ -1,0 +1,100 @@
+"""Random numbers of Python's and numpy's, of which a trace would keep one draw for all calls."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import plantune
+from plantune.errors import UnsupportedModule
+
+Draw = Callable[[], float]
+
+
+class LayerDrop(nn.Module):
+    def __init__(self, draw: Draw) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(3, 3), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if not self.training or self.draw() < 0.5 else x
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (random.random, "Python's random"),
+        (lambda: random.uniform(0, 1), "Python's random"),
+        (lambda: np.random.rand(), "numpy.random"),  # noqa: PLW0108 - a copy of the method has its own
+        (lambda: np.random.normal(0, 1), "numpy.random"),
+    ],
+)
+def test_a_forward_that_draws_is_refused(draw: Draw, name: str) -> None:
+    with pytest.raises(UnsupportedModule, match=f"draws from {name}"):
+        plantune.optimize(LayerDrop(draw), torch.randn(2, 3), mode="train")
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_one_that_draws_only_in_training_is_planned_in_eval(draw: Draw) -> None:
+    plantune.optimize(LayerDrop(draw).eval(), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_draws_of_another_thread_are_its_own(draw: Draw) -> None:
+    """It draws in the trace and goes on, as one that prepares samples does."""
+    over, drawn = threading.Event(), threading.Event()
+
+    def prepare() -> None:
+        while not over.is_set():
+            draw()
+            drawn.set()
+
+    def wait() -> float:
+        drawn.clear()
+        assert drawn.wait(30)
+        return 0.0
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    try:
+        plantune.optimize(LayerDrop(wait), torch.randn(2, 3), mode="train")
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_forward_that_draws_while_another_thread_rests() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        with pytest.raises(UnsupportedModule, match="Python's random"):
+            plantune.optimize(LayerDrop(random.random), torch.randn(2, 3), mode="train")
+    finally:
+        over.set()
+        thread.join()
+
+
+FIRST = """
+from plantune.graph.foreign_draws import without_foreign_draws
+with without_foreign_draws(SystemExit):
+    import numpy.random
+    print("loaded", flush=True)
+with without_foreign_draws(SystemExit):
+    numpy.random.rand()
+"""
+
+
+def test_the_first_draw_of_all() -> None:
+    """To load numpy.random is no draw."""
+    ran = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert ran.stdout == "loaded\n"
+    assert "draws from numpy.random" in ran.stderr

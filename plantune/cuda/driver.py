@@ -201,4 +201,12 @@ def destroy_executable(executable: int) -> None:
 
 def graph_launcher(executable: int) -> Callable[[c_void_p], None]:
     """Launches an instantiated graph on a stream."""
-    return partial(_prepared("cuGraphLaunch"), c_void_p(executable))
+    library, handle = _cuda(), c_void_p(executable)
+    launch_graph = library.cuGraphLaunch
+
+    def run(stream: c_void_p) -> None:
+        code = launch_graph(handle, stream)
+        if code:
+            _check("cuGraphLaunch", code, library)
+
+    return run

@@ -183,7 +183,11 @@ class Calls:
             return self.framework.eagerly(str(reason), *args, **kwargs)
         trained = self._trained(form, tensors) if self._trains else None
         try:
-            kept = form.kept.get(kinds.kind_of(call, trained)) or kinds.planned(form, trained, call)
+            kept = (
+                form.kept.get((call, trained, None))
+                or form.kept.get(kinds.kind_of(call, trained))
+                or kinds.planned(form, trained, call)
+            )
             if not isinstance(kept, Planned):
                 reason = kept
             elif kept.runner is not None:  # which another thread may settle

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from plantune.runtime import epoch
 from plantune.runtime.live_state import HeldTensors, Watched
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -59,8 +60,11 @@ class Form:
 
     def changed(self) -> bool:
         """Whether the module may be another one than when this was made; looks at its tensors."""
-        self.tensors.look()
-        if self._moves != self.tensors.moves or self._watched.changed():
+        tensors, watched = self.tensors, self._watched
+        tensors.look()
+        if self._moves != tensors.moves:
+            return True
+        if watched.seen != epoch.count and watched.changed():
             return True
         return bool(self._containers) and self._contents_changed()
 

@@ -32,17 +32,18 @@ class Watched:
         self._dicts = dicts
         self._is_counted = epoch.watch(dicts)
         self._by_identity = tensors or self._is_counted
-        self._count = epoch.count if self._is_counted else -1
+        # What `epoch.count` was: as long as it is that, `changed` need not be asked.
+        self.seen = epoch.count if self._is_counted else -1
         self._entries = get_referents(*dicts)
 
     def changed(self) -> bool:
-        if self._count == epoch.count:
+        if self.seen == epoch.count:
             return False
         count, now = epoch.count, get_referents(*self._dicts)
         if self._differ(now):
             return True
         if self._is_counted:  # others changed
-            self._count = count
+            self.seen = count
         return False
 
     def _differ(self, now: list[Any]) -> bool:
@@ -67,7 +68,8 @@ class _Snapshot:
         self._every = [*range(len(self.tensors))]
 
     def is_current(self) -> bool:
-        if self._watched.changed():
+        watched = self._watched
+        if watched.seen != epoch.count and watched.changed():
             return False
         if _all_at is not None:
             return bool(_all_at(self.tensors, self._pointers, self._every))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plantune.cuda.flags import precisions_of_calls
+from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
 from plantune.kernels.torch_ops import errs_in_channels_last
 from plantune.plan import EAGER, PROGRAM
@@ -26,6 +27,8 @@ Trained = tuple[bool, ...] | None
 StandIn = Runner | Contest
 
 
+# Dtypes whose factors torch's settings round on a GPU.
+ROUNDED = (torch.float32, torch.complex64)
 # How many threads compute on a CPU, and what products of float32 are rounded to on a GPU.
 Settings = int | tuple[str, ...]
 
@@ -33,6 +36,12 @@ Settings = int | tuple[str, ...]
 def settings_of(device: torch.device) -> Callable[[], Settings]:
     """Says torch's settings that a plan there depends on; a user may change them at any time."""
     return torch.get_num_threads if device.type == "cpu" else precisions_of_calls
+
+
+def heeds_settings(graph: Graph, device: torch.device) -> bool:
+    """Whether a plan for the graph depends on them: on a GPU they are about float32 alone."""
+    types = graph.types.values()
+    return device.type == "cpu" or any(type_.torch_dtype in ROUNDED for type_ in types)
 
 
 class Planned:

@@ -170,9 +170,14 @@ class Stock:
         """
         if self._on_gpu and (current_gpu() != self._index or is_capturing()):
             return self._run_lent(*inputs)
-        instance = self._taken()
+        idle = self._idle
+        try:
+            instance = idle.pop()  # atomic
+        except IndexError:
+            instance = self._made()
         outputs = instance.replay(inputs)
-        self.give_back(instance)
+        if len(idle) < MOST_PASSES:
+            idle.append(instance)
         return outputs
 
     @on_its_gpu
@@ -191,9 +196,11 @@ class Stock:
 
     def _taken(self) -> Instance:
         try:
-            return self._idle.pop()  # atomic
+            return self._idle.pop()
         except IndexError:
-            pass
+            return self._made()
+
+    def _made(self) -> Instance:
         with torch.inference_mode(False):
             instance = Instance(self)
         self._alive.add(instance)

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from plantune import optimize
+from plantune.runtime import kinds
 from plantune.runtime.choose import Finder
+from plantune.runtime.planned import heeds_settings
 
 
 def setting(get, set_, value):
@@ -56,6 +58,33 @@ def test_a_setting_that_changes_while_a_plan_is_made(module, x, monkeypatch, clo
         for _ in range(2):
             close(model(x), eager(x))
     assert len(stocks) == 2
+
+
+@pytest.mark.parametrize(("dtype", "asked"), [(torch.float16, 0), (torch.float32, 3)])
+def test_precisions_are_asked_for_where_a_plan_depends_on_them(
+    dtype, asked, named, monkeypatch, close
+):
+    """As on a GPU: of float32 alone. What they are in a call counts then."""
+    now, asks = ["tf32"], []
+
+    def settings_of(device):
+        return lambda: asks.append(now[0]) or (now[0],)
+
+    monkeypatch.setattr(kinds, "settings_of", settings_of)
+    on_gpu = torch.device("cuda")
+    monkeypatch.setattr(kinds, "heeds_settings", lambda graph, _: heeds_settings(graph, on_gpu))
+    module = named(act=nn.ReLU(), flat=nn.Flatten()).to(dtype).eval()
+    x = torch.randn(2, 3, 4, dtype=dtype)
+    model = optimize(module, x)
+    with torch.no_grad():
+        model(x)
+        asks.clear()
+        for _ in range(3):
+            close(model(x), module(x))
+        assert len(asks) == asked
+        made, now[0] = model.stats().instances, "ieee"
+        close(model(x), module(x))
+    assert model.stats().instances == made + bool(asked)
 
 
 SETTINGS = {

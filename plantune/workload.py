@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from plantune.errors import InvalidNetwork
-from plantune.models.factory import Factory, is_factory
+from plantune.models.factory import Factory, is_factory, prints_aside
 from plantune.models.registry import network
 
 if TYPE_CHECKING:
@@ -76,6 +76,9 @@ class Workload:
 
     def require_inputs(self) -> None:
         """Raises InvalidNetwork where it is not known what the network is called with."""
+        names = [name for name, _ in self.settings]
+        twice = [name for name in names if names.count(name) > 1]
+        _require(not twice, f"--set {twice[0]}=... is given twice" if twice else "")
         if self.factory is None:
             _require(not self.settings, f"--set is for a factory, and {self.network} has a name")
             return
@@ -108,7 +111,8 @@ class Workload:
 
         derives = self.mode == "train"
         given = self._module, self._arguments
-        return None if self.factory is None else tape_of(*given, derives=derives)
+        with prints_aside():
+            return None if self.factory is None else tape_of(*given, derives=derives)
 
     def extracted(self, *, fold: bool) -> Graph:
         """The network's layers, with the scales of its norms in the weights if they are folded."""
@@ -118,7 +122,8 @@ class Workload:
         scans = scans_on(self.arch)
         derives = self.mode == "train"
         types = self._arguments.types
-        return extract(self._module, *types, fold=fold, derives=derives, scans=scans)
+        with prints_aside():
+            return extract(self._module, *types, fold=fold, derives=derives, scans=scans)
 
     def module(self) -> nn.Module:
         """The network, freshly initialised on the CPU."""

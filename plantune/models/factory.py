@@ -7,11 +7,11 @@ import importlib.util
 import os
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from plantune.errors import InvalidNetwork, UnknownNetwork
 
@@ -39,14 +39,27 @@ class Factory:
         from torch import nn
 
         place, _, name = self.spec.rpartition(":")
-        home = _imported(place)
-        found = _attribute(home, place, name)
-        if isinstance(found, nn.Module) and not self.arguments:
-            return found
-        made = self._called(found, str(home.__file__))
+        with prints_aside():
+            home = _imported(place)
+            made = _attribute(home, place, name)
+            if not isinstance(made, nn.Module) or self.arguments:
+                made = self._called(made, str(home.__file__))
         if not isinstance(made, nn.Module):
             raise InvalidNetwork(f"{self} gives a {type(made).__name__}, not an nn.Module")
+        self._require_values(made)
         return made
+
+    def _require_values(self, made: nn.Module) -> None:
+        from torch.nn.parameter import is_lazy
+
+        for name, tensor in (*made.named_parameters(), *made.named_buffers()):
+            if is_lazy(tensor):
+                raise InvalidNetwork(
+                    f"{self}: {name} of a lazy layer has no shape yet; call the module once in the "
+                    "factory"
+                )
+            if tensor.is_meta:
+                raise InvalidNetwork(f"{self}: {name} has no values: it is on the meta device")
 
     def _called(self, factory: Any, file: str) -> Any:
         if not callable(factory):
@@ -57,6 +70,11 @@ class Factory:
     def __str__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
         return f"{self.spec}({given})"
+
+
+def prints_aside() -> redirect_stdout[TextIO]:
+    """Inside, what the user's code prints goes to stderr: stdout is for results."""
+    return redirect_stdout(sys.stderr)
 
 
 def _imported(place: str) -> ModuleType:

@@ -97,3 +97,24 @@ def test_a_setting_that_is_none_is_refused(run: Run, own: tuple[str, ...], text:
 def test_a_file_without_its_factory_is_told_how_to_name_it(run: Run) -> None:
     result = run("search", "--model", "nets.py")
     assert (result.exit_code, "or file.py:factory" in result.stderr) == (2, True)
+
+
+def test_what_a_network_prints_is_no_result(run: Run, tmp_path: Path) -> None:
+    code = """
+print("imported")
+from torch import nn
+
+class Talking(nn.Linear):
+    def forward(self, x):
+        print("called")
+        return super().forward(x)
+
+def make():
+    print("made")
+    return Talking(3, 2)
+"""
+    (tmp_path / "own_file.py").write_text(code)
+    asked = ("--model", f"{tmp_path}/own_file.py:make", "--input", "2x3")
+    result = run("search", *asked, "--dry-run", "--json")
+    assert object_of(result)["workload"]["batch"] == 2
+    assert all(said in result.stderr for said in ("imported", "made", "called"))

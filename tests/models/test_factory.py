@@ -36,6 +36,12 @@ class Inner:
 def none():
     return None
 
+def lazy():
+    return nn.LazyLinear(3)
+
+def meta():
+    return nn.Linear(3, 3, device="meta")
+
 def broken():
     return nowhere
 """
@@ -74,9 +80,11 @@ REFUSED: dict[str, tuple[str, type[Exception], str]] = {
     "no factory": ("own_nets:Ned", UnknownNetwork, "own_nets has no 'Ned'; did you mean Net"),
     "a failing module": ("faulty:f", InvalidNetwork, r"imported: SystemExit: no main guard \(.*:2"),
     "a missing package": ("needs.py:f", InvalidNetwork, r"no_such_package.*needs.py:1\)"),
-    "a failing factory": ("own_nets:broken", InvalidNetwork, r"\(\) failed: NameError.*nets.py:25"),
+    "a failing factory": ("own_nets:broken", InvalidNetwork, r"\(\) failed: NameError.*nets.py:31"),
     "a wrong argument": ("own_nets:Net", InvalidNetwork, "unexpected keyword argument 'depth'"),
     "no function": ("own_nets:number", InvalidNetwork, "own_nets:number is a int, not a function"),
+    "a lazy layer": ("own_nets:lazy", InvalidNetwork, r"lazy\(\): weight of a lazy layer"),
+    "no memory": ("own_nets:meta", InvalidNetwork, r"meta\(\): weight has no values"),
     "no network": ("own_nets:none", InvalidNetwork, r"none\(\) gives a NoneType, not an nn.Module"),
 }  # fmt: skip
 
@@ -118,6 +126,7 @@ class TestWorkload:
         [
             ({"network": "own_nets:Net"}, "say what it is called with"),
             ({"settings": (("width", 2),)}, "--set is for a factory"),
+            ({"settings": (("width", 2), ("width", 3))}, "--set width=... is given twice"),
             ({"inputs": ("2x3x8x8",), "batch": 2}, "leave --batch out"),
             ({"inputs": ("2x3x8x8",), "image_size": 8}, "--input or --image-size"),
         ],

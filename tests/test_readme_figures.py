@@ -1,4 +1,4 @@
-"""README's figures are those of the recorded file of their own row or paragraph."""
+"""Figures of README and docs/results.md are those of the file of their own row or paragraph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from .conftest import ROOT
 
 FIGURE = re.compile(r"\*\*(\d+\.\d+)(?: ms)?\*\*")
-LINK = re.compile(r"\((benchmarks/[^)]+\.json)\)")
+LINK = re.compile(r"\((?:\.\./)?(benchmarks/[^)]+\.json)\)")
 NETWORK = re.compile(r"(\w+), (?:(\d+) channels|\d+x\d+)")
 SEARCHES = {"AMD EPYC": "2026-11-23-cpu-three", "Intel Xeon": "2026-11-23-cpu-xeon-three"}
 RECURRENT, SMALL_IMAGES = "Recurrent networks", "Training on small images"
@@ -22,17 +22,18 @@ COMPARED = ("NVIDIA H200", RECURRENT, SMALL_IMAGES, PASSES, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
-RESULTS = README.partition("## Results")[2].partition("\n## Promises")[0]
+RESULTS = (ROOT / "docs" / "results.md").read_text()
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 
 def read(name: str) -> Any:
     return json.loads((ROOT / name).read_text())
 
 
-def tables() -> Iterator[tuple[str, list[list[str]]]]:
+def tables(text: str = RESULTS) -> Iterator[tuple[str, list[list[str]]]]:
     """What stands before each table, and the cells of its rows; nothing is bold in them."""
     before = ""
-    for part in RESULTS.split("\n\n"):
+    for part in text.split("\n\n"):
         if not part.startswith("|"):
             before = part
             continue
@@ -205,7 +206,7 @@ def values(document: Any) -> Iterator[float]:
 
 def paragraphs() -> list[str]:
     """Those outside of tables with bold figures."""
-    parts = README.split("\n\n")
+    parts = (README + RESULTS).split("\n\n")
     return [part for part in parts if not part.startswith("|") and FIGURE.search(part)]
 
 
@@ -223,10 +224,20 @@ def test_every_table_is_compared() -> None:
     assert paragraphs()
 
 
+def test_headlines_are_rows_of_the_results() -> None:
+    """Each figure beside its name stands in one row of docs/results.md."""
+    (headlines,) = [rows for before, rows in tables(README) if "interleaved" in before]
+    known = [set(NUMBER.findall(" ".join(row))) for _, rows in tables() for row in rows]
+    for _, *cells in headlines:
+        figures = set(NUMBER.findall(" ".join(cells)))
+        assert figures
+        assert any(figures <= row for row in known), cells
+
+
 @pytest.mark.parametrize("network", ["airbench94", "resnet50"])
 def test_accuracies_in_pairs_are_those_of_their_runs(network: str) -> None:
     name = f"benchmarks/h200/2026-11-23-cifar-{network}-pairs.json"
-    (text,) = [" ".join(part.split()) for part in README.split("\n\n") if name in part]
+    (text,) = [" ".join(part.split()) for part in RESULTS.split("\n\n") if name in part]
     found = read(name)["pairs"]
     theirs, own = (
         100 * mean(run["accuracy"] for run in found["runs"][way])
@@ -237,5 +248,5 @@ def test_accuracies_in_pairs_are_those_of_their_runs(network: str) -> None:
     assert (
         f"{own:.2f} % beside {theirs:.2f} % in {len(found['seeds'])} pairs, "
         f"{100 * abs(apart['mean']):.2f} points apart with a standard error of "
-        f"{100 * apart['standard_error']:.2f} ([JSON]({name}))"
+        f"{100 * apart['standard_error']:.2f} ([JSON](../{name}))"
     ) in text

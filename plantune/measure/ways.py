@@ -34,7 +34,8 @@ class Way:
     A `frozen` way need not notice that weights change after it was made; none is so in training.
     With `captured` whole calls are replayed from a graph, into whose memory images are copied. What
     is `static` leaves out a copy of its own if it is told that an image stays at one address. What
-    `compiles` C++ or Triton is not tried without a compiler.
+    `compiles` C++ or Triton is not tried without a compiler. With `pooled` torch.compile records
+    graphs of its own, which share one pool of memory.
     """
 
     make: Make
@@ -43,6 +44,7 @@ class Way:
     captured: bool = False
     static: bool = False
     compiles: bool = False
+    pooled: bool = False
     trains: bool = True
 
     def promise(self, mode: str) -> str:
@@ -103,8 +105,8 @@ def _own_code(module: nn.Module) -> Run:
     return FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
 
 
-def _inductor(make: Make, *, frozen: bool = False, static: bool = False) -> Way:
-    return Way(make, channels_last=True, frozen=frozen, static=static, compiles=True)
+def _inductor(make: Make, **features: bool) -> Way:
+    return Way(make, channels_last=True, compiles=True, **features)
 
 
 # Those that can stand in for a plan. A trace for training is not frozen, so one of them is enough.
@@ -117,6 +119,7 @@ _ANYWHERE = {
     )
     for name, recipe in RECIPES.items()
 }
+_OWN_GRAPHS = {"static": True, "pooled": True}
 # The strongest way of each kind that is known, by the kind of arch.
 WAYS: Mapping[str, Mapping[str, Way]] = {
     "cpu": {
@@ -128,10 +131,12 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         **_ANYWHERE,
         "cuda-graph": Way(_as_it_is, channels_last=True, captured=True),
         "compile-default": _inductor(_compiled("default")),
-        "compile-reduce-overhead": _inductor(_compiled("reduce-overhead"), static=True),
-        "compile-max-autotune": _inductor(_compiled("max-autotune"), static=True),
+        "compile-reduce-overhead": _inductor(
+            _compiled("reduce-overhead"), static=True, pooled=True
+        ),
+        "compile-max-autotune": _inductor(_compiled("max-autotune"), static=True, pooled=True),
         # With freezing, inductor would take images at one address for constants: not static.
-        "compile-best": _inductor(_best, frozen=True),
+        "compile-best": _inductor(_best, frozen=True, pooled=True),
     },
 }
 

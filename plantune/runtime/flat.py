@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plantune.kernels.jobs import extent_of
+from plantune.runtime.torch_internals import part_of
 
 # Every tensor begins where a vector load may.
 SLOT_BYTES = 16
@@ -53,6 +54,13 @@ class FlatLayout:
         return {
             dtype: torch.zeros(size, dtype=dtype, device=device)
             for dtype, size in self.sizes.items()
+        }
+
+    def parts(self, buffers: Buffers) -> dict[str, Tensor]:
+        """As `views`, of memory that nobody keeps as a whole: a change of one is none of others."""
+        return {
+            name: part_of(buffers[slot.dtype], slot.shape, slot.stride, slot.start)
+            for name, slot in self.slots.items()
         }
 
     def views(self, buffers: Buffers) -> dict[str, Tensor]:

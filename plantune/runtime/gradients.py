@@ -122,7 +122,7 @@ class Gradients:
     def handed_over(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All gradients by the names of their inputs or parameters, in memory of the caller's."""
         kept = {dtype: buffer.clone() for dtype, buffer in self._buffers.items()}
-        return {**self._layout.views(kept), **self.of_inputs(values)}
+        return {**self._layout.parts(kept), **self.of_inputs(values)}
 
     def of_inputs(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of inputs alone, in memory of the caller's."""

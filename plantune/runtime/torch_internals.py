@@ -34,6 +34,10 @@ def _empty_strided(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.
 # On the current GPU: 2.4 us instead of 5.4 (H200, 2026-11-22).
 empty_on_gpu: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided)
 
+# A part of a tensor's memory that torch does not know as a view: it counts its own changes, and
+# takes 0.5 us instead of 1.0 (EPYC, 2026-11-23).
+part_of: Any = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", Tensor.as_strided)
+
 # Whether autocast is on for any kind of device.
 any_autocast: Any = getattr(
     torch._C,

@@ -291,10 +291,7 @@ class TestOnAGpu:
         assert found.details["way"].gpu_us == 2.0
 
 
-@pytest.mark.parametrize(
-    ("peak", "told"), [(300 << 20, {"way": 100.0}), (100 << 20, {})], ids=["takes", "gives back"]
-)
-def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
+def weighing(peak, ways=()):
     class Gpu:
         def held_bytes(self):
             return 200 << 20
@@ -303,11 +300,27 @@ def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
             return peak
 
     made = object.__new__(Entrants)
-    made.device = Gpu()
-    made.peaks_mib = {}
+    made.device, made.peaks_mib = Gpu(), {}
+    made._ways, made._pool_is_there = dict(ways), False
+    return made
+
+
+@pytest.mark.parametrize(
+    ("peak", "told"), [(300 << 20, {"way": 100.0}), (100 << 20, {})], ids=["takes", "gives back"]
+)
+def test_a_way_that_gives_back_more_than_it_takes_has_no_figure(peak, told):
+    made = weighing(peak)
     way = entrants.Entrant(print, print, "live", 1.0)
     assert made.weighed("way", lambda: way) is way
     assert made.peaks_mib == told
+
+
+def test_of_ways_that_share_a_pool_the_first_alone_has_a_figure():
+    made = weighing(300 << 20, ways.WAYS["cuda"])
+    names = ["plantune", "compile-default", "compile-max-autotune", "compile-reduce-overhead"]
+    for name in (*names, "cuda-graph"):
+        made.weighed(name, lambda: entrants.Entrant(print, print, "live", 1.0))
+    assert list(made.peaks_mib) == [*names[:3], "cuda-graph"]
 
 
 def test_images_are_there_before_a_way_is_weighed():

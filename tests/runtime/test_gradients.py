@@ -130,6 +130,19 @@ def test_no_pass_writes_into_what_was_handed_over() -> None:
     assert not any((tensor == 9).any() for tensor in found.values())
 
 
+def test_a_change_of_one_is_none_of_another() -> None:
+    """A loss may hold one parameter's gradient while another's is clipped in place."""
+    program = usual()
+    found = handed_over(program, made(program))
+    clipped, held = found["v"], found["w"]
+    weight = torch.ones_like(held, requires_grad=True)
+    loss = (weight * held).sum()
+    clipped.mul_(0.5)
+    loss.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, held)
+
+
 @pytest.mark.parametrize("options", [{}, {"by_framework": {"dw"}}], ids=["kernels", "gathered"])
 def test_passes_of_one_capture_write_into_memory_of_their_own(options: dict[str, Any]) -> None:
     program = usual(**options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from inspect import Parameter, signature
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
@@ -76,6 +77,7 @@ class TrainStep:
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         _refuse_wrappers(model)
+        _refuse_closures(optimizer)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -271,6 +273,16 @@ def _refuse_wrappers(model: nn.Module) -> None:
         raise ValueError(
             f"{wrapper} would not send the gradients of a TrainStep: give it the module inside, "
             "and process_group=torch.distributed.group.WORLD"
+        )
+
+
+def _refuse_closures(optimizer: Optimizer) -> None:
+    """Those that compute the loss again within a step, as LBFGS."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} asks for the loss several times a step, which a TrainStep "
+            "computes once: call its step(closure) with a tuned module in the closure"
         )
 
 

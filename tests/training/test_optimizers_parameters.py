@@ -46,3 +46,8 @@ def test_a_later_loss_may_depend_on_others(model, batches):
     before = [parameter.detach().clone() for parameter in model.parameters()]
     step(x, y, False)
     assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_an_optimizer_that_asks_for_the_loss_itself_is_refused(model):
+    with pytest.raises(ValueError, match="LBFGS asks for the loss several times"):
+        TrainStep(model, cross_entropy, torch.optim.LBFGS(model.parameters()))

@@ -178,7 +178,7 @@ def training_rows() -> Iterator[list[str]]:
             bench = json.loads(path.read_text())
             rows = {row["name"]: row for row in bench["rows"]}
             own, best = rows["plantune"], rows[bench["best_baseline"]]
-            rival = best["name"].replace("compile-reduce", "reduce")
+            rival = best["name"].removeprefix("compile-")
             whole = "optimizer" in bench["workload"]
             yield [
                 f"{what}, {'whole step' if whole else 'passes'}",

@@ -32,23 +32,26 @@ def make_handles(libraries: Iterable[str]) -> None:
     """
     for library in libraries:
         handle = library, current_gpu()
-        if handle not in this_thread.handles:
-            _FIRST_CALLS[library]()
+        if handle not in this_thread.handles and _FIRST_CALLS[library]():
             this_thread.handles.add(handle)
 
 
-def _multiply() -> None:
+def _multiply() -> bool:
+    """Whether torch lets it: under its determinism it may refuse products, the caller's, too."""
     if torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
-        return  # torch refuses products then, those of the caller, too
+        return False
     x = torch.zeros(16, 16, dtype=torch.float16, device="cuda")
     torch.mm(x, x)
+    return True
 
 
-def _convolve() -> None:
+def _convolve() -> bool:
+    """Whether cuDNN convolves now, not torch's own kernels."""
     if not torch.backends.cudnn.is_available():
-        return  # torch's own kernels convolve then
+        return False
     x = torch.zeros(1, 1, 1, 1, device="cuda")
     torch.cudnn_convolution(x, x, (0, 0), (1, 1), (1, 1), 1, False, True, False)
+    return True
 
 
-_FIRST_CALLS: Mapping[str, Callable[[], None]] = {"cublas": _multiply, "cudnn": _convolve}
+_FIRST_CALLS: Mapping[str, Callable[[], bool]] = {"cublas": _multiply, "cudnn": _convolve}

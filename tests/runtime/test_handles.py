@@ -45,7 +45,7 @@ def test_each_thread_is_prepared_once_for_each_gpu(monkeypatch: pytest.MonkeyPat
     gpu, calls = 0, []
     monkeypatch.setattr(handles, "current_gpu", lambda: gpu)
     monkeypatch.setattr(handles, "this_thread", handles._ThisThread())
-    first = {name: lambda name=name: calls.append(name) for name in ("cublas", "cudnn")}
+    first = {name: lambda name=name: not calls.append(name) for name in ("cublas", "cudnn")}
     monkeypatch.setattr(handles, "_FIRST_CALLS", first)
     make_handles({"cublas"})
     make_handles({"cublas"})
@@ -64,5 +64,15 @@ def test_without_a_library_there_is_nothing_to_prepare(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    for first_call in handles._FIRST_CALLS.values():
-        first_call()
+    assert not any(first_call() for first_call in handles._FIRST_CALLS.values())
+
+
+def test_what_was_refused_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once determinism was turned off, for example."""
+    allowed: list[bool] = [False, True]
+    monkeypatch.setattr(handles, "current_gpu", lambda: 0)
+    monkeypatch.setattr(handles, "this_thread", handles._ThisThread())
+    monkeypatch.setattr(handles, "_FIRST_CALLS", {"cublas": lambda: allowed.pop(0)})
+    for _ in range(3):
+        make_handles({"cublas"})
+    assert not allowed

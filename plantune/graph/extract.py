@@ -20,7 +20,7 @@ from plantune.graph.ops.overload import attributes
 from plantune.graph.ops.overload_backward import DRAWS
 from plantune.graph.outputs import Outputs
 from plantune.graph.purity import OUT, Overload, draws, left_out, why_impure, without_writing
-from plantune.graph.records import counted_last, last_used, stepped, target, written
+from plantune.graph.records import NOTHING, counted_last, last_used, stepped, target, written
 from plantune.graph.rewrite import (
     fold_scales,
     round_constants_once,
@@ -320,7 +320,7 @@ class _Extraction(Reader):
         return self.builder.types[value.name]
 
     def _unsupported(self, what: str) -> UnsupportedModule:
-        record = self.records[self.now]
+        record = (*self.records, NOTHING)[self.now]
         return unsupported(self.module, record.place, what, record.line)
 
     def _value(self, tensor: Tensor) -> Value:

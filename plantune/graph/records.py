@@ -19,6 +19,8 @@ STEPS = frozenset(("floor", "ceil", "trunc", "fix", "round", "frac", "sign", "sg
 STEPS |= {"floor_divide", "remainder", "fmod", "bucketize", "searchsorted", "histc"}
 STEPS |= {"eq", "ne", "lt", "le", "gt", "ge"}
 CASTS = frozenset(("to", "_to_copy", "type_as"))
+# Where a forward calls nothing.
+NOTHING = Record(torch.ops.aten.detach.default, (), {}, None, "", "")
 
 
 def written(records: tuple[Record, ...]) -> set[int]:
@@ -34,10 +36,10 @@ def target(record: Record) -> Any:
 
 def counted_last(records: tuple[Record, ...]) -> list[Record]:
     """torch counts a batch before it normalises it. Graphs of earlier releases, which plans and
-    trials are found by, have it after.
+    trials are found by, have it after. What makes no tensor, as a look at two dtypes, is left out.
     """
-    ordered = list(records)
-    for at, (count, norm) in enumerate(pairwise(records)):
+    ordered = [r for r in records if _tensors(r.result) or r.overload._schema.is_mutable]
+    for at, (count, norm) in enumerate(pairwise([*ordered])):
         names = (str(count.overload), str(norm.overload))
         if names == ("aten.add_.Tensor", "aten.batch_norm.default"):
             counts = all(count.args[0] is not given for given in norm.args)

@@ -33,6 +33,7 @@ from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.constants import constant, indices
 from plantune.graph.custom_functions import each_application
+from plantune.graph.devices import Placed
 from plantune.graph.foreign_draws import without_foreign_draws
 from plantune.graph.lines import files_of, line_in, line_of
 from plantune.graph.memo import depend
@@ -123,8 +124,7 @@ class _Tracing:
 
     def run(self, arguments: Arguments) -> Trace:
         self.kind = arguments.autocast[0] if arguments.autocast else ""
-        types = arguments.types
-        given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in types]
+        given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in arguments.types]
         args, kwargs = arguments.given(given)
         before = kind_of((args, kwargs), id)
         with (
@@ -138,6 +138,7 @@ class _Tracing:
             each_application(self.check_applied),
             _Recorder(self) as recorder,
             _Calls(self, recorder),
+            Placed(self.module),
         ):
             made = self.shadow(*args, **kwargs)
         if kind_of((args, kwargs), id) != before:
@@ -257,7 +258,7 @@ class _Recorder(ProxyTorchDispatchMode):
                 result = func(*args, **kwargs)
         tracing = self._tracing
         if any(map(_is_wrapped, tree_leaves((args, kwargs, result)))):
-            raise tracing.unsupported("a derivative that the forward takes by torch.func")
+            raise tracing.unsupported("what the forward computes by torch.func or torch.vmap")
         silent = tracing.derives and torch.is_grad_enabled() != self._grad
         if silent and not self._grad:
             raise tracing.unsupported("a forward that switches gradients on")
@@ -378,8 +379,8 @@ class _Calls(TorchFunctionMode):
 
 
 def _is_wrapped(leaf: Any) -> bool:
-    """Whether torch.func follows a tensor to differentiate what is made of it."""
-    return isinstance(leaf, Tensor) and torch._C._functorch.is_gradtrackingtensor(leaf)
+    """Whether torch.func follows a tensor to differentiate what is made of it, or to batch it."""
+    return isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf)
 
 
 def _check_count(module: nn.Module, arguments: Arguments) -> None:

@@ -31,6 +31,7 @@ from . import copies
 ROOT = Path(__file__).resolve().parent.parent
 # What has not come by then never will, however busy the machine: it only ends a test that hangs.
 NEVER_S = 300.0
+FIRST = Path(__file__).with_name("test_pip_environment.py")
 T = TypeVar("T")
 # On a busy machine an example takes longer than Hypothesis allows, and drawing one, too.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,8 +55,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # The longest tests are in files of this folder: as the last ones they would leave one of the
-    # processes waiting for another.
-    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+    # processes waiting for another. The first one's binaries serve others.
+    first = {FIRST: 0, Path(__file__).parent: 1}
+    items.sort(key=lambda item: first.get(item.path, first.get(item.path.parent, 2)))
     if not config.getoption("quick"):
         return
     seen: Counter[str] = Counter()

@@ -20,6 +20,8 @@ from packaging.requirements import Requirement
 
 from plantune.blobs import read_blob, write_blob
 
+from .kernels.representatives import sources
+
 ROOT = Path(__file__).resolve().parent.parent
 # The extras of cuda-toolkit with NVRTC and headers; others are gigabytes of libraries.
 COMPILING = {"cudart", "nvrtc"}
@@ -32,24 +34,18 @@ NOT_THERE = ("No matching distribution", "Could not find a version")
 COMPILE = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
-import plantune
-from plantune.kernels.build import build
-from plantune.kernels.samples import samples
-from plantune.space.search_space import load_search_space
-
-wanted = [(space.arch, *found) for name in sys.argv[2:]
-          for space in [load_search_space(name)] for found in samples(space)]
-sys.path[:] = [sys.argv[1], *(place for place in sys.path if "-packages" not in place)]
-
 from plantune.cuda import choice, toolchain
+from plantune.cuda.build import compile_cuda
+from plantune.space.arch import load_arch
 
+sys.path[:] = [sys.argv[1], *(place for place in sys.path if "-packages" not in place)]
 here = [one for one in toolchain.all_nvrtc() if str(one.library).startswith(sys.argv[1])]
 choice.all_nvrtc = lambda: tuple(here)
+wanted = json.load(sys.stdin)
 with ThreadPoolExecutor(2) as threads:
-    built = threads.map(lambda job: build(job[1], job[2], job[0]), wanted)
-    sizes = [len(binary.image) for binary in built]
-names = [f"{job[2].family} {job[0].name}" for job in wanted]
-print(json.dumps({"nvrtc": list(map(str, here)), "sizes": dict(zip(names, sizes))}))
+    built = threads.map(lambda job: compile_cuda(job[2], load_arch(job[1])), wanted)
+    sizes = {f"{family} {arch}": len(done.image) for (family, arch, _), done in zip(wanted, built)}
+print(json.dumps({"nvrtc": list(map(str, here)), "sizes": sizes}))
 """
 
 
@@ -96,8 +92,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, binaries: Path) -> Iterator[Path]:
-    """An empty cache. What was compiled into it serves later tests, too: a binary's name is the
-    digest of its compiler and headers as well.
+    """An empty cache. What was compiled into it serves test_every_arch.py, too, which builds the
+    same sources: a binary's name is the digest of its compiler and headers as well.
     """
     folder = tmp_path / "cache"
     yield folder
@@ -108,8 +104,10 @@ def cache(tmp_path: Path, binaries: Path) -> Iterator[Path]:
 
 def test_every_family_compiles(site: Path, tmp_path: Path, cache: Path) -> None:
     quiet = "ignore:Failed to initialize NumPy:UserWarning"
+    wanted = [(family, arch, source) for arch in ARCHS for family, source in sources(arch)]
     done = subprocess.run(
-        [sys.executable, "-W", quiet, "-c", COMPILE, str(site), *ARCHS],
+        [sys.executable, "-W", quiet, "-c", COMPILE, str(site)],
+        input=json.dumps(wanted),
         capture_output=True,
         text=True,
         check=False,
@@ -119,6 +117,7 @@ def test_every_family_compiles(site: Path, tmp_path: Path, cache: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["nvrtc"]) == 1
+    assert set(found["sizes"]) == {f"{family} {arch}" for family, arch, _ in wanted}
     assert all(size > 1000 for size in found["sizes"].values()), found
     for family in ("implicit_gemm_conv", "pointwise", "pool", "linear", "se_tail"):
         assert {f"{family} {arch}" for arch in ARCHS} <= set(found["sizes"])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plantune.measure.inductor import prepare_workers
 from plantune.runtime.runners import RECIPES
 from plantune.space.arch import load_arch
 
@@ -71,6 +72,11 @@ def _compiled(mode: str) -> Make:
     return lambda module, *inputs: torch.compile(_own_code(module), mode=mode, dynamic=False)
 
 
+def _autotuned(module: nn.Module, *inputs: Tensor) -> Run:
+    prepare_workers()
+    return _compiled("max-autotune")(module, *inputs)
+
+
 def _best(module: nn.Module, *inputs: Tensor) -> Run:
     """All that inductor can do, which no mode of it does."""
     place = inputs[0].device
@@ -78,6 +84,7 @@ def _best(module: nn.Module, *inputs: Tensor) -> Run:
     wanted = {**BEST_OPTIONS, "triton.enable_pdl": pdl}
     known = torch._inductor.list_options()
     options = {name: value for name, value in wanted.items() if name in known}
+    prepare_workers()
     return _frozen(module, *inputs, options=options)
 
 
@@ -134,7 +141,7 @@ WAYS: Mapping[str, Mapping[str, Way]] = {
         "compile-reduce-overhead": _inductor(
             _compiled("reduce-overhead"), static=True, pooled=True
         ),
-        "compile-max-autotune": _inductor(_compiled("max-autotune"), static=True, pooled=True),
+        "compile-max-autotune": _inductor(_autotuned, static=True, pooled=True),
         # With freezing, inductor would take images at one address for constants: not static.
         "compile-best": _inductor(_best, frozen=True, pooled=True),
     },

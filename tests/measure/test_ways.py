@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.runtime import compile_tasks
 
 from plantune.host import cxx_compiler
 from plantune.measure import ways
@@ -57,6 +59,17 @@ def test_a_frozen_compiled_way_is_frozen_and_a_live_one_beside_it_is_not(x):
         for name in ("compile-default", "compile-frozen", "compile-default")
     ]
     assert found == [True, False, True]
+
+
+def test_what_tries_many_kernels_uses_its_workers_assembler_and_waits_for_them(x, monkeypatch):
+    """Both are torch's own: the test fails if it has them no more."""
+    done = []
+    monkeypatch.setattr(AsyncCompile, "wait_pool_ready", lambda: done.append("ready"))
+    monkeypatch.setattr(compile_tasks, "_set_triton_ptxas_path", lambda: done.append("ptxas"))
+    WAYS["cuda"]["compile-reduce-overhead"].make(Net().eval(), x)
+    assert not done
+    WAYS["cuda"]["compile-max-autotune"].make(Net().eval(), x)
+    assert done == ["ptxas", "ready"]
 
 
 @COMPILER

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -325,6 +326,26 @@ def test_rivals_that_take_long_join_a_second_race(in_one_go) -> None:
     assert len(answers.of("race")) == 3
     assert rows["b", "infer", "tuned late"]["verdict"] == "timed"
     assert ("a", "infer", "tuned late") not in rows
+
+
+def test_rivals_of_two_networks_compile_beside_each_other(in_one_go) -> None:
+    """Each waits for the other; a network's own rivals take turns."""
+    both, inside = threading.Barrier(2, timeout=20), set[str]()
+
+    class Meeting(Answers):
+        def row(self, name, measure, asked):
+            if measure.__name__ != "compile_rivals":
+                return super().row(name, measure, asked)
+            assert name not in inside
+            inside.add(name)
+            both.wait()
+            inside.remove(name)
+            return super().row(name, measure, asked)
+
+    meeting, ways = Meeting(), ["compile-reduce-overhead", "compile-default"]
+    in_one_go(meeting, "a", "b", "--compilers", "2", "--rivals", *ways)
+    found = sorted(meeting.of("compile_rivals"))
+    assert found == sorted((n, "compile_rivals", [way]) for n in "ab" for way in ways)
 
 
 def test_what_was_searched_before_races_with_what_is_captured(in_one_go) -> None:

@@ -24,6 +24,8 @@ class Asked:
     budget_s: float = 120.0
     # On time.monotonic's clock, which all processes of a machine share.
     compile_until: float = float("inf")
+    # Whether a search has the first cores for its own compilers.
+    beside_search: bool = True
 
     @property
     def dtype(self) -> torch.dtype:

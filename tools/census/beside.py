@@ -34,7 +34,7 @@ RIVALS = ("compile-reduce-overhead", "cuda-graph")
 # Its compilers try many kernels: for some networks, after all have raced against the others.
 LATE = ("compile-max-autotune",)
 # A search's compilers give way to the rivals', and both leave the last cores to what is timed.
-COMPILERS, TIMED = slice(4, -CORES), slice(-CORES, None)
+COMPILERS, WITHOUT_SEARCH, TIMED = slice(4, -CORES), slice(-CORES), slice(-CORES, None)
 AGAIN_S = 1.0
 
 
@@ -62,7 +62,7 @@ def compile_rivals(name: str, asked: Asked) -> Row:
     """Beside those that it has compiled before. What is not compiled when its time is up does not
     race.
     """
-    with on_cores(COMPILERS):
+    with on_cores(COMPILERS if asked.beside_search else WITHOUT_SEARCH):
         _compiler_takes_turns()
         ready = _READY.get(name) or _prepared(name, asked)
         seconds = dict[str, float]()

@@ -1,7 +1,7 @@
 """Networks on their way to a race: one is searched, rivals of the next ones are compiled meanwhile.
 
-Three lanes run beside each other, each takes one network at a time: searches, compilers, races. A
-race has the GPU for itself, as has everything else that is timed there.
+Lanes run beside each other, each takes one network at a time: searches, compilers, races. A race
+has the GPU for itself, as has everything else that is timed there.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Ways:
     captured: Sequence[str]
     late: Sequence[str]
     late_networks: Sequence[str]
+    # So many networks' rivals are compiled beside each other.
+    compilers: int = 1
 
 
 class Lanes:
@@ -88,13 +90,16 @@ class Lanes:
         self._until, self._compile_s = until, compile_s
         self._races = ThreadPoolExecutor(1)
         self._searching = True
+        # Lines whose rivals are being compiled.
+        self._compiling, self._claims = set[Line](), threading.Lock()
 
     def run(self) -> None:
         for line in self._lines:
             self._races.submit(self._race, line)  # what was searched before may need no rival
         try:
-            with ThreadPoolExecutor(2) as lanes:
-                for lane in [lanes.submit(self._search), lanes.submit(self._compile)]:
+            runs = [self._search, *[self._compile] * self._ways.compilers]
+            with ThreadPoolExecutor(len(runs)) as lanes:
+                for lane in [lanes.submit(run) for run in runs]:
                     lane.result()
             self._races.shutdown()
         finally:
@@ -148,11 +153,22 @@ class Lanes:
         while self._left_s > RACE_S and (
             self._searching or self._late_follow or any(self._wanted())
         ):
-            found = next(self._wanted(), None)
+            found = self._claimed()
             if found is None:
                 time.sleep(POLL_S)
                 continue
-            self._compile_one(*found)
+            try:
+                self._compile_one(*found)
+            finally:
+                self._compiling.remove(found[0])
+
+    def _claimed(self) -> tuple[Line, str] | None:
+        with self._claims:
+            free = ((line, way) for line, way in self._wanted() if line not in self._compiling)
+            found = next(free, None)
+            if found is not None:
+                self._compiling.add(found[0])
+            return found
 
     @property
     def _late_follow(self) -> bool:
@@ -175,7 +191,11 @@ class Lanes:
 
     def _compile_one(self, line: Line, way: str) -> None:
         seconds = min(self._compile_s, self._left_s - RACE_S)
-        asked = replace(line.with_rivals([way]), compile_until=time.monotonic() + seconds)
+        asked = replace(
+            line.with_rivals([way]),
+            compile_until=time.monotonic() + seconds,
+            beside_search=self._searching,
+        )
         with line.free:
             line.tried.add(way)
             measure, named = beside.compile_rivals, f"compiled {way}"

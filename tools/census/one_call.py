@@ -60,7 +60,7 @@ def _line(given_name: str, rows: Rows, given: argparse.Namespace, limits: Limits
 def _ways(given: argparse.Namespace) -> Ways:
     captured = [name for name in given.rivals if WAYS[given.device][name].captured]
     first = [name for name in given.rivals if name not in captured]
-    return Ways(first, captured, given.late, given.late_networks)
+    return Ways(first, captured, given.late, given.late_networks, given.compilers)
 
 
 def _arguments() -> argparse.Namespace:
@@ -77,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     say("--rivals", nargs="+", metavar="WAY")
     say("--late", nargs="+", metavar="WAY", default=beside.LATE)
     say("--late-networks", nargs="+", metavar="NAME", default=())
+    say("--compilers", type=int, default=1, help="networks whose rivals compile side by side")
     say("--compile-seconds", type=float, default=110.0, metavar="SECONDS", help="of one rival")
     say("--race-seconds", type=float, default=3.0, metavar="SECONDS", help="of each of two races")
     given = parser.parse_args()

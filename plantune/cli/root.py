@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
 )
 TRACE = "Traceback (most recent call last)"
+BEGAN = "plantune.began"
 EXIT_CODES = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
 
 
@@ -39,6 +41,13 @@ class Root(click.Group):
         module = importlib.import_module(f"plantune.cli.{MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Notes when the command began: what it imports counts in a search's budget."""
+        began = time.monotonic()
+        context = super().make_context(*args, **extra)
+        context.meta[BEGAN] = began
+        return context
 
     def main(
         self,

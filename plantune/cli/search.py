@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from plantune.cli.console import Console, note
 from plantune.cli.exit_codes import FAILED, INTERRUPTED, NoUsableDevice
 from plantune.cli.interrupts import interrupts, undisturbed
 from plantune.cli.lookup import database, require_device
+from plantune.cli.root import BEGAN
 from plantune.report.progress import ProgressLine
 from plantune.report.tables import machine_text
 from plantune.workload import Workload
@@ -142,7 +143,7 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
     from plantune.search.seats import environment_on
     from plantune.search.session import Manner, Sought, search_plan
 
-    start = time.monotonic()
+    began: float = click.get_current_context().meta[BEGAN]
     with interrupts() as stop, database(place, read_only=False) as opened:
         keeping = KeepingDatabase(opened, lambda text: note(f"warning: {text}"))
         seats = _seats(workload, how)
@@ -152,7 +153,8 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
         if (hint := no_compiler_line(workload.arch)) is not None:
             note(hint)
         sought = Sought(workload.graph, workload.problem, workload.tape)
-        settings = _settings(keeping, how, seats)
+        spent_s = time.monotonic() - began
+        settings = replace(_settings(keeping, how, seats), spent_s=spent_s)
         with ProgressLine(sys.stderr) as line:
 
             def report(progress: Progress) -> None:
@@ -172,7 +174,7 @@ def _search(console: Console, place: Path | None, workload: Workload, how: How) 
                 result = search_plan(sought, settings, keeping, environment, manner)
             except KeyboardInterrupt as error:
                 raise click.ClickException(NOTHING) from error
-    show_result(console, workload, result, keeping, environment, time.monotonic() - start)
+    show_result(console, workload, result, keeping, environment, time.monotonic() - began)
     if is_lost(result, keeping):
         raise click.exceptions.Exit(FAILED)
     if not result.complete:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 # What a budget that was too short should be at least, and how many times longer.
 ENOUGH_S, LONGER = 60.0, 5
-# Starting is not part of the budget; it is mentioned if it takes this long.
-LONG_START_S = 1.5
+# Waiting for another search of the same plan is not part of the budget; it is mentioned if it takes
+# this long.
+LONG_WAIT_S = 1.5
 
 
 def longer_s(budget_s: float) -> float:
@@ -35,8 +36,8 @@ def longer_s(budget_s: float) -> float:
 def tried_text(result: Result, seconds: float) -> str:
     """How much was measured, and how to go on if there was no time for the rest."""
     took = f"{seconds:.0f} s"
-    if (starting := seconds - result.spent_s) >= LONG_START_S:
-        took += f", {starting:.0f} of them until Python, torch and the machine were ready"
+    if (waiting := seconds - result.spent_s) >= LONG_WAIT_S:
+        took += f", {waiting:.0f} of them spent waiting for another search"
     counts = f"{result.measured} measured, {result.rejected} rejected"
     text = f"{result.measured + result.rejected} of {result.candidates} candidates: {counts}"
     if result.exhausted or not result.complete:

@@ -35,15 +35,21 @@ CACHED = 0.2
 
 
 class Budget:
-    """Starts when it is made. `race_s` is roughly how long the calls of a race take."""
+    """Starts when it is made, with some seconds `spent` already. `race_s` is roughly how long the
+    calls of a race take.
+    """
 
     def __init__(
-        self, seconds: float, clock: Callable[[], float] = time.monotonic, race_s: float = 0.0
+        self,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        race_s: float = 0.0,
+        spent_s: float = 0.0,
     ) -> None:
         self.seconds = seconds
         self.race_s = race_s
         self._clock = clock
-        self._start = self._entered = clock()
+        self._start = self._entered = clock() - spent_s
         self._phase = PREPARING
         self._spent: defaultdict[str, float] = defaultdict(float)
 

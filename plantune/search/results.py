@@ -39,7 +39,7 @@ class Settings:
     Without `baselines` these are all of the arch for which there is time. Without `shipped` a
     search begins from this machine's own plans only. `seats` are where workers measure beside each
     other; the first one also ranks and races. With `patience` the storage is one that searches on
-    other hosts share.
+    other hosts share. `spent_s` of the budget were spent before: on Python and torch.
     """
 
     budget_s: float = 90.0
@@ -50,6 +50,7 @@ class Settings:
     shipped: bool = True
     seats: tuple[Seat, ...] = ()
     patience: Patience | None = None
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True)

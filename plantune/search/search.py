@@ -101,7 +101,7 @@ class Search:
         gpu = settings.seats[0].gpu if settings.seats else None
         watcher = gpu_watcher(problem.arch, gpu)
         self._log = MachineLog(machine_for(self.space.arch.kind, watcher))
-        self._budget = Budget(settings.budget_s)
+        self._budget = Budget(settings.budget_s, spent_s=settings.spent_s)
         self._steps: StepSearch | None = None
         self._best: Plan | None = None
         self._known: list[Plan] = []

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ def fake(monkeypatch: pytest.MonkeyPatch, plan: Plan, worker: FakeWorker) -> typ
     monkeypatch.setattr(FakeSearch, "during", staticmethod(lambda: None))
     monkeypatch.setattr(FakeSearch, "best_so_far", True)
     return FakeSearch
+
+
+def test_importing_torch_is_part_of_the_budget(
+    run: Run, fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget of 5 s took 10."""
+    clock = iter(range(100, 1000, 2))
+    monkeypatch.setattr("plantune.cli.root.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("plantune.cli.search.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    result = run("search", "--batch", 1, "--json")
+    assert result.exit_code == 0
+    assert fake.settings.spent_s == 2
+    assert object_of(result)["seconds"] == 4
 
 
 def test_waiting_for_a_quiet_machine_is_part_of_the_budget(

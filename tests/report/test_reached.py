@@ -22,7 +22,7 @@ def test_what_was_not_reached_is_said() -> None:
         "search again to go on, or --budget 300"
     )
     late = tried_text(replace(RESULT, exhausted=True), 64.0)
-    assert late.endswith("64 s, 3 of them until Python, torch and the machine were ready")
+    assert late.endswith("64 s, 3 of them spent waiting for another search")
     enough = replace(RESULT, exhausted=True)
     assert tried_text(enough, 61.2) == "12 of 391 candidates: 9 measured, 3 rejected, 61 s"
 

@@ -56,6 +56,13 @@ def test_nothing_runs_for_a_fifth_longer_than_it_may(clock, seconds):
     assert ends[1] < budget.left_for("racing")
 
 
+def test_what_was_spent_before_counts(clock):
+    budget = Budget(60, clock, spent_s=2.5)
+    clock.now += 1
+    assert (budget.spent_s, budget.left_s) == (3.5, 56.5)
+    assert budget.phases_s == {"preparing": 3.5}
+
+
 def test_an_effort_ends_with_its_phase(clock):
     budget = Budget(10, clock)
     clock.now += 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from plantune.default_plans import hand_plan
@@ -80,15 +82,19 @@ def hasty(tmp_path, monkeypatch):
 
 
 def test_the_budget_begins_when_the_search_is_made(hasty, monkeypatch):
-    """Waiting for a quiet machine and the worker's first process count."""
+    """What was spent before, waiting for a quiet machine and the worker's first process count."""
     clock = Clock()
-    monkeypatch.setattr("plantune.search.search.Budget", lambda seconds: Budget(seconds, clock))
-    search = Search(hasty.graph, hasty.problem, hasty.settings, hasty._database, hasty._environment)
+    monkeypatch.setattr(
+        "plantune.search.search.Budget",
+        lambda seconds, spent_s: Budget(seconds, clock, spent_s=spent_s),
+    )
+    settings = replace(hasty.settings, spent_s=3.0)
+    search = Search(hasty.graph, hasty.problem, settings, hasty._database, hasty._environment)
     clock.now += 12
     worker = HastyWorker("start")
     result = search.run(worker)
-    assert result.spent_s == 12
-    assert worker.cut_at == pytest.approx(100 + 60 * 1.12)
+    assert result.spent_s == 15
+    assert worker.cut_at == pytest.approx(100 - 3 + 60 * 1.12)
 
 
 @pytest.mark.parametrize("phase", ["start", "race"])

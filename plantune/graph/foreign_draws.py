@@ -1,4 +1,6 @@
-"""Random numbers that are no tensors: a trace would keep one draw of them for all calls."""
+"""Random numbers that no trace sees: those that are no tensors, of which it would keep one draw for
+all calls, and what sets torch's own.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
+SETTERS = ("manual_seed", "seed", "set_state")
 LEAST_S = 0.01
 # Where numpy's generator is before its first draw, as made and as seeded.
 UNUSED = (623, 624)
@@ -18,16 +23,42 @@ UNUSED = (623, 624)
 @contextmanager
 def without_foreign_draws(refuse: Callable[[str], Exception]) -> Iterator[None]:
     """Raises what `refuse` makes if the code inside drew from Python's random numbers or numpy's,
-    such as to leave out a layer.
+    such as to leave out a layer, or sets where torch's go on.
 
     Other threads draw from the same generators. Whether one is at it is seen while this one waits:
     then it is not known who drew, and nothing is raised.
     """
     before, began_s = _states(), time.perf_counter()
-    yield
+    with _unset(refuse):
+        yield
     for name, state in _states().items():
         if state != before[name] and _stands(name, time.perf_counter() - began_s):
             raise refuse(f"a forward that draws from {name}, which is no torch.rand,")
+
+
+@contextmanager
+def _unset(refuse: Callable[[str], Exception]) -> Iterator[None]:
+    """Inside, functions of torch.random that set the generator raise in this thread."""
+    place: Any = torch.random
+    own = place.default_generator
+    place.default_generator = _Unset(own, refuse)
+    try:
+        yield
+    finally:
+        place.default_generator = own
+
+
+class _Unset:
+    """A generator of torch's, all of which other threads may use."""
+
+    def __init__(self, generator: Any, refuse: Callable[[str], Exception]) -> None:
+        self._generator, self._refuse = generator, refuse
+        self._thread = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in SETTERS and threading.get_ident() == self._thread:
+            raise self._refuse("a forward that sets torch's random numbers, as by manual_seed(),")
+        return getattr(self._generator, name)
 
 
 def _stands(name: str, seconds: float) -> bool:

@@ -98,3 +98,45 @@ def test_the_first_draw_of_all() -> None:
     ran = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
     assert ran.stdout == "loaded\n"
     assert "draws from numpy.random" in ran.stderr
+
+
+def seeded(x: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    return x + torch.rand(3)
+
+
+def forked(x: Tensor) -> Tensor:
+    with torch.random.fork_rng():
+        return seeded(x)
+
+
+def drawn_twice(x: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    once = torch.rand(3)
+    torch.set_rng_state(state)
+    return x + once - torch.rand(3)
+
+
+@pytest.mark.parametrize("forward", [seeded, forked, drawn_twice])
+def test_a_forward_that_sets_torchs_random_numbers_is_refused(
+    forward: Callable[[Tensor], Tensor],
+) -> None:
+    module = nn.Identity()
+    module.forward = forward
+    with pytest.raises(UnsupportedModule, match=r"sets torch's random numbers.*backend="):
+        plantune.optimize(module, torch.randn(2, 3))
+    torch.manual_seed(5)  # as ever afterwards
+    assert torch.initial_seed() == 5
+
+
+def test_another_thread_may_set_them_meanwhile() -> None:
+    def elsewhere(x: Tensor) -> Tensor:
+        thread = threading.Thread(target=torch.manual_seed, args=(7,))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    module = nn.Identity()
+    module.forward = elsewhere
+    plantune.optimize(module, torch.randn(2, 3))
+    assert torch.initial_seed() == 7

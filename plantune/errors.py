@@ -28,6 +28,12 @@ class UnsupportedModule(PlantuneError):
     """A module holds an operation that the layer graph cannot express."""
 
 
+class UntracedFunction(UnsupportedModule):
+    """A module applies a torch.autograd.Function of which torch cannot trace a pass. `optimize`
+    runs such a module as it is.
+    """
+
+
 class InvalidGraph(PlantuneError):
     """A layer graph breaks one of its own rules."""
 

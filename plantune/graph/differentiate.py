@@ -9,6 +9,7 @@ from plantune.graph.apart import with_sums_apart
 from plantune.graph.builder import GraphBuilder
 from plantune.graph.graph import Graph, Node
 from plantune.graph.ops import Gradient, op_named
+from plantune.graph.own_gradients import without_functions
 from plantune.graph.recompute import recomputed
 from plantune.graph.taps import with_taps
 from plantune.graph.types import TensorType
@@ -44,7 +45,7 @@ def differentiate(graph: Graph, wrt: Collection[str] | None = None) -> Graph:
         output_gradients=tuple(backward.seeds),
         gradients=gradients,
     )
-    return with_sums_apart(with_taps(recomputed(whole)))
+    return with_sums_apart(with_taps(recomputed(without_functions(whole))))
 
 
 def _depending(graph: Graph, wanted: Collection[str]) -> frozenset[str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from plantune.graph.trace import Record
+    from plantune.graph.records import Record
 
 
 class Containers:

@@ -1,7 +1,9 @@
-"""What the reader of a trace asks of all its records at once."""
+"""What a trace records, and what its reader asks of all records at once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +13,54 @@ from torch.utils._pytree import tree_leaves
 
 from plantune.graph.memory import Memory
 from plantune.graph.memory import memory_of as _memory
-from plantune.graph.purity import OUT
-from plantune.graph.trace import Record
+from plantune.graph.purity import OUT, Overload
+
+
+@dataclass(frozen=True)
+class Record:
+    """One call of an overload, where it stands in the module and in the user's code. No gradient
+    goes through what is `silent`: it is under no_grad. Where it makes an output of a Function, the
+    gradient goes by that one's own backward pass, the `derivative`.
+    """
+
+    overload: Overload
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+    place: str
+    line: str
+    silent: bool = False
+    derivative: Derivative | None = None
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """How a torch.autograd.Function differentiates itself: from the gradients `seeds` of what it
+    `made` of `inputs`, its backward pass has the `records`, and makes `gradients`, one of each
+    input, None where there is none. `results` are the outputs after it, one of each in `made`.
+    """
+
+    made: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    seeds: tuple[Tensor, ...]
+    records: tuple[Record, ...]
+    gradients: tuple[Tensor | None, ...]
+
+    @property
+    def read(self) -> list[Tensor]:
+        """What its backward pass reads, and what it makes on the way."""
+        given = ((record.args, dict(record.kwargs)) for record in self.records)
+        return [leaf for leaf in tree_leaves((*given, self.gradients)) if isinstance(leaf, Tensor)]
+
 
 # What makes a jump of the last bit of its argument.
 STEPS = frozenset(("floor", "ceil", "trunc", "fix", "round", "frac", "sign", "sgn", "heaviside"))
 STEPS |= {"floor_divide", "remainder", "fmod", "bucketize", "searchsorted", "histc"}
 STEPS |= {"eq", "ne", "lt", "le", "gt", "ge"}
 CASTS = frozenset(("to", "_to_copy", "type_as"))
+
+
 # Where a forward calls nothing.
 NOTHING = Record(torch.ops.aten.detach.default, (), {}, None, "", "")
 
@@ -53,6 +95,8 @@ def last_used(records: list[Record], leaves: tuple[Any, ...]) -> dict[Memory, in
     for at, record in enumerate(records):
         given = tree_leaves((record.args, dict(record.kwargs)))
         found.update({_memory(tensor): at for tensor in given if isinstance(tensor, Tensor)})
+        if record.derivative is not None:
+            found.update({_memory(tensor): at for tensor in record.derivative.read})
     return {**found, **{_memory(leaf): len(records) for leaf in leaves if isinstance(leaf, Tensor)}}
 
 
@@ -67,7 +111,7 @@ def stepped(records: list[Record]) -> frozenset[int]:
             into |= given
         elif not into.isdisjoint(made):
             found.add(at)
-            if torch.Tag.pointwise in record.overload.tags or _packet(record) in CASTS:
+            if _keeps_places(record):
                 into |= given
     return frozenset(found)
 
@@ -76,6 +120,11 @@ def _is_step(record: Record) -> bool:
     if _packet(record) in CASTS:
         return any(not leaf.is_floating_point() for leaf in _tensors(record.result))
     return _packet(record) in STEPS or record.kwargs.get("rounding_mode") is not None
+
+
+def _keeps_places(record: Record) -> bool:
+    pointwise = torch.Tag.pointwise in record.overload.tags or record.derivative is not None
+    return pointwise or _packet(record) in CASTS
 
 
 def _packet(record: Record) -> str:

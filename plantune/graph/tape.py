@@ -22,7 +22,8 @@ from plantune.graph.graph import Named
 from plantune.graph.memory import Memory, memory_of
 from plantune.graph.ops.overload import attributes
 from plantune.graph.purity import draws
-from plantune.graph.trace import Record, trace
+from plantune.graph.records import Record
+from plantune.graph.trace import trace
 from plantune.graph.types import TensorType, dtype_name
 
 # The namespaces of ops that every process with torch has.
@@ -108,6 +109,11 @@ class _Taping:
         )
 
     def _call(self, record: Record) -> TapeCall:
+        if record.derivative is not None:
+            raise UnsupportedModule(
+                f"{type(self._module).__name__}: a Function at {record.line} has a backward of its "
+                "own. A search measures in another process, which does not know it; optimize does"
+            )
         if record.overload.namespace not in OF_TORCH:
             raise UnsupportedModule(
                 f"{type(self._module).__name__}: {record.overload} ({record.line}) is an op that "

@@ -12,8 +12,9 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,24 +22,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
-from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from plantune.errors import UnsupportedModule
+from plantune.errors import UnsupportedModule, UntracedFunction
 from plantune.graph.arguments import CONSTANTS, Arguments
 from plantune.graph.autocast import RECURRENT, TO_DTYPE, Autocast, Dtypes, casts, state_on, under
 from plantune.graph.constants import constant, indices
-from plantune.graph.custom_functions import each_application
+from plantune.graph.custom_functions import applied, each_application
 from plantune.graph.devices import Placed
 from plantune.graph.foreign_draws import without_foreign_draws
 from plantune.graph.lines import files_of, line_in, line_of
 from plantune.graph.memo import depend
+from plantune.graph.modes import modes_as_before
 from plantune.graph.nested import kind_of, leaves
 from plantune.graph.purity import Overload
+from plantune.graph.records import Derivative, Record
 from plantune.graph.shadow import DOOR, Shadow, unsupported
 from plantune.graph.shapes import META, made_by
 from plantune.graph.validation import without_validation
@@ -54,6 +56,7 @@ PACKS = (
 SAID = dict.fromkeys(("to number", "nonzero", "meta tensors", "data-dependent"), BY_VALUE)
 SAID["'lengths' argument"] = PACKS
 SAID["does not have a grad_fn"] = "it takes gradients itself, by torch.autograd"
+ALIAS = torch.ops.aten.alias.default
 CONSTANT = "a constant tensor (register it as a buffer)"
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)
@@ -68,21 +71,6 @@ READS |= {"__bool__", "__int__", "__float__", "__complex__", "__index__"}
 _HERE = str(Path(__file__).parent)
 # What these files raise is a mistake of theirs, and says nothing about the module.
 _OWN = (str(Path(_HERE, "spelling")), str(Path(_HERE, "shapes.py")))
-
-
-@dataclass(frozen=True)
-class Record:
-    """One call of an overload, where it stands in the module and in the user's code. No gradient
-    goes through what is `silent`: it is under no_grad.
-    """
-
-    overload: Overload
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    result: Any
-    place: str
-    line: str
-    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,6 +109,8 @@ class _Tracing:
         self.line = ""
         # Where the module runs, if that is known: of a call under autocast.
         self.kind = ""
+        # The Functions in whose passes the trace is.
+        self.functions: list[str] = []
 
     def run(self, arguments: Arguments) -> Trace:
         self.kind = arguments.autocast[0] if arguments.autocast else ""
@@ -130,13 +120,13 @@ class _Tracing:
         with (
             self._refusing(),
             without_foreign_draws(self.unsupported),
-            _modes_as_before(),
+            modes_as_before(),
             without_validation(),
             under(arguments.autocast),
             enable_python_dispatcher(),
             torch.set_grad_enabled(self.derives or torch.is_grad_enabled()),
-            each_application(self.check_applied),
             _Recorder(self) as recorder,
+            each_application(partial(self._applied, recorder), self.kind),
             _Calls(self, recorder),
             Placed(self.module),
         ):
@@ -153,13 +143,17 @@ class _Tracing:
             tuple(recorder.records), self.shadow.state, tuple(given), self._leaves_of(made), made
         )
 
-    def check_applied(self, function: type) -> None:
-        """A backward pass is derived from what the forward of a Function calls, not from its own
-        backward, so there is none through it.
+    def _applied(
+        self, recorder: _Recorder, function: Any, core: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """A Function's result. Where gradients go through it, its own backward pass is part of the
+        trace.
         """
-        if self.derives and torch.is_grad_enabled():
-            self.line = _line(sys._getframe(1))
-            raise self.unsupported(f"{function.__name__}, with a backward of its own,")
+        self.functions.append(function.__name__)
+        through = self.derives and torch.is_grad_enabled()
+        made = applied(recorder, function, args) if through else core(*args, **kwargs)
+        self.functions.pop()
+        return made
 
     def unsupported(self, what: str) -> UnsupportedModule:
         return unsupported(self.module, self.shadow.place, what, self.line)
@@ -178,8 +172,10 @@ class _Tracing:
     def _refusing(self) -> Iterator[None]:
         try:
             yield
-        except UnsupportedModule:
-            raise
+        except UnsupportedModule as error:
+            if not self.functions:
+                raise
+            raise UntracedFunction(f"{self.functions[0]}, a Function: {error}") from error
         except Exception as error:
             if files_of(error)[-1].startswith(_OWN):
                 raise
@@ -187,36 +183,12 @@ class _Tracing:
             said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
             said = next((reason for words, reason in SAID.items() if words in said), said)
             place = self.shadow.place or "its own forward"
-            raise UnsupportedModule(
-                f"{type(self.module).__name__}, at {place}: torch cannot trace it: {said}. {DOOR}"
-                + (f"; {line}" if line else "")
+            what = f"{self.functions[0]}, a Function" if self.functions else "it"
+            kind = UntracedFunction if self.functions else UnsupportedModule
+            raise kind(
+                f"{type(self.module).__name__}, at {place}: torch cannot trace {what}: {said}. "
+                f"{DOOR}" + (f"; {line}" if line else "")
             ) from error
-
-
-@contextmanager
-def _modes_as_before() -> Iterator[None]:
-    """A graph that Dynamo captured switches modes by calls, of which one that is refused ran only
-    the first ones: torch would keep casts of weights for as long as it is inside of autocast.
-    """
-    grad, depth, functorch = torch.is_grad_enabled(), _autocast_depth(), torch._C._functorch
-    transforms, dual = functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level >= 0
-    try:
-        yield
-    finally:
-        if functorch.get_dynamic_layer_stack_depth() > transforms:
-            functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
-            with suppress(RuntimeError):  # there may be no such level; more than one cannot be
-                if not dual:
-                    torch._C._exit_dual_level(level=0)
-        torch.set_grad_enabled(grad)
-        for _ in range(depth, _autocast_depth()):
-            torch.autocast_decrement_nesting()
-
-
-def _autocast_depth() -> int:
-    deeper = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    return int(deeper) - 1
 
 
 class _Recorder(ProxyTorchDispatchMode):
@@ -277,6 +249,30 @@ class _Recorder(ProxyTorchDispatchMode):
         return id(value) in self._differentiable or (
             isinstance(value, Tensor) and value.requires_grad
         )
+
+    def add(self, args: tuple[Any, ...], result: Tensor, derivative: Derivative) -> None:
+        place, line = self._tracing.shadow.place, self._tracing.line
+        record = Record(ALIAS, args[:1], {}, result, place, line, derivative=derivative)
+        self.records.append(record)
+        if any(map(self.has_gradient, args[1:])):
+            self._differentiable.add(id(result))
+
+    def state(self) -> tuple[int, dict[tuple[int, torch.dtype], Tensor]]:
+        return len(self.records), dict(self._parameters)
+
+    def back_to(self, state: tuple[int, dict[tuple[int, torch.dtype], Tensor]]) -> None:
+        count, self._parameters = state
+        del self.records[count:]
+
+    @contextmanager
+    def apart(self) -> Iterator[list[Record]]:
+        held = self.records, self._parameters, self._grad
+        self.records, self._parameters, self._grad = [], dict(self._parameters), False
+        try:
+            with torch.no_grad():
+                yield self.records
+        finally:
+            self.records, self._parameters, self._grad = held
 
     def _autocasts(self) -> Autocast | None:
         """Autocast as the forward has it at this moment, on the kind of device where it runs."""

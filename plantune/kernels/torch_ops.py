@@ -209,6 +209,14 @@ def _batch_norm(node: Node, y: Tensor, *others: Tensor) -> Run:
     return run
 
 
+def _identity(node: Node, *outputs: Tensor) -> Run:
+    def run(*inputs: Tensor) -> None:
+        for y, x in zip(outputs, inputs, strict=True):
+            y.copy_(x)
+
+    return run
+
+
 WRITERS: dict[str, Writer] = {
     "cast": lambda node, y: y.copy_,
     "add": _out(torch.add),
@@ -233,6 +241,7 @@ WRITERS: dict[str, Writer] = {
     "space_to_depth": _space_to_depth,
     "depth_to_space": _depth_to_space,
     "batch_norm": _batch_norm,
+    "identity": _identity,
 }
 
 

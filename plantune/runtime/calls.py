@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -11,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plantune.errors import CaptureError, InvalidPlan, UnsupportedDevice, UnsupportedModule
+from plantune.errors import (
+    CaptureError,
+    InvalidPlan,
+    UnsupportedDevice,
+    UnsupportedModule,
+    UntracedFunction,
+)
 from plantune.graph.arguments import Arguments
 from plantune.graph.autocast import state_on
 from plantune.graph.graph import Graph
@@ -83,7 +90,7 @@ class Calls:
             # The plan is looked for in the first call; whether there can be one is known now.
             call, autocast = self._inputs.expected, state_on(self._device.type)
             call = call if autocast is None else call.under(autocast)
-            with without_autocast(self._device.type):
+            with without_autocast(self._device.type), suppress(UntracedFunction):  # eager runs it
                 self._kinds.extracted(form, self._expected_trained(), call)
 
     def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:

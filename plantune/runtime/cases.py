@@ -5,7 +5,7 @@ The reference is the module itself in a wider dtype, or its graph where the modu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -215,14 +215,32 @@ def _of_module(
     for name in targets:
         leaves[name].requires_grad_()
     with torch.set_grad_enabled(bool(targets)), _products(graph, inputs[0].device, dtype):
-        args, kwargs = network.call.given([*given.values()])
+        call = network.call.given([*given.values()])
         held = _at_each_place(module, state)
-        with under(network.call.autocast if dtype is None else None):
-            result = torch.func.functional_call(module, held, args, kwargs, tie_weights=False)
-        outputs = dict(zip(names_of(graph), tensors_in(result), strict=True))
-        gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
+        autocast = network.call.autocast if dtype is None else None
+
+        def passes(made: Any) -> tuple[Results, Results]:
+            outputs = dict(zip(names_of(graph), tensors_in(made), strict=True))
+            with under(None):
+                gradients = _gradients(graph, outputs, leaves, seeds, cast) if targets else {}
+            return outputs, gradients
+
+        with under(autocast):
+            both, places = _Both(module, passes), {f"module.{k}": v for k, v in held.items()}
+            outputs, gradients = torch.func.functional_call(both, places, *call, tie_weights=False)
     moved = {f"{BUFFER}{name}": state[name] for name, _ in moving(graph)}
     return near({**{name: value.detach() for name, value in outputs.items()}, **gradients, **moved})
+
+
+class _Both(nn.Module):
+    """Both passes, as what a checkpoint runs again in the second one reads the module's weights."""
+
+    def __init__(self, module: nn.Module, passes: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.module, self.passes = module, passes
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.passes(self.module(*args, **kwargs))
 
 
 def _at_each_place(module: nn.Module, state: Results) -> Results:
@@ -269,14 +287,10 @@ def _gradients(
     }
     seeded = [by_name[name] for name, _ in graph.output_gradients]
     targets = [name for name, _ in graph.gradients]
-    found = torch.autograd.grad(
-        seeded,
-        [leaves[name] for name in targets],
-        [cast(seed) for seed in seeds],
-        allow_unused=True,
-    )
-    zeros = (torch.zeros_like(leaves[name]) for name in targets)
+    # A reentrant checkpoint knows no autograd.grad.
+    torch.autograd.backward(seeded, [cast(seed) for seed in seeds])
+    found = {name: leaves[name].grad for name in targets}
     return {
-        f"{GRADIENT}{name}": zero if value is None else value
-        for name, value, zero in zip(targets, found, zeros, strict=True)
+        f"{GRADIENT}{name}": torch.zeros_like(leaves[name]) if value is None else value
+        for name, value in found.items()
     }

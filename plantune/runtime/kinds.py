@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from plantune.cuda.flags import planned_for
-from plantune.errors import UnsupportedDevice, UnsupportedModule
+from plantune.errors import UnsupportedDevice, UnsupportedModule, UntracedFunction
 from plantune.graph.differentiate import differentiate
 from plantune.graph.extract import extract_with_outputs
 from plantune.graph.graph import Graph
@@ -128,6 +128,9 @@ class Kinds:
             return self._unexpected(form, kind)
         try:
             form.kept[kind] = kept = self._new(form, kind)
+        except UntracedFunction as error:
+            kept = form.kept[kind] = str(error)
+            return kept
         except UnsupportedModule as error:
             if call.arguments.autocast is not None:
                 kept = form.kept[kind] = f"autocast is on, under which no plan can be ({error})"

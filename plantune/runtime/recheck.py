@@ -127,9 +127,9 @@ def _of_program(program: Program, network: nn.Module, case: Case) -> Results:
     program.refresh({name: state[name] for name, _ in (*graph.parameters, *graph.buffers)})
     with numbers_of(case.inputs[0].device, SEED):
         results = dict(zip(names_of(graph), program.forward(*case.inputs), strict=True))
-    if graph.gradients:
-        found = program.backward(*case.seeds, again=False)
-        results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}
-        program.forget()
+        if graph.gradients:
+            found = program.backward(*case.seeds, again=False)
+            results |= {f"{GRADIENT}{name}": found[name] for name, _ in graph.gradients}
+            program.forget()
     results |= {f"{BUFFER}{name}": state[name] for name, _ in moving(graph)}
     return near(results)

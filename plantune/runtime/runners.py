@@ -184,7 +184,7 @@ def _require_gradients_everywhere(module: nn.Module, args: Sequence[Any]) -> Non
     what is under no_grad, or by another backward pass than a Function's own.
     """
     records = trace(module, Arguments.of(module, args, {}), derives=True).records
-    if any(record.silent for record in records):
+    if any(record.silent or record.derivative is not None for record in records):
         raise ValueError("a part of it is under no_grad, which a trace does not keep")
 
 

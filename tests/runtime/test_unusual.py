@@ -288,14 +288,6 @@ class Energy(Linear):
         return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
-turned = Turned.apply
-
-
-class NamedAdversary(Linear):
-    def forward(self, x: Tensor) -> Any:
-        return turned(self.layer(x))
-
-
 class _NoopSaveInputs(torch.autograd.Function):
     """As a checkpoint of older versions of torch has one: what it makes is never read."""
 
@@ -320,8 +312,6 @@ class Checkpointed(Linear):
         (Hooked, "register_hook"),
         (Derived, "torch.func"),
         (Directed, "torch.func"),
-        (Adversary, "Turned, with a backward of its own, .*test_unusual.py"),
-        (NamedAdversary, "Turned, with a backward of its own, .*test_unusual.py"),
     ],
 )
 def test_what_no_plan_can_follow_is_refused(kind: type[nn.Module], said: str) -> None:

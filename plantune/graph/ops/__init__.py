@@ -14,6 +14,7 @@ from plantune.graph.ops import (
     functions,
     matmul,
     norm,
+    own_gradient,
     pointwise,
     pool,
     reduce,
@@ -26,8 +27,8 @@ from plantune.graph.ops.base import Domain, Gradient, Op
 from plantune.graph.ops.overload import overload_op
 
 MODULES: Any = (
-    *(cast, conv, functions, matmul, norm, pointwise, pool),
-    *(reduce, sample_norm, scan, shape, translate),
+    *(cast, conv, functions, matmul, norm, own_gradient, pointwise),
+    *(pool, reduce, sample_norm, scan, shape, translate),
 )
 OPS: dict[str, Op] = {op.name: op for module in MODULES for op in module.OPS}
 

@@ -55,6 +55,21 @@ def _scalar(g: Reader, number: Any, *, dtype: Dtype = None, **_: Any) -> Value:
     return filled(g, (), _number(number), dtype or torch.get_default_dtype())
 
 
+def _put(
+    g: Reader, x: Value, indices: Sequence[Any], value: Value, accumulate: bool = False
+) -> Value:
+    """`x[mask] = number`: torch would count what a mask chooses, which no captured graph can."""
+    mask = indices[0]
+    if accumulate or len(indices) != 1 or value not in g.numbers or mask is None:
+        raise NotRead("other numbers, or at places by their index")
+    if g.type_of(mask).dtype != "bool":
+        raise NotRead("places by their index")
+    rows = g.shape(mask) + (1,) * (len(g.shape(x)) - len(g.shape(mask)))
+    if rows != g.shape(mask):
+        mask = g.torch_op(torch.ops.aten.reshape.default, mask, rows)
+    return g.torch_op(torch.ops.aten.masked_fill.Scalar, x, mask, g.numbers[value])
+
+
 def _number(number: Any) -> float:
     if not isinstance(number, (bool, int, float)):
         raise NotRead("a tensor of another tensor's number")
@@ -71,4 +86,5 @@ OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten.new_full.default": _new_full,
     "aten.fill.Scalar": _fill,
     "aten.scalar_tensor.default": _scalar,
+    "aten.index_put.default": _put,
 }

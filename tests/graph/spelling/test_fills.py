@@ -66,6 +66,23 @@ def test_a_fill_follows_from_no_value(
     assert fill.name in graph.constants
 
 
+def puts(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x * m.row
+    y[x > 0] = 0.5
+    y[x[..., 0] < -0.5] = 3
+    return y
+
+
+def test_a_number_where_a_mask_is_asks_for_no_count(
+    calls: Any, randomise: Any, extracts: Callable[..., Graph]
+) -> None:
+    """What torch would do with the mask waits for a GPU, and cannot be captured."""
+    x = torch.randn(ROWS, dtype=torch.float64)
+    ops = {node.op for node in extracts(randomise(calls(puts, **state())), x).nodes}
+    assert "aten.masked_fill.Scalar" in ops
+    assert "aten.index_put.default" not in ops
+
+
 def test_a_number_in_a_slice_is_one_graph_however_it_is_written() -> None:
     filled, copied = (
         extract(Slices(copies), TensorType((2, 4), "float16")) for copies in (False, True)

@@ -19,7 +19,7 @@ from plantune.graph.spelling import OVERLOADS
 from plantune.graph.types import TensorType
 from plantune.layers import SpaceToDepth
 
-from .test_fills import FILLS
+from .test_fills import FILLS, puts
 
 aten = torch.ops.aten
 Forward = Callable[[Any, Tensor], Any]
@@ -336,7 +336,7 @@ def test_every_overload_of_the_table_is_read(calls: Any, monkeypatch: pytest.Mon
     moves = nn.InstanceNorm2d(IMAGE[1], track_running_stats=True)  # see tests/runtime
     for module in (*LAYERS, moves):
         extract(module.double(), TensorType(IMAGE, "float64"))
-    for forward in (*CALLS, *FILLS):
+    for forward in (*CALLS, *FILLS, puts):
         extract(calls(forward, **state()), TensorType(ROWS))
     ours = {name for name in OVERLOADS if name.startswith("plantune.")}  # see tests/models
     layers = {"aten.gru.input", "aten.lstm.input"}  # see tests/runtime/test_recurrent.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -63,7 +64,8 @@ class Planned:
         self.is_deterministic = bool(stock.plan.evidence.get("deterministic"))
         self._on_gpu = device.type == "cuda"
         self.how = "captured" if device.type == "cuda" else "planned"
-        self._leaves: tuple[Form | None, Mapping[str, Tensor]] = None, {}
+        # Forms hold what is planned: in a cycle its memory would wait for the garbage collector.
+        self._leaves: tuple[Callable[[], Form | None], Mapping[str, Tensor]] = (lambda: None), {}
         self.runner = self._runner()
         self.call = self._call(self.how if self.runner is None else self.runner.name)
 
@@ -93,10 +95,10 @@ class Planned:
         autograd's graph: its hooks would be called, with None.
         """
         of, found = self._leaves
-        if of is not form:
+        if of() is not form:
             named = form.parameters(trained)
             found = {n: named[n] for n, _ in self.stock.graph.gradients if n in named}
-            self._leaves = form, found
+            self._leaves = ref(form), found
         return found
 
     def why_not_now(self, trained: Trained) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -285,9 +286,28 @@ class TestCollection:
         assert len(made) == 1
         assert all(torch.equal(y, kept[0]) for y in kept)
 
-    def test_a_dropped_module_is_freed(self, small, images, tuned):
-        import weakref
+    @pytest.mark.parametrize("end", ["refreshed", "dropped"])
+    def test_programs_end_without_the_collector(self, end, small, images, tuned):
+        """It comes by chance; until then others took as much of a GPU's memory again."""
+        model = tuned(small, images, "train")
+        gc.collect()
+        gc.disable()
+        try:
+            model(images).sum().backward()
+            with torch.no_grad():
+                model(images)
+            programs = [*map(weakref.ref, model._calls.programs())]
+            if end == "refreshed":
+                for _ in range(2):  # the first one keeps them
+                    model.refresh()
+            else:
+                del model
+            assert len(programs) == 2
+            assert not any(program() for program in programs)
+        finally:
+            gc.enable()
 
+    def test_a_dropped_module_is_freed(self, small, images, tuned):
         model = tuned(small, images, "train")
         model(images).sum().backward()
         alive = weakref.ref(model.reference)

@@ -36,7 +36,7 @@ class Node:
     types: tuple[TensorType, ...]
     attrs: Attrs = field(default_factory=Attrs)
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         return output_names(self.name, len(self.types))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from plantune.graph import Graph, Step, TensorType
 from plantune.graph.partition import Partition
@@ -35,26 +36,26 @@ class Launch:
     # Inputs that other launches write into memory of the program's.
     aligned: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def family(self) -> AnyFamily:
         return family_named(self.candidate.family)
 
-    @property
+    @cached_property
     def parts(self) -> Parts:
         parts: Parts = self.family.parts(self.step)
         return parts
 
-    @property
+    @cached_property
     def aliases(self) -> dict[str, str]:
         known = dict(self.family.aliases(self.parts, self.candidate.config))
         left = self.family.leaves_loose(self.parts, self.candidate.config) if self.loose else {}
         return known | {n: base for n, base in left.items() if n in self.loose and base is not None}
 
-    @property
+    @cached_property
     def adopts(self) -> frozenset[str]:
         return self.family.adopts(self.parts, self.candidate.config) | self.loose
 
-    @property
+    @cached_property
     def layouts(self) -> dict[str, str]:
         return dict(self.family.layouts(self.parts, self.candidate.config))
 
@@ -71,7 +72,7 @@ class Launch:
         made = {conversion.result for conversion in self.conversions}
         return frozenset(made | {name for name, _ in self.step.outputs})
 
-    @property
+    @cached_property
     def written(self) -> list[tuple[str, TensorType, str]]:
         """What it writes into given memory: name, type, layout."""
         types, layouts = self.step.types, self.layouts

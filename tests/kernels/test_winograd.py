@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plantune import optimize
+from plantune.default_plans import Preference, compose
+from plantune.graph.fusions import fusions_named
+from plantune.kernels.families import winograd
 from plantune.kernels.families.winograd import WEIGHT_TRANSFORMS
+from plantune.plan import check_plan
+from plantune.runtime.program import Program
 
 CONFIG = {"layout": "nhwc"}
 pytestmark = pytest.mark.usefixtures("as_with_a_compiler")
@@ -73,3 +79,56 @@ def test_the_weight_transform_belongs_to_the_other_two(algorithm):
         padded = torch.nn.functional.pad(x, (1, 1))
     expected = torch.stack([(w * padded[i : i + 3]).sum() for i in range(2)])
     torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize(("size", "at_once", "parts"), [((8, 8), 40_000, 5), ((2, 2), 3_000, 2)])
+def test_many_images_are_computed_in_parts(space, monkeypatch, size, at_once, parts):
+    """To the bit as all at once, with a bias and a residual, in less memory."""
+    module = Residual().eval().requires_grad_(False)
+    x = torch.randn(10, 8, *size)
+    graph = optimize(module, x).stock().graph
+    plan = compose(
+        graph,
+        space,
+        network="parts",
+        fusions=fusions_named("conv_epilogue"),
+        preferences=(Preference("winograd", CONFIG),),
+    )
+    assert [choice.candidate.family for choice in plan.choices].count("winograd") == 1
+    found = []
+    for part_bytes in (1 << 30, at_once):
+        monkeypatch.setattr(winograd, "PART_BYTES", part_bytes)
+        (step,) = (s for s in check_plan(plan, graph, space) if len(s.nodes) > 1)
+        read = winograd.FAMILY.read(step)
+        program = Program(graph, plan, space)
+        program.refresh(dict(module.named_parameters()))
+        (y,) = program.forward(x)
+        found.append((read.tiles.parts, winograd.FAMILY.workspace_bytes(read, CONFIG), y))
+    (one, whole, expected), (several, less, y) = found
+    assert (one, several) == (1, parts)
+    assert less < whole / parts + 128
+    assert torch.equal(y, expected)
+    torch.testing.assert_close(y, module(x), rtol=1e-4, atol=1e-4)
+
+
+class Residual(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return (self.conv(x) + x).relu()
+
+
+@pytest.mark.parametrize(
+    ("images", "image_bytes", "weight_bytes", "at_once"),
+    [
+        (32, 1 << 19, 1 << 18, 8),  # 4 MiB at once
+        (8, 1 << 19, 1 << 18, 8),
+        (32, 1 << 16, 16 << 20, 32),  # less than the weights, which each part reads
+        (31, 1 << 19, 1 << 18, 31),  # one at a time would be too little
+        (32, 6 << 20, 1 << 18, 1),
+    ],
+)
+def test_a_part_fits_into_the_caches(images, image_bytes, weight_bytes, at_once):
+    assert winograd._at_once(images, image_bytes, weight_bytes) == at_once

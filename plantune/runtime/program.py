@@ -98,6 +98,15 @@ class Program:
         rests = {i: self._rests[launches[i].step.name] for i in lanes.halved}
         made = [value for _, value in graph.gradients]
         self._arrivals = Arrivals(arrival_places(launches, lanes.branches, made, turn))
+        # Views of values at rest that a pass makes anew, by the steps that make them.
+        self._views = {
+            view: launch.step.name
+            for launch in launches
+            if launch.family.name == "view"
+            for view, source in launch.aliases.items()
+            if source in self.values
+        }
+        self._reads = {launch.step.name: launch.reads for launch in launches}
         self._forward = lanes.ordered(calls, range(turn), rests)
         backward, marks = range(turn, len(calls)), self._arrivals.calls
         self._backward = lanes.ordered(calls, backward, rests, marks)
@@ -219,14 +228,19 @@ class Program:
         for launch in found:
             converted = any(conversion.source == value for conversion in launch.conversions)
             images = {name for name, _ in launch.step.inputs} - launch.step.constants
-            at_rest = images <= self.values.keys()
-            if converted or not at_rest or not launch.family.launches_kernels:
+            at_rest = self.values.keys() | (self._views.keys() if phase == "forward" else ())
+            if converted or not images <= at_rest or not launch.family.launches_kernels:
                 return ()
         return tuple(launch.step.name for launch in found)
 
     def run_step(self, name: str) -> None:
         """One step alone, on whatever its inputs hold."""
+        views = [view for view in self._views if view in self._reads[name] - self.values.keys()]
+        for view in views:
+            self._steps[self._views[view]]()
         self._steps[name]()
+        for view in views:
+            del self.values[view]
 
     def run_forward(self) -> None:
         """The forward pass alone: inputs are placed before, outputs taken afterwards."""

@@ -372,3 +372,17 @@ def test_a_buffer_that_becomes_what_another_was_does_not_get_what_that_becomes(s
         wanted(x)
         assert torch.equal(module.now, wanted.now)
         assert torch.equal(module.before, wanted.before)
+
+
+def test_a_step_that_reads_a_view_of_a_value_at_rest_runs_alone(program_of, monkeypatch):
+    """As a linear layer after a pool: its output can be written where a caller has it."""
+    monkeypatch.setattr(type(family_named("framework")), "launches_kernels", True)
+    layers = nn.Conv2d(3, 4, 3), nn.Sigmoid(), nn.Flatten(), nn.Tanh()
+    program = program_of(extract(nn.Sequential(*layers).eval(), TensorType((2, 3, 5, 5))))
+    values, (result,) = program.values, program.graph.outputs
+    assert program.touching(result) == (result,)
+    before = dict(values)
+    source = values["1/sigmoid"].copy_(torch.randn(2, 4, 3, 3))
+    program.run_step(result)
+    assert values == before  # the same tensors
+    assert torch.equal(values[result], source.flatten(1).tanh())

@@ -7,7 +7,7 @@ makes of the tape is what it makes of the module, without the cost of the module
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from plantune.graph.graph import Named
 from plantune.graph.memory import Memory, memory_of
 from plantune.graph.ops.overload import attributes
 from plantune.graph.purity import draws
-from plantune.graph.records import Record
+from plantune.graph.records import Derivative, Record
 from plantune.graph.trace import trace
 from plantune.graph.types import TensorType, dtype_name
 
@@ -35,7 +35,7 @@ PACKED_BYTES = 1 << 20
 @dataclass(frozen=True)
 class TapeCall:
     """One call of an overload, which is `silent` under no_grad. Tensors are numbered: inputs,
-    parameters, buffers, then results.
+    parameters, buffers, then results. With `own` it is what a Function returns.
     """
 
     overload: str
@@ -43,6 +43,22 @@ class TapeCall:
     attrs: Attrs
     results: int
     silent: bool
+    own: OwnPass | None = None
+
+
+@dataclass(frozen=True)
+class OwnPass:
+    """The backward pass of a Function. The call reads the `made` results of its forward, its
+    `inputs`, then the tensors that this pass has `read`. Here the gradients of the results are
+    numbered first, what it reads next, then what the `calls` make; `gradients` are those of the
+    inputs.
+    """
+
+    made: int
+    inputs: int
+    read: int
+    calls: tuple[TapeCall, ...]
+    gradients: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -72,27 +88,45 @@ def tape_of(module: nn.Module, arguments: Arguments, *, derives: bool | None = N
     return _Taping(module, arguments, derives).tape()
 
 
-class _Taping:
+class _Numbers:
     """Numbers tensors by their identity, else by their memory: torch may hand out another object
     for what it has just made.
     """
 
-    def __init__(self, module: nn.Module, arguments: Arguments, derives: bool | None) -> None:
-        self._module, self._arguments = module, arguments
-        self._traced = trace(module, arguments, derives=derives)
+    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
         self._known: dict[int, int] = {}
         self._newest: dict[Memory, int] = {}
         self._count = 0
+        for tensor in tensors:
+            self.number(tensor)
+
+    def number(self, tensor: Tensor) -> None:
+        self._known[id(tensor)] = self._newest[memory_of(tensor)] = self._count
+        self._count += 1
+
+    def of(self, tensor: Tensor) -> int:
+        found = self._known.get(id(tensor))
+        return self._newest[memory_of(tensor)] if found is None else found
+
+    def has(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._known or memory_of(tensor) in self._newest
+
+
+class _Taping:
+    def __init__(self, module: nn.Module, arguments: Arguments, derives: bool | None) -> None:
+        self._module, self._arguments = module, arguments
+        self._traced = trace(module, arguments, derives=derives)
+        self._numbers = _Numbers()
 
     def tape(self) -> Tape:
         named = self._traced.state.items()
         parameters = [(name, t) for name, t in named if isinstance(t, nn.Parameter)]
         buffers = [(name, t) for name, t in named if not isinstance(t, nn.Parameter)]
         for tensor in (*self._traced.inputs, *(t for _, t in (*parameters, *buffers))):
-            self._number(tensor)
-        calls = tuple(map(self._call, self._traced.records))
+            self._numbers.number(tensor)
+        calls = self._calls(self._traced.records, self._numbers)
         tensors = [leaf for leaf in self._traced.leaves if isinstance(leaf, Tensor)]
-        outputs = tuple(map(self._number_of, tensors))
+        outputs = tuple(map(self._numbers.of, tensors))
         draws = any(_draws(record) for record in self._traced.records)
         values = tuple(packed(self._module.get_buffer(name)) for name, _ in buffers)
         examples = tuple(map(packed, self._arguments.examples))
@@ -108,12 +142,29 @@ class _Taping:
             examples,
         )
 
-    def _call(self, record: Record) -> TapeCall:
-        if record.derivative is not None:
-            raise UnsupportedModule(
-                f"{type(self._module).__name__}: a Function at {record.line} has a backward of its "
-                "own. A search measures in another process, which does not know it; optimize does"
-            )
+    def _calls(self, records: Iterable[Record], numbers: _Numbers) -> tuple[TapeCall, ...]:
+        calls = (
+            self._call(r, numbers) if r.derivative is None else self._own(r.derivative, numbers)
+            for r in records
+        )
+        return tuple(call for call in calls if call is not None)
+
+    def _own(self, derivative: Derivative, numbers: _Numbers) -> TapeCall | None:
+        """Of the first of a Function's results the call that makes them all."""
+        if numbers.has(derivative.results[0]):
+            return None
+        read = _read_of_forward(derivative)
+        own = _Numbers((*derivative.seeds, *read))
+        calls = self._calls(derivative.records, own)
+        gradients = tuple(None if g is None else own.of(g) for g in derivative.gradients)
+        made, inputs = derivative.made, derivative.inputs
+        reads = tuple(map(numbers.of, (*made, *inputs, *read)))
+        for tensor in derivative.results:
+            numbers.number(tensor)
+        passed = OwnPass(len(made), len(inputs), len(read), calls, gradients)
+        return TapeCall("", reads, Attrs(), len(made), False, passed)
+
+    def _call(self, record: Record, numbers: _Numbers) -> TapeCall:
         if record.overload.namespace not in OF_TORCH:
             raise UnsupportedModule(
                 f"{type(self._module).__name__}: {record.overload} ({record.line}) is an op that "
@@ -125,7 +176,7 @@ class _Taping:
         def place(value: Any) -> int | None:
             if not isinstance(value, Tensor):
                 return None
-            number = self._number_of(value)
+            number = numbers.of(value)
             if number not in reads:
                 reads.append(number)
             return reads.index(number)
@@ -136,19 +187,31 @@ class _Taping:
             raise UnsupportedModule(f"{record.overload} at {record.line}: {error}") from error
         results = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
         for tensor in results:
-            self._number(tensor)
+            numbers.number(tensor)
         return TapeCall(str(record.overload), tuple(reads), attrs, len(results), record.silent)
 
-    def _number(self, tensor: Tensor) -> None:
-        self._known[id(tensor)] = self._newest[memory_of(tensor)] = self._count
-        self._count += 1
 
-    def _number_of(self, tensor: Tensor) -> int:
-        found = self._known.get(id(tensor))
-        return self._newest[memory_of(tensor)] if found is None else found
+def _read_of_forward(derivative: Derivative) -> list[Tensor]:
+    """What the backward pass of a Function reads and does not make, each once."""
+    own, read = _Numbers(derivative.seeds), dict[int, Tensor]()
+    for record in derivative.records:
+        _note_others((record.args, dict(record.kwargs)), own, read)
+        for leaf in tree_leaves(record.result):
+            if isinstance(leaf, Tensor) and id(leaf) not in read:
+                own.number(leaf)
+    _note_others(derivative.gradients, own, read)
+    return list(read.values())
+
+
+def _note_others(given: Any, own: _Numbers, read: dict[int, Tensor]) -> None:
+    for leaf in tree_leaves(given):
+        if isinstance(leaf, Tensor) and not own.has(leaf):
+            read[id(leaf)] = leaf
 
 
 def _draws(record: Record) -> bool:
+    if record.derivative is not None:
+        return any(map(_draws, record.derivative.records))
     return draws(record.overload, record.args, record.kwargs)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -15,7 +16,7 @@ from plantune.graph import Attrs, Graph, TensorType
 from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract
 from plantune.graph.ops.overload import DTYPE, OverloadOp, overload_op
-from plantune.graph.tape import Tape, TapeCall, unpacked
+from plantune.graph.tape import OwnPass, Tape, TapeCall, unpacked
 from plantune.graph.types import dtype_name
 from plantune.problem import Problem
 from plantune.runtime.draws import drawn_inputs
@@ -40,20 +41,75 @@ def rebuilt(tape: Tape, device: torch.device, floats: torch.dtype | None = None)
     graph = fx.Graph()
     nodes = [graph.placeholder(f"x{at}") for at in range(len(tape.inputs))]
     nodes += [graph.get_attr(name) for name, _ in (*tape.parameters, *tape.buffers)]
+    _add(graph, tape.calls, nodes, device, floats)
+    outputs = tuple(nodes[number] for number in tape.outputs)
+    graph.output(outputs[0] if len(outputs) == 1 else outputs)
+    return fx.GraphModule(root, graph)
+
+
+def _add(
+    graph: fx.Graph,
+    calls: Iterable[TapeCall],
+    nodes: list[fx.Node],
+    device: torch.device,
+    floats: torch.dtype | None,
+) -> None:
+    """Adds the calls, whose results join the numbered nodes."""
     silent = False
-    for call in tape.calls:
+    for call in calls:
         if call.silent != silent:
             silent = call.silent
             graph.call_function(torch._C._set_grad_enabled, (not silent,))
         attrs = call.attrs
         if floats is not None and DTYPE in attrs:
             attrs = Attrs(attrs, **{DTYPE: dtype_name(floats)})
-        nodes += _called(graph, replace(call, attrs=attrs), nodes, device)
+        if call.own is not None:
+            nodes += _applied(graph, call, call.own, nodes, _backward(call.own, device, floats))
+        else:
+            nodes += _called(graph, replace(call, attrs=attrs), nodes, device)
     if silent:
         graph.call_function(torch._C._set_grad_enabled, (True,))
-    outputs = tuple(nodes[number] for number in tape.outputs)
-    graph.output(outputs[0] if len(outputs) == 1 else outputs)
-    return fx.GraphModule(root, graph)
+
+
+def _applied(
+    graph: fx.Graph, call: TapeCall, own: OwnPass, values: list[fx.Node], backward: fx.GraphModule
+) -> list[fx.Node]:
+    """The results of a Function, one node each."""
+    given = [values[number] for number in call.reads]
+    inputs = own.made + own.inputs
+    parts = (given[: own.made], given[own.made : inputs], given[inputs:])
+    made = graph.call_function(_application(backward), tuple(map(tuple, parts)))
+    return [graph.call_function(operator.getitem, (made, at)) for at in range(call.results)]
+
+
+def _application(backward: fx.GraphModule) -> Callable[..., Any]:
+    """A Function with this backward pass, of what its forward made, its inputs and what it reads.
+    It has no gradient of what it made, which was made of its inputs.
+    """
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, made: Any, read: Any, *inputs: Tensor) -> Any:
+            ctx.save_for_backward(*read)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            return None, None, *backward(*gradients, *ctx.saved_tensors)
+
+    def own(made: Any, inputs: Any, read: Any) -> Any:
+        return Own.apply(made, read, *inputs)  # type: ignore[no-untyped-call]
+
+    return own
+
+
+def _backward(own: OwnPass, device: torch.device, floats: torch.dtype | None) -> fx.GraphModule:
+    graph = fx.Graph()
+    count = own.made + own.read
+    nodes = [graph.placeholder(f"x{at}") for at in range(count)]
+    _add(graph, own.calls, nodes, device, floats)
+    graph.output(tuple(None if at is None else nodes[at] for at in own.gradients))
+    return fx.GraphModule(nn.Module(), graph)
 
 
 def _called(

@@ -27,9 +27,10 @@ from ..conftest import Emit, step_of
 
 DTYPES = ("float16", "bfloat16", "float32")
 # Of a kernel for sm89 the assembler makes the same as for sm86, and within two registers the same
-# as for sm80 (seven families, NVRTC 13.0): these two are left to test_every_arch.py, which builds
-# each family for every arch.
+# as for sm80 (seven families, NVRTC 13.0): these two are left to test_every_arch.py. What is built
+# for sm120 is the text that is built for sm100: those tests are slow ones.
 BUILT = [name for name in ARCH_NAMES if name not in ("cpu", "sm86", "sm89")]
+MARKS = {"sm120": [pytest.mark.slow]}
 Check = Callable[[Step, Candidate, SearchSpace], Numerics]
 AssertRight = Callable[[Step, Candidate, SearchSpace], None]
 # Channels and size of the images in the four blocks of se_resnet9.
@@ -51,10 +52,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `cuda_arch` runs for each arch of CUDA, one that asks for `built_arch`
     for those of `BUILT`.
     """
-    cuda = [name for name in ARCH_NAMES if name != "cpu"]
-    for fixture, names in (("cuda_arch", cuda), ("built_arch", BUILT)):
+    cuda = [load_arch(name) for name in ARCH_NAMES if name != "cpu"]
+    built = [pytest.param(load_arch(name), marks=MARKS.get(name, [])) for name in BUILT]
+    for fixture, archs, names in (
+        ("cuda_arch", cuda, [arch.name for arch in cuda]),
+        ("built_arch", built, BUILT),
+    ):
         if fixture in metafunc.fixturenames:
-            metafunc.parametrize(fixture, [load_arch(name) for name in names], ids=names)
+            metafunc.parametrize(fixture, archs, ids=names)
 
 
 def in_turns(values: Sequence[object]) -> list[object]:
@@ -63,7 +68,10 @@ def in_turns(values: Sequence[object]) -> list[object]:
     """
     own = [(name, at % len(values)) for at, name in enumerate(BUILT)]
     every = {*own, *(("sm90", at) for at in range(len(values)))}
-    return [pytest.param(name, values[at], id=f"{name}-{values[at]}") for name, at in sorted(every)]
+    return [
+        pytest.param(name, values[at], id=f"{name}-{values[at]}", marks=MARKS.get(name, []))
+        for name, at in sorted(every)
+    ]
 
 
 def legal(family: CudaFamily, step: Step, arch: str = "sm90") -> list[Candidate]:

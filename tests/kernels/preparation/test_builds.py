@@ -25,11 +25,15 @@ EVERY_OP = tuple(
 
 def in_turns():
     """Each arch with one number of jobs, and all of them for one: the code is the same for all.
-    What the assembler makes for sm86 and sm89 is within two registers what it makes for sm80.
+    What the assembler makes for sm86 and sm89 is within two registers what it makes for sm80; sm120
+    has the code of sm100 and is left to the slow tests.
     """
     every = (FEW_JOBS, SOME_JOBS, MANY_JOBS)
     taken = {(name, every[at % len(every)]) for at, name in enumerate(ARCHS)}
-    return sorted(taken | {("sm90", jobs) for jobs in every})
+    return [
+        pytest.param(name, jobs, marks=[pytest.mark.slow] if name == "sm120" else [])
+        for name, jobs in sorted(taken | {("sm90", jobs) for jobs in every})
+    ]
 
 
 @pytest.mark.parametrize(("name", "jobs"), in_turns())

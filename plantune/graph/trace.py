@@ -35,6 +35,7 @@ from plantune.graph.constants import constant, indices
 from plantune.graph.custom_functions import applied, each_application
 from plantune.graph.devices import Placed
 from plantune.graph.foreign_draws import without_foreign_draws
+from plantune.graph.leaks import Leaks
 from plantune.graph.lines import files_of, line_in, line_of
 from plantune.graph.memo import depend
 from plantune.graph.modes import modes_as_before
@@ -95,8 +96,9 @@ def trace(module: nn.Module, arguments: Arguments, *, derives: bool | None = Non
     _check_count(module, arguments)
     if derives is None:
         derives = any(child.training for child in module.modules())
-    with TRACING:
-        return _Tracing(module, derives).run(arguments)
+    tracing = _Tracing(module, derives)
+    with TRACING, tracing.leaks:
+        return tracing.run(arguments)
 
 
 class _Tracing:
@@ -106,7 +108,7 @@ class _Tracing:
         self.module = module
         self.shadow = Shadow(module)
         self.derives = derives
-        self.line = ""
+        self.line, self.leaks = "", Leaks()
         # Where the module runs, if that is known: of a call under autocast.
         self.kind = ""
         # The Functions in whose passes the trace is.
@@ -128,9 +130,10 @@ class _Tracing:
             _Recorder(self) as recorder,
             each_application(partial(self._applied, recorder), self.kind),
             _Calls(self, recorder),
+            self.leaks.following(recorder.records),
             Placed(self.module),
         ):
-            made = self.shadow(*args, **kwargs)
+            made = self.leaks.made = self.shadow(*args, **kwargs)
         if kind_of((args, kwargs), id) != before:
             raise self.unsupported("a forward that changes a list or dict among its arguments")
         if depend(self.shadow.remembered(), recorder.records, given):

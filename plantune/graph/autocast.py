@@ -23,9 +23,11 @@ TO_COPY = torch.ops.aten._to_copy.default
 TO_DTYPE = torch.ops.aten.to.dtype
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 Dtypes = tuple[torch.dtype, ...]
-# On a GPU autocast sees cuDNN's layer, of which no tensor without memory can be part: it takes
-# numbers, weights and states in autocast's dtype.
+# Of these autocast sees cuDNN's layer, or oneDNN's on a CPU, of which no tensor without memory can
+# be part: it takes numbers, weights and states in autocast's dtype.
 RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_")
+# On a CPU it is made of single products, and its state stays wide.
+GRU = "aten::gru"
 
 
 @contextmanager
@@ -65,7 +67,7 @@ def casts(
     """
     given = tuple(leaf.dtype for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
     recurrent = overload.name().startswith(RECURRENT)
-    if autocast[0] == "cuda" and recurrent:
+    if recurrent and (autocast[0] == "cuda" or not overload.name().startswith(GRU)):
         double = torch.float64
         return tuple(
             t if t == double else low

@@ -90,7 +90,9 @@ class Calls:
             # The plan is looked for in the first call; whether there can be one is known now.
             call, autocast = self._inputs.expected, state_on(self._device.type)
             call = call if autocast is None else call.under(autocast)
-            with without_autocast(self._device.type), suppress(UntracedFunction):  # eager runs it
+            # Eager runs what no plan can be for because of a Function, or of autocast.
+            fine = UntracedFunction if autocast is None else UnsupportedModule
+            with without_autocast(self._device.type), suppress(fine):
                 self._kinds.extracted(form, self._expected_trained(), call)
 
     def _check_given_plan(self, graph: Graph, plan: Plan | PlanFile) -> None:

@@ -246,3 +246,31 @@ def test_on_a_gpu(dtype, mode, module, x):
         found.append(outputs)
     assert model.last_call().how == "captured"
     near(*found)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_recurrent_layers_on_a_cpu(kind, mode):
+    layer, x = kind(4, 3, num_layers=2), torch.randn(5, 2, 4)
+    layer.train(mode == "train")
+    with autocast():
+        model, found = optimize(layer, x, mode=mode, fallback="error"), []
+    for m in (model, copied(layer)):
+        with autocast(), torch.set_grad_enabled(mode == "train"):
+            y = m(x)[0]
+        gradients = []
+        if mode == "train":
+            y.float().square().sum().backward()
+            gradients = [p.grad for p in m.parameters()]
+        found.append([y, *gradients])
+    assert model.last_call().how == PLANNED
+    near(*found)
+
+
+def test_what_has_no_plan_under_autocast_runs_as_it_is():
+    """Of a module that was made inside of autocast, too: that raised."""
+    module, x = nn.GRU(4, 3).eval(), torch.randn(5, 2, 4)
+    with torch.no_grad(), autocast():
+        model = optimize(module, x)
+        with pytest.warns(UnplannedCall, match="autocast is on, under which no plan can be"):
+            near([model(x)[0]], [module(x)[0]])

@@ -115,20 +115,21 @@ def test_a_policy_has_two_heads_and_sees_its_images(part, name: str) -> None:
     torch.testing.assert_close(same, (actions, value))
 
 
-def test_the_last_race_of_a_tuned_network_counts(part, tmp_path: Path) -> None:
+def test_the_last_race_with_each_rival_of_a_tuned_network_counts(part, tmp_path: Path) -> None:
     """Some rivals are compiled for a second one."""
-    few, all_ = {"compile": [0.6, 0.5, 0.7]}, {"compile": [0.61, 0.5, 0.7], "best": [0.8, 0.7, 0.9]}
+    few = {"compile": [0.6, 0.5, 0.7], "graph": [0.4, 0.3, 0.5]}
+    late = {"compile": [0.61, 0.5, 0.7], "best": [0.8, 0.7, 0.9]}
     told = {"ms": {"plantune": 1.25}, "device": "GPU"}
     rows = [
         row("timm/d", "infer", "tuned", "timed", ratios=few, **told),
-        row("timm/d", "infer", "tuned late", "timed", ratios=all_, **told),
+        row("timm/d", "infer", "tuned late", "timed", ratios=late, **told),
         row("timm/e", "infer", "tuned", "timed", ratios=few, **told),
         row("timm/e", "infer", "tuned late", "failed", reason="the time was up"),
     ]
     part("table").write_table(rows, tmp_path / "census.md")
     text = (tmp_path / "census.md").read_text()
-    assert "| timm/d | infer | 1.250 | 0.61 | 0.80 | GPU |" in text
-    assert "| timm/e | infer | 1.250 | 0.60 | - | GPU |" in text
+    assert "| timm/d | infer | 1.250 | 0.61 | 0.40 | 0.80 | GPU |" in text
+    assert "| timm/e | infer | 1.250 | 0.60 | 0.40 | - | GPU |" in text
 
 
 def test_forgotten_rows_leave_the_file(part, tmp_path: Path) -> None:

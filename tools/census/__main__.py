@@ -91,10 +91,10 @@ def _arguments() -> argparse.Namespace:
 
 def _todo(given: argparse.Namespace, rows: Rows, child: Child) -> Iterator[tuple[str, str, str]]:
     """What is not known yet, one measure and mode after the other."""
+    if "none" in given.measure:
+        return
     names = networks.in_turns(_names(given), lambda name: _parameters(name, rows) or 0)
     for measure in given.measure:
-        if measure == "none":
-            return
         for mode in given.mode:
             for name in names:
                 if (name, mode, measure) not in rows.by_key and _is_small(name, rows, child):

@@ -27,8 +27,9 @@ TIMES = {
         "",
         "As above, with the plan that a search found: policies/nature has 256 images of bytes",
         "(4x84x84), policies/impala 512 (3x64x64). Rivals were compiled while other networks were",
-        "searched; `-` is a rival that was not compiled. A roofline counts all traffic as that of",
-        "the GPU's memory: steps whose data stays in its cache may take less.",
+        "searched; `-` is a rival that was not compiled. Of a network's races the last with each",
+        "rival counts. A roofline counts all traffic as that of the GPU's memory: steps whose data",
+        "stays in its cache may take less.",
     ),
 }
 HEAD = """# Census
@@ -128,11 +129,12 @@ def _left(found: list[Row]) -> Iterator[str]:
 def _times(rows: list[Row]) -> Iterator[str]:
     """Without a plan, then with one that a search found."""
     for measure, lines in TIMES.items():
-        found = {
-            (row["network"], row["mode"]): row
-            for row in rows
-            if row["measure"] in (measure, f"{measure} late") and row.get("ratios")
-        }
+        found = dict[tuple[str, str], Row]()
+        for row in rows:
+            if row["measure"] in (measure, f"{measure} late") and row.get("ratios"):
+                key = (row["network"], row["mode"])
+                before = found.get(key, {}).get("ratios", {})
+                found[key] = {**row, "ratios": {**before, **row["ratios"]}}
         if found:
             yield from lines
             yield ""

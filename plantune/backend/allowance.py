@@ -25,7 +25,7 @@ SIZE_LIMIT_BYTES = 64
 
 
 def spent_s(key: str) -> float:
-    """Seconds, in whatever process."""
+    """The seconds that all processes together have spent on it."""
     with suppress(ForeignFile, ValueError):
         return float(read_regular(_place(key), SIZE_LIMIT_BYTES))
     return 0.0

@@ -159,7 +159,7 @@ def _row(step: Step, candidate: Candidate, outcome: Outcome) -> dict[str, Any]:
 
 
 def _raise_first(rows: list[dict[str, Any]]) -> None:
-    """Wrong numbers before whatever else is wrong."""
+    """Raises for the first step that failed; wrong numbers come before other failures."""
     wrong = [row for row in rows if row["numbers"] == WRONG]
     for row in (*wrong, *(row for row in rows if row["numbers"] == UNCHECKED)):
         text = f"step {row['step']} with {row['candidate']}: {row['result']}; search again"

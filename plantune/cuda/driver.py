@@ -45,7 +45,7 @@ def _cuda() -> Any:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Raises CudaError for whatever else than success a call returns."""
+    """Raises CudaError if a call returns anything but success."""
     library = _cuda()
     function = getattr(library, name, None)
     if function is None:

@@ -68,7 +68,7 @@ def _memory_of(device: int, stream: int) -> torch.cuda.MemPool:
 
 
 class KeptProducts(TorchDispatchMode):
-    """Inside, whatever product torch runs on a GPU has its workspace in kept memory.
+    """Inside, all products that torch runs on a GPU have their workspaces in kept memory.
 
     For the runs before a capture: torch takes a workspace for each thread and stream that
     multiplies, a captured product finds it again, and autograd's threads take part in this mode.
@@ -139,7 +139,7 @@ def libraries_of(func: Any) -> set[str]:
 
 def renew_workspace() -> None:
     """Before a capture that no run preceded: if products ran on the current stream, those of this
-    thread have a workspace in kept memory again, whoever gave it back.
+    thread have a workspace in kept memory again, even if another thread gave it back.
     """
     if not _kept:
         return

@@ -25,8 +25,8 @@ class InconsistentPlans(UserWarning):
 
 
 def by_its_program(plan: Plan) -> Plan:
-    """The plan, run by its own steps whoever was faster as a whole: of these it is known which sums
-    they take in which order.
+    """The plan, run by its own steps even if another way was faster as a whole: their order of
+    summation is known.
     """
     return replace(plan, runner=PROGRAM, frozen_runner=None)
 

@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class KeepingDatabase(PlanDatabase):
-    """The part of a plan database that a search uses. It never closes the file, which belongs to
-    whoever opened it.
+    """The part of a plan database that a search uses. It never closes the file: that is up to
+    the caller that opened it.
 
     `plan_id` is the id of the last plan in the file, None if it is not there.
     """

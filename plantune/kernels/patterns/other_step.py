@@ -63,14 +63,16 @@ def as_convolution(step: Step) -> Step:
 
 
 def _of_flat_images(step: Step, flat: Node) -> Step:
-    """In nhwc an image laid flat is a row as it is."""
+    """An image in nhwc is a row already if it is flattened."""
     (x,), rest = flat.inputs, step.nodes[1:]
     image, row = step.types[x].shape, flat.types[0].shape
-    lies = len(image) == 4 and row == (image[0], math.prod(image[1:]))
+    is_image = len(image) == 4 and row == (image[0], math.prod(image[1:]))
     refuse(
         {
-            "only images laid flat for a product": not lies or not rest or rest[0].op != "matmul",
-            "a flat image of single pixels is a row": lies and image[2:] == (1, 1),
+            "only images laid flat for a product": not is_image
+            or not rest
+            or rest[0].op != "matmul",
+            "a flat image of single pixels is a row": is_image and image[2:] == (1, 1),
             "the product does not read the flat image": rest[:1] and rest[0].inputs[0] != flat.name,
             "something else reads the flat image": any(
                 name == flat.name for name, _ in step.outputs

@@ -10,11 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
 SETTERS = ("manual_seed", "seed", "set_state")
+# Where Dynamo keeps the generator; its wrapper of manual_seed() stands elsewhere.
+DYNAMO = tuple(
+    str(Path(torch.__file__).parent / "_dynamo" / name) for name in ("convert_frame.py", "utils.py")
+)
+# Between what sets the generator and who asks for it.
+CALLERS = 5
 LEAST_S = 0.01
 # Where numpy's generator is before its first draw, as made and as seeded.
 UNUSED = (623, 624)
@@ -56,9 +64,19 @@ class _Unset:
         self._thread = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if name in SETTERS and threading.get_ident() == self._thread:
+        here = threading.get_ident() == self._thread
+        if name in SETTERS and here and not _is_dynamos(sys._getframe(1)):
             raise self._refuse("a forward that sets torch's random numbers, as by manual_seed(),")
         return getattr(self._generator, name)
+
+
+def _is_dynamos(frame: FrameType | None) -> bool:
+    """Whether Dynamo calls, which puts back what it found: a forward may call what it compiles."""
+    for _ in range(CALLERS):
+        if frame is not None and frame.f_code.co_filename.startswith(DYNAMO):
+            return True
+        frame = None if frame is None else frame.f_back
+    return False
 
 
 def _stands(name: str, seconds: float) -> bool:

@@ -140,3 +140,19 @@ def test_another_thread_may_set_them_meanwhile() -> None:
     module.forward = elsewhere
     plantune.optimize(module, torch.randn(2, 3))
     assert torch.initial_seed() == 7
+
+
+@torch.compile(backend="eager")
+def compiled(x: Tensor) -> Tensor:
+    return x.relu() * 2
+
+
+class Compiled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return compiled(super().forward(x))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_a_forward_may_call_what_dynamo_compiles() -> None:
+    """It sets the generator to what it was before."""
+    plantune.optimize(Compiled(3, 3).eval(), torch.randn(2, 3))

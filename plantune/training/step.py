@@ -77,7 +77,7 @@ class TrainStep:
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         _refuse_wrappers(model)
-        _refuse_closures(optimizer)
+        _refuse_others(optimizer)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -276,13 +276,18 @@ def _refuse_wrappers(model: nn.Module) -> None:
         )
 
 
-def _refuse_closures(optimizer: Optimizer) -> None:
-    """Those that compute the loss again within a step, as LBFGS."""
+def _refuse_others(optimizer: Optimizer) -> None:
+    """Those that compute the loss again within a step, as LBFGS, or take no dense gradients."""
     closure = signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
         raise ValueError(
             f"{type(optimizer).__name__} asks for the loss several times a step, which a TrainStep "
             "computes once: call its step(closure) with a tuned module in the closure"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and those of a TrainStep are dense: "
+            "take Adam, or step the module itself"
         )
 
 

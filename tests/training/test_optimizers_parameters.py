@@ -51,3 +51,10 @@ def test_a_later_loss_may_depend_on_others(model, batches):
 def test_an_optimizer_that_asks_for_the_loss_itself_is_refused(model):
     with pytest.raises(ValueError, match="LBFGS asks for the loss several times"):
         TrainStep(model, cross_entropy, torch.optim.LBFGS(model.parameters()))
+
+
+def test_an_optimizer_of_sparse_gradients_is_refused_when_the_step_is_made() -> None:
+    """Its own step raised torch's error, of whichever gradient came first."""
+    model = nn.Sequential(nn.Embedding(10, 3, sparse=True), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="SparseAdam takes sparse gradients alone"):
+        TrainStep(model, cross_entropy, torch.optim.SparseAdam(model[0].parameters()))

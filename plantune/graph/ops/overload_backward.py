@@ -50,7 +50,10 @@ def unread(forward: OverloadOp, inputs: Types) -> tuple[int, ...]:
 def emit_backward(forward: OverloadOp, grad: Gradient) -> tuple[str | None, ...]:
     """The backward node, which reads what autograd remembers of the forward node."""
     if json.loads(grad.attrs["arguments"]).get("sparse"):
-        raise UnsupportedModule(f"{forward.name} with sparse=True has sparse gradients")
+        raise UnsupportedModule(
+            f"{forward.name} with sparse=True has sparse gradients, and those of a plan are dense: "
+            "make the embedding without sparse=True, and take Adam in place of SparseAdam"
+        )
     places, types = range(len(grad.inputs)), tuple(map(grad.type_of, grad.inputs))
     wanted = tuple(at for at in places if types[at].is_float and grad.needs(at))
     given = tuple(at for at, name in enumerate(grad.output_gradients) if name is not None)

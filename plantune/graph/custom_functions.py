@@ -24,8 +24,8 @@ CHECKPOINT = "torch.utils.checkpoint"
 _KEEPS = (CHECKPOINT, "_NoopSaveInputs")
 # Of these the backward pass runs the given function again, and that function's own one.
 _AGAIN = (CHECKPOINT, "CheckpointFunction")
-# These talk to other processes, also while they are traced.
-_TALK = ("torch.distributed", "torch.nn.modules._functions")
+# This one, and those of torch.distributed, talk to other processes, also while they are traced.
+_TALKS = ("torch.nn.modules._functions", "SyncBatchNorm")
 Answer = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -99,9 +99,10 @@ def applied(recorder: Recorder, function: Any, args: tuple[Any, ...]) -> Any:
     """What a Function returns, of which both passes are recorded. Raises TypeError or ValueError
     where it is not one that autograd takes.
     """
-    if function.__module__.startswith(_TALK):
+    named = function.__module__, function.__name__
+    if named == _TALKS or named[0].startswith("torch.distributed"):
         raise ValueError("it talks to other processes")
-    if (function.__module__, function.__name__) == _AGAIN:
+    if named == _AGAIN:
         return _checkpointed(recorder, *args)
     given, before = args, recorder.state()
     with torch.no_grad():

@@ -15,8 +15,14 @@ from torch.nn.functional import pad
 from plantune.kernels import vector_kernel
 from plantune.kernels.constants import Arrangement
 from plantune.kernels.cuda_family import Arch, Attrs, CudaFamily, Step, first_reason, refuse
+from plantune.kernels.families.first_conv import POOL
 from plantune.kernels.family import Binding, Frame
-from plantune.kernels.patterns.epilogue import channel_parts, conv_epilogue
+from plantune.kernels.patterns.epilogue import (
+    ConvEpilogue,
+    channel_parts,
+    conv_epilogue,
+    epilogue_of,
+)
 from plantune.kernels.patterns.other_step import as_convolution, filter_arrangement
 from plantune.kernels.patterns.tiled_conv import TiledConv, arguments
 from plantune.kernels.small_matrix import MMA_FROM
@@ -25,11 +31,12 @@ from plantune.kernels.warp_mma import DTYPES, why_not_elements
 UNIT = 8  # channels that one product reads of a pixel, and that it makes
 SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes
 REGISTERS = 64  # of a thread
-PIXELS_MIN, PIXELS_MAX = 16, 256
+PIXELS_MIN, PIXELS_MAX, POOLED_MAX = 16, 256, 640
 WIDTH_MAX = 128
 # Channels without groups: in, with filters of several taps and of one, and out. More are what
 # warpgroups multiply.
 FEW, FEW_OF_ONE_TAP, WIDE = 32, 48, 256
+FEWEST = 4  # two taps of them are a unit
 CHECK = """
 static_assert(Kernel::kSharedBytes == {}, "the launch asks for what the kernel uses");"""
 
@@ -64,6 +71,20 @@ class GroupedParts(TiledConv):
     """A convolution of groups that fit the products of tensor cores."""
 
     groups: Groups
+    few: int = 0  # channels of the image, if taps are taken by twos
+    pool: bool = False  # whether a max pool follows
+
+    def made(self, config: Attrs) -> Attrs:
+        """The tile with its `rows` and `columns` of the convolution."""
+        if not self.pool:
+            return config
+        return Attrs(config, **{word: 2 * int(config[word]) + 1 for word in ("rows", "columns")})
+
+    @property
+    def units(self) -> int:
+        """What products read of the filters of a group, in words."""
+        rows, columns = self.filter
+        return rows * -(-columns // 2) if self.few else rows * columns * self.groups.inputs // UNIT
 
     def shared_bytes(self, config: Attrs) -> int:
         """What a tile reads, and what it makes."""
@@ -71,6 +92,7 @@ class GroupedParts(TiledConv):
             self.groups.slab * channels // UNIT | 1
             for channels in (self.groups.inputs, self.groups.outputs)
         )
+        config = self.made(config)
         pixels = int(config["rows"]) * int(config["columns"])
         return vector_kernel.VECTOR_BYTES * (
             math.prod(self.read(config)) * inputs + pixels * outputs
@@ -80,21 +102,29 @@ class GroupedParts(TiledConv):
         """What a block reads and writes."""
         groups, pixels = self.groups, int(config["rows"]) * int(config["columns"])
         images = 1 if self.epilogue.residual is None else 2
-        read, moved = math.prod(self.read(config)) * groups.inputs, pixels * groups.outputs * images
+        inputs = self.few or groups.inputs
+        read = math.prod(self.read(self.made(config))) * inputs
+        moved = pixels * groups.outputs * images
         return (read + moved) * groups.slab * 2
 
     def products(self, config: Attrs) -> int:
         """Rows of 16 pixels times steps of 16 values that a warp takes one after the other."""
-        groups, tiles = self.groups, self.groups.outputs // UNIT
+        config, groups, tiles = self.made(config), self.groups, self.groups.outputs // UNIT
         wide = next(n for n in (4, 3, 2, 1) if tiles % n == 0)
         rows = -(-int(config["rows"]) * int(config["columns"]) // 16)
-        high = min(2 if wide > 2 else 4, rows)
-        items = groups.slab * (tiles // wide) * -(-rows // high)
-        steps = -(-math.prod(self.filter) * groups.inputs // (2 * UNIT))
-        return -(-items // (int(config["threads"]) // 32)) * steps * high
+        most, warps = min(2 if wide > 2 else 4, rows), int(config["threads"]) // 32
+
+        def of_warp(high: int) -> int:
+            return -(-groups.slab * (tiles // wide) * -(-rows // high) // warps) * high
+
+        # Of a pool's odd tiles, each warp makes about as many.
+        high = min(range(most, 0, -1), key=of_warp) if self.pool else most
+        return of_warp(high) * -(-self.units // 2)
 
     def blocks(self, config: Attrs) -> tuple[int, int]:
-        return self.tiles(config), -(-self.groups.count // self.groups.slab)
+        images, _, rows, columns = self.step.types[self.y].shape
+        tiles = -(-rows // int(config["rows"])) * -(-columns // int(config["columns"]))
+        return images * tiles, -(-self.groups.count // self.groups.slab)
 
 
 class GroupedConv(CudaFamily[GroupedParts]):
@@ -110,17 +140,20 @@ class GroupedConv(CudaFamily[GroupedParts]):
 
     def read(self, step: Step) -> GroupedParts:
         step = as_convolution(step) if step.ops[0] == "conv2d" else step
-        epilogue = conv_epilogue(step)
+        epilogue, pool = pooled_epilogue(step)
         attrs, weight = epilogue.conv.attrs, step.types[epilogue.conv.inputs[1]]
         count = attrs["groups"]
         inputs, outputs = weight.shape[1], weight.shape[0] // count
-        groups = Groups.of(count, inputs, outputs)
-        few = FEW if math.prod(weight.shape[2:]) > 1 else FEW_OF_ONE_TAP
+        few = inputs if count == 1 and inputs <= FEWEST else 0
+        groups = Groups(1, UNIT, outputs, 1) if few else Groups.of(count, inputs, outputs)
+        most = FEW if math.prod(weight.shape[2:]) > 1 else FEW_OF_ONE_TAP
         refuse(
             {
-                "only convolutions in groups of some channels": inputs == 1,
-                f"without groups it is for up to {few} channels in and {WIDE} out": count == 1
-                and (inputs > few or outputs > WIDE),
+                "only convolutions in groups of some channels": inputs == 1 and count > 1,
+                "only a scale, a bias and functions may be before a pool": pool
+                and (epilogue.residual is not None or epilogue.offset is not None),
+                f"without groups it is for up to {most} channels in and {WIDE} out": count == 1
+                and (inputs > most or outputs > WIDE),
                 f"groups of {inputs} channels in and {outputs} out, or some of them together, are "
                 f"not multiples of {UNIT}": groups.inputs % UNIT or groups.outputs % UNIT,
                 f"it is for groups of up to {WIDTH_MAX} channels": count > 1
@@ -131,17 +164,18 @@ class GroupedConv(CudaFamily[GroupedParts]):
                 "there is nothing to compute": 0 in epilogue.conv.types[0].shape,
             }
         )
-        return GroupedParts(step, epilogue, groups)
+        return GroupedParts(step, epilogue, groups, few, pool)
 
     def why_not_config(self, parts: GroupedParts, config: Attrs, arch: Arch) -> str | None:
-        pixels = int(config["rows"]) * int(config["columns"])
+        made, most = parts.made(config), POOLED_MAX if parts.pool else PIXELS_MAX
+        pixels = int(made["rows"]) * int(made["columns"])
         return (
             first_reason(
                 {
-                    **parts.too_large(config),
-                    f"a tile has {PIXELS_MIN} to {PIXELS_MAX} pixels, not {pixels}": not PIXELS_MIN
+                    **parts.too_large(made),
+                    f"a tile has {PIXELS_MIN} to {most} pixels, not {pixels}": not PIXELS_MIN
                     <= pixels
-                    <= PIXELS_MAX,
+                    <= most,
                 }
             )
             or why_not_elements(parts.dtype, arch)
@@ -153,19 +187,21 @@ class GroupedConv(CudaFamily[GroupedParts]):
 
     def source(self, parts: GroupedParts, config: Attrs, arch: Arch) -> str:
         groups, check = parts.groups, CHECK.format(parts.shared_bytes(config))
+        made = parts.made(config)
         conv = parts.struct(
             config,
             kGroups=groups.count,
             kGroupC=groups.inputs,
             kGroupO=groups.outputs,
             kSlab=groups.slab,
-            kTileP=config["rows"],
-            kTileQ=config["columns"],
+            kTileP=made["rows"],
+            kTileQ=made["columns"],
+            kFew=parts.few,
+            kPool=parts.pool,
         )
         entries = check + vector_kernel.ENTRIES
-        return vector_kernel.source(
-            self.name, "GroupedConv<Conv>", config["threads"], conv, entries
-        )
+        kernel = "GroupedConv<Conv, true>" if parts.pool else "GroupedConv<Conv>"
+        return vector_kernel.source(self.name, kernel, config["threads"], conv, entries)
 
     def bind(self, parts: GroupedParts, config: Attrs, frame: Frame) -> Binding:
         blocks, threads = parts.blocks(config), int(config["threads"])
@@ -194,19 +230,42 @@ class _Arguments(ctypes.Structure):
     _fields_ = arguments()
 
 
+def pooled_epilogue(step: Step) -> tuple[ConvEpilogue, bool]:
+    """A convolution and its epilogue, and whether a max pool follows; raises IllegalCandidate."""
+    *before, last = step.nodes
+    if not before or last.op != "max_pool2d":
+        return conv_epilogue(step), False
+    refuse(
+        {
+            "the pool does not read the convolution": last.inputs[0] != before[-1].name,
+            "only a pool of 3x3 with stride 2 and padding 1": {key: last.attrs[key] for key in POOL}
+            != POOL,
+        }
+    )
+    return epilogue_of(step, before), True
+
+
 def _constants(parts: GroupedParts) -> Mapping[str, tuple[str | None, Arrangement]]:
     """The filters as the products read them, and numbers of each channel."""
-    groups, (rows, columns) = parts.groups, parts.filter
-    steps = -(-rows * columns * groups.inputs // UNIT // 2)
-    shape = (groups.count, groups.outputs // UNIT, steps, UNIT, 4, 2, 2)
+    packed = packed_filters(parts.step, parts.weight, parts.groups, bool(parts.few))
+    return {"w": (parts.weight, packed), **channel_parts(parts.step, parts.epilogue)}
 
-    filters = filter_arrangement(parts.step, parts.weight)
+
+def packed_filters(step: Step, name: str, groups: Groups, by_twos: bool = False) -> Arrangement:
+    """The filters of a convolution as the products read them, taps of few channels `by_twos`."""
+    filters, type_ = filter_arrangement(step, name), step.types[name]
+    rows, columns = type_.shape[2:]
+    units = rows * -(-columns // 2) if by_twos else rows * columns * groups.inputs // UNIT
+    shape = (groups.count, groups.outputs // UNIT, -(-units // 2), UNIT, 4, 2, 2)
 
     def packed(weight: Tensor) -> Tensor:
-        return _by_lanes(filters.order(weight).permute(0, 3, 1, 2), groups, shape)
+        ordered = filters.order(weight)
+        if by_twos:
+            whole = pad(ordered, (0, FEWEST - ordered.shape[3], 0, columns % 2))
+            ordered = whole.reshape(len(whole), rows, -1, UNIT)
+        return _by_lanes(ordered.permute(0, 3, 1, 2), groups, shape)
 
-    arrangement = Arrangement(shape, parts.step.types[parts.weight].torch_dtype, packed, packs=True)
-    return {"w": (parts.weight, arrangement), **channel_parts(parts.step, parts.epilogue)}
+    return Arrangement(shape, type_.torch_dtype, packed, packs=True)
 
 
 def _by_lanes(weight: Tensor, groups: Groups, shape: tuple[int, ...]) -> Tensor:

@@ -40,6 +40,15 @@ def grouped(
     return emit
 
 
+POOL = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1)}
+
+
+def pooled(*parts, pool=POOL, **sizes):
+    """The same with a max pool behind it."""
+    emit = grouped(*parts, **sizes)
+    return lambda b: b("max_pool2d", emit(b), **pool)
+
+
 NORM = ("mul_channel", "add_channel")
 STEPS = {
     "groups of 8": grouped(*NORM, "relu"),
@@ -68,8 +77,31 @@ STEPS = {
         "relu", x=(2, 4, 20, 24), outputs=32, groups=1, filter=(8, 8), stride=(4, 4), padding=(0, 0)
     ),
     "one pixel": grouped(x=(3, 32, 1, 1)),
+    "a pool": pooled("add_channel", x=(2, 16, 17, 22), groups=1),
+    "a pool, even": pooled(*NORM, "relu", x=(2, 16, 16, 32), outputs=32, groups=1),
+    "a pool, groups, stride 2": pooled("silu", x=(2, 32, 37, 29), stride=(2, 2)),
+    "a pool of few pixels": pooled(x=(2, 32, 5, 8)),
+    "a pool of a few rows": pooled(x=(1, 32, 6, 50)),
+    "three channels": grouped("add_channel", "relu", x=(2, 3, 19, 21), outputs=16, groups=1),
+    "three channels and a pool": pooled("add_channel", x=(2, 3, 64, 64), outputs=16, groups=1),
+    "three channels, odd": pooled(*NORM, "relu", x=(3, 3, 33, 35), outputs=24, groups=1),
+    "one channel": pooled(x=(2, 1, 28, 28), outputs=8, groups=1, filter=(5, 5), padding=(2, 2)),
+    "four channels": grouped(
+        "relu", x=(2, 4, 21, 23), outputs=32, groups=1, filter=(4, 4), padding=(0, 0)
+    ),
+    "two channels, stride 2": pooled(
+        "relu", x=(2, 2, 31, 33), outputs=16, groups=1, filter=(7, 7), padding=(3, 3), stride=(2, 2)
+    ),
     "no padding": grouped(padding=(0, 0)),
 }
+
+
+POOLS_AND_FEW = [name for name in STEPS if "pool" in name or "channels" in name]
+
+
+@pytest.mark.parametrize("name", POOLS_AND_FEW)
+def test_they_have_configs(step_of, name):
+    assert candidates(step_of(STEPS[name], "float16"), load_search_space("sm90"), [FAMILY.name])
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -94,7 +126,10 @@ REFUSED = {
         "for up to 48 channels in and 256 out",
     ),
     "very many out": (grouped(outputs=264, groups=1), "for up to 32 channels in and 256 out"),
-    "few unlike channels": (grouped(x=(1, 4, 9, 9), outputs=32, groups=1), "not multiples of 8"),
+    "few unlike channels": (grouped(x=(1, 6, 9, 9), outputs=32, groups=1), "not multiples of 8"),
+    "few channels out": (grouped(x=(1, 3, 9, 9), outputs=12, groups=1), "not multiples of 8"),
+    "another pool": (pooled(pool={**POOL, "padding": (0, 0)}), "only a pool of 3x3"),
+    "a pool of a sum": (pooled("residual"), "may be before a pool"),
     "depthwise": (grouped(groups=32), "in groups of some channels"),
     "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "are not multiples of 8"),
     "wide groups": (grouped(x=(1, 512, 4, 4), groups=2), "up to 128"),
@@ -180,6 +215,44 @@ def test_packed_filters_give_the_convolution(step_of, name):
     torch.testing.assert_close(found.reshape(exact.shape), exact)
 
 
+@pytest.mark.parametrize(
+    "name", ["three channels", "one channel", "four channels", "two channels, stride 2"]
+)
+def test_packed_taps_of_few_channels_give_the_convolution(step_of, name):
+    """The kernel's sum over pixels with their right neighbours, written out."""
+    parts = FAMILY.parts(step_of(STEPS[name], "float16"))
+    form, attrs, (rows, columns) = (
+        grouped_conv._constants(parts)["w"][1],
+        parts.conv.attrs,
+        parts.filter,
+    )
+    x = torch.randn(parts.step.types[parts.x].shape, dtype=torch.float64)
+    w = torch.randn(parts.step.types[parts.weight].shape, dtype=torch.float64)
+    packed = form.order(w)
+    assert packed.shape == form.shape
+    geometry = {"stride": attrs["stride"], "padding": attrs["padding"]}
+    exact = F.conv2d(x, w, **geometry)
+
+    n, channels, *_ = x.shape
+    (above, beside), even = attrs["padding"], columns % 2
+    wide = F.pad(x, (beside, beside + even, above, above, 0, 4 - channels))
+    taps = F.unfold(wide, (rows, columns + even), stride=attrs["stride"])
+    taps = taps.view(n, 4, rows, (columns + even) // 2, 2, -1).permute(0, 2, 3, 4, 1, 5)
+    units = taps.reshape(n, parts.units, 8, -1)
+    units = F.pad(units, (0, 0, 0, 0, 0, units.shape[1] % 2)).view(n, -1, 2, 4, 2, units.shape[3])
+    found = torch.einsum("jsotre,nsrtep->njop", packed[0], units)
+    torch.testing.assert_close(found.reshape(exact.shape), exact)
+
+
+def test_a_tile_of_a_pool_is_one_wider_than_its_windows_apart(step_of):
+    parts = FAMILY.parts(step_of(STEPS["three channels and a pool"], "float16"))
+    config = Attrs(CONFIG, rows=8, columns=16)
+    assert parts.made(config) == Attrs(CONFIG, rows=17, columns=33)
+    assert parts.shared_bytes(config) == 16 * (19 * 35 + 17 * 33 * 3)
+    assert parts.blocks(config) == (2 * 4 * 2, 1)
+    assert parts.units == 6
+
+
 def test_shared_memory_is_that_of_both_tiles(step_of):
     parts = FAMILY.parts(step_of(grouped(), "float16"))
     assert parts.shared_bytes(CONFIG) == 16 * (6 * 10 * 5 + 4 * 8 * 5)
@@ -187,7 +260,8 @@ def test_shared_memory_is_that_of_both_tiles(step_of):
 
 
 @pytest.mark.parametrize(
-    ("arch_name", "name"), in_turns(["groups of 16", "no groups", "stride 2, odd"])
+    ("arch_name", "name"),
+    in_turns(["groups of 16", "no groups", "stride 2, odd", "three channels and a pool"]),
 )
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")
@@ -202,5 +276,7 @@ def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, na
 @pytest.mark.parametrize("name", STEPS)
 def test_it_is_right_on_the_gpu(step_of, assert_right, gpu_space, name, dtype):
     step = step_of(STEPS[name], dtype)
-    for candidate in candidates(step, gpu_space, [FAMILY.name])[::19]:
+    for candidate in candidates(step, gpu_space, [FAMILY.name])[
+        :: 5 if name in POOLS_AND_FEW else 19
+    ]:
         assert_right(step, candidate, gpu_space)

@@ -74,6 +74,7 @@ CUDA_PREFERENCES = (
     Preference("first_conv", {"layout": "nchw"}),
     # Of few rows: a layer that reads more is a convolution of single pixels.
     Preference("linear", most=1 << 16),
+    Preference("conv_pair"),
     Preference("hopper_conv", rivals=("resident_conv", "grouped_conv")),
     Preference("se_grad"),
     Preference("hopper_dgrad", starts=("conv2d_dgrad",), rivals=("resident_dgrad",)),
@@ -116,10 +117,10 @@ PREFERENCES: Mapping[str, tuple[Preference, ...]] = {
 FUSIONS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("stem", "conv_epilogue", "se_tail", "linear"),
     "cuda": words(
-        "image_stem stem first_conv conv_epilogue pool_conv se_tail scaled_se_tail pooled_se_tail "
-        "linear se_grad linear_epilogue flat_linear rows_of_pixels linear_then_residual pool_grad "
-        "masked_dgrad pooled_dgrad pointwise_sum concat sample_norm attention windows softmax "
-        "batch_norm batch_norm_grad pointwise_chain"
+        "image_stem stem first_conv conv_pair conv_epilogue pool_conv se_tail scaled_se_tail "
+        "pooled_se_tail linear se_grad linear_epilogue flat_linear rows_of_pixels "
+        "linear_then_residual pool_grad masked_dgrad pooled_dgrad pointwise_sum concat "
+        "sample_norm attention windows softmax batch_norm batch_norm_grad pointwise_chain"
     ),
 }
 MOST_GUESSES = 32

@@ -82,6 +82,7 @@ def _other_layers() -> Graph:
         type_ = TensorType((CHANNELS, CHANNELS // groups, 3, 3), "float16")
         weight = builder.parameter(f"weight of {groups}", type_)
         (image,) = builder.emit("conv2d", image, weight, **geometry, groups=groups)
+    image = _residual_block(builder, image, {**geometry, "groups": 1})
     before = image
     image, *moments = builder.emit("group_norm", image, groups=4, eps=1e-5)
     norm_of_groups: dict[str, Any] = {"groups": 4, "eps": 1e-5, "affine": 0}
@@ -93,6 +94,16 @@ def _other_layers() -> Graph:
     rows, *statistics = builder.emit("layer_norm", image, axes=1, eps=1e-5)
     (dx,) = builder.emit("layer_norm_grad", rows, image, *statistics, axes=1, eps=1e-5, affine=0)
     return builder.build((rows, dx, _attention(builder), *_batch_norm(builder, rows)))
+
+
+def _residual_block(builder: GraphBuilder, image: str, geometry: dict[str, Any]) -> str:
+    made = image
+    for name in ("first", "second"):
+        type_ = TensorType((CHANNELS, CHANNELS, 3, 3), "float16")
+        weight = builder.parameter(f"{name} weight", type_)
+        (made,) = builder.emit("relu", made)
+        (made,) = builder.emit("conv2d", made, weight, **geometry)
+    return builder.emit("add", image, made)[0]
 
 
 def _attention(builder: GraphBuilder) -> str:

@@ -59,6 +59,21 @@ def mobile() -> Graph:
     return extract(Mobile().half().eval(), TensorType((8, 64, 14, 14), "float16"))
 
 
+class Residual(nn.Module):
+    """With the activations before the convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.first(x.relu()).relu())
+
+
+def residual() -> Graph:
+    return extract(Residual().half().eval(), TensorType((8, 32, 16, 16), "float16"))
+
+
 def trained_rows() -> Graph:
     module = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.GroupNorm(8, 96)).half()
     return differentiate(extract(module, TensorType((512, 64), "float16")))
@@ -109,6 +124,7 @@ PROBLEMS = (
     registered("se_resnet9_fixup", 128, 3, "train"),
     registered("resnet18", 8, 3, "infer"),
     mobile,
+    residual,
     translator,
     trained_rows,
     heads,

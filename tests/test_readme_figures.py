@@ -18,7 +18,8 @@ NETWORK = re.compile(r"(\w+), (?:(\d+) channels|\d+x\d+)")
 SEARCHES = {"AMD EPYC": "2026-11-23-cpu-three", "Intel Xeon": "2026-11-23-cpu-xeon-three"}
 RECURRENT, SMALL_IMAGES = "Recurrent networks", "Training on small images"
 PASSES = "Training on a GPU"
-COMPARED = ("NVIDIA H200", RECURRENT, SMALL_IMAGES, PASSES, *SEARCHES)
+GPUS = {"NVIDIA H200": "h200", "NVIDIA H100": "h100"}
+COMPARED = (*GPUS, RECURRENT, SMALL_IMAGES, PASSES, *SEARCHES)
 KEYS = ("ratio", "ratio_live", "median", "median_ms", "of_one", "of_best_ddp")
 ENDS = ("low", "high")
 README = (ROOT / "README.md").read_text()
@@ -56,11 +57,11 @@ def span(values: list[float], digits: str) -> str:
     return f"{min(values):{digits}} to {max(values):{digits}}"
 
 
-def on_a_gpu(cells: list[str]) -> list[str]:
+def on_a_gpu(cells: list[str], folder: str = "h200") -> list[str]:
     """The row as the bench of its network, channels and batch says."""
     name, channels = NETWORK.fullmatch(cells[0]).groups()  # type: ignore[union-attr]
     end = f"{name}-batch{cells[1]}-c{channels or 3}.json"
-    (file,) = (ROOT / "benchmarks" / "h200").glob(f"*-{end}")
+    (file,) = (ROOT / "benchmarks" / folder).glob(f"*-{end}")
     bench = json.loads(file.read_text())
     rows = {row["name"]: row for row in bench["rows"]}
     own, best = rows["plantune"], rows[bench["best_baseline"]]
@@ -99,9 +100,10 @@ def on_two_cores(prefix: str, cells: list[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("row", rows_of("NVIDIA H200"), ids=" ".join)
-def test_a_row_of_the_gpu_is_that_of_its_bench(row: list[str]) -> None:
-    assert on_a_gpu(row) == row
+@pytest.mark.parametrize("gpu", GPUS)
+def test_rows_of_a_gpu_are_those_of_their_benches(gpu: str) -> None:
+    rows = rows_of(gpu)
+    assert [on_a_gpu(row, GPUS[gpu]) for row in rows] == rows
 
 
 @pytest.mark.parametrize("machine", SEARCHES)

@@ -114,7 +114,10 @@ class Extraction(Reader):
             return
         made = tree_leaves(self._call(record, record.overload, args, kwargs))
         tensors = [leaf for leaf in tree_leaves(record.result) if isinstance(leaf, Tensor)]
+        same = {id(leaf) for leaf in tree_leaves((record.args, dict(record.kwargs)))}
         for tensor, value in zip(tensors, made, strict=True):
+            if record.silent and id(tensor) in same:
+                continue  # torch returned what it was given, which keeps its gradient
             self._note_view(record, tensor)
             self._know(tensor, self._silenced(value) if record.silent else value)
 

@@ -169,6 +169,21 @@ class Noisy(Function):
         return gradient * kept + torch.rand_like(gradient)
 
 
+class Contiguous(Function):
+    """Asks for what its input is already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x, weight = x.contiguous().to(x.dtype), weight.to(x.dtype)
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t() * 2, x.t() @ gradient
+
+
 class Stopped(Function):
     """Has no gradient, as a straight cut."""
 
@@ -244,6 +259,7 @@ CASES: dict[str, Body] = {
     "nested": lambda m, x: m.two(Reversed.apply(Reversed.apply(m.one(x), 2.0), 3.0)),
     "the input itself": lambda m, x: (m.one(x), reverse(x, 0.5)),
     "vq": vq,
+    "contiguous": lambda m, x: m.two(Contiguous.apply(m.one(x), m.two.weight)),
     "in place": written,
     "parts": some,
     "tower": tower,

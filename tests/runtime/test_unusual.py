@@ -75,6 +75,7 @@ class Teacher(nn.Module):
             mask = torch.zeros_like(target)
             mask[:, 1:] = (target[:, 1:] > 0).float()
             same = y.contiguous()
+            y.to(y.dtype)
         mask[0] = y[0]
         return ((y - target) * mask).square(), target, same
 

@@ -90,6 +90,8 @@ class PointwiseSum(CudaFamily[SumParts]):
             step, head, pointwise_chain.expression_of(head), node, kept_axes(step, node)
         )
         type_, expression = parts.type, parts.expression
+        shaped = len(type_.shape) in (2, 4)
+        refuse({f"only images and matrices, got {type_.shape}": not shaped})
         dtypes = {type_.dtype for _, type_ in (*step.inputs, *step.outputs)}
         images = len(type_.shape) == 4
         added = parts.kept in ((), (1,)) or (images and parts.of_images)
@@ -98,7 +100,6 @@ class PointwiseSum(CudaFamily[SumParts]):
             {
                 **vector_kernel.not_an_element(", ".join(dtypes)),
                 "there is nothing to add": type_.numel == 0,
-                f"only images and matrices, got {type_.shape}": len(type_.shape) not in (2, 4),
                 "the sum is not that of all, of channels, or of an image's channels": not added,
                 f"rows of {type_.shape} are not whole vectors": parts.channels % parts.width,
                 f"it takes {INPUTS_MAX} inputs and {OUTPUTS_MAX} outputs at most": many,

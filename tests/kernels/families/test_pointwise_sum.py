@@ -89,6 +89,11 @@ RUN = {
             "float16",
             "does not work place by place",
         ),
+        (
+            lambda b: b("sum", b("relu", b.x(8)), dims=(0,), keepdim=False),
+            "float16",
+            "only images and matrices",
+        ),
     ],
 )
 def test_it_says_which_steps_it_does_not_run(step_of, emit, dtype, reason):

@@ -162,6 +162,10 @@ SINGLES: dict[str, Callable[[Builder], str | tuple[str, ...]]] = {
     "lstm_scan_grad": lambda b: b.all(
         "lstm_scan_grad", *[b.x(4, 2, 5) for _ in range(4)], *scan(b, 4, 2), resets=True
     ),
+    "identity": lambda b: b("identity", b.x(2, 3, 5, 7)),
+    "own_gradient": lambda b: b(
+        "own_gradient", b.x(2, 3), b.x(2, 3), count=1, inputs=1, targets=(), backward=""
+    ),
     "gru_translate": lambda b: translation(b, b.x(5, 3, dtype="int64"), b.x(3, dtype="int64")),
     "gru_translate of whole sentences": lambda b: translation(b, b.x(2, 1, dtype="int64")),
     "group_norm": lambda b: b.all(

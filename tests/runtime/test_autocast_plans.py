@@ -57,6 +57,16 @@ def autocast(dtype=torch.bfloat16, **options):
     return torch.autocast("cpu", dtype, **options)
 
 
+def first_result(module, x, mode, cast):
+    """The first result under autocast and, in training, the gradients that follow from it."""
+    with cast, torch.set_grad_enabled(mode == "train"):
+        y = module(x)[0]
+    if mode != "train":
+        return [y]
+    y.float().square().sum().backward()
+    return [y, *(p.grad for p in module.parameters())]
+
+
 def near(ours, theirs):
     assert [y.dtype for y in ours] == [y.dtype for y in theirs]
     for own, their in zip(ours, theirs, strict=True):
@@ -210,15 +220,8 @@ def test_recurrent_layers_on_a_gpu(kind, mode):
     torch.manual_seed(0)
     layer, x = kind(16, 24, num_layers=2).cuda(), torch.randn(5, 3, 16, device="cuda")
     layer.train(mode == "train")
-    model, found = optimize(layer, x, mode=mode), []
-    for m in (model, copied(layer)):
-        with torch.autocast("cuda"), torch.set_grad_enabled(mode == "train"):
-            y = m(x)[0]
-        gradients = []
-        if mode == "train":
-            y.float().square().sum().backward()
-            gradients = [p.grad for p in m.parameters()]
-        found.append([y, *gradients])
+    model = optimize(layer, x, mode=mode)
+    found = [first_result(m, x, mode, torch.autocast("cuda")) for m in (model, copied(layer))]
     assert model.last_call().how == "captured"
     assert found[0][0].dtype == torch.float16
     near(*found)
@@ -254,15 +257,8 @@ def test_recurrent_layers_on_a_cpu(kind, mode):
     layer, x = kind(4, 3, num_layers=2), torch.randn(5, 2, 4)
     layer.train(mode == "train")
     with autocast():
-        model, found = optimize(layer, x, mode=mode, fallback="error"), []
-    for m in (model, copied(layer)):
-        with autocast(), torch.set_grad_enabled(mode == "train"):
-            y = m(x)[0]
-        gradients = []
-        if mode == "train":
-            y.float().square().sum().backward()
-            gradients = [p.grad for p in m.parameters()]
-        found.append([y, *gradients])
+        model = optimize(layer, x, mode=mode, fallback="error")
+    found = [first_result(m, x, mode, autocast()) for m in (model, copied(layer))]
     assert model.last_call().how == PLANNED
     near(*found)
 

@@ -118,12 +118,14 @@ class GroupNorm(SampleNorm):
 
     def run(self, x: Tensor, affine: Affine, attrs: Attrs) -> tuple[Tensor, ...]:
         sizes = _sizes(x, attrs)
-        return torch.native_group_norm(_in_rows(x), *affine, *sizes, attrs["eps"])
+        format_ = _format_of(x)
+        images = x.contiguous(memory_format=format_)
+        return torch.native_group_norm(images, *affine, *sizes, attrs["eps"])
 
     def run_backward(
         self, dy: Tensor, x: Tensor, statistics: Tensors, weight: Tensor | None, attrs: Attrs
     ) -> Sequence[Tensor]:
-        images, sizes = (_in_rows(dy), _in_rows(x)), _sizes(x, attrs)
+        images, sizes = _alike(dy, x), _sizes(x, attrs)
         return tuple(
             torch.ops.aten.native_group_norm_backward(
                 *images, *statistics, weight, *sizes, _mask(attrs)
@@ -168,9 +170,19 @@ def _mask(attrs: Attrs) -> list[bool]:
     return [True, attrs["affine"] > 0, attrs["affine"] > 1]
 
 
-def _in_rows(x: Tensor) -> Tensor:
-    """torch's kernels for a GPU read row-major images alone."""
-    return x.contiguous() if x.is_cuda else x
+def _alike(dy: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one order: torch's backward kernel reads dy in the order of x, whatever its strides
+    are, so without this gradients are wrong on a CPU (torch 2.13).
+    """
+    format_ = _format_of(x)
+    return dy.contiguous(memory_format=format_), x.contiguous(memory_format=format_)
+
+
+def _format_of(x: Tensor) -> torch.memory_format:
+    """That in which torch's kernels read images; those for a GPU read row-major ones alone."""
+    known = () if x.is_cuda else (torch.channels_last, torch.channels_last_3d)
+    found = (format_ for format_ in known if x.is_contiguous(memory_format=format_))
+    return next(found, torch.contiguous_format)
 
 
 def _sizes(x: Tensor, attrs: Attrs) -> tuple[int, int, int, int]:

@@ -27,7 +27,7 @@ class Models:
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
-        self._model, self._ranks = model, ranks
+        self.model, self._ranks = model, ranks
         self._made: dict[Hashable, Callable[..., Any]] = {}
         self._agreed = ranks is None
         self._seen = 0
@@ -39,28 +39,28 @@ class Models:
 
     def seen(self) -> int:
         """How many calls there were whose inputs more than a plan may have read."""
-        made = (*self._made.values(), self._model)
+        made = (*self._made.values(), self.model)
         eager = {id(m): m.eager_calls() for m in made if isinstance(m, TunedModule)}
         return self._seen + sum(eager.values())
 
     def _for(self, inputs: tuple[Any, ...]) -> Callable[..., Any]:
-        if isinstance(self._model, TunedModule):
+        if isinstance(self.model, TunedModule):
             if not self._agreed:
-                self._agree(self._model)
-            return self._model
+                self._agree(self.model)
+            return self.model
         kind = kind_of(inputs, _of_leaf)
         try:
             if kind not in self._made and len(self._made) < MOST_KINDS:
                 self._made[kind] = self._new(inputs, kind)
         except TypeError:  # an argument that cannot be compared
-            return self._model
-        return self._made.get(kind, self._model)
+            return self.model
+        return self._made.get(kind, self.model)
 
     def _new(self, inputs: tuple[Any, ...], kind: Hashable) -> Callable[..., Any]:
         if self._ranks is None:
-            return self._tuned(inputs) or self._model
+            return self._tuned(inputs) or self.model
         return (
-            agreed(self._ranks, repr(kind), lambda plan: self._tuned(inputs, plan)) or self._model
+            agreed(self._ranks, repr(kind), lambda plan: self._tuned(inputs, plan)) or self.model
         )
 
     def _agree(self, model: TunedModule) -> None:
@@ -75,15 +75,15 @@ class Models:
             return None
         try:
             return TunedModule(
-                self._model,
-                Arguments.of(self._model, inputs, {}),
-                name=type(self._model).__name__,
+                self.model,
+                Arguments.of(self.model, inputs, {}),
+                name=type(self.model).__name__,
                 mode="train",
                 plan=plan,
                 device=tensors[0].device,
             )
         except (UnsupportedModule, InvalidGraph) as error:
-            text = f"no plan runs {type(self._model).__name__} in a TrainStep: {error}"
+            text = f"no plan runs {type(self.model).__name__} in a TrainStep: {error}"
             warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
             return None
 

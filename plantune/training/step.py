@@ -87,7 +87,7 @@ class TrainStep:
         self._others = (
             None if process_group is None else DataParallel(process_group, reduce_dtype, deadline_s)
         )
-        self._models = Models(model, None if self._others is None else self._others.ranks)
+        self._models = self._models_of(model)
         self._parameters: list[Tensor] = []
         self._pointers: list[int] = []
         self._traits: tuple[Any, ...] = ()
@@ -220,10 +220,17 @@ class TrainStep:
         optimizer = self.optimizer
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         hooks = tuple(chain.from_iterable(filter(None, map(_hooks_of, parameters))))
-        return optimizer, has_hooks(optimizer), hooks, self.loss, self.micro_batches, *sizes
+        python = self.model, self.loss, self.micro_batches
+        return optimizer, has_hooks(optimizer), hooks, *python, *sizes
+
+    def _models_of(self, model: nn.Module) -> Models:
+        return Models(model, None if self._others is None else self._others.ranks)
 
     def _made(self, parameters: list[Tensor]) -> Passes | Replays:
         device, rules = self._device, self._rules
+        if self._models.model is not self.model:  # another one was put in its place
+            _refuse_wrappers(self.model)
+            self._models = self._models_of(self.model)
         arch = _arch_of(device)
         gradients = FlatGradients(parameters, device, arch)
         backward = LossPass(
@@ -300,8 +307,13 @@ def _arch_of(device: torch.device) -> Arch | None:
 
 
 def _device_of(parameters: list[Tensor]) -> torch.device:
+    if not parameters:
+        raise ValueError(
+            "none of the optimizer's parameters requires a gradient, so there is nothing to train: "
+            "give the optimizer those that do, or call requires_grad_(True) on some"
+        )
     devices = {parameter.device for parameter in parameters}
     if len(devices) != 1:
-        found = ", ".join(sorted(map(str, devices))) or "none that requires a gradient"
+        found = ", ".join(sorted(map(str, devices)))
         raise ValueError(f"the optimizer's parameters must be on one device, got {found}")
     return devices.pop()

@@ -65,6 +65,9 @@ def tune(
     raced = found.result.complete
     stored = found.stored if raced else _is_stored(sought, device)
     plan = None if stored else found.result.plan
+    if found.result.unraced:
+        text = f"{found.result.unraced}; a second tune goes on from here, or give a longer budget"
+        warnings.warn(text, stacklevel=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TrainingMode)  # said before the search
         return optimize(module, *example_inputs, plan=plan, **how, **example_kwargs)

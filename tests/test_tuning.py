@@ -23,6 +23,8 @@ from plantune.search.search import Search
 from plantune.space.search_space import load_search_space
 from plantune.tuning import sought_for
 
+RACE: Any = object()
+
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -62,7 +64,7 @@ class FakeSearch:
         )
         FakeSearch.during()
         self._database.put_plan(self.plan, self._here)
-        return Result(self.plan, True, None, 1, 2)
+        return Result(self.plan, True, RACE, 1, 2)
 
     def partial(self) -> Result:
         self._database.put_plan(self.plan, self._here, partial=True)
@@ -142,6 +144,19 @@ def test_an_interrupted_search_leaves_what_an_earlier_one_found(
     assert tuned().plan.runner == raced.runner == "program"
 
 
+def test_a_budget_that_is_too_short_for_a_race_is_said(
+    fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hasty(self: FakeSearch, worker: Any) -> Result:
+        plan = replace(self.plan, runner="eager")
+        self._database.put_plan(plan, self._here)
+        return Result(plan, True, None, 0, 2, budget_s=3.0)
+
+    monkeypatch.setattr(fake, "run", hasty)
+    with pytest.warns(UserWarning, match="3 s were too short to race a plan: the network runs"):
+        assert tuned(budget=3).plan.runner == "eager"
+
+
 def test_without_a_database_the_plan_serves_this_module(
     fake: type[FakeSearch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +171,7 @@ def test_without_a_database_the_plan_serves_this_module(
     def faster(self: FakeSearch, worker: Any) -> Result:
         found = replace(self.plan, runner="eager")
         self._database.put_plan(found, self._here)
-        return Result(found, True, None, 1, 2)
+        return Result(found, True, RACE, 1, 2)
 
     earlier = tuned().plan
     monkeypatch.setattr(PlanDatabase, "put_plan", full)

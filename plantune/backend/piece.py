@@ -109,7 +109,7 @@ class Piece:
         except REFUSED as error:
             # It has come by that door.
             reason = str(error).replace(f"{DOOR}, or write", "Write")
-            self.why_not = reason.replace(f". {DOOR}", "")
+            self.why_not = reason.replace(f". {DOOR}", "").replace(f"; else {DOOR}", "")
             self._owners, self._last = [], None
         return self._by_torch(values)
 

@@ -46,14 +46,6 @@ def tried_text(result: Result, seconds: float) -> str:
     return f"{text}, {took}; for others there was no time: {longer}"
 
 
-def unraced_text(result: Result) -> str:
-    """What is kept if no plan got through a race in time."""
-    text = f"{result.budget_s:g} s were too short to race a plan"
-    if result.known is None:
-        return f"{text}: the network runs as it is, which is never slower"
-    return f"{text}: the plan that is used already stays"
-
-
 def phases_text(result: Result) -> str:
     """What each phase took; nothing of what was over at once."""
     named = (f"{phase} {took:.0f} s" for phase, took in result.phases_s.items() if took >= 0.5)
@@ -107,8 +99,8 @@ def _lines(
         lines += filter(None, (runner_text(plan.runner, plan.evidence), loss_text(plan.evidence)))
     elif result.elsewhere:
         lines.append(bold(f"{_ms(result.plan)}ranked and raced by another search, proved here"))
-    elif result.complete:
-        lines.append(bold(unraced_text(result)))
+    elif result.unraced:
+        lines.append(bold(result.unraced))
     lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     lines += filter(None, [phases_text(result)])
     return [*lines, *_where_kept(workload, result, keeping)]

@@ -318,8 +318,9 @@ class Extraction(Reader):
 
     def _replace(self, memory: Memory, old: Value, result: Value) -> None:
         """`result` is written where `old` was."""
+        func = self.records[self.now].overload
         if self.type_of(old) != self.type_of(result):
-            raise self._unsupported("an in-place op whose result has another type")
+            raise self._unsupported(f"{func}, an in-place op whose result has another type,")
         owner = self.owners.get(memory.storage)
         if owner is None:
             self._renew(memory, result)
@@ -331,7 +332,7 @@ class Extraction(Reader):
         elif owner in dict(self.builder.buffers):
             self._renew(memory, result, _memory(self.traced.state[owner]))
         else:
-            raise self._unsupported("an in-place op on a parameter")
+            raise self._unsupported(f"{func}, an in-place op on a parameter,")
 
     def _renew(self, memory: Memory, result: Value, buffer: Memory | None = None) -> None:
         """What is in the memory of a forward's own tensor or in a part of a buffer, and all that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,16 +83,24 @@ class Shadow:
         return made
 
     def attribute_of(self, tensor: Tensor) -> str:
-        """The path of the attribute that holds a tensor which is neither parameter nor buffer."""
+        """The path of the attribute that holds a tensor which is neither parameter nor buffer,
+        itself, in a list or dict, or in a module that is no submodule.
+        """
         for path, child in self._module.named_modules():
             for key, held in vars(child).items():
-                if held is tensor:
-                    return f"self.{path}.{key}" if path else f"self.{key}"
+                found = None if key in OF_TORCH else place_in(held, tensor)
+                if found is not None:
+                    return f"self.{path}.{key}{found}" if path else f"self.{key}{found}"
         return ""
 
     def assigns(self, key: str, *, tensor: bool) -> UnsupportedModule:
         own = {"other": f"into a buffer, self.{key}.copy_(...)"} if tensor else {}
-        return unsupported(self._module, "", f"a forward that assigns to self.{key}", **own)
+        what = f"a forward that assigns to self.{key}"
+        if any(
+            isinstance(getattr(type(m), key, None), cached_property) for m in self._made.values()
+        ):
+            what += ", a cached property that was not read before,"
+        return unsupported(self._module, "", what, **own)
 
     def remembered(self) -> list[Tensor]:
         """What the forward has put into dicts of the module's; raises UnsupportedModule if it
@@ -166,6 +175,19 @@ def _is_the_same(found: Any, before: Any) -> bool:
     flat = found if isinstance(found, tuple) else (found,)
     constant = all(isinstance(part, CONSTANTS) for part in flat) and type(found) is type(before)
     return constant and repr(found) == repr(before)
+
+
+def place_in(held: Any, tensor: Tensor, depth: int = 4) -> str | None:
+    """Where a value has the tensor, as one would write it behind the value's name."""
+    if held is tensor:
+        return ""
+    if isinstance(held, nn.Module):
+        named = (*held.named_parameters(), *held.named_buffers())
+        return next((f".{name}" for name, own in named if own is tensor), None)
+    parts = list(enumerate(held)) if isinstance(held, (list, tuple)) and depth else []
+    parts = [*held.items()] if isinstance(held, dict) and depth else parts
+    found = ((key, place_in(part, tensor, depth - 1)) for key, part in parts)
+    return next((f"[{key!r}]{place}" for key, place in found if place is not None), None)
 
 
 def _without_memory(tensor: Tensor) -> Tensor:

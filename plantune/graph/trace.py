@@ -42,23 +42,16 @@ from plantune.graph.modes import modes_as_before
 from plantune.graph.nested import kind_of, leaves
 from plantune.graph.purity import Overload
 from plantune.graph.records import Derivative, Record
-from plantune.graph.shadow import DOOR, Shadow, unsupported
+from plantune.graph.shadow import Shadow, unsupported
 from plantune.graph.shapes import META, made_by
+from plantune.graph.untraced import why_untraced
 from plantune.graph.validation import without_validation
 
 # The modes before dispatch are those of the process, not of a thread.
 TRACING = threading.Lock()
-# What torch says where a shape, or the way through a forward, depends on a tensor's values.
-BY_VALUE = "it asks for a tensor's values. A forward must not branch or loop on them"
-PACKS = (
-    "it packs sequences, whose sizes are the values of lengths. Give the layer the padded sequence "
-    "and take the last state of each by its length"
-)
-SAID = dict.fromkeys(("to number", "nonzero", "meta tensors", "data-dependent"), BY_VALUE)
-SAID["'lengths' argument"] = PACKS
-SAID["does not have a grad_fn"] = "it takes gradients itself, by torch.autograd"
 ALIAS = torch.ops.aten.alias.default
 CONSTANT = "a constant tensor (register it as a buffer)"
+FOREIGN = "a parameter that parameters() does not list (keep modules in an nn.ModuleList)"
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)
 INDEXED = (Tensor.__getitem__, Tensor.__setitem__)
@@ -120,7 +113,7 @@ class _Tracing:
         args, kwargs = arguments.given(given)
         before = kind_of((args, kwargs), id)
         with (
-            self._refusing(),
+            self._refusing(arguments),
             without_foreign_draws(self.unsupported),
             modes_as_before(),
             without_validation(),
@@ -172,7 +165,7 @@ class _Tracing:
         return tuple(found)
 
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
+    def _refusing(self, arguments: Arguments) -> Iterator[None]:
         try:
             yield
         except UnsupportedModule as error:
@@ -182,15 +175,12 @@ class _Tracing:
         except Exception as error:
             if files_of(error)[-1].startswith(_OWN):
                 raise
-            line = line_of(error)
-            said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-            said = next((reason for words, reason in SAID.items() if words in said), said)
-            place = self.shadow.place or "its own forward"
-            what = f"{self.functions[0]}, a Function" if self.functions else "it"
-            kind = UntracedFunction if self.functions else UnsupportedModule
+            function = self.functions[0] if self.functions else ""
+            text = why_untraced(error, function, arguments)
+            line, place = line_of(error), self.shadow.place or "its own forward"
+            kind = UntracedFunction if function else UnsupportedModule
             raise kind(
-                f"{type(self.module).__name__}, at {place}: torch cannot trace {what}: {said}. "
-                f"{DOOR}" + (f"; {line}" if line else "")
+                f"{type(self.module).__name__}, at {place}: {text}" + (f"; {line}" if line else "")
             ) from error
 
 
@@ -371,7 +361,8 @@ class _Calls(TorchFunctionMode):
         if found is None:
             read = f"a tensor's value as a number, by {func.__name__}(),"
             held = self._tracing.shadow.attribute_of(tensor)
-            what = f"{CONSTANT}, {held}," if held else CONSTANT
+            kind = FOREIGN if isinstance(tensor, nn.Parameter) else CONSTANT
+            what = f"{kind}, {held}," if held else kind
             what = read if getattr(func, "__name__", "") in READS else what
             raise self._tracing.unsupported(what)
         return found

@@ -79,6 +79,16 @@ class Result:
     elsewhere: bool = False
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def unraced(self) -> str | None:
+        """What is kept if no plan got through a race in time; None if one did."""
+        if not self.complete or self.race is not None or self.elsewhere:
+            return None
+        text = f"{self.budget_s:g} s were too short to race a plan"
+        if self.known is None:
+            return f"{text}: the network runs as it is, which is never slower"
+        return f"{text}: the plan that is used already stays"
+
 
 @dataclass(frozen=True)
 class StepsSum:

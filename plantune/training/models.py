@@ -59,9 +59,7 @@ class Models:
     def _new(self, inputs: tuple[Any, ...], kind: Hashable) -> Callable[..., Any]:
         if self._ranks is None:
             return self._tuned(inputs) or self.model
-        return (
-            agreed(self._ranks, repr(kind), lambda plan: self._tuned(inputs, plan)) or self.model
-        )
+        return agreed(self._ranks, repr(kind), lambda plan: self._tuned(inputs, plan)) or self.model
 
     def _agree(self, model: TunedModule) -> None:
         assert self._ranks is not None

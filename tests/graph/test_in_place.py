@@ -277,7 +277,7 @@ def parameter_through_a_view(m: Any, x: Tensor) -> Any:
 
 VIEWED = "an in-place op on a tensor of which a view is used later"
 CALLERS = "an in-place op on the input, which belongs to the caller,"
-STATE = "an in-place op on a parameter"
+STATE = r"aten\.\w+\.\w+, an in-place op on a parameter"
 REFUSED: list[tuple[Callable[..., Any], str]] = [
     (flattened, VIEWED),
     (piece_of_a_split, VIEWED),

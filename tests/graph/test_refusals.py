@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -130,12 +131,58 @@ def test_a_module_that_runs_what_no_trace_sees(layer: Any, what: str, calls: Any
         extract(nested(calls, layer()), IMAGE)
 
 
+def test_an_error_of_the_callers_own_names_the_call() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5))
+    with pytest.raises(UnsupportedModule) as caught:
+        extract(network, TensorType((2, 3, 9, 9), "float32"))
+    assert re.search(
+        r"Sequential, at 2: .* in the call \(\(2, 3, 9, 9\) float32\): RuntimeError: .*"
+        r"If the module itself raises this too, the call is wrong; else torch\.compile",
+        str(caught.value),
+    )
+
+
+class Unlisted(nn.Module):
+    """Has layers where torch does not see them, and a value that is computed when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = {"first": [nn.Linear(6, 6)]}
+        self.forwards: Any = None
+
+    @cached_property
+    def scale(self) -> float:
+        return 3.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forwards(self, x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (
+            lambda m, x: m.layers["first"][0](x),
+            r"a parameter that parameters\(\) does not list \(keep modules in an "
+            r"nn\.ModuleList\), self\.layers\['first'\]\[0\]\.weight, cannot be part",
+        ),
+        (lambda m, x: x * m.scale, r"self\.scale, a cached property that was not read before,"),
+        (lambda m, x: (x * 2.0).t_(), r"aten\.t_\.default, an in-place op whose result"),
+    ],
+)
+def test_what_is_refused_is_named_as_the_user_wrote_it(forward: Any, message: str) -> None:
+    module = Unlisted()
+    module.forwards = forward
+    with pytest.raises(UnsupportedModule, match=message):
+        extract(module, TensorType((2, 6), "float32"))
+
+
 @pytest.mark.parametrize(("forward", "message"), [*UNTRACED, *UNFIT])
 def test_what_torch_cannot_trace(forward: Any, message: str, calls: Any) -> None:
     with pytest.raises(UnsupportedModule) as caught:
         extract(rich(calls, forward), IMAGE)
     assert re.search(r"Calls, at layers\.1\.act(\.\w+)?: torch cannot trace it", str(caught.value))
-    assert re.search(rf"{message}.*\. {DOOR}; ", str(caught.value))
+    assert re.search(rf"{message}.*(\. |; else ){DOOR}; ", str(caught.value))
     assert ("must not branch or loop on them" in str(caught.value)) == (
         (forward, message) in UNTRACED
     )

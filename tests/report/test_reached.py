@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plantune.cli.search_report import longer_s, tried_text, unraced_text
+from plantune.cli.search_report import longer_s, tried_text
 from plantune.search.results import Result
 
 PLAN: Any = None
@@ -34,8 +34,10 @@ def test_a_longer_budget_is_advised(given: float, advised: float) -> None:
 
 def test_what_stays_without_a_race() -> None:
     short = replace(RESULT, budget_s=5.0)
-    assert unraced_text(short) == (
+    assert short.unraced == (
         "5 s were too short to race a plan: the network runs as it is, which is never slower"
     )
     found: Any = object()
-    assert "the plan that is used already stays" in unraced_text(replace(short, known=found))
+    assert "the plan that is used already stays" in str(replace(short, known=found).unraced)
+    for other in ({"complete": False}, {"race": found}, {"elsewhere": True}):
+        assert replace(short, **other).unraced is None

@@ -91,3 +91,19 @@ def test_images_in_16_bits_under_autocast(x, by_hand):
         torch.testing.assert_close(value, wanted.detach(), rtol=0.02, atol=0.02)
     (tuned,) = step._models._made.values()
     assert (tuned.stats().planned, tuned.stats().eager) == (3, 0)
+
+
+def test_another_model_loss_and_optimizer_may_take_their_places(
+    model, twin, eager, batches, assert_alike
+):
+    later, other = twin(model), twin(model)
+    step = TrainStep(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    step(*batches[0])
+    before = [parameter.clone() for parameter in model.parameters()]
+    step.model, step.loss = later, lambda y, wanted: 2 * cross_entropy(y, wanted)
+    step.optimizer = torch.optim.Adam(later.parameters(), 1e-2)
+    theirs = torch.optim.Adam(other.parameters(), 1e-2)
+    for x, y in batches:
+        torch.testing.assert_close(step(x, y), 2 * eager(other, theirs, x, y), rtol=1e-4, atol=1e-5)
+    assert_alike(later, other)
+    assert all(map(torch.equal, before, model.parameters()))

@@ -24,6 +24,7 @@ from plantune.rivals import runner_text
 from plantune.workload import Workload
 
 if TYPE_CHECKING:
+    from plantune.measure.machine_state import State
     from plantune.measure.race import Race
 
 
@@ -84,6 +85,7 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     from plantune.cli.bench_store import require_rivals, store_race
     from plantune.cli.quiet import wait_for_quiet
     from plantune.measure.machine_state import gpu_watcher, machine_for
+    from plantune.search.machine_log import MachineLog
     from plantune.space.arch import load_arch
 
     _require_steps(wanted, workload)
@@ -99,14 +101,15 @@ def bench_command(console: Console, place: Path | None, workload: Workload, want
     machine = machine_for(load_arch(workload.arch).kind, gpu_watcher(workload.arch))
     wait_for_quiet(wanted.budget, machine)
     race, attempts = _race(chosen, peers, wanted), Attempts()
-    id, told = None, ""
+    log, id, told = MachineLog(machine), None, ""
+    state = log.snapshot("race")
     if wanted.store:
-        storing = attempts.of(lambda: store_race(place, chosen, race, machine))
+        storing = attempts.of(lambda: store_race(place, chosen, race, log))
         id, told = storing or (None, "not stored")
-    document = {**_document(chosen, race, wanted), "stored_plan_id": id}
+    document = {**_document(chosen, race, wanted, state), "stored_plan_id": id}
     # The files first: a pipe that somebody closes ends the text.
     drawn = _write(console, wanted, document, attempts)
-    _show(console, chosen, race, document)
+    _show(console, chosen, race, document, wanted.budget)
     for line in filter(None, (drawn, told)):
         console.say(line)
     if console.json_file is None:
@@ -199,7 +202,9 @@ def _race(chosen: Chosen, peers: tuple[str, ...], wanted: Wanted) -> Race:
         return worker.race(raced, chosen.plan, peers, effort, wanted.seed, detailed=True)
 
 
-def _document(chosen: Chosen, race: Race, wanted: Wanted) -> dict[str, Any]:
+def _document(
+    chosen: Chosen, race: Race, wanted: Wanted, state: State | None = None
+) -> dict[str, Any]:
     from plantune.report.bench import bench_document
 
     searched = chosen.plan.evidence.get("search_s") if chosen.id is not None else None
@@ -208,11 +213,13 @@ def _document(chosen: Chosen, race: Race, wanted: Wanted) -> dict[str, Any]:
     timed = {"optimizer": "AdamW"} if wanted.step else {}
     workload = {**chosen.workload.to_json(), **timed}
     same_bits = bool(chosen.plan.evidence.get("deterministic"))
-    document = bench_document(race, here, workload, search_s=search_s)
+    document = bench_document(race, here, workload, search_s=search_s, machine=state)
     return {**document, "deterministic": same_bits}
 
 
-def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]) -> None:
+def _show(
+    console: Console, chosen: Chosen, race: Race, document: dict[str, Any], budget_s: float
+) -> None:
     runner = runner_text(chosen.plan.runner, chosen.plan.evidence)
     torch = document["environment"]["torch"]
     step = ", whole steps with AdamW" if "optimizer" in document["workload"] else ""
@@ -230,4 +237,6 @@ def _show(console: Console, chosen: Chosen, race: Race, document: dict[str, Any]
         console.say(line)
     if document["deterministic"]:
         console.say("the plan gives the same bits each time, which these times include")
+    for line in bench_text.advice(document, race, budget_s):
+        console.say(line)
     console.say(bold(bench_text.verdict(race)))

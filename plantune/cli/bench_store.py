@@ -14,7 +14,6 @@ from plantune.cli.lookup import Chosen, database, environment_here
 from plantune.rivals import COMPILED, Rivals
 
 if TYPE_CHECKING:
-    from plantune.measure.machine_state import Machine
     from plantune.measure.race import Race
     from plantune.plan import Plan
     from plantune.search.machine_log import MachineLog
@@ -32,19 +31,19 @@ def require_rivals(chosen: Chosen, peers: Iterable[str]) -> None:
 
 
 def store_race(
-    place: Path | None, chosen: Chosen, race: Race, machine: Machine
+    place: Path | None, chosen: Chosen, race: Race, log: MachineLog
 ) -> tuple[int | None, str]:
     """Stores the plan again, judged by this race; its new id, and a line that says so. None with
-    the reason if a way that is needed did not run.
+    the reason if a way that is needed did not run, or if the race decided nothing: noise would
+    choose who runs the network.
     """
     from plantune.plan_db.database import lies_in_file
     from plantune.plan_db.proofs import remember_proof
-    from plantune.search.machine_log import MachineLog
 
     if missing := _missing(chosen, race.timings):
         return None, f"not stored: {', '.join(missing)} did not run"
-    log = MachineLog(machine)
-    log.snapshot("race")
+    if race.ratio is not None and race.ratio.is_undecided:
+        return None, "not stored: this race did not decide who is faster"
     plan, here = _judged(chosen, race, log), environment_here(chosen.workload.arch)
     with database(place, read_only=False) as opened:
         id = opened.put_plan(plan, here)

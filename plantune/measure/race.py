@@ -7,21 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from plantune.cuda.flags import flags
-from plantune.device import Device, first_line
+from plantune.device import Call, Device, first_line
 from plantune.errors import PlantuneError, WorkerDied
 from plantune.measure.entrants import MOST_IMAGES, PLANTUNE, PLANTUNE_FROZEN, Entrant, Entrants
 from plantune.measure.latency import gpu_us, host_us, time_latencies
 from plantune.measure.limits import GPU_FAULTS
 from plantune.measure.phases import phases_us
 from plantune.measure.programs import NO_TIME, Say
+from plantune.measure.run_off import Turn, contenders, with_more_rounds
 from plantune.measure.subject import Raced
 from plantune.measure.timing import Effort, Interval, Timing, ratio_interval, time_interleaved
 from plantune.measure.watches import Watch, call_watch
+from plantune.measure.ways import LIVE
 from plantune.plan import Plan
 
 OURS = (PLANTUNE, PLANTUNE_FROZEN)
@@ -30,8 +31,9 @@ SAME, FRESH = "same", "fresh"
 # The part of the time that goes to queued calls; single ones have the rest.
 QUEUED_PART = 0.6
 # On busy cores a call may take a hundred times as long: after so many times the budget no round of
-# calls begins, however few there were.
-LONGEST = 6.0
+# calls begins, however few there were. Those of all ways end after a part of that, those of the
+# ways that may be the fastest after another one.
+LONGEST, ALL_PART, FEW_PART = 6.0, 0.35, 0.85
 NOT_BUILT = "the time for building was over before its turn"
 
 Sides = tuple[float | None, float | None]
@@ -80,9 +82,11 @@ class Race:
 
 
 def best_of(timings: Mapping[str, Timing], names: Sequence[str]) -> str | None:
-    """The fastest of these ways; None if none of them ran."""
+    """The fastest of these ways; None if none of them ran. If some had more rounds, one of them."""
     ran = [name for name in names if name in timings]
-    return min(ran, key=lambda name: timings[name].median_us, default=None)
+    most = max((timings[name].samples for name in ran), default=0)
+    longest = [name for name in ran if timings[name].samples == most]
+    return min(longest, key=lambda name: timings[name].median_us, default=None)
 
 
 def race(
@@ -177,9 +181,9 @@ def _timed(
     kinds = (SAME, FRESH) if detailed else (SAME,)
     calls = {(n, kind): getattr(e, kind) for n, e in ready.items() for kind in kinds}
     in_order, part = list(calls.values()), QUEUED_PART if detailed else 1.0
-    late = time.monotonic() + LONGEST * effort.budget_s
-    queueing = replace(effort, budget_s=part * effort.budget_s, until=effort.until or late)
-    queued = time_interleaved(in_order, queueing, watch) if calls else []
+    queueing, start = replace(effort, budget_s=part * effort.budget_s), time.monotonic()
+    late = start + LONGEST * effort.budget_s
+    queued = _queued(ready, calls, queueing, watch, late - start) if calls else {}
     left = replace(effort, budget_s=(1 - part) * effort.budget_s, until=late)
     single = time_latencies(in_order, left, watch) if detailed else []
     none: Sides = (None, None)
@@ -190,8 +194,8 @@ def _timed(
             entrant.build_s,
             entrant.cached,
             entrant.static,
-            _by_kind(name, calls, queued),
-            _by_kind(name, calls, single),
+            _by_kind(name, queued),
+            _by_kind(name, dict(zip(calls, single, strict=False))),
             *sides.get(name, none),
             _phases(entrant, device) if detailed else {},
         )
@@ -199,10 +203,41 @@ def _timed(
     }
 
 
-def _by_kind(
-    name: str, calls: Mapping[tuple[str, str], Any], timings: Sequence[Timing]
-) -> dict[str, Timing]:
-    return {kind: timing for (n, kind), timing in zip(calls, timings, strict=False) if n == name}
+def _queued(
+    ready: Mapping[str, Entrant],
+    calls: Mapping[Turn, Call],
+    effort: Effort,
+    watch: Watch,
+    longest_s: float,
+) -> dict[Turn, Timing]:
+    """Calls in a row: of all ways, then of some if the first rounds say too little of them."""
+    start, detailed = time.monotonic(), any(kind == FRESH for _, kind in calls)
+    ends = [start + part * longest_s for part in ((ALL_PART, FEW_PART) if detailed else (1.0,))]
+    first = replace(effort, until=effort.until or ends[0])
+    timed = time_interleaved([*calls.values()], first, watch)
+    queued = dict(zip(calls, timed, strict=True))
+    ours = [name for name in OURS if name in ready]
+    if not detailed or PLANTUNE not in ready or not _is_open(queued):
+        return queued
+    live = {name for name, entrant in ready.items() if entrant.promise == LIVE}
+    names = contenders(queued, ours, live - {*ours})
+    return with_more_rounds(queued, calls, names, replace(effort, until=ends[-1]), watch)
+
+
+def _is_open(queued: Mapping[Turn, Timing]) -> bool:
+    """Whether on any kind of images the ratio to the best way is not known well."""
+    return any(
+        ratio is not None and ratio.is_wide
+        for ratio in (_best_ratio(_of_kind(kind, queued), 0)[1] for kind in {k for _, k in queued})
+    )
+
+
+def _of_kind(kind: str, timings: Mapping[Turn, Timing]) -> dict[str, Timing]:
+    return {name: timing for (name, other), timing in timings.items() if other == kind}
+
+
+def _by_kind(name: str, timings: Mapping[Turn, Timing]) -> dict[str, Timing]:
+    return {kind: timing for (other, kind), timing in timings.items() if other == name}
 
 
 def _sides(ready: Mapping[str, Entrant], device: Device) -> dict[str, Sides]:
@@ -227,11 +262,16 @@ def _judged(details: Mapping[str, Detail], seed: int) -> Race:
 
 def _judged_on(kind: str, details: Mapping[str, Detail], seed: int) -> Race:
     timings = {name: detail.queued[kind] for name, detail in details.items()}
-    best = best_of(timings, [name for name in timings if name not in OURS])
-    ratio = None
-    if best is not None and PLANTUNE in timings:
-        ratio = ratio_interval(timings[PLANTUNE], timings[best], seed)
+    best, ratio = _best_ratio(timings, seed)
     return Race(timings, {}, best, ratio, images=kind)
+
+
+def _best_ratio(timings: Mapping[str, Timing], seed: int) -> tuple[str | None, Interval | None]:
+    """The best of the framework's ways, and the plan's time by its."""
+    best = best_of(timings, [name for name in timings if name not in OURS])
+    if best is None or PLANTUNE not in timings:
+        return best, None
+    return best, ratio_interval(timings[PLANTUNE], timings[best], seed)
 
 
 def _reason(error: Exception) -> str:

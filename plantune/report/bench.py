@@ -15,6 +15,7 @@ from plantune.measure.ways import LIVE
 
 if TYPE_CHECKING:
     from plantune.machine import Environment
+    from plantune.measure.machine_state import State
     from plantune.measure.race import Detail, Race
     from plantune.measure.timing import Interval, Timing
 
@@ -30,12 +31,14 @@ def bench_document(
     workload: Mapping[str, Any],
     *,
     search_s: float | None = None,
+    machine: State | None = None,
 ) -> dict[str, Any]:
     """All rows are medians and quartiles of one interleaved run, on the inputs of the headline.
 
     `peak_mib` is what a way takes of a GPU's memory, weights included. On a CPU it is null: all
     ways run in one process, and what each takes of its memory cannot be told apart. `search_s` is
-    what the plan's search took, null of plans that came with it.
+    what the plan's search took, null of plans that came with it. `machine` is what else happened
+    while the ways were built and timed, if somebody looked.
     """
     return {
         "environment": environment.to_json(),
@@ -51,6 +54,10 @@ def bench_document(
         "training_beside_inference": race.difference,
         "failures": dict(race.failures),
         "sm_mhz": _clocks(race.clocks_mhz),
+        "machine": {
+            "state": None if machine is None else machine.word,
+            "disturbed_by": None if machine is None else machine.reason or None,
+        },
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -18,6 +18,8 @@ NOISE = f"{NOISY} noisy: the quartiles are far apart, or other work ran on these
 ENOUGH_CALLS = 100
 FEW = "p99 is the slowest of {} calls here; a larger --budget times more"
 DIGITS = 3
+# A budget for a race that the first one left undecided.
+LONGER = 6
 INPUTS = {"same": "the same input in each call", "fresh": "{} inputs in turns"}
 
 
@@ -37,7 +39,20 @@ def verdict(race: Race) -> str:
     timing = next(iter(race.timings.values()))
     if timing.cut_short:
         return f"not decided, the time was up after {timing.samples} rounds: {said}"
+    if ratio.is_undecided:
+        return f"not decided, times vary too much from round to round: {said}"
     return f"a tie within the noise: {said}"
+
+
+def advice(document: Mapping[str, Any], race: Race, budget_s: float) -> list[str]:
+    """What disturbed the race, and how to get a better one where it decided nothing."""
+    reason = document["machine"]["disturbed_by"]
+    lines = [f"the machine was not quiet: {reason}"] if reason else []
+    if race.ratio is not None and race.ratio.is_undecided:
+        best = dict.fromkeys(filter(None, (race.best_baseline, document["best_live_baseline"])))
+        longer = f"--budget {LONGER * budget_s:g} --peers {','.join(best)}"
+        lines.append(f"measure again when nothing else runs, or longer with fewer ways: {longer}")
+    return lines
 
 
 def other_ratios(document: Mapping[str, Any]) -> list[str]:

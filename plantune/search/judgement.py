@@ -56,7 +56,8 @@ Duels = Mapping[str, Duel]
 def duels_of(race: Race) -> Duels:
     """The plan against each of its rivals."""
     ours = race.timings[PLANTUNE]
-    return {name: Duel(ours, theirs) for name, theirs in race.timings.items() if name not in OURS}
+    theirs = {name: timing for name, timing in race.timings.items() if name not in OURS}
+    return {name: Duel(*in_common(ours, timing)) for name, timing in theirs.items()}
 
 
 def repeated(duels: Duels, race: Race) -> Duels:

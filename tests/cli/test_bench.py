@@ -13,6 +13,7 @@ import pytest
 from plantune.canonical import Attrs
 from plantune.errors import WrongResult
 from plantune.machine import cpu_environment
+from plantune.measure.machine_state import Machine, State
 from plantune.measure.race import Race
 from plantune.measure.subject import Raced
 from plantune.measure.ways import baselines_for
@@ -68,12 +69,16 @@ def test_the_memory_of_each_way_is_in_its_row() -> None:
     assert [row["peak_mib"] for row in rows] == [12.5, None]
 
 
-def test_the_table_has_the_fastest_first_and_a_verdict(run: Run) -> None:
+def test_the_table_has_the_fastest_first_and_a_verdict(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "look", lambda machine: State(2, others=1.5, names=("a", "b")))
     result = run("bench", "--batch", 1)
     lines = result.stdout.splitlines()
     assert lines[2].split() == ["plantune", "live", "2.00", "2.00", "2.00", "to", "2.01", "0.500"]
     assert lines[3].startswith("torchscript  ")
     assert "torchscript is frozen; against the best live way: 0.400 of eager's time" in lines
+    assert lines[-2] == "the machine was not quiet: other processes took 1.5 of 2 cores (a, b)"
     assert "plantune is faster: 0.500 of torchscript's time (95 % interval" in lines[-1]
     assert max(map(len, lines)) <= 100
 

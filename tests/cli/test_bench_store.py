@@ -15,6 +15,7 @@ from plantune.canonical import Attrs
 from plantune.cli import bench, bench_store
 from plantune.errors import ForeignFile
 from plantune.machine import cpu_environment
+from plantune.measure.timing import Interval
 from plantune.measure.ways import baselines_for
 from plantune.plan import Plan
 from plantune.plan_db import database
@@ -196,3 +197,19 @@ def test_an_error_at_the_end_loses_nothing_of_the_race(
     assert (data["stored_plan_id"] is None) == (module is bench_store)
     assert json.loads((tmp_path / "bench.json").read_text()) == data
     assert (tmp_path / "bench.svg").exists() == (module is bench_store)
+
+
+def test_a_race_that_decides_nothing_does_not_choose_who_runs(
+    run: Run, store: Store, plan: Plan, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On busy cores: the best rival would run a network whose plan is the faster one."""
+    before, race = store(plan), worker.race
+
+    def disturbed(*arguments, **named):
+        return replace(race(*arguments, **named), ratio=Interval(1.36, 0.11, 16.2))
+
+    monkeypatch.setattr(worker, "race", disturbed)
+    result = run(*STORE)
+    assert result.exit_code == 1
+    assert "not stored: this race did not decide who is faster" in result.stdout
+    assert newest().id == before

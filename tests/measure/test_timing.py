@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import ast
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -277,6 +279,30 @@ def test_the_interval_narrows_with_rounds():
         return found.high - found.low
 
     assert width(200) < width(10)
+
+
+def drawn(rounds: int, noise: str, random: Random) -> tuple[Timing, Timing]:
+    """A call that takes 0.8 of another's time, in so many rounds."""
+
+    def taken(us: float, pace: float) -> float:
+        late = random.expovariate(8) if noise == "skewed" and random.random() < 0.3 else 0.0
+        return us * pace * (1 + late) * random.lognormvariate(0, 0.03)
+
+    paces = [1.7 if noise == "phases" and turn // 4 % 2 else 1.0 for turn in range(rounds)]
+    pairs = [(taken(80, pace), taken(100, pace)) for pace in paces]
+    ours, theirs = zip(*pairs, strict=True)
+    return Timing(ours), Timing(theirs)
+
+
+@pytest.mark.parametrize("rounds", [LEAST_SAMPLES, 12, 30])
+@pytest.mark.parametrize("noise", ["even", "skewed", "phases"])
+def test_the_interval_holds_the_true_ratio_as_often_as_it_says(noise, rounds):
+    """95 % in the long run; of 150 races two standard deviations of luck are 3.6 %."""
+    random = Random(3)
+    found = [ratio_interval(*drawn(rounds, noise, random), resamples=120) for _ in range(150)]
+    held = sum(interval.low <= 0.8 <= interval.high for interval in found)
+    assert held >= 0.9 * len(found)
+    assert statistics.median(f.high / f.low for f in found) < 1.25
 
 
 def test_a_real_call_is_timed():

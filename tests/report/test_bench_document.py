@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 
 from plantune.machine import cpu_environment
+from plantune.measure.machine_state import State
 from plantune.measure.race import Detail, Race
 from plantune.measure.timing import Interval, Timing, ratio_interval
 from plantune.report.bench import SAMPLES_KEPT, bench_document
 from plantune.report.bench_text import (
     Unit,
+    advice,
     other_ratios,
     phases_table,
     queued_table,
@@ -183,9 +185,27 @@ def test_without_phases_or_memory_there_are_no_columns_for_them(document: dict) 
 
 
 @pytest.mark.parametrize(
-    ("samples", "words"), [(3, "not decided, the time was up after 3 rounds: "), (5, "a tie")]
+    ("samples", "high", "words"),
+    [
+        (3, 1.1, "not decided, the time was up after 3 rounds: "),
+        (5, 1.1, "a tie within the noise: "),
+        (5, 1.2, "not decided, times vary too much from round to round: "),
+    ],
 )
-def test_too_few_rounds_are_no_tie(samples: int, words: str) -> None:
+def test_too_few_rounds_are_no_tie(samples: int, high: float, words: str) -> None:
     one = flat(1.0, samples=samples)
-    ran = Race({"plantune": one, "eager": one}, {}, "eager", Interval(0.24, 0.024, 2.4))
+    ran = Race({"plantune": one, "eager": one}, {}, "eager", Interval(1.0, 0.95, high))
     assert verdict(ran).startswith(words)
+
+
+def test_what_decides_nothing_says_why_and_what_to_do() -> None:
+    ran = race(plantune=detail(NOISY, NOISY), fast=detail(NOISY, NOISY, "frozen"))
+    ran = replace(ran, ratio=Interval(1.36, 0.11, 16.2))
+    busy = State(2, others=2.0, names=("python",))
+    told = advice(bench_document(ran, cpu_environment(), {}, machine=busy), ran, 10.0)
+    assert told == [
+        "the machine was not quiet: other processes took 2.0 of 2 cores (python)",
+        "measure again when nothing else runs, or longer with fewer ways: --budget 60 --peers fast",
+    ]
+    quiet = replace(ran, ratio=Interval(1.0, 0.99, 1.02))
+    assert advice(bench_document(quiet, cpu_environment(), {}, machine=State(2)), quiet, 10.0) == []

@@ -177,7 +177,7 @@ def training_rows() -> Iterator[list[str]]:
     """Both passes, or whole steps with an optimizer."""
     for what, files in TRAINED.items():
         for file in files:
-            (path,) = (ROOT / "benchmarks" / "h200").glob(f"2026-11-23-*{file}.json")
+            (path,) = (ROOT / "benchmarks" / "h200").glob(f"2026-11-2[34]-*{file}.json")
             bench = json.loads(path.read_text())
             rows = {row["name"]: row for row in bench["rows"]}
             own, best = rows["plantune"], rows[bench["best_baseline"]]

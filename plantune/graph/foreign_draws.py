@@ -1,5 +1,5 @@
-"""Random numbers that no trace sees: those that are no tensors, of which it would keep one draw for
-all calls, and what sets torch's own.
+"""What no trace sees a forward move: random numbers that are no tensors, of which it would keep one
+draw for all calls, objects that the module holds, and what sets torch's own generator.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
+
+from plantune.graph.held_objects import held_objects
 
 SETTERS = ("manual_seed", "seed", "set_state")
 # Where Dynamo keeps the generator; its wrapper of manual_seed() stands elsewhere.
@@ -29,19 +32,26 @@ UNUSED = (623, 624)
 
 
 @contextmanager
-def without_foreign_draws(refuse: Callable[[str], Exception]) -> Iterator[None]:
+def without_foreign_draws(module: nn.Module, refuse: Callable[[str], Exception]) -> Iterator[None]:
     """Raises what `refuse` makes if the code inside drew from Python's random numbers or numpy's,
-    such as to leave out a layer, or sets where torch's go on.
+    such as to leave out a layer, or sets where torch's go on, or moves what the module holds, which
+    is put back.
 
     Other threads draw from the same generators. Whether one is at it is seen while this one waits:
     then it is not known who drew, and nothing is raised.
     """
-    before, began_s = _states(), time.perf_counter()
+    held = held_objects(module)
+    before, began_s = {name: look() for name, look in LOOKS.items()}, time.perf_counter()
     with _unset(refuse):
         yield
-    for name, state in _states().items():
-        if state != before[name] and _stands(name, time.perf_counter() - began_s):
+    seconds = time.perf_counter() - began_s
+    for name, look in LOOKS.items():
+        if look() != before[name] and _stands(look, seconds):
             raise refuse(f"a forward that draws from {name}, which is no torch.rand,")
+    for each in held:
+        if each.has_moved and _stands(each.look, seconds):
+            each.restore()
+            raise refuse(f"a forward that {'draws from' if each.draws else 'changes'} {each.path}")
 
 
 @contextmanager
@@ -79,17 +89,13 @@ def _is_dynamos(frame: FrameType | None) -> bool:
     return False
 
 
-def _stands(name: str, seconds: float) -> bool:
-    """Whether nobody draws meanwhile."""
+def _stands(look: Callable[[], Any], seconds: float) -> bool:
+    """Whether nobody moves it meanwhile."""
     if threading.active_count() == 1:
         return True
-    state = _states()[name]
+    state = look()
     time.sleep(max(seconds, LEAST_S))
-    return bool(_states()[name] == state)
-
-
-def _states() -> dict[str, Any]:
-    return {"Python's random": random.getstate(), "numpy.random": _of_numpy()}
+    return bool(look() == state)
 
 
 def _of_numpy() -> tuple[Any, ...] | None:
@@ -103,3 +109,10 @@ def _of_numpy() -> tuple[Any, ...] | None:
 
 def _plain(part: Any) -> Any:
     return part.tobytes() if hasattr(part, "tobytes") else part
+
+
+# How Python's and numpy's own generators stand.
+LOOKS: dict[str, Callable[[], Any]] = {
+    "Python's random": random.getstate,
+    "numpy.random": _of_numpy,
+}

@@ -114,7 +114,7 @@ class _Tracing:
         before = kind_of((args, kwargs), id)
         with (
             self._refusing(arguments),
-            without_foreign_draws(self.unsupported),
+            without_foreign_draws(self.module, self.unsupported),
             modes_as_before(),
             without_validation(),
             under(arguments.autocast),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gc import get_referents
 from itertools import chain
@@ -9,7 +10,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, get_default_dtype, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from plantune.runtime import epoch
@@ -24,6 +25,7 @@ OF_ALL_MODULES: tuple[dict[Any, Any], ...] = tuple(
 OF_TORCH = frozenset(vars(nn.Module())) - {"training"} | {"_reversed_padding_repeated_twice"}
 # A container with more elements, such as a vocabulary, is watched as one object with a length.
 MOST_WATCHED = 1000
+CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 _requires_grad = attrgetter("requires_grad")
 
 
@@ -44,8 +46,10 @@ class Form:
         # How often calls came for which nothing is kept.
         self.waited: dict[Any, int] = {}
         self._moves = tensors.moves
+        # Of what a forward makes of Python's numbers.
+        self._default_dtype = get_default_dtype()
         values = _Frozen()
-        self.key = (*_structure(modules, values), _types(modules))
+        self.key = (*_structure(modules, values), _types(modules), self._default_dtype)
         self._containers = values.containers
         self._contents = [*chain.from_iterable(self._containers)]
         self.first = leading(module)
@@ -62,7 +66,7 @@ class Form:
         """Whether the module may be another one than when this was made; looks at its tensors."""
         tensors, watched = self.tensors, self._watched
         tensors.look()
-        if self._moves != tensors.moves:
+        if self._moves != tensors.moves or get_default_dtype() is not self._default_dtype:
             return True
         if watched.seen != epoch.count and watched.changed():
             return True
@@ -159,14 +163,14 @@ class _Frozen:
             return kind, value
         if kind in (float, complex) or _is_numpy_scalar(kind):
             return kind, repr(value)  # tells -0.0 from 0.0, and nan equals nan
-        if isinstance(value, (tuple, list, dict, set, frozenset)) and id(value) not in self._inside:
+        if isinstance(value, CONTAINERS) and id(value) not in self._inside:
             return self._contents(value)
         return _Same(value)
 
     def _contents(self, value: Any) -> object:
         if len(value) > MOST_WATCHED:
             return _Same(value), len(value)
-        if isinstance(value, (list, dict, set)):
+        if isinstance(value, (list, dict, set, deque)):
             self.containers += [value, value.values()] if isinstance(value, dict) else [value]
         self._inside.add(id(value))
         items = value.items() if isinstance(value, dict) else value

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from plantune.cuda.workspaces import foreign_dispatch_modes
 from plantune.errors import InputMismatch
@@ -21,6 +22,7 @@ from plantune.runtime.padding import Padding
 from plantune.runtime.torch_internals import (
     PRE_DISPATCH,
     dispatch_modes,
+    function_modes,
     has_transforms,
     is_included,
     tracing_state,
@@ -149,6 +151,12 @@ def level_of_caller() -> int:
     return level
 
 
+def _foreign_function_modes() -> bool:
+    """Whether there are others than torch.set_default_device() and `with torch.device()` make."""
+    every = map(torch._C._get_function_stack_at, range(function_modes()))
+    return not all(isinstance(mode, DeviceContext) for mode in every)
+
+
 def transform_of(args: Iterable[Any]) -> str | None:
     """What records or transforms such a call: it needs the module's own operations."""
     if tracing_state() is not None:
@@ -166,4 +174,6 @@ def transform_of(args: Iterable[Any]) -> str | None:
                 why = "a module around it is traced"
         elif isinstance(x, fx.Proxy):
             why = "torch.fx traces it"
+    if why is None and function_modes() and _foreign_function_modes():
+        why = "a mode sees each function of torch's that it calls"
     return why

@@ -78,6 +78,7 @@ asks_for_determinism: Any = torch._C._get_deterministic_algorithms
 # What records or transforms operations: torch.jit.trace, dispatch modes, torch.func.
 tracing_state: Any = torch._C._get_tracing_state
 dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+function_modes: Any = torch._C._len_torch_function_stack
 has_transforms: Any = torch._C._are_functorch_transforms_active
 # The tensor inside of one that a transform left behind, else the same one.
 unwrapped: Any = torch._C._functorch.unwrap_if_dead

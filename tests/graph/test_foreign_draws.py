@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
 import threading
+import types
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,11 +88,12 @@ def test_a_forward_that_draws_while_another_thread_rests() -> None:
 
 
 FIRST = """
+from torch import nn
 from plantune.graph.foreign_draws import without_foreign_draws
-with without_foreign_draws(SystemExit):
+with without_foreign_draws(nn.Identity(), SystemExit):
     import numpy.random
     print("loaded", flush=True)
-with without_foreign_draws(SystemExit):
+with without_foreign_draws(nn.Identity(), SystemExit):
     numpy.random.rand()
 """
 
@@ -156,3 +161,63 @@ class Compiled(nn.Linear):
 def test_a_forward_may_call_what_dynamo_compiles() -> None:
     """It sets the generator to what it was before."""
     plantune.optimize(Compiled(3, 3).eval(), torch.randn(2, 3))
+
+
+class Holding(nn.Module):
+    """Its forward moves what it holds."""
+
+    def __init__(self, held: Any, move: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.layer, self.held, self.move = nn.Linear(3, 3), held, move
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.move(self.held)
+
+
+def counted(held: Any) -> float:
+    held.calls += 1
+    return float(held.calls)
+
+
+def queued(held: Any) -> float:
+    held.append(2.0)
+    return float(held[-1])
+
+
+def summed(held: Any) -> float:
+    held += 1
+    return float(held.sum())
+
+
+MOVED = {
+    "Python's generator": (lambda: random.Random(3), random.Random.random),
+    "numpy's generator": (lambda: np.random.default_rng(3), np.random.Generator.random),
+    "numpy's old one": (lambda: np.random.RandomState(3), np.random.RandomState.rand),
+    "one in a list": (lambda: [random.Random(3)], lambda held: held[0].random()),
+    "a counter": (lambda: types.SimpleNamespace(calls=0), counted),
+    "a queue": (lambda: deque([1.0], maxlen=4), queued),
+    "an array": (lambda: np.zeros(3), summed),
+}
+
+
+@pytest.mark.parametrize(("make", "move"), MOVED.values(), ids=MOVED)
+def test_what_a_module_holds_and_a_forward_moves(
+    make: Callable[[], Any], move: Callable[[Any], float]
+) -> None:
+    """It is where it was afterwards, so that the module itself goes on as if it was never tried."""
+    module = Holding(make(), move)
+    with pytest.raises(UnsupportedModule, match=r"forward that (draws from|changes) self\.held"):
+        plantune.optimize(module, torch.randn(2, 3))
+    assert move(module.held) == move(make())
+
+
+def test_a_forward_that_only_counts_up_is_refused() -> None:
+    with pytest.raises(UnsupportedModule, match=r"changes self\.held"):
+        plantune.optimize(Holding(itertools.count(1), next), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    "held", [random.Random(3), deque([1.0]), np.ones(3), types.SimpleNamespace(calls=2, seen=[])]
+)
+def test_what_is_held_and_not_moved(held: Any) -> None:
+    plantune.optimize(Holding(held, lambda _: 2.0), torch.randn(2, 3))

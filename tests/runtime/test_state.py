@@ -6,7 +6,7 @@ import copy
 import sys
 import types
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import numpy as np
 import pytest
@@ -90,6 +90,7 @@ class TestAttributes:
             ({"a": [1.0]}, lambda gain: gain["a"].__setitem__(0, 3.0)),
             (OrderedDict(a=1.0), lambda gain: gain.update(a=np.float64(3))),
             ({1.0}, lambda gain: (gain.clear(), gain.add(3.0))),
+            (deque([1.0]), lambda gain: gain.__setitem__(0, 3.0)),
         ],
     )
     def test_a_container_changed_inside(self, old, change, images, follows):

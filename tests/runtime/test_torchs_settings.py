@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -135,3 +135,30 @@ def test_gradients_under_a_setting(name, module, x, tuned, close):
             network(x).square().sum().backward()
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         close(ours.grad, theirs.grad)
+
+
+class OfNumbers(nn.Module):
+    """Makes tensors of Python's numbers, and floats of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.head(x) * torch.ones(6), (x > 0).sum(1) / 3, x.long().exp()
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_the_default_dtype_changes_between_calls(mode, tuned, close):
+    x = torch.randn(4, 6)
+    model = tuned(OfNumbers(), x, mode, "default")
+    eager = copy.deepcopy(model.reference)
+    with torch.no_grad():
+        for around in (nullcontext, SETTINGS["default dtype float64"]) * 2:
+            with around():
+                found, wanted = model(x), eager(x)
+            for ours, theirs in zip(found, wanted, strict=True):
+                close(ours, theirs)
+                assert ours.dtype == theirs.dtype
+            assert model.last_call().how == "planned"
+    assert model.stats().instances == 2

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
+from torch.overrides import TorchFunctionMode
 
 from plantune import optimize
 from plantune.graph.extract import extract
@@ -55,6 +56,21 @@ def test_an_input_that_a_transform_left_behind(pair, x, close):
         ours, model.head.weight.grad = model.head.weight.grad, None
         module(x).square().sum().backward()
         close(ours, module.head.weight.grad)
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        return made * 2 if function is torch.relu else made
+
+
+def test_a_mode_that_sees_functions(pair, x, close):
+    module, model = pair
+    with Doubled(), torch.device("cpu"):
+        close(model(x), module(x))
+    assert model.last_call().how == "eager"
+    close(model(x), module(x))
+    assert model.last_call().how == "planned"
 
 
 class TestFunctional:

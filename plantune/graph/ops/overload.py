@@ -54,7 +54,7 @@ class OverloadOp(Op):
         self.arity = None
 
     def infer(self, inputs: Sequence[TensorType], attrs: Attrs) -> Types:
-        made = _inferred(self, tuple(inputs), attrs)
+        made = _inferred(self, tuple(inputs), attrs, torch.get_default_dtype())
         return (*made, HISTORY) if WANTED in attrs else made
 
     def evaluate(self, inputs: Sequence[Tensor], attrs: Attrs) -> tuple[Tensor, ...]:
@@ -168,7 +168,10 @@ def _tensors_of(result: Any) -> list[Tensor]:
 
 
 @lru_cache(4096)
-def _inferred(op: OverloadOp, inputs: tuple[TensorType, ...], attrs: Attrs) -> Types:
+def _inferred(
+    op: OverloadOp, inputs: tuple[TensorType, ...], attrs: Attrs, default: torch.dtype
+) -> Types:
+    """Of what is asked for without a dtype, `default` is what torch makes now."""
     tensors = [torch.empty(t.shape, dtype=t.torch_dtype, device="meta") for t in inputs]
     try:
         made = _tensors_of(op.call(tensors, attrs))

@@ -34,6 +34,10 @@ class UntracedFunction(UnsupportedModule):
     """
 
 
+class NoSecondGradient(PlantuneError, NotImplementedError):
+    """A gradient of a gradient was asked for, which no plan has."""
+
+
 class InvalidGraph(PlantuneError):
     """A layer graph breaks one of its own rules."""
 

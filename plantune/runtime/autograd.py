@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plantune.errors import WeightsChanged
+from plantune.errors import NoSecondGradient, WeightsChanged
 from plantune.graph.differentiate import gradient_name
 from plantune.graph.graph import Graph
 from plantune.runtime.captured import CapturedProgram
@@ -57,7 +57,7 @@ class TunedPass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *output_gradients: Tensor) -> Any:
         if torch.is_grad_enabled():
-            raise NotImplementedError(
+            raise NoSecondGradient(
                 "plantune has no double backward (create_graph=True); use the module that was "
                 "given to optimize for that"
             )

@@ -31,11 +31,22 @@ class Models:
         self._made: dict[Hashable, Callable[..., Any]] = {}
         self._agreed = ranks is None
         self._seen = 0
+        self._themselves: nn.Module | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         model = self._for(inputs)
         self._seen += not isinstance(model, TunedModule) or model.is_hooked()
         return model(*inputs)
+
+    def run_themselves(self, why: str) -> bool:
+        """Leaves the plans; False if that was done before."""
+        if self._themselves is not None:
+            return False
+        model = self.model
+        self._themselves = model.reference if isinstance(model, TunedModule) else model
+        text = f"{type(self._themselves).__name__} runs itself in this TrainStep: {why}"
+        warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
+        return True
 
     def seen(self) -> int:
         """How many calls there were whose inputs more than a plan may have read."""
@@ -44,6 +55,8 @@ class Models:
         return self._seen + sum(eager.values())
 
     def _for(self, inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        if self._themselves is not None:
+            return self._themselves
         if isinstance(self.model, TunedModule):
             if not self._agreed:
                 self._agree(self.model)

@@ -30,6 +30,7 @@ from plantune.training.own_state import state_of
 from plantune.training.random_state import load_random_state, random_state
 from plantune.training.replays import Passes, Replays
 from plantune.training.rules import has_hooks
+from plantune.training.second_gradients import PlansOrModel
 from plantune.training.settings import Settings
 from plantune.training.update import FlatGradients, Rules, TorchUpdate, Update
 
@@ -78,6 +79,7 @@ class TrainStep:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         _refuse_wrappers(model)
         _refuse_others(optimizer)
+        _refuse_scalers(scale)
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
@@ -253,7 +255,8 @@ class TrainStep:
 
         modules = self._modules()
         told = self._models.seen, self._settings.now, partial(state_of, modules, self.loss)
-        passes = Passes(run, gradients, self._update, modules, *told)
+        run_any = PlansOrModel(run, self._models, told[-1], device)
+        passes = Passes(run_any, gradients, self._update, modules, *told)
         if device.type != "cuda":
             return passes
         return Replays(passes, device, None if others is None else others.ranks)
@@ -295,6 +298,15 @@ def _refuse_others(optimizer: Optimizer) -> None:
         raise ValueError(
             "SparseAdam takes sparse gradients alone, and those of a TrainStep are dense: "
             "take Adam, or step the module itself"
+        )
+
+
+def _refuse_scalers(scale: object) -> None:
+    """torch's own moves its scale on the host, after each step."""
+    if scale is not None and not isinstance(scale, LossScale):
+        raise TypeError(
+            f"scale is a plantune.LossScale, got a {type(scale).__name__}; a GradScaler's state "
+            "goes on in one: LossScale().load_state_dict(scaler.state_dict())"
         )
 
 

@@ -7,13 +7,15 @@ import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from statistics import median
 
 import pytest
 
 from plantune.canonical import Attrs
 from plantune.default_plans import COMPILED, default_plan, hand_plan
 from plantune.machine import cpu_environment
-from plantune.measure.timing import Timing
+from plantune.measure.timing import Timing, ratio_interval
 from plantune.plan_db.database import PlanDatabase
 from plantune.space.search_space import load_search_space
 from plantune.workload import Workload
@@ -84,6 +86,30 @@ def test_a_make_with_few_rounds_costs_the_others_none() -> None:
     for name, us in takes.items():
         assert [each.samples_us for each in found[name]] == [(us,) * n for n in (5, 20, 20, 20)]
         assert tool["whole"](found[name]).samples == 65
+
+
+def test_the_interval_knows_that_rounds_of_one_make_are_alike() -> None:
+    """Each make of a plan is off by 2.5 %, whatever its rounds say: rounds alone seem to be sure."""
+    tool, random = runpy.run_path(str(ROOT / "tools" / "compare")), Random(4)
+    tool["ratio"].__globals__["RESAMPLES"] = 80  # as runpy has it: the tool's own
+
+    def made(us: float, apart: float) -> list[Timing]:
+        offs = [random.lognormvariate(0, apart) for _ in range(6)]
+        return [
+            Timing(tuple(us * off * random.uniform(0.97, 1.03) for _ in "8 rounds")) for off in offs
+        ]
+
+    held, apart, alone = 0, [], []
+    for _ in range(60):
+        ours, theirs = made(80, 0.025), made(100, 0.0)
+        found = tool["ratio"](ours, theirs)
+        held += found["low"] <= 0.8 <= found["high"]
+        apart.append(found["high"] / found["low"] - 1)
+        rounds = ratio_interval(tool["whole"](ours), tool["whole"](theirs), resamples=80)
+        alone.append(rounds.high / rounds.low - 1)
+    assert held >= 50
+    assert median(apart) > 1.3 * median(alone)
+    assert found["ratio"] == pytest.approx(rounds.ratio, abs=1e-4)
 
 
 def test_plans_that_choose_the_same_are_alike_whatever_they_measured() -> None:

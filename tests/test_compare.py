@@ -89,14 +89,14 @@ def test_a_make_with_few_rounds_costs_the_others_none() -> None:
 
 
 def test_the_interval_knows_that_rounds_of_one_make_are_alike() -> None:
-    """Each make of a plan is off by 2.5 %, whatever its rounds say: rounds alone seem to be sure."""
+    """Each make of a plan is off by 2.5 %, whatever its rounds say, which seem to be sure."""
     tool, random = runpy.run_path(str(ROOT / "tools" / "compare")), Random(4)
     tool["ratio"].__globals__["RESAMPLES"] = 80  # as runpy has it: the tool's own
 
     def made(us: float, apart: float) -> list[Timing]:
-        offs = [random.lognormvariate(0, apart) for _ in range(6)]
+        means = [us * random.lognormvariate(0, apart) for _ in range(6)]
         return [
-            Timing(tuple(us * off * random.uniform(0.97, 1.03) for _ in "8 rounds")) for off in offs
+            Timing(tuple(mean * random.uniform(0.97, 1.03) for _ in range(8))) for mean in means
         ]
 
     held, apart, alone = 0, [], []

@@ -118,12 +118,20 @@ def _randomise(module: nn.Module, random: torch.Generator, scale: float) -> None
             parameter.uniform_(0.5 * scale, scale, generator=random)
 
 
+def rounded_again(network: Called, graph: Graph, case: Case, random: torch.Generator) -> Results:
+    """The framework's results on the case's images after one random rounding."""
+    moved = [_rounded(x, random) if x.is_floating_point() else x for x in case.inputs]
+    return _of_framework(network, graph, moved, case.seeds)
+
+
 def _moved(x: Tensor, random: torch.Generator) -> Tensor:
     """Images in float64, after one random rounding: the framework is its own reference there, and
     what a rounding changes no plan can be blamed for.
     """
-    if x.dtype != torch.float64:
-        return x
+    return _rounded(x, random) if x.dtype == torch.float64 else x
+
+
+def _rounded(x: Tensor, random: torch.Generator) -> Tensor:
     noise = torch.empty_like(x).uniform_(-1, 1, generator=random)
     return x * (1 + torch.finfo(x.dtype).eps / 2 * noise)
 

@@ -83,6 +83,14 @@ def _joined(one: Distance, other: Distance) -> Distance:
     return Distance(max(one.ours, other.ours), max(one.theirs, other.theirs), one.tolerance)
 
 
+def widened(one: Distance, other: Distance) -> Distance:
+    """With the framework's error of two runs, the larger one."""
+    if isinstance(one, Pooled) and isinstance(other, Pooled):
+        (ours, theirs, size), (_, again, _) = one.squares, other.squares
+        return Pooled.of((ours, max(theirs, again), size), one.tolerance)
+    return Distance(one.ours, max(one.theirs, other.theirs), one.tolerance)
+
+
 def names_of(graph: Graph) -> list[str]:
     return [f"output {index}" for index in range(len(graph.outputs))]
 

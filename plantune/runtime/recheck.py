@@ -20,7 +20,7 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.graph import Graph
 from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
-from plantune.runtime.cases import SEED, Called, Case, judgeable, moving, near
+from plantune.runtime.cases import SEED, Called, Case, judgeable, moving, near, rounded_again
 from plantune.runtime.copies import copied
 from plantune.runtime.distances import (
     BUFFER,
@@ -31,6 +31,7 @@ from plantune.runtime.distances import (
     distances,
     joined,
     names_of,
+    widened,
 )
 from plantune.runtime.program import Program
 from plantune.runtime.stock import device_of
@@ -46,6 +47,10 @@ HOPELESS = 8.0
 # A framework's gradient that is further off is chaotic itself, and excuses no other one. Jumps of
 # up to 6e-4 were seen (se_resnet9_fixup, batch 64, float32).
 MOST_JUMP = 1e-2
+# So often the framework runs again on a draw whose inputs it may have rounded luckily. Of a maximum
+# whose two largest elements are a rounding apart each run takes the other one in about half of all
+# cases, and the gradient jumps: by 2 % on one of seven draws (volo_d1_224, float32).
+AGAIN = 8
 
 
 def recheck(
@@ -68,17 +73,22 @@ def recheck(
     device = device_of(module, otherwise)
     call = arguments or Arguments(tuple(type_ for _, type_ in graph.inputs))
     # Of its own, so that loading a model moves no random number of the user's.
-    random = torch.Generator(device).manual_seed(0)
+    random, roundings = (torch.Generator(device).manual_seed(seed) for seed in range(2))
     with _plainly(device), kept_numbers(device):
         network = Called(copied(module), call)
         program = Program(graph, plan, space, device)
         found: Distances = {}
+        excused: Distances = {}
         for draw in range(1, MOST_DRAWS + 1):
             case = judgeable(network, graph, random)
+            before = _updated(network.module, graph)
             ours = _of_program(program, network.module, case)
-            found = joined(found, dict(distances(graph, ours, case.theirs, case.exact)))
+            now = dict(distances(graph, ours, case.theirs, case.exact))
+            found = joined(found, now)
             jump = _worst_jump(graph, found)
-            wrong = {what: d for what, d in found.items() if not d.ours <= max(d.bound, jump(what))}
+            with _as_before(network.module, before):
+                excused = joined(excused, _excused(network, graph, case, now, jump, roundings))
+            wrong = {w: d for w, d in excused.items() if not d.ours <= max(d.bound, jump(w))}
             if not wrong and (draw >= DRAWS or not graph.gradients):
                 return
             if draw >= DRAWS and any(map(_is_surely_wrong, wrong.items())):
@@ -88,6 +98,50 @@ def recheck(
     raise WrongResult(f"the plan for {plan.problem.network}: {text}", first.ours, first.bound)
 
 
+def _excused(
+    network: Called,
+    graph: Graph,
+    case: Case,
+    found: Distances,
+    jump: Callable[[str], float],
+    random: torch.Generator,
+) -> Distances:
+    """The distances of one draw. Where the plan is beyond a bound, the framework's errors are the
+    largest of those on inputs that differ by a rounding: what these change no plan is blamed for.
+    """
+    for _ in range(AGAIN if _is_wide(graph) else 0):
+        if all(d.ours <= max(d.bound, jump(what)) for what, d in found.items()):
+            break
+        theirs = rounded_again(network, graph, case, random)
+        others = dict(distances(graph, theirs, theirs, case.exact))
+        found = {what: widened(d, others[what]) for what, d in found.items()}
+    return found
+
+
+def _updated(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
+    """What a pass changes, as it is before."""
+    buffers = dict(module.named_buffers())
+    return {name: buffers[name].clone() for name, _ in graph.updates}
+
+
+@contextmanager
+def _as_before(module: nn.Module, before: dict[str, torch.Tensor]) -> Iterator[None]:
+    """With the buffers of another time."""
+    buffers = dict(module.named_buffers())
+    now = {name: buffers[name].clone() for name in before}
+    try:
+        for name, value in before.items():
+            buffers[name].copy_(value)
+        yield
+    finally:
+        for name, value in now.items():
+            buffers[name].copy_(value)
+
+
+def _is_wide(graph: Graph) -> bool:
+    return all(type_.torch_dtype.itemsize >= 4 for _, type_ in graph.parameters)
+
+
 def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:
     """What one input of a ReLU may do to a gradient if rounding moves it across zero: as much as it
     did to the framework's worst gradient.
@@ -95,9 +149,8 @@ def _worst_jump(graph: Graph, found: Distances) -> Callable[[str], float]:
     In float32 such jumps are rare and far larger than all rounding: a few draws may show some of
     the plan's and none of the framework's. In 16 bits each draw has many of both.
     """
-    rare = all(type_.torch_dtype.itemsize >= 4 for _, type_ in graph.parameters)
     gradients = [d.theirs for what, d in found.items() if what.startswith(GRADIENT)]
-    worst = min(max(gradients, default=0.0), MOST_JUMP) if rare else 0.0
+    worst = min(max(gradients, default=0.0), MOST_JUMP) if _is_wide(graph) else 0.0
     return lambda what: worst if what.startswith(GRADIENT) else 0.0
 
 

@@ -151,7 +151,11 @@ struct GroupedConv {
       const long long at = ((tile.image * Conv::kH + h) * Conv::kW + w) * kC + channel;
       copy_16<kAligned>(shared + pixel * kInPitch + chunk, a.x + (there ? at : 0), there);
     }
-    if constexpr (kAligned) asm volatile("cp.async.wait_all;" ::: "memory");
+    if constexpr (kAligned) wait_for_copies();
+  }
+
+  static __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
   }
 
   /// The same of an image of few channels: each word has a pixel and its right neighbour.
@@ -333,6 +337,7 @@ struct GroupedConv {
     if constexpr (Expression::kResidual) load_residual<kAligned>(a, tile, out);
     if constexpr (kFew > 0) {
       load_few(a, tile, shared);
+      if constexpr (Expression::kResidual && kAligned) wait_for_copies();
     } else {
       load<kAligned>(a, tile, shared);
     }

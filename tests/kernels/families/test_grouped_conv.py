@@ -83,6 +83,9 @@ STEPS = {
     "a pool of few pixels": pooled(x=(2, 32, 5, 8)),
     "a pool of a few rows": pooled(x=(1, 32, 6, 50)),
     "three channels": grouped("add_channel", "relu", x=(2, 3, 19, 21), outputs=16, groups=1),
+    "three channels, added to": grouped(
+        "add_channel", "residual", "relu", x=(2, 3, 19, 21), outputs=16, groups=1
+    ),
     "three channels and a pool": pooled("add_channel", x=(2, 3, 64, 64), outputs=16, groups=1),
     "three channels, odd": pooled(*NORM, "relu", x=(3, 3, 33, 35), outputs=24, groups=1),
     "one channel": pooled(x=(2, 1, 28, 28), outputs=8, groups=1, filter=(5, 5), padding=(2, 2)),
@@ -257,6 +260,17 @@ def test_shared_memory_is_that_of_both_tiles(step_of):
     parts = FAMILY.parts(step_of(grouped(), "float16"))
     assert parts.shared_bytes(CONFIG) == 16 * (6 * 10 * 5 + 4 * 8 * 5)
     assert parts.blocks(CONFIG) == (2 * math.ceil(9 / 4) * math.ceil(11 / 8), 1)
+
+
+@pytest.mark.parametrize("name", ["three channels, added to", "no groups"])
+def test_what_is_added_has_come_before_it_is_read(step_of, name):
+    """Copies that no thread waits for may come after the sums that need them."""
+    step, arch = step_of(STEPS[name], "float16"), load_arch("sm80")
+    text = FAMILY.build_portable(FAMILY.parts(step), CONFIG, arch).image.decode()
+    aligned = text.split(".entry run(")[1].split(".entry")[0]
+    last_copy = aligned.rindex("cp.async.cg")
+    barrier = aligned.index("bar.sync", last_copy)
+    assert "cp.async.wait_all" in aligned[last_copy:barrier]
 
 
 @pytest.mark.parametrize(

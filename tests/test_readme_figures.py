@@ -237,6 +237,52 @@ def test_headlines_are_rows_of_the_results() -> None:
         assert any(figures <= row for row in known), cells
 
 
+def test_the_headline_of_two_cores_is_beside_the_fastest_way() -> None:
+    """Whatever that promises, also if it needs a compiler."""
+    race = read("benchmarks/2026-11-23-cpu-three-searches-batch4.json")
+    times = {row["name"]: row["median_ms"] for row in race["rows"]}
+    ways = [name for name in times if not name.startswith("plan ")]
+    best = min(ways, key=times.__getitem__)
+    ratios = span([race["ratios"][f"plan {plan}"][best]["ratio"] for plan in race["plans"]], ".2f")
+    low, high = ratios.split(" to ")
+    (line,) = [line for line in README.splitlines() if "two cores of an EPYC |" in line]
+    assert line.endswith(f"| {best} | {low} to **{high}** |")
+
+
+def test_on_two_cores_both_kinds_of_rivals_are_told_at_every_batch() -> None:
+    rows = {row[0]: row for row in rows_of("AMD EPYC")}
+    assert rows.keys() == {"1", "4", "8", "32"}
+    text = " ".join(README.split())
+
+    def across(batches: list[str], column: int) -> str:
+        found = [float(x) for b in batches for x in re.findall(r"\d\.\d\d", rows[b][column])]
+        return span(found, ".2f")
+
+    of_frozen, of_others = ([across([*b], c) for b in ("1", ("4", "8", "32"))] for c in (4, 3))
+    assert (
+        f"{of_frozen[0]} of compile-frozen's time with one image and {of_frozen[1]} with 4 or "
+        f"more; of the best way that needs no compiler {of_others[0]}, and {of_others[1]}."
+    ) in text
+
+
+def test_what_single_calls_take_is_what_their_file_says() -> None:
+    name = "benchmarks/h200/2026-11-23-calls.jsonl"
+    (text,) = [" ".join(part.split()) for part in RESULTS.split("\n\n") if "bare launches" in part]
+    rows = [json.loads(line) for line in (ROOT / name).read_text().splitlines()]
+    calls = {(row["workload"]["model"], row["workload"]["batch"]): row for row in rows}
+    host = [row["host_us"]["same input"] for (model, _), row in calls.items() if "se_" in model]
+    assert f"needed {span(host, '.1f')} us for a call in a row" in text
+    of_many, of_one = (calls["se_resnet9_fixup", n]["late"] for n in (128, 1))
+    for late, words in ((of_many, "{:,} single calls at batch 128"), (of_one, "{:,} at batch 1")):
+        own = late["same input"]
+        assert words.format(own["calls"]) in text
+        assert f"{own['p99.9_by_p50']:.2f}" in text
+        assert f"{late['bare replay']['p99.9_by_p50']:.2f}" in text
+        assert f"{late['bare replay']['p50_us']:.0f}" in text
+    firsts = (read(link)["seconds"] for link in LINK.findall(text) if "first-output" in link)
+    assert [f"{seconds:.1f} s" in text for seconds in firsts] == [True, True]
+
+
 @pytest.mark.parametrize("network", ["airbench94", "resnet50"])
 def test_accuracies_in_pairs_are_those_of_their_runs(network: str) -> None:
     name = f"benchmarks/h200/2026-11-23-cifar-{network}-pairs.json"

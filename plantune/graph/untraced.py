@@ -13,6 +13,9 @@ PACKS = (
 )
 SAID = dict.fromkeys(("to number", "nonzero", "meta tensors", "data-dependent"), BY_VALUE)
 SAID["'lengths' argument"] = PACKS
+SAID["_nested_tensor_from_mask"] = (
+    "it makes nested tensors. Make the nn.TransformerEncoder with enable_nested_tensor=False"
+)
 SAID["does not have a grad_fn"] = "it takes gradients itself, by torch.autograd"
 
 
@@ -23,6 +26,9 @@ def why_untraced(error: Exception, function: str, arguments: Arguments) -> str:
     what = f"{function}, a Function" if function else "it"
     first = str(error).strip().partition("\n")[0].rstrip(".")
     reason = next((reason for words, reason in SAID.items() if words in first), None)
+    op, without_memory, _ = first.partition(": attempted to run this operator with Meta tensors")
+    if without_memory and reason is None:
+        reason = f"torch does not know which shapes {op} makes"
     if reason is not None:
         return f"torch cannot trace {what}: {reason}. {DOOR}"
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__

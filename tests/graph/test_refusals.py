@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from plantune.errors import UnsupportedModule
+from plantune.graph.arguments import Arguments
 from plantune.graph.extract import extract
+from plantune.graph.trace import trace
 from plantune.graph.types import TensorType
 
 IMAGE = TensorType((2, 4, 6, 6))
@@ -140,6 +142,17 @@ def test_an_error_of_the_callers_own_names_the_call() -> None:
         r"If the module itself raises this too, the call is wrong; else torch\.compile",
         str(caught.value),
     )
+
+
+def test_nested_tensors_are_said_to_be_avoidable() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    arguments = Arguments(
+        (TensorType((3, 7, 8)),), {"src_key_padding_mask": TensorType((3, 7), "bool")}
+    )
+    with pytest.raises(UnsupportedModule, match="with enable_nested_tensor=False"):
+        trace(nn.TransformerEncoder(layer, 2).eval(), arguments)
+    apart = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    assert trace(apart, arguments).records
 
 
 class Unlisted(nn.Module):

@@ -34,15 +34,22 @@ def cache_folder() -> Path:
     If neither can be written, a folder that is removed at the end of this process.
     """
     named = os.environ.get("PLANTUNE_CACHE_DIR")
-    user = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(named) if named else Path(user) / "plantune"
+    # Where no shell reads the variable, as in a unit file, "~" arrives as it is.
+    folder = Path(os.path.expanduser(named)) if named else Path(_users_cache()) / "plantune"
+    why = "it is read-only"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    except OSError:
-        pass
-    return _folder_of_process()
+    except OSError as error:
+        why = error.strerror
+    return _folder_of_process(f"{folder}: {why}")
+
+
+def _users_cache() -> str:
+    """A relative XDG_CACHE_HOME does not count, as its specification says."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return named if os.path.isabs(named) else os.path.expanduser("~/.cache")
 
 
 def database_path() -> Path:
@@ -54,16 +61,17 @@ def team_plans() -> tuple[Path, ...]:
     """The plan files that PLANTUNE_PLANS names; of a folder, the *.db in it."""
     named = os.environ.get("PLANTUNE_PLANS", "").split(os.pathsep)
     found: dict[Path, None] = {}
-    for path in map(Path, filter(None, named)):
+    for path in map(Path, map(os.path.expanduser, filter(None, named))):
         found.update(dict.fromkeys(sorted(path.glob("*.db")) if path.is_dir() else [path]))
     return tuple(found)
 
 
 @cache
-def _folder_of_process() -> Path:
+def _folder_of_process(why: str) -> Path:
     folder = tempfile.TemporaryDirectory(prefix="plantune-")
     warnings.warn(
-        f"no cache folder can be written; kernels are kept in {folder.name} until the process ends",
+        f"the cache folder cannot be written ({why}): plans are not kept, and kernels in "
+        f"{folder.name} until the process ends; name another folder by PLANTUNE_CACHE_DIR",
         stacklevel=3,
     )
     _kept.append(folder)

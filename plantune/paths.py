@@ -42,7 +42,7 @@ def cache_folder() -> Path:
         if os.access(folder, os.W_OK):
             return folder
     except OSError as error:
-        why = error.strerror
+        why = error.strerror or str(error)
     return _folder_of_process(f"{folder}: {why}")
 
 

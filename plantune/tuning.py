@@ -113,7 +113,7 @@ def search_for(
     user's database. An interrupted search gives its best so far, not stored. Without `baselines`
     the plan races against all of the framework's ways for which there is time.
     """
-    if not budget_s > 0:
+    if not (isinstance(budget_s, (int, float)) and budget_s > 0):
         raise ValueError(f"budget must be a number of seconds above 0, got {budget_s!r}")
     manner = Manner(report, _warn, 2 * budget_s + SLACK_S, _undisturbed)
     with closing(_database()) as opened:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from plantune.errors import UnsupportedModule
+
 M = TypeVar("M", bound=nn.Module)
+LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
 def copied(module: M, memo: dict[int, Any] | None = None) -> M:
@@ -20,13 +25,40 @@ def copied(module: M, memo: dict[int, Any] | None = None) -> M:
     """
     memo = {} if memo is None else memo
     memo.update(_computed(module))
-    result = copy.deepcopy(module, memo)
+    memo.update(_locks(module))
+    before = dict(memo)
+    try:
+        result = copy.deepcopy(module, memo)
+    except Exception as error:
+        for place in _uncopied(module, before):
+            raise UnsupportedModule(
+                f"{type(module).__name__} cannot be copied, because of self.{place}: {error}. Set "
+                "it after optimize, or give its class a __deepcopy__"
+            ) from error
+        raise
     rebind(result, memo)
     for child in result.modules():
         # Copies are apart in memory: cuDNN would gather them in each call, and warn of it.
         if isinstance(child, nn.RNNBase):
             child.flatten_parameters()
     return result
+
+
+def _locks(module: nn.Module) -> dict[int, Any]:
+    """Locks of a copy's own."""
+    held = (value for child in module.modules() for value in vars(child).values())
+    return {id(value): LOCKS[type(value)]() for value in held if type(value) in LOCKS}
+
+
+def _uncopied(module: nn.Module, memo: dict[int, Any]) -> Iterator[str]:
+    """The paths of attributes that `copy.deepcopy` refuses."""
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            try:
+                if name != "_modules":
+                    copy.deepcopy(value, dict(memo))
+            except Exception:
+                yield f"{path}.{name}" if path else name
 
 
 def _computed(module: nn.Module) -> dict[int, Any]:

@@ -142,8 +142,15 @@ def optimize(
     _refuse_packed(module, (example_inputs, example_kwargs))
     _refuse_lazy(module)
     tensors = tensors_in((example_inputs, example_kwargs))
+    for name, value in {"mode": mode, "plan": plan, "fallback": fallback, "pad_to": pad_to}.items():
+        if isinstance(value, Tensor):
+            raise ValueError(f"{name} is optimize's own, got a tensor: give the module's by place")
     if not tensors:
-        raise ValueError("optimize needs an example of a call, with at least one tensor")
+        kinds = ", ".join(type(leaf).__name__ for leaf in leaves((example_inputs, example_kwargs)))
+        raise ValueError(
+            "optimize needs an example of a call, with at least one tensor"
+            + (f"; got {kinds}" if kinds else "")
+        )
     own = copied(module, shared_state(module) if share else None)
     example = Arguments.of(module, example_inputs, example_kwargs)
     padding = None if pad_to is None else _padding(own, example, pad_to, mode)
@@ -161,8 +168,8 @@ def optimize(
         also=tuple(also),
         padding=padding,
     )
-    kinds = {*map(type, module.modules())}
-    if mode == "infer" and module.training and any(map(_reads_mode, kinds)):
+    classes = {*map(type, module.modules())}
+    if mode == "infer" and module.training and any(map(_reads_mode, classes)):
         warnings.warn(
             f"{type(module).__name__} is in training mode, and mode='infer' keeps it so: dropout "
             "drops, and batch norms use the batch's statistics and move their own; call eval() "

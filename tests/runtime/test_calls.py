@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -176,6 +177,10 @@ def test_an_example_needs_a_tensor(module):
     for args in ((), (None, 1.0)):
         with pytest.raises(ValueError, match="at least one tensor"):
             optimize(module, *args)
+    with pytest.raises(ValueError, match="at least one tensor; got ndarray, int"):
+        optimize(module, np.zeros(3), 2)
+    with pytest.raises(ValueError, match="mode is optimize's own, got a tensor"):
+        optimize(module, mode=torch.zeros(3))
 
 
 class Doubled(nn.Module):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import threading
 import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from plantune import TunedModule, UnplannedCall, load_model, optimize
+from plantune.errors import UnsupportedModule
 
 
 @pytest.fixture
@@ -237,3 +240,31 @@ class TestWrappers:
         close(whole(images), plain(images))
         assert not whole.eval()[0].training
         assert not model.reference.training
+
+
+class Guarded(nn.Linear):
+    """With a lock, as modules have that several threads call, and perhaps an open file."""
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(4, 2)
+        self.lock = threading.Lock()
+        vars(self).update(attributes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return super().forward(x)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_copy_has_locks_of_its_own(share: bool) -> None:
+    module, x = Guarded().eval(), torch.randn(3, 4)
+    with module.lock:
+        tuned = optimize(module, x, share=share)
+        torch.testing.assert_close(tuned(x), nn.Linear.forward(module, x))
+
+
+def test_an_attribute_that_cannot_be_copied_is_named() -> None:
+    with open(os.devnull) as file:
+        module = nn.Sequential(Guarded(log={"file": file}))
+        with pytest.raises(UnsupportedModule, match=r"because of self\.0\.log: .* optimize"):
+            optimize(module, torch.randn(3, 4))

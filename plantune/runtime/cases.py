@@ -119,9 +119,19 @@ def _randomise(module: nn.Module, random: torch.Generator, scale: float) -> None
 
 
 def rounded_again(network: Called, graph: Graph, case: Case, random: torch.Generator) -> Results:
-    """The framework's results on the case's images after one random rounding."""
+    """The framework's results on the case's images and weights after one random rounding: a plan
+    that folds norms into filters rounds those once more, too.
+    """
     moved = [_rounded(x, random) if x.is_floating_point() else x for x in case.inputs]
-    return _of_framework(network, graph, moved, case.seeds)
+    weights = [w for w in network.module.parameters() if w.is_floating_point()]
+    before = [weight.clone() for weight in weights]
+    try:
+        for weight in weights:
+            weight.copy_(_rounded(weight, random))
+        return _of_framework(network, graph, moved, case.seeds)
+    finally:
+        for weight, own in zip(weights, before, strict=True):
+            weight.copy_(own)
 
 
 def _moved(x: Tensor, random: torch.Generator) -> Tensor:

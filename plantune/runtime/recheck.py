@@ -47,9 +47,9 @@ HOPELESS = 8.0
 # A framework's gradient that is further off is chaotic itself, and excuses no other one. Jumps of
 # up to 6e-4 were seen (se_resnet9_fixup, batch 64, float32).
 MOST_JUMP = 1e-2
-# So often the framework runs again on a draw whose inputs it may have rounded luckily. Of a maximum
-# whose two largest elements are a rounding apart each run takes the other one in about half of all
-# cases, and the gradient jumps: by 2 % on one of seven draws (volo_d1_224, float32).
+# So often the framework runs again, with inputs and weights that differ by a rounding. At a maximum
+# of two almost equal elements each run takes the other one in about half of all cases, and the
+# gradient jumps: by 2 % on one of seven draws (volo_d1_224, float32, 2026-11-24).
 AGAIN = 8
 
 
@@ -107,7 +107,7 @@ def _excused(
     random: torch.Generator,
 ) -> Distances:
     """The distances of one draw. Where the plan is beyond a bound, the framework's errors are the
-    largest of those on inputs that differ by a rounding: what these change no plan is blamed for.
+    largest of those on inputs and weights that differ by a rounding: no plan is blamed for that.
     """
     for _ in range(AGAIN if _is_wide(graph) else 0):
         if all(d.ours <= max(d.bound, jump(what)) for what, d in found.items()):

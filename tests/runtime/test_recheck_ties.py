@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from plantune import optimize
 from plantune.errors import WrongResult
+from plantune.graph.arguments import Arguments
 from plantune.kernels import torch_ops
 from plantune.runtime import recheck as recheck_module
+from plantune.runtime.cases import Called, judgeable, rounded_again
 from plantune.runtime.distances import Distance, Pooled, widened
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
@@ -89,3 +93,18 @@ def test_of_two_runs_the_frameworks_larger_error_counts():
     assert widened(Distance(3.0, 1.0, 0.5), Distance(9.0, 2.0, 0.5)) == Distance(3.0, 2.0, 0.5)
     one, other = Pooled.of((9.0, 1.0, 1.0), 0.5), Pooled.of((0.0, 4.0, 1.0), 0.5)
     assert widened(one, other) == Pooled.of((9.0, 4.0, 1.0), 0.5)
+
+
+def test_weights_are_rounded_too_and_come_back():
+    layer = nn.Linear(3, 64)
+    graph = optimize(layer.eval(), torch.randn(2, 3)).stock().graph
+    network = Called(layer, Arguments(tuple(type_ for _, type_ in graph.inputs)))
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        zeros = (torch.zeros(2, 3),)
+        case = replace(judgeable(network, graph, random), inputs=zeros)
+        before = layer.bias.clone()
+        made = rounded_again(network, graph, case, random)["output 0"]
+    assert torch.equal(layer.bias, before)
+    assert not torch.equal(made[0], before)
+    torch.testing.assert_close(made[0], before, rtol=2e-7, atol=0)

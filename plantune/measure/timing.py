@@ -24,8 +24,10 @@ LEAST_SAMPLES = 5
 MOST_SAMPLES = 200
 # Quartiles further apart than this part of the median: something else ran here.
 NOISY_SPREAD = 0.25
-# A sample that waited for a core for a larger part of its time is discarded.
-WAITED_PART = 0.02
+# A sample that waited for a core for a larger part of its time is discarded, if enough are left, or
+# else one that waited for more than the second part. Beside two busy processes on two cores it was
+# 0.6 to 1.7.
+WAITED_PART, WAITED_MUCH = 0.02, 0.2
 RESAMPLES = 1000
 # Fewer rounds than LEAST_SAMPLES, where the time was up, say nothing of how far they vary: on cores
 # that others kept busy, rounds of two equal programs gave ratios from 0.8 to 8.6 (2026-11-22).
@@ -222,13 +224,16 @@ def _is_done(timing: Timing, effort: Effort) -> bool:
 def _timings(rounds: Sequence[Sequence[Sample]]) -> list[Timing]:
     """One Timing for each callable, of the rounds in which no thread waited for a core.
 
-    If they are too few, all count: beside two busy processes on two cores how long threads waited
-    does not tell good samples from bad ones. Of 45 rounds the five with the least waiting gave a
-    ratio an interval whose ends were apart by a factor of 2.1 to 5.9, all gave it one of 1.4 to 1.6
-    (medians of 60 draws from 90 rounds, AMD EPYC, 2026-11-24).
+    If they are too few, and those with short waits too, all count: beside two busy processes on two
+    cores how long threads waited does not tell good samples from bad ones. Of 45 rounds the five
+    with the least waiting gave a ratio an interval whose ends were apart by a factor of 2.1 to 5.9,
+    all gave it one of 1.4 to 1.6 (medians of 60 draws from 90 rounds, AMD EPYC, 2026-11-24).
     """
-    calm = [turns for turns in rounds if max(s.waited for s in turns) <= WAITED_PART]
-    kept = calm if len(calm) >= LEAST_SAMPLES else rounds
+    waited = [max(sample.waited for sample in turns) for turns in rounds]
+    calm = any(part <= WAITED_PART for part in waited)
+    limits = (WAITED_PART, WAITED_MUCH, math.inf)
+    limit = next(m for m in limits if sum(w <= m for w in waited) >= LEAST_SAMPLES or m == math.inf)
+    kept = [turns for turns, part in zip(rounds, waited, strict=True) if part <= limit]
     columns = zip(*kept, strict=True)
     return [Timing(tuple(sample.us for sample in column), shared=not calm) for column in columns]
 

@@ -12,7 +12,7 @@ from plantune.measure import race, timing, watches
 from plantune.measure.entrants import Entrant
 from plantune.measure.run_off import contenders
 from plantune.measure.timing import Effort, Timing, time_interleaved
-from plantune.measure.watches import HOST
+from plantune.measure.watches import HOST, Sample
 
 
 class Crowded:
@@ -53,6 +53,16 @@ def test_where_all_rounds_were_disturbed_all_count(
     ours, theirs = time_interleaved(calls, Effort(8.0, warm_up_s=0.01, retries=0))
     assert ours.shared
     assert ours.samples == theirs.samples == len(rounds) > 2 * timing.LEAST_SAMPLES
+
+
+def test_where_threads_waited_little_the_longest_waits_are_left_out() -> None:
+    """Eight rounds waited for a tenth of their time, two for all of it and took twice as long."""
+    parts = [0.1] * 4 + [1.0] + [0.1] * 4 + [1.0]
+    rounds = [[Sample(200.0 if part == 1.0 else 100.0, part), Sample(50.0, 0.05)] for part in parts]
+    slow, fast = timing._timings(rounds)
+    assert slow.samples_us == (100.0,) * 8
+    assert fast.samples == 8
+    assert slow.shared
 
 
 def entrant(clock: Crowded, ms: float, promise: str) -> Entrant:

@@ -7,7 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,12 +143,21 @@ def _warn(text: str) -> None:
 @contextmanager
 def reporting(progress: bool | None) -> Iterator[Report]:
     """A line on stderr where somebody sees it, or where it is asked for."""
-    rewrites = sys.stderr.isatty() or _in_notebook()
-    if progress is False or (progress is None and not rewrites):
+    stream = sys.stderr
+    rewrites = _is_terminal(stream) or _in_notebook()
+    # A process without a terminal may have no stderr at all.
+    if stream is None or progress is False or (progress is None and not rewrites):
         yield silent
         return
-    with ProgressLine(sys.stderr, rewrites=rewrites) as line:
+    with ProgressLine(stream, rewrites=rewrites) as line:
         yield line
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Also of None, of a closed stream, and of an object that can only be written to."""
+    with suppress(AttributeError, ValueError):
+        return bool(stream.isatty())
+    return False
 
 
 def _in_notebook() -> bool:

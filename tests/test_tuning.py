@@ -217,6 +217,25 @@ def test_progress_is_shown_where_somebody_sees_it(
     assert bool(text) == bool(begins)
 
 
+class Written:
+    """What a logger of one's own may be: it can only be written to."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+@pytest.mark.parametrize("progress", [None, True])
+def test_stderr_need_not_be_a_file(progress: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream in (None, Written()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        tuned(progress=progress)
+    assert stream is not None
+    assert stream.text.startswith(SHOWN if progress else "")
+
+
 def test_what_cannot_be_searched_for_says_why() -> None:
     with pytest.raises(ValueError, match="budget must be a number of seconds above 0"):
         tuned(budget=0)

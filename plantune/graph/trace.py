@@ -51,7 +51,10 @@ from plantune.graph.validation import without_validation
 TRACING = threading.Lock()
 ALIAS = torch.ops.aten.alias.default
 CONSTANT = "a constant tensor (register it as a buffer)"
-FOREIGN = "a parameter that parameters() does not list (keep modules in an nn.ModuleList)"
+FOREIGN = (
+    "a parameter that parameters() does not list (keep modules in an nn.ModuleList; where a "
+    "function holds them, give share=True)"
+)
 # These make tensors of Python's values, and these move tensors: a network is on one device.
 FROM_VALUES = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor)
 INDEXED = (Tensor.__getitem__, Tensor.__setitem__)

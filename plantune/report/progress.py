@@ -92,7 +92,8 @@ class StatusLine:
         self._width = len(text)
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # a closed stream must not stop the work
+        # A closed stream, or one that has no flush, must not stop the work.
+        with suppress(AttributeError, OSError, ValueError):
             self._stream.write(text)
             self._stream.flush()
 
@@ -100,7 +101,7 @@ class StatusLine:
 def _columns(stream: TextIO) -> int:
     """The width of the stream's terminal, which need not be stdout's; or COLUMNS."""
     if not os.environ.get("COLUMNS"):
-        with suppress(OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):
             return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size()[0]
     return shutil.get_terminal_size().columns
 

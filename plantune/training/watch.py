@@ -124,8 +124,9 @@ class Watch:
 
     def _end(self, why: str) -> None:
         ranks = self._ranks
-        sys.stderr.write(f"plantune: rank {ranks.rank} ends: {why}\n")
-        sys.stderr.flush()
+        with suppress(Exception):  # nobody may read it any more
+            sys.stderr.write(f"plantune: rank {ranks.rank} ends: {why}\n")
+            sys.stderr.flush()
         threading.Thread(target=_exit_later, daemon=True).start()
         with suppress(Exception):
             ranks.leave(f"ended, as {why}", ranks.call - 1)

@@ -177,7 +177,7 @@ class Unlisted(nn.Module):
         (
             lambda m, x: m.layers["first"][0](x),
             r"a parameter that parameters\(\) does not list \(keep modules in an "
-            r"nn\.ModuleList\), self\.layers\['first'\]\[0\]\.weight, cannot be part",
+            r"nn\.ModuleList; .* share=True\), self\.layers\['first'\]\[0\]\.weight, cannot be",
         ),
         (lambda m, x: x * m.scale, r"self\.scale, a cached property that was not read before,"),
         (lambda m, x: (x * 2.0).t_(), r"aten\.t_\.default, an in-place op whose result"),

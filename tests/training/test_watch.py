@@ -175,6 +175,19 @@ class TestWatch:
         )
         assert other.left(0)[0] == 0
 
+    def test_it_ends_though_nobody_reads_why(self, pair, watch, done, monkeypatch):
+        """Such as where what gathered the ranks' lines is gone; its thread died of it."""
+
+        def broken(text):
+            raise BrokenPipeError
+
+        monkeypatch.setattr(watch_module.sys, "stderr", SimpleNamespace(write=broken))
+        pair[1].leave("ended", 0)
+        with watch.step():
+            pair[0].past()
+            watch.look()
+        assert done == ["exit 1"]
+
     def test_one_that_took_part_in_that_step_may_leave(self, pair, watch, done):
         pair[1].leave("ended", 1)
         with watch.step():

@@ -265,6 +265,18 @@ def test_on_two_cores_both_kinds_of_rivals_are_told_at_every_batch() -> None:
     ) in text
 
 
+def test_what_runs_without_a_plan_is_told_with_the_worst_of_its_networks() -> None:
+    name = "benchmarks/h200/2026-11-23-guess-beside-compile.jsonl"
+    found = [json.loads(line) for line in (ROOT / name).read_text().splitlines()]
+    ratios = {row["network"]: row["ratios"] for row in found}
+    graphs = [r["cuda-graph"] for n, r in ratios.items() if n.startswith("torchvision/")]
+    *compiled, worst = sorted(r["compile-reduce-overhead"] for r in ratios.values())
+    text = " ".join(README.split())
+    assert (len(graphs), len(compiled)) == (7, 9)
+    assert f"CUDA graph, it took {span(graphs, '.2f')} for seven networks of torchvision" in text
+    assert f"nine of ten networks took {span(compiled, '.2f')}, and swin_t {worst:.2f}" in text
+
+
 def test_what_single_calls_take_is_what_their_file_says() -> None:
     name = "benchmarks/h200/2026-11-23-calls.jsonl"
     (text,) = [" ".join(part.split()) for part in RESULTS.split("\n\n") if "bare launches" in part]

@@ -40,8 +40,9 @@ docstring says how.
 
 - **taken**: the network's graph can be made, with its backward pass in mode train.
 - **right**: the default plan's program was compared with float64 on random weights: each output,
-  running statistic and gradient is off by at most twice what PyTorch's own is, plus a tolerance
-  (`plantune/tolerances.py`). Images of 64x64, or the smallest size that the network takes, float32.
+  running statistic and gradient is off by at most twice what PyTorch's own is, also with inputs
+  and weights that differ by a rounding, plus a tolerance (`plantune/tolerances.py`). Images of
+  64x64, or the smallest size that the network takes, float32.
 - **FLOPs with a kernel**: the part of a pass's arithmetic in steps for which a kernel beside the
   framework's is legal on that chip, float16, batch 32, the network's own image size. Nothing was
   timed for it.
@@ -49,7 +50,7 @@ docstring says how.
 
 
 def write_table(rows: Iterable[Row], path: Path) -> None:
-    path.write_text("\n".join(_lines(list(rows))) + "\n", encoding="utf-8")
+    path.write_text("\n".join(_lines(list(rows))).rstrip() + "\n", encoding="utf-8")
 
 
 def _lines(rows: list[Row]) -> Iterator[str]:

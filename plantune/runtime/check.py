@@ -38,6 +38,8 @@ def check(tuned: TunedModule, *inputs: Any, **named: Any) -> CheckResult:
 
     Neither weights nor running statistics move. The result is that of the worst output.
     """
+    if not isinstance(tuned, TunedModule):
+        raise TypeError(f"check takes a module that plantune made, got a {type(tuned).__name__}")
     reference = tuned.reference
     buffers = [(buffer, buffer.clone()) for buffer in reference.buffers()]
     with torch.no_grad():

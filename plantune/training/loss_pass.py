@@ -151,6 +151,8 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 def _loss_of(value: Any) -> Tensor:
     """The number to be made smaller: what a loss returns, or the first of a tuple."""
     loss = value[0] if isinstance(value, (tuple, list)) and value else value
+    if torch.is_inference_mode_enabled():
+        raise ValueError("inside of torch.inference_mode() there are no gradients: train outside")
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(

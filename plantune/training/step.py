@@ -22,6 +22,7 @@ from plantune.training.capturable_update import CapturableUpdate, can_be_capture
 from plantune.training.captured_step import Arguments
 from plantune.training.data_parallel import DataParallel, settings_of
 from plantune.training.device_update import DeviceUpdate, can_update
+from plantune.training.given import refuse_other_kinds
 from plantune.training.groups import Group
 from plantune.training.loss_pass import LossPass
 from plantune.training.loss_scale import LossScale
@@ -73,6 +74,7 @@ class TrainStep:
         reduce_dtype: torch.dtype | None = None,
         deadline_s: float = 600.0,
     ) -> None:
+        refuse_other_kinds(model, loss, optimizer, micro_batches, autocast)
         if micro_batches < 1:
             raise ValueError(f"micro_batches must be 1 or more, got {micro_batches}")
         if max_norm is not None and not max_norm > 0:
@@ -151,6 +153,11 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        missing = {"optimizer", "scale", "random"} - state.keys()
+        if missing:
+            raise ValueError(
+                f"this is no state_dict() of a TrainStep: it lacks {', '.join(sorted(missing))}"
+            )
         if (state["scale"] is None) != (self.scale is None):
             raise ValueError(
                 "the state was saved with a loss scale and this step has none, or the other way "

@@ -62,3 +62,8 @@ def test_a_module_that_draws_cannot_be_judged(named, images):
     module.drop.train()
     with pytest.raises(CannotJudge, match="draws random numbers"):
         plantune.check(plantune.optimize(module, images, fallback="silent"), images)
+
+
+def test_only_a_module_of_plantunes_is_checked():
+    with pytest.raises(TypeError, match="that plantune made, got a Linear"):
+        plantune.check(nn.Linear(2, 2), torch.zeros(1, 2))

@@ -85,3 +85,30 @@ def test_data_parallel_on_no_gpu_is_the_module(model, twin, eager, batches, asse
     for x, y in batches[:3]:
         torch.testing.assert_close(step(x, y), eager(other, theirs, x, y))
     assert_alike(model, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("model", nn.Linear, "an nn.Module, got the class Linear"),
+        ("loss", nn.CrossEntropyLoss, "loss module that is made, got the class CrossEntropyLoss"),
+        ("loss", None, "got NoneType"),
+        ("optimizer", torch.optim.SGD, "got the class SGD"),
+        ("optimizer", [], "a torch.optim.Optimizer, got list"),
+        ("micro_batches", 2.0, "a whole number, got 2.0"),
+        ("autocast", "bfloat16", "a torch.dtype or None, got 'bfloat16'"),
+    ],
+)
+def test_what_is_of_another_kind_is_named(model, name, given, said):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    right = {"model": model, "loss": cross_entropy, "optimizer": optimizer}
+    with pytest.raises(TypeError, match=f"{name} is .*{said}"):
+        TrainStep(**{**right, name: given})
+
+
+def test_another_state_and_inference_mode_are_refused_with_the_reason(model, batches):
+    step = made(model)
+    with pytest.raises(ValueError, match=r"no state_dict\(\) of a TrainStep: it lacks optimizer, ran"):
+        step.load_state_dict(model.state_dict())
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"inference_mode\(\) there are no"):
+        step(*batches[0])

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
 from plantune.cuda.flags import float32_precisions
-from plantune.errors import IllegalCandidate
+from plantune.errors import IllegalCandidate, PlantuneError
 from plantune.graph import Step
 from plantune.host import NO_COMPILER
 from plantune.kernels import families
@@ -33,8 +33,19 @@ def all_families() -> Mapping[str, AnyFamily]:
     """plantune's families by name, in the order of their files, then those of PLANTUNE_FAMILIES."""
     found = pkgutil.walk_packages(families.__path__, f"{families.__name__}.")
     own = sorted((item.name for item in found if not item.ispkg), key=_file)
-    modules = map(importlib.import_module, (*own, *extra_families()))
-    return {module.FAMILY.name: module.FAMILY for module in modules}
+    built_in = [importlib.import_module(name).FAMILY for name in own]
+    return {family.name: family for family in (*built_in, *map(_of_users, extra_families()))}
+
+
+def _of_users(name: str) -> AnyFamily:
+    try:
+        family: AnyFamily = importlib.import_module(name).FAMILY
+    except Exception as error:
+        raise PlantuneError(
+            f"PLANTUNE_FAMILIES names the module {name!r}, which gives no FAMILY: "
+            f"{type(error).__name__}: {error}. Python looks for it in PYTHONPATH"
+        ) from error
+    return family
 
 
 @cache

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 
 from plantune.canonical import Attrs
-from plantune.errors import IllegalCandidate
+from plantune.errors import IllegalCandidate, PlantuneError
 from plantune.kernels import families
 from plantune.kernels.family import Candidate, KernelFamily, Parts
 from plantune.kernels.legality import refuse
@@ -20,6 +20,13 @@ def test_every_file_is_a_family_of_its_own_name():
     assert set(all_families()) == modules
     assert all(isinstance(family, KernelFamily) for family in all_families().values())
     assert {"framework", "view", "onednn_conv", "gemm", "inductor"} <= modules
+
+
+@pytest.mark.parametrize("module", ["nowhere_to_be_found", "json"])
+def test_a_users_module_without_a_family_is_named(monkeypatch, module):
+    monkeypatch.setenv("PLANTUNE_FAMILIES", module)
+    with pytest.raises(PlantuneError, match=f"PLANTUNE_FAMILIES names the module '{module}', wh"):
+        all_families.__wrapped__()  # what is kept serves other tests
 
 
 def test_families_hold_no_state():

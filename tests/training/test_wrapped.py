@@ -108,7 +108,7 @@ def test_what_is_of_another_kind_is_named(model, name, given, said):
 
 def test_another_state_and_inference_mode_are_refused_with_the_reason(model, batches):
     step = made(model)
-    with pytest.raises(ValueError, match=r"no state_dict\(\) of a TrainStep: it lacks optimizer, ran"):
+    with pytest.raises(ValueError, match=r"no state_dict\(\) of a TrainStep: it lacks opt"):
         step.load_state_dict(model.state_dict())
-    with torch.inference_mode(), pytest.raises(ValueError, match=r"inference_mode\(\) there are no"):
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"inference_mode\(\) there are"):
         step(*batches[0])

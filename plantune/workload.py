@@ -102,7 +102,13 @@ class Workload:
 
         # On a GPU weights are read in place, so nothing is folded into them.
         graph = self.extracted(fold=self.mode == "infer" and self.arch == "cpu")
-        return differentiate(graph) if self.mode == "train" else graph
+        if self.mode != "train":
+            return graph
+        named = self._module.named_parameters()
+        trained = {name for name, parameter in named if parameter.requires_grad}
+        none = f"no parameter of {self.network} requires a gradient: take --mode infer"
+        _require(bool(trained), none)
+        return differentiate(graph, [name for name, _ in graph.parameters if name in trained])
 
     @cached_property
     def tape(self) -> Tape | None:

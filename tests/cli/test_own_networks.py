@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from plantune import optimize
 from plantune.default_plans import default_plan
 from plantune.graph.tape import Tape
 from plantune.space.search_space import load_search_space
+from plantune.tuning import sought_for
 from plantune.workload import Workload
 
 from .conftest import EVIDENCE, FakeWorker, Run, changed, object_of
@@ -21,6 +24,14 @@ from torch import nn
 
 def make(width=2):
     return nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU())
+
+def partly_frozen():
+    network = nn.Sequential(make(), nn.Conv2d(2, 2, 1))
+    network[0].requires_grad_(False)
+    return network
+
+def frozen():
+    return make().requires_grad_(False)
 """
 
 
@@ -61,6 +72,26 @@ def test_a_command_finds_its_plan_by_key_and_by_id(
         assert object_of(result)
     assert all(tape is not None and len(tape.inputs) == 1 for tape in seen)
     assert len(seen) == {"bench": 1, "verify": 2}.get(command, 0)
+
+
+def test_what_is_frozen_has_no_gradient_in_training(tmp_path: Path) -> None:
+    """As in the module that `optimize` makes: such a search ended with a plan for other layers."""
+    workload = Workload(
+        f"{tmp_path}/own_file.py:partly_frozen", 2, mode="train", inputs=("2x3x8x8",)
+    )
+    trained = {"1.weight", "1.bias"}
+    assert {name for name, _ in workload.graph.gradients} == trained
+    tuned = optimize(workload.module(), torch.randn(2, 3, 8, 8), mode="train")
+    assert sought_for(tuned)[0].problem == workload.problem
+    assert workload.tape is not None
+    assert set(workload.tape.trained) == trained
+
+
+def test_a_frozen_network_has_nothing_to_train(run: Run, own: tuple[str, ...]) -> None:
+    model = ("--model", own[1].replace("make", "frozen"), *own[2:])
+    result = run("search", *model, "--mode", "train")
+    assert result.exit_code == 2
+    assert "requires a gradient: take --mode infer" in result.stderr
 
 
 def test_with_other_settings_it_is_another_network(

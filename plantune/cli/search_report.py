@@ -103,7 +103,7 @@ def _lines(
         lines.append(bold(result.unraced))
     lines += [*result.notes, families_text(result.plan), tried_text(result, seconds)]
     lines += filter(None, [phases_text(result)])
-    return [*lines, *_where_kept(workload, result, keeping)]
+    return [*lines, *where_kept(workload, result, keeping)]
 
 
 def _ms(plan: Plan) -> str:
@@ -111,16 +111,17 @@ def _ms(plan: Plan) -> str:
     return f"{ms:.3f} ms a call there; " if isinstance(ms, (int, float)) else ""
 
 
-def _where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> list[str]:
+def where_kept(workload: Workload, result: Result, keeping: KeepingDatabase) -> list[str]:
     """Where the plan is, and what to do next."""
     search = to_run("search", workload, keeping.path)
     longer = f"next: {search} --budget {longer_s(result.budget_s):g}"
     if result.known is not None:
         return [longer]
     if keeping.plan_id is None:
+        taker = "load_model" if workload.factory is None else "optimize"
         return [
             f"the plan could not be stored: {keeping.fault or IN_MEMORY}",
-            "it follows on stdout; plantune.load_model(plan=...) takes such a file",
+            f"it follows on stdout; plantune.{taker}(plan=...) takes such a file",
         ]
     place = f"plan {keeping.plan_id} in {keeping.path}"
     if result.complete and result.race is None and not result.elsewhere:

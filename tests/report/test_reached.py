@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from plantune.cli.search_report import longer_s, tried_text
+from plantune.cli.search_report import longer_s, tried_text, where_kept
 from plantune.search.results import Result
+from plantune.workload import Workload
 
 PLAN: Any = None
 RESULT = Result(
@@ -41,3 +43,17 @@ def test_what_stays_without_a_race() -> None:
     assert "the plan that is used already stays" in str(replace(short, known=found).unraced)
     for other in ({"complete": False}, {"race": found}, {"elsewhere": True}):
         assert replace(short, **other).unraced is None
+
+
+@pytest.mark.parametrize(
+    ("workload", "taker"),
+    [
+        (Workload("resnet18", 1), "load_model"),
+        (Workload("own.py:make", 1, inputs=("1x3",)), "optimize"),
+    ],
+)
+def test_a_plan_that_was_not_stored_names_what_takes_it(workload: Workload, taker: str) -> None:
+    keeping: Any = SimpleNamespace(plan_id=None, fault="the disk is full", path=None)
+    told = where_kept(workload, RESULT, keeping)
+    assert told[0] == "the plan could not be stored: the disk is full"
+    assert f"plantune.{taker}(plan=...)" in told[1]

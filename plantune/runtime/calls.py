@@ -33,6 +33,7 @@ from plantune.runtime.framework import Framework, Options
 from plantune.runtime.inputs import PlannedCall, PlannedInputs
 from plantune.runtime.kinds import Kinds
 from plantune.runtime.live_state import HeldTensors
+from plantune.runtime.padding import Padding
 from plantune.runtime.planned import Planned, Trained
 from plantune.runtime.program import Program
 from plantune.runtime.stock import Stock, device_of
@@ -72,8 +73,10 @@ class Calls:
         self._inputs = PlannedInputs(reference, expected, self._device, options.name)
         self._expected = self._inputs.expected
         self._trains = options.mode == "train"
-        self._padding = options.padding
         self._kinds = Kinds(HeldTensors(reference, device), self._inputs, options, self._device)
+        self._padding = options.padding
+        # The key of the form that was checked last, and whether it may be padded.
+        self._pads = self._kinds.form.key, True
         # What eager runs, and for how many calls that is not checked again.
         self._eager: Planned | None = None
         self._eager_call: PlannedCall | None = None
@@ -163,9 +166,20 @@ class Calls:
         """Of a call that nothing records or transforms."""
         if self._padding is not None:
             padded = self._padding.larger(self.reference, args, kwargs)
-            if padded is not None:
+            if padded is not None and self._may_pad(self._padding):
                 return padded.cut(self._answer(padded.args, padded.kwargs))
         return self._answer(args, kwargs)
+
+    def _may_pad(self, padding: Padding) -> bool:
+        """Whether samples that are added make no difference to the module as it is now."""
+        key = self._kinds.form_now().key
+        if key != self._pads[0]:
+            try:
+                padding.check(self.reference)
+                self._pads = key, True
+            except (ValueError, UnsupportedModule):
+                self._pads = key, False
+        return self._pads[1]
 
     def _answer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         expected = self._expected

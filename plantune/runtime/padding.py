@@ -47,8 +47,12 @@ class Padding:
         if not example.types or not example.types[0].shape:
             raise ValueError("pad_to: the first tensor of the example has no axis of samples")
         padding = Padding(example, tuple(sorted({*sizes})))
-        _check_results(module, *(padding._of_size(size) for size in (sizes[0], sizes[0] + 1)))
+        padding.check(module)
         return padding
+
+    def check(self, module: nn.Module) -> None:
+        """Raises ValueError if samples that are added would count, in the state that it has."""
+        _check_results(module, *(self._of_size(self.sizes[0] + more) for more in (0, 1)))
 
     @property
     def calls(self) -> tuple[Arguments, ...]:

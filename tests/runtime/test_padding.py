@@ -106,3 +106,16 @@ def test_state_and_gradients_are_refused():
         optimize(norm, x, pad_to=4, mode="train")
     with pytest.raises(ValueError, match="no axis of samples"):
         optimize(nn.ReLU(), torch.tensor(1.0), pad_to=4)
+
+
+@torch.no_grad()
+def test_in_training_the_samples_added_move_no_statistics():
+    """Which is known of the module as it was at first."""
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    tuned = optimize(module, torch.randn(8, 4), pad_to=8, fallback="silent")
+    for trains in (False, True, False):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(tuned.train(trains)(x), module.train(trains)(x))
+        assert not trains or tuned.last_call().how == "eager"
+        for ours, wanted in zip(tuned.buffers(), module.buffers(), strict=True):
+            torch.testing.assert_close(ours, wanted)

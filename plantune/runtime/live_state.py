@@ -157,6 +157,15 @@ class LiveState:
         return changed or self._is_shared
 
 
+def counters_of(names: Iterable[str]) -> dict[str, None]:
+    """What torch's batch norms count their batches in, where one of these is a statistic of theirs:
+    a pass in training moves those by a function that leaves no trace in their versions.
+    """
+    parts = (name.rpartition(".") for name in names)
+    paths = [f"{path}{dot}" for path, dot, key in parts if key in ("running_mean", "running_var")]
+    return dict.fromkeys(f"{path}num_batches_tracked" for path in paths)
+
+
 class _Steps:
     """How many steps optimizers took in this process."""
 

@@ -18,7 +18,7 @@ from plantune.layouts import HOST_MEMORY
 from plantune.plan import Plan
 from plantune.runtime.captured import program_on
 from plantune.runtime.current_gpu import on_its_gpu
-from plantune.runtime.live_state import HeldTensors, LiveState
+from plantune.runtime.live_state import HeldTensors, LiveState, counters_of
 from plantune.runtime.torch_internals import current_gpu, is_capturing
 from plantune.scopes import with_values
 from plantune.space.search_space import SearchSpace
@@ -41,7 +41,8 @@ class Instance:
         moving = {buffer for buffer, _ in graph.updates}
         self.state = LiveState(held, names)
         # What the graph itself updates in every pass is read in place and feeds no constant.
-        self.weights = LiveState(held, [name for name in names if name not in moving])
+        still = [name for name in names if name not in moving]
+        self.weights = LiveState(held, [*still, *counters_of(still)])
         self.read_backward = LiveState(held, graph.weights_of_backward)
         self.has_run = False
         self._held, self._frozen = held, stock.frozen

@@ -80,6 +80,23 @@ def test_a_learner_and_its_actor(actor, module, x):
     assert not actor.training
 
 
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_batch_norms_that_a_pass_in_training_moves(planned, momentum, actor, module, x):
+    """Eager writes to their statistics without a trace, as in `swa_utils.update_bn`."""
+    for norm in (actor[1], module[1]):
+        norm.momentum = momentum
+    alike(actor, module, x)
+    batch = torch.randn(8, 4) * 3
+    before = module(x)
+    module.train()
+    learner = optimize(module, batch, mode="train", share=True) if planned else module
+    for _ in range(3):
+        learner(batch)
+        alike(actor, copy.deepcopy(module).eval(), x)
+    assert not torch.allclose(module.eval()(x), before)
+
+
 def test_modes_and_attributes_are_the_copys_own(actor, module):
     actor.train()
     actor[2].inplace = True

@@ -72,8 +72,10 @@ def note(text: str) -> None:
 
 
 def wants_color() -> bool:
-    """As no-color.org has it; click itself looks whether the stream is a terminal."""
-    return not os.environ.get("NO_COLOR")
+    """As no-color.org has it; click itself looks whether the stream is a terminal. A dumb one, such
+    as an editor's, shows escape codes as they are.
+    """
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def bold(text: str) -> str:

@@ -58,10 +58,13 @@ def test_a_path_that_is_not_utf8_works(tmp_path: Path) -> None:
     assert json.loads(output)["plans"] == []
 
 
-@pytest.mark.parametrize(("no_color", "escapes"), [("", True), ("1", False)])
-def test_no_color_is_honoured_on_a_terminal(no_color: str, escapes: bool) -> None:
+@pytest.mark.parametrize(
+    ("no_color", "term", "escapes"),
+    [("", "xterm", True), ("1", "xterm", False), ("", "dumb", False)],
+)
+def test_no_color_is_honoured_on_a_terminal(no_color: str, term: str, escapes: bool) -> None:
     ours, theirs = pty.openpty()
-    with start("plans", "show", "one", NO_COLOR=no_color, TERM="xterm", stderr=theirs):
+    with start("plans", "show", "one", NO_COLOR=no_color, TERM=term, stderr=theirs):
         pass
     os.close(theirs)
     text = os.read(ours, 1 << 16)

@@ -93,6 +93,18 @@ def costly_tests() -> dict[str, Costly]:
     return found
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays: the garbage collector took a fifth of the time and found nothing
+    (13.5 instead of 17.3 CPU seconds for 21,700 tests in each process, 2 cores, 2026-11-24).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Ten thousand tests and torch stay until the end: no collection looks through them again."""
     gc.collect()

@@ -48,6 +48,11 @@ class Models:
         warnings.warn(text, UnplannedCall, stacklevel=level_of_caller())
         return True
 
+    @property
+    def are_left(self) -> bool:
+        """Whether the model runs itself."""
+        return self._themselves is not None
+
     def seen(self) -> int:
         """How many calls there were whose inputs more than a plan may have read."""
         made = (*self._made.values(), self.model)

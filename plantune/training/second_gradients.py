@@ -19,29 +19,26 @@ from plantune.training.random_state import load_random_state, random_state
 class PlansOrModel:
     """Forward and backward pass from the plans of `models`. A loss such as a penalty for gradients
     has the model run itself from then on; what the pass that broke did to `state` and to torch's
-    random numbers is taken back if it was the first one.
+    random numbers is taken back.
     """
 
     run: Callable[..., Any]
     models: Models
     state: Callable[[], list[Tensor]]
     device: torch.device
-    _has_run: bool = False
 
     def __call__(self, *given: Any) -> Any:
         take_back = self._kept()
         try:
-            value = self.run(*given)
+            return self.run(*given)
         except NoSecondGradient as error:
             if not self.models.run_themselves(str(error)):
                 raise
             take_back()
-            value = self.run(*given)
-        self._has_run = True
-        return value
+            return self.run(*given)
 
     def _kept(self) -> Callable[[], object]:
-        if self._has_run or (self.device.type == "cuda" and is_capturing()):
+        if self.models.are_left or (self.device.type == "cuda" and is_capturing()):
             return list
         random = random_state(self.device)
         tensors = [(tensor, tensor.clone()) for tensor in self.state()]

@@ -16,7 +16,13 @@ from plantune.graph.partition import fused
 from plantune.kernels.families.framework import BY_LAYOUT_OF_IMAGE
 from plantune.kernels.family import Candidate
 from plantune.kernels.pitch import cuts_channels
-from plantune.kernels.registry import candidates, estimate_us, family_named, why_not
+from plantune.kernels.registry import (
+    can_be_guessed,
+    candidates,
+    estimate_us,
+    family_named,
+    why_not,
+)
 from plantune.kernels.torch_ops import viewed
 from plantune.plan import Choice, Plan
 from plantune.problem import Problem
@@ -302,7 +308,11 @@ def _first(step: Step, space: SearchSpace, preferences: Sequence[Preference]) ->
     """The candidate of the first preference that admits any; of several the quickest by guess."""
     for preference in preferences:
         legal = candidates(step, space, (preference.family, *preference.rivals))
-        admitted = [candidate for candidate in legal if preference.admits(step, candidate)]
+        admitted = [
+            candidate
+            for candidate in legal
+            if preference.admits(step, candidate) and can_be_guessed(step, candidate)
+        ]
         if admitted:
             return min(admitted, key=partial(estimate_us, step))
     return None

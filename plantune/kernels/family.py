@@ -251,6 +251,10 @@ class KernelFamily(ABC, Generic[P]):
         work = step.flops / cost["flops_per_us"] + step.traffic_bytes / cost["bytes_per_us"]
         return cost["launch_us"] + work * self.slowdown(parts, arch)
 
+    def can_be_guessed(self, parts: P, config: Attrs) -> bool:
+        """Whether plans may use it that rest on estimates alone; others need it measured."""
+        return True
+
     def slowdown(self, parts: P, arch: Arch) -> float:
         """How many times as long as on the chip that was measured."""
         dtypes = (type_.dtype for _, type_ in parts.step.outputs)

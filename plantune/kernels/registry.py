@@ -165,6 +165,12 @@ def _remembered(family: AnyFamily, alike: _Alike) -> tuple[Candidate, ...]:
     return _legal(family, alike.step, alike.space)
 
 
+def can_be_guessed(step: Step, candidate: Candidate) -> bool:
+    """Whether a plan may use a candidate that nothing has measured."""
+    family = family_named(candidate.family)
+    return family.can_be_guessed(family.parts(step), candidate.config)
+
+
 def estimate_us(step: Step, candidate: Candidate, arch: Arch | None = None) -> float:
     """A guess at the time of one launch, on the chip of `arch`, else on the measured one."""
     family = family_named(candidate.family)

@@ -10,6 +10,8 @@ from plantune.space.arch import Arch
 ELEMENTS = {"float16": "half_t", "bfloat16": "bfloat16_t", "float32": "float"}
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 WARPS = (4, 8)
+# The least that cp.async moves at once.
+CP_ASYNC_BYTES = 4
 # Rows of a tile in shared memory are 64 or 128 bytes for matrix instructions. A thread has no more
 # than one access of a row. Tiles of single values are transposed into padded rows of 8.
 TILE_K = {"mma": (32, 64), "tf32": (16, 32), "simt": (8,)}
@@ -95,6 +97,8 @@ class MainLoop:
             return "a pipeline has at least two stages"
         if self.stages > 2 and "cp_async" not in arch.gpu.features:
             return f"{arch.name} has no cp.async, so a pipeline through registers has two stages"
+        if self.stages > 2 and 0 < self.access * BYTES[self.dtype] < CP_ASYNC_BYTES:
+            return "cp.async moves no single 16-bit channels, so a pipeline has two stages"
         if self.stages == 2 and self.math == "tf32":
             return "CUTLASS rounds to tf32 only after cp.async, which two stages do not use"
         if self.stages > 2 and self.math == "simt":

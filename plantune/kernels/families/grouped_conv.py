@@ -32,7 +32,9 @@ UNIT = 8  # channels that one product reads of a pixel, and that it makes
 SLAB = 64  # channels of a block, at least if there are so many: lines of 128 bytes
 REGISTERS = 64  # of a thread
 PIXELS_MIN, PIXELS_MAX, POOLED_MAX = 16, 256, 640
-WIDTH_MAX = 128
+WIDTH_MAX = 512
+# Estimates were compared with times of groups up to this width.
+GUESSED_MAX = 128
 # Channels without groups: in, with filters of several taps and of one, and out. More are what
 # warpgroups multiply.
 FEW, FEW_OF_ONE_TAP, WIDE = 32, 48, 256
@@ -181,6 +183,10 @@ class GroupedConv(CudaFamily[GroupedParts]):
             or why_not_elements(parts.dtype, arch)
             or super().why_not_config(parts, config, arch)
         )
+
+    def can_be_guessed(self, parts: GroupedParts, config: Attrs) -> bool:
+        width = max(parts.groups.inputs, parts.groups.outputs)
+        return parts.groups.count == 1 or width <= GUESSED_MAX
 
     def shared_bytes(self, parts: GroupedParts, config: Attrs, arch: Arch) -> int:
         return parts.shared_bytes(config)

@@ -50,8 +50,6 @@ class ImplicitGemmConv(cutlass.ProductFamily[GemmParts]):
         epilogue, gemm = conv_epilogue(step), Gemm.of(step)
         parts = GemmParts(step, gemm, (gemm.channels, gemm.n), epilogue)
         refuse(cutlass.not_a_product(gemm, parts.conv.attrs["groups"], gemm.m))
-        if gemm.dtype != "float32" and (reason := why_not_channels(gemm, cutlass.ACCESS_MIN)):
-            raise IllegalCandidate(reason)
         return parts
 
     def why_not_config(self, parts: GemmParts, config: Attrs, arch: Arch) -> str | None:
@@ -59,11 +57,15 @@ class ImplicitGemmConv(cutlass.ProductFamily[GemmParts]):
         return (
             loop.why_not(arch)
             or cutlass.why_not_tf32(loop)
-            or why_not_channels(gemm, cutlass.ACCESS_MIN if loop.math == "mma" else loop.vector)
+            or why_not_channels(gemm, 1 if loop.math == "mma" else loop.vector)
             or why_not_tile(gemm, loop)
             or why_not_split(gemm, config)
             or why_not_swizzle(gemm, config)
         )
+
+    def can_be_guessed(self, parts: GemmParts, config: Attrs) -> bool:
+        """Single 16-bit channels are moved by many more instructions than estimates count."""
+        return parts.loop(config).math != "mma" or parts.access(config) > 1
 
     def chain(self, parts: GemmParts) -> Chain:
         """All parts of the usual order, so that a binary serves all steps that have it: what is

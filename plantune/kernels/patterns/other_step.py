@@ -22,7 +22,7 @@ from plantune.kernels.constants import Arrangement, by_pixels, conv_weight
 from plantune.kernels.legality import READ_OUTSIDE, refuse
 
 EIGHT = 8  # channels, without which most of these kernels run no pixel
-# Channels of which one moves four at once. It takes two, so what is odd has no kernel as it is.
+# Channels of which one moves four at once. What is odd it moves one by one.
 FOUR = 4
 ONE_PIXEL = Attrs(stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1)
 Typed = Callable[[str, TensorType], TensorType]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from plantune.canonical import Attrs
+from plantune.default_plans import hand_plan
 from plantune.kernels.families import grouped_conv
 from plantune.kernels.families.grouped_conv import FAMILY, Groups
 from plantune.kernels.registry import candidates, estimate_us
@@ -58,6 +59,11 @@ STEPS = {
     "groups of 24": grouped("add_channel", "silu", x=(1, 72, 7, 7), groups=3),
     "groups of 40": grouped(x=(1, 80, 8, 8), groups=2),
     "groups of 64": grouped("silu", "residual", x=(1, 128, 7, 7), groups=2),
+    "wide groups": grouped(*NORM, "relu", x=(2, 320, 7, 9), groups=2, stride=(2, 2)),
+    "wide groups, four times as many out": grouped(
+        "add_channel", x=(2, 224, 8, 8), outputs=896, groups=2, filter=(2, 2), padding=(0, 0)
+    ),
+    "the widest groups": grouped("residual", x=(1, 1024, 5, 5), groups=2),
     "a slab that is not full": grouped("relu", x=(2, 104, 7, 5), groups=13),
     "stride 2, odd": grouped(*NORM, "hardswish", stride=(2, 2)),
     "more channels out": grouped("relu", outputs=96),
@@ -113,6 +119,19 @@ def test_it_reads_every_step(step_of, name, dtype):
     assert FAMILY.why_not_step(step_of(STEPS[name], dtype)) is None
 
 
+@pytest.mark.parametrize(("width", "family"), [(128, FAMILY.name), (136, "framework")])
+def test_a_plan_by_hand_leaves_wide_groups_to_the_framework(graph_of, width, family):
+    """How long they take is not known before a search has measured it."""
+    graph = graph_of(grouped("relu", x=(8, 2 * width, 14, 14), groups=2), "float16")
+    plan = hand_plan(graph, load_search_space("sm90"), network="x")
+    assert plan.choices[0].candidate.family == family
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if "wide" in name])
+def test_wide_groups_have_configs(step_of, name):
+    assert candidates(step_of(STEPS[name], "float16"), load_search_space("sm90"), [FAMILY.name])
+
+
 def test_large_images_have_configs(step_of):
     space = load_search_space("sm90")
     for shape, groups in (((8, 48, 56, 56), 6), ((8, 440, 7, 7), 55), ((8, 128, 28, 28), 32)):
@@ -135,7 +154,7 @@ REFUSED = {
     "a pool of a sum": (pooled("residual"), "may be before a pool"),
     "depthwise": (grouped(groups=32), "in groups of some channels"),
     "groups of 12": (grouped(x=(1, 48, 4, 4), groups=4), "are not multiples of 8"),
-    "wide groups": (grouped(x=(1, 512, 4, 4), groups=2), "up to 128"),
+    "wide groups": (grouped(x=(1, 1040, 4, 4), groups=2), "up to 512"),
     "dilation": (
         lambda b: b.conv(b.x(2, 32, 9, 9), b.w(32, 8, 3, 3), groups=4, dilation=(2, 2)),
         "without dilation",
@@ -275,7 +294,15 @@ def test_what_is_added_has_come_before_it_is_read(step_of, name):
 
 @pytest.mark.parametrize(
     ("arch_name", "name"),
-    in_turns(["groups of 16", "no groups", "stride 2, odd", "three channels and a pool"]),
+    in_turns(
+        [
+            "wide groups, four times as many out",
+            "groups of 16",
+            "no groups",
+            "stride 2, odd",
+            "three channels and a pool",
+        ]
+    ),
 )
 def test_it_builds_within_its_limits(step_of, build_within_limits, arch_name, name):
     arch, step = load_arch(arch_name), step_of(STEPS[name], "float16")

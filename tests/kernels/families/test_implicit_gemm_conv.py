@@ -72,8 +72,6 @@ BATCH_NORM = "mul_channel add_channel residual relu"
 REFUSED = {
     "no convolution": (lambda b: b("relu", b.x(2, 64, 4, 4)), "starts with relu"),
     "groups": (Conv(groups=2), "without groups"),
-    "channels in": (Conv((2, 3, 16, 16)), "3 channels in and 128 out; both must be multiples of 2"),
-    "channels out": (Conv(outputs=13), "128 channels in and 13 out"),
     "empty": (Conv((0, 128, 8, 8)), "nothing to compute"),
     "two outputs": (
         lambda b: (y := b("relu", Conv()(b)), b("add", y, b.w(1))),
@@ -106,6 +104,8 @@ def test_other_dtypes_are_refused(step_of):
         (Conv(), "float16", {"tile_k": 64}, "sm70", "sm70 reads rows of 64 bytes"),
         (Conv(), "float16", {"stages": 3}, "sm75", "sm75 has no cp.async"),
         (Conv(), "float16", {"stages": 1}, "sm80", "at least two stages"),
+        (Conv(outputs=13), "float16", {"stages": 3}, "sm80", "moves no single 16-bit channels"),
+        (Conv((2, 27, 8, 8)), "bfloat16", {"stages": 4}, "sm90", "no single 16-bit channels"),
         (Conv(), "float16", {"warp_m": 48}, "sm80", "not a multiple of the warps' tiles"),
         (Conv(), "float16", {"warp_m": 64}, "sm80", "2 warps; a block has 4 or 8"),
         (
@@ -253,7 +253,7 @@ def test_a_huge_filter_takes_the_other_iterators(step_of):
     assert FAMILY.build(FAMILY.parts(step), SMALL, load_arch("sm80")).usage["run"].spill_bytes == 0
 
 
-@pytest.mark.parametrize(("channels", "access"), [(64, 8), (116, 4), (58, 2), (6, 2)])
+@pytest.mark.parametrize(("channels", "access"), [(64, 8), (116, 4), (58, 2), (6, 2), (27, 1)])
 def test_channels_that_make_no_whole_vectors_are_moved_by_fewer(
     step_of, build_within_limits, channels, access
 ):
@@ -284,7 +284,7 @@ static_assert(sizeof(Conv{i}::Report) == {report}, "");
 def test_shared_memory_is_known_before_the_build(arch_name):
     """Many main loops, none of which is compiled as far as to machine code."""
     arch, space = load_arch(arch_name), load_search_space(arch_name)
-    accesses = {dtype: (0,) if dtype == "float32" else (0, 2, 4) for dtype in ELEMENTS}
+    accesses = {dtype: (0,) if dtype == "float32" else (0, 1, 2, 4) for dtype in ELEMENTS}
     loops = {
         MainLoop.of(c, dtype, access)
         for c in FAMILY.configs(space)

@@ -79,6 +79,7 @@ def test_the_table_counts_and_names_what_is_not_right(part, tmp_path: Path) -> N
     text = (tmp_path / "census.md").read_text()
     assert "| torchvision | infer | 1 of 2 (50.0%) | 1 of 1 (100.0%) |" in text
     assert "| infer | 1 | in-place op aten.x_ |" in text
+    assert "| timm/c | train | 0.500 | `conv2d` 0.50 |" in text
     assert "| eager | infer | 2 | 0.78 | 1.05 | 1 |" in text
     assert "| timm/c | infer | 1.250 | 1.05 | GPU |" in text
     _, _, tuned = text.partition("## Time with the plan of a search")

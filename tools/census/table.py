@@ -14,6 +14,8 @@ COLLECTIONS = ("torchvision", "timm")
 MODES = ("infer", "train")
 # Of another way's time: more is not luck.
 SLOWER = 1.03
+# Networks with a smaller share of FLOPs in steps that have a kernel are named.
+NAMED = 0.75
 TIMES = {
     "time": (
         "## Time without a plan",
@@ -107,9 +109,25 @@ def _shares(rows: list[Row]) -> Iterator[str]:
                     f"{min(shares):.3f} | {low} |"
                 )
     yield ""
+    yield from _least(found)
     yield "Where the rest is, of all these networks' FLOPs without such a kernel, by op:"
     yield ""
     yield from _left(found)
+    yield ""
+
+
+def _least(found: list[Row]) -> Iterator[str]:
+    """The networks of which much has no kernel, the worst first."""
+    low = sorted((row for row in found if row["share"] < NAMED), key=lambda row: row["share"])
+    if not low:
+        return
+    yield f"Below {NAMED}, and of which ops the rest is, as parts of all FLOPs:"
+    yield ""
+    yield "| network | mode | share | the rest |"
+    yield "| --- | --- | --- | --- |"
+    for row in low:
+        left = ", ".join(f"`{op}` {part:.2f}" for op, part in row["left"].items() if part >= 0.01)
+        yield f"| {row['network']} | {row['mode']} | {row['share']:.3f} | {left} |"
     yield ""
 
 

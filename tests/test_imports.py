@@ -29,6 +29,12 @@ with torch.no_grad():
 model = plantune.optimize(torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
 model(torch.randn(1, 3, 8, 8))
 """
+OPS_BEFORE_A_CAPTURE = """
+import json, torch
+from plantune.cuda.workspaces import KeptProducts
+with KeptProducts():
+    torch.ones(2).permute(0)
+"""
 IMPORTED = """
 import json, sys
 import torch
@@ -58,6 +64,10 @@ def test_a_run_needs_torch_alone() -> None:
     assert loaded & (NOT_FOR_A_RUN | COMPILERS) == set()
     foreign = {name.partition(".")[0] for name in loaded - set(outcome("import torch\n" + REPORT))}
     assert foreign - set(sys.stdlib_module_names) - BY_TORCH == {"plantune"}
+
+
+def test_the_passes_before_a_capture_need_no_compiler() -> None:
+    assert set(outcome(OPS_BEFORE_A_CAPTURE + REPORT)) & COMPILERS == set()
 
 
 def test_the_import_brings_no_more_than_a_name_and_the_errors() -> None:

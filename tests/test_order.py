@@ -18,7 +18,8 @@ ROOT = Path(plantune.__file__).parent
 # Those of one line know nothing of each other.
 ORDER = (
     "scans tolerances",
-    "blobs canonical distance errors host layers outcome products rivals scopes settings",
+    "blobs canonical distance errors host layers op_mode outcome products rivals scopes",
+    "settings",
     "files generators jsonable models paths",
     "build_log graph space",
     "cuda layouts problem",

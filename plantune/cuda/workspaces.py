@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from plantune.op_mode import OpMode
 from plantune.scopes import with_values
 
 # By device and stream; never given back, as cuBLAS's workspaces of these streams are not.
@@ -67,7 +67,7 @@ def _memory_of(device: int, stream: int) -> torch.cuda.MemPool:
     return _kept[device, stream]
 
 
-class KeptProducts(TorchDispatchMode):
+class KeptProducts(OpMode):
     """Inside, all products that torch runs on a GPU have their workspaces in kept memory.
 
     For the runs before a capture: torch takes a workspace for each thread and stream that

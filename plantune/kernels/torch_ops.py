@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from plantune.cuda.workspaces import kept_workspaces
 from plantune.graph import Attrs, Node
@@ -23,11 +22,12 @@ from plantune.graph.ops.matmul import operands
 from plantune.graph.ops.overload import OverloadOp
 from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.family import Values
+from plantune.op_mode import OpMode
 
 RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_")
 
 
-class DropoutStates(TorchDispatchMode):
+class DropoutStates(OpMode):
     """Keeps those that are read inside.
 
     torch has one for each GPU, and makes another one after its generator was seeded or set; a graph

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -105,13 +106,13 @@ class _Tracing:
         self.shadow = Shadow(module)
         self.derives = derives
         self.line, self.leaks = "", Leaks()
-        # Where the module runs, if that is known: of a call under autocast.
-        self.kind = ""
+        # Where the module runs, if that is known: whose autocast counts.
+        self.kind = _kind_of_device(module)
         # The Functions in whose passes the trace is.
         self.functions: list[str] = []
 
     def run(self, arguments: Arguments) -> Trace:
-        self.kind = arguments.autocast[0] if arguments.autocast else ""
+        self.kind = arguments.autocast[0] if arguments.autocast else self.kind
         given = [torch.empty(t.shape, dtype=t.torch_dtype, device=META) for t in arguments.types]
         args, kwargs = arguments.given(given)
         before = kind_of((args, kwargs), id)
@@ -185,6 +186,12 @@ class _Tracing:
             raise kind(
                 f"{type(self.module).__name__}, at {place}: {text}" + (f"; {line}" if line else "")
             ) from error
+
+
+def _kind_of_device(module: nn.Module) -> str:
+    """Of its parameters and buffers; empty if it has none, or some of several kinds."""
+    kinds = {tensor.device.type for tensor in chain(module.parameters(), module.buffers())}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 class _Recorder(ProxyTorchDispatchMode):
@@ -301,7 +308,7 @@ class _Recorder(ProxyTorchDispatchMode):
         """The result of an overload that is traced by what it is made of."""
         if func.name().startswith(RECURRENT):
             raise self._tracing.unsupported(f"{func} under autocast")
-        with self, no_python_dispatcher():
+        with self:
             return func.decompose(*args, **kwargs)
 
 

@@ -307,9 +307,11 @@ class TestCalls:
         fast, x = compiled(inside), torch.randn(2, 3)
         for _ in range(3):
             weight, bias = module.weight.bfloat16(), module.bias.bfloat16()
-            assert_alike(fast(x), F.linear(x.bfloat16(), weight, bias))
+            wanted = F.linear(x.bfloat16(), weight, bias)
+            torch.testing.assert_close(fast(x), wanted, rtol=2e-2, atol=2e-2)
             with torch.no_grad():
                 module.weight.neg_()
+        assert ran() == (3, 0)
 
     @pytest.mark.filterwarnings("ignore::plantune.UnplannedCall")
     def test_a_part_without_gradients(self):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plantune import UnplannedCall, optimize
+from plantune.graph.arguments import Arguments
 from plantune.graph.autocast import casts
+from plantune.graph.extract import extract_with_outputs
 from plantune.runtime.copies import copied
 from plantune.runtime.recheck import recheck
 from plantune.space.search_space import load_search_space
@@ -117,6 +121,54 @@ def test_a_step_of_the_optimizer_inside_of_one_region(module, x):
     assert model.last_call().how == PLANNED
     assert len({round(loss, 3) for loss in losses[:3]}) > 1
     assert losses[:3] == pytest.approx(losses[3:], rel=2e-2)
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.linear(x), labels)
+
+
+def test_a_loss_of_whose_parts_a_gpu_casts_some():
+    """There log_softmax is told its dtype, and nll_loss is computed in float32."""
+    module = Loss()
+    call = Arguments.of(module, (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])), {})
+    graph = extract_with_outputs(module, replace(call, autocast=("cuda", torch.float16)))[0]
+    made = [(node.op, node.types[0].dtype) for node in graph.nodes]
+    assert made[-3:] == [
+        ("aten.log_softmax.int", "float16"),
+        ("cast", "float32"),
+        ("aten.nll_loss.default", "float32"),
+    ]
+
+
+class Region(nn.Module):
+    """Opens its own region, as trainers wrap a forward in one; what follows is outside of it."""
+
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            y, z = self.inner(x)
+        return self.head(y.float()) + z.float().mean(), z
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_region_of_the_forwards_own(mode, module, x):
+    region = Region(module).train(mode == "train")
+    model, reference = optimize(region, x, mode=mode), copy.deepcopy(region)
+    for outer in (nullcontext(), autocast(torch.bfloat16)):
+        found = [first_result(each, x, mode, outer) for each in (model, reference)]
+        near(*found)
+        assert model.last_call().how == PLANNED
+        assert (found[0][0].dtype == torch.float32) == isinstance(outer, nullcontext)
+        for each in (model, reference):
+            each.zero_grad()
 
 
 def test_a_weight_that_changes_inside_of_one_region(module, x):

@@ -18,6 +18,8 @@ TILE_K = {"mma": (32, 64), "tf32": (16, 32), "simt": (8,)}
 # Above these, builds for sm70 to sm90 had spills: operands of products need the rest of 255.
 THREAD_REGISTERS = {"mma": 176, "tf32": 176, "simt": 140}
 
+# What keeps the rows of an epilogue apart, on most archs.
+EPILOGUE_PADDING = 8
 # An epilogue of narrow accesses takes more shared memory, but no more than this many times as much.
 NARROW_EPILOGUE = 1.5
 
@@ -138,13 +140,20 @@ class MainLoop:
         padding = 4 if self.math == "simt" else 0
         return (m + n + 2 * padding) * k * self.stages * BYTES[self.dtype]
 
+    @property
+    def most_shared_bytes(self) -> int:
+        """As much shared memory as one block takes on any arch."""
+        return max(self.main_loop_bytes, self._epilogue_padded(EPILOGUE_PADDING))
+
     def _epilogue_bytes(self, arch: Arch) -> int:
+        padding = EPILOGUE_PADDING if "ldmatrix" in arch.gpu.features else 2
+        return self._epilogue_padded(padding)
+
+    def _epilogue_padded(self, padding: int) -> int:
         """A few rows of float32 from each row of warps."""
         if self.math == "simt":
             return 0  # always less than the main loop's
-        rows, padding = 8 if self.dtype == "bfloat16" else 16, 8
-        if "ldmatrix" not in arch.gpu.features:
-            padding = 2
+        rows = 8 if self.dtype == "bfloat16" else 16
         return self.tile[0] // self.warp[0] * rows * (self.tile[1] + padding) * 4
 
     def arguments(self, arch: Arch) -> str:

@@ -21,7 +21,7 @@ from .conftest import ROOT, build_command, run
 CAPABILITIES = {"any": "default", "avx2": "avx2", "avx512": "avx512"}
 # What torch asks for before it uses an instruction set.
 FLAGS = {"any": set(), "avx2": {"avx2", "fma"}, "avx512": {"avx512vl", "avx512bw", "avx512dq"}}
-UNITS = ("squeeze_excite", "winograd")
+UNITS = ("direct_conv", "squeeze_excite", "winograd")
 # Checks each step of the families against float64, from the carried library.
 STEP = """
 import sys
@@ -40,7 +40,7 @@ from plantune.space.search_space import load_search_space
 from plantune.canonical import Attrs
 
 assert host.cxx_compiler() is None
-for unit in ("squeeze_excite", "winograd"):
+for unit in ("direct_conv", "squeeze_excite", "winograd"):
     carried = cxx.carried_library(unit)
     assert carried.is_relative_to(Path(plantune.__file__).parent), carried
     print(carried.name)
@@ -60,7 +60,8 @@ for size in ((4, 6), (2, 2)):
     x, w = b.input("x", TensorType((2, 21, *size))), b.parameter("w", TensorType((35, 21, 3, 3)))
     (y,) = b.emit("conv2d", x, w, **same, dilation=(1, 1), groups=1)
     (y,) = b.emit("relu", y)
-    require_right(b.build((y,)), "winograd")
+    for family in ("winograd", "direct_conv"):
+        require_right(b.build((y,)), family)
 b = GraphBuilder()
 x = b.input("x", TensorType((2, 21, 4, 6)))
 (y,) = b.emit("mean", x, dims=(2, 3), keepdim=False)
@@ -77,7 +78,8 @@ SAME_BITS = """
 import ctypes, itertools, sys
 import torch
 from plantune.kernels.cxx import load_library, unit_source
-from plantune.kernels.families.winograd import Epilogue, Images
+from plantune.kernels.families.winograd import Images
+from plantune.kernels.folded import Epilogue
 
 libraries = [load_library(unit_source("winograd")), *map(ctypes.CDLL, sys.argv[1:])]
 for library, name in itertools.product(libraries, ("winograd", "karatsuba")):

@@ -15,47 +15,9 @@
 
 #pragma once
 
-#include <cstddef>
-#include <cstring>
-
-#include "cpu/functions.hpp"
+#include "cpu/lanes.hpp"
 
 namespace plantune {
-
-// As many as a register holds: with twice as many the tiles do not fit into 16 registers (Zen 3:
-// half the speed, 2026-11-22).
-#ifdef __AVX512F__
-constexpr int kLanes = 16;
-#else
-constexpr int kLanes = 8;
-#endif
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
-
-template <typename T>
-inline T load(const float* from) {
-  T value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-// Of a null pointer zeros.
-template <typename T>
-inline T load_or_zero(const float* from, int place) {
-  return from != nullptr ? load<T>(from + place) : T{};
-}
-
-template <typename T>
-inline void store(float* to, T value) {
-  std::memcpy(to, &value, sizeof value);
-}
-
-// Calls `body` for all channels: kLanes at once, then one by one.
-template <typename Body>
-inline void for_channels(int channels, Body body) {
-  int c = 0;
-  for (; c + kLanes <= channels; c += kLanes) body(c, Lanes{});
-  for (; c < channels; ++c) body(c, 0.0f);
-}
 
 // Images in nhwc. Height and width are even: tiles of 2x2 outputs cover an image exactly.
 struct Images {
@@ -102,13 +64,6 @@ struct Karatsuba {
     y[0] = m[1] + m[2];
     y[1] = m[1] + m[0];
   }
-};
-
-// What follows the sums. `bias` and `residual` may be null; the function may be left out.
-struct Epilogue {
-  const float *bias, *residual;
-  int applies;
-  float offset;
 };
 
 template <typename Algorithm>
@@ -213,10 +168,9 @@ struct TiledConv {
       Algorithm::output(results, columns[j]);
       for (int i = 0; i < kOutputs; ++i) {
         const size_t place = size_t(i * images.width + j) * images.channels + o;
-        T value = results[i] + shift;
-        if (epilogue.residual != nullptr) value += load<T>(epilogue.residual + place);
-        if (epilogue.applies) value = Function::of(value) + epilogue.offset;
-        store(y + place, value);
+        const float* const residual =
+            epilogue.residual == nullptr ? nullptr : epilogue.residual + place;
+        store(y + place, finished(results[i] + shift, epilogue, residual));
       }
     }
   }

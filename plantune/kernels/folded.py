@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 from torch import Tensor
 
+from plantune.cuda.structs import fields
 from plantune.graph.ops.functions import FUNCTIONS
 from plantune.graph.ops.pointwise import along_axis
 from plantune.kernels.family import Values
 from plantune.kernels.patterns.epilogue import ConvEpilogue
+
+
+class Epilogue(ctypes.Structure):
+    """The struct of that name in `csrc/cpu/lanes.hpp`."""
+
+    _fields_ = fields("bias residual applies:int offset:float")
 
 
 class Folded:
@@ -60,3 +68,10 @@ class Folded:
             FUNCTIONS[self.function].torch(y, out=y)
             if self._epilogue.offset is not None:
                 y.add_(self.offset)
+
+    def after_sums(self, residual: int | None) -> Epilogue:
+        """The same for kernels that do it themselves; the offset is `apart`, the residual at an
+        address.
+        """
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return Epilogue(bias, residual, self.function is not None, self.offset)

@@ -53,12 +53,6 @@ class Sought:
     problem: Problem
     tape: Tape | None = None
 
-    @property
-    def name(self) -> str:
-        """Networks of one's own may share a name."""
-        digest = "" if self.tape is None else f" ({self.problem.graph[:12]})"
-        return f"{self.problem}{digest}"
-
 
 @dataclass(frozen=True)
 class Manner:
@@ -71,6 +65,13 @@ class Manner:
     wait_s: float = 0.0
     saving: Callable[[], AbstractContextManager[None]] = nullcontext
     before: Callable[[], None] = lambda: None
+
+
+def key_of(problem: Problem) -> str:
+    """What one search at a time is for, with the layers: networks may share a name, or differ in
+    channels or image size alone.
+    """
+    return f"{problem} ({problem.graph[:12]})"
 
 
 def search_plan(
@@ -88,7 +89,7 @@ def search_plan(
     if settings.patience is not None and settings.storage is not None:
         result = _shared(sought, settings, database, environment, manner)
     else:
-        with _leased(database, sought.name, manner) as lease:
+        with _leased(database, key_of(sought.problem), manner) as lease:
             held = replace(manner, report=_beating(manner.report, lease))
             result = _searched(sought, settings, database, environment, held)
     if (
@@ -166,16 +167,16 @@ def _searched(
 
 
 @contextmanager
-def _leased(database: PlanDatabase, name: str, manner: Manner) -> Iterator[Lease | None]:
+def _leased(database: PlanDatabase, key: str, manner: Manner) -> Iterator[Lease | None]:
     """One search for a problem at a time. None if the database cannot be written."""
     try:
         try:
-            lease = database.acquire_lease(name)
+            lease = database.acquire_lease(key)
         except Busy as busy:
             if not manner.wait_s:
                 raise
             manner.say(f"waiting up to {manner.wait_s:.0f} s: {busy}")
-            lease = database.wait_for_lease(name, manner.wait_s)
+            lease = database.wait_for_lease(key, manner.wait_s)
     except DatabaseUnavailable:
         yield None
         return

@@ -28,6 +28,11 @@ from plantune.space.search_space import SearchSpace
 # Estimates are multiplied by these, one after the other: first what looks best is measured, then
 # what would have to be better than it looks.
 DISCOUNTS = (1.0, 0.75, 0.5)
+# Before these, where some candidates take long to build: without them, up to this discount. Beside
+# such builds of inductor's, checks of se_resnet9's candidates took two to four times as long, and
+# its first one kept the measuring process for 8 s; none was ever part of its plan (2 cores of a
+# Xeon, 2026-11-28).
+QUICK_DISCOUNTS = (1.0, 0.75)
 # Of what is not measured in a cover, at least so many and one in so many are measured before the
 # next cover.
 LEAST_PER_COVER, PART_OF_COVER = 4, 4
@@ -86,6 +91,8 @@ class StepSearch:
         # What this search built and ran: the worker has it in its caches.
         self.ran: set[Key] = set()
         self._disturbed: set[Key] = set()
+        # Whether candidates that take long to build are left for later.
+        self._quick_alone = any(candidate.build_s >= LONG_BUILD_S for candidate in self.candidates)
         self._framework = [
             candidate
             for candidate in self.candidates
@@ -105,14 +112,24 @@ class StepSearch:
         """Measures until nothing unknown could be part of the best cover, or the time is over."""
         with suppress(OutOfTime):  # which says nothing of the candidate in flight
             self._calibrate(budget, report)
-            self.complete = all(self._settle(discount, budget, report) for discount in DISCOUNTS)
+            quick = QUICK_DISCOUNTS if self._quick_alone else ()
+            self.complete = self._settle(quick, budget, report)
+            self._quick_alone = False
+            self.complete = self.complete and self._settle(DISCOUNTS, budget, report)
         self._land_all(budget, report)
         self._look_for_best()
 
-    def _settle(self, discount: float, budget: Budget, report: Report) -> bool:
+    def _settle(self, discounts: Iterable[float], budget: Budget, report: Report) -> bool:
         """Measures until the best cover holds no estimate; False if there is no time for that."""
-        self.costs.discount = discount
-        return self._measure_until_known(self._missing, budget, report)
+        for discount in discounts:
+            self.costs.discount = discount
+            if not self._measure_until_known(self._missing, budget, report):
+                return False
+        return True
+
+    def _is_due(self, candidate: StepCandidate) -> bool:
+        quick = not self._quick_alone or candidate.build_s < LONG_BUILD_S
+        return quick or self.costs.knows(candidate)
 
     def _measure_until_known(
         self, find: Callable[[], list[StepCandidate]], budget: Budget, report: Report
@@ -276,7 +293,7 @@ class StepSearch:
 
     def _missing(self) -> list[StepCandidate]:
         """Unmeasured parts of the best cover, the most expensive first."""
-        priced = self.costs.priced(self._clusters.offered())
+        priced = self.costs.priced(filter(self._is_due, self._clusters.offered()))
         found = best_covers(self.graph, priced, 1, self._conversion, NARROW_BEAM)
         self._cover = self._weighed(found[0][1] if found else ())
         self._look_now_and_then()
@@ -316,7 +333,8 @@ class StepSearch:
 
     def _want(self, missing: Sequence[StepCandidate]) -> Sequence[StepCandidate]:
         """What is built from now on: what is missing, then what probably will be."""
-        wanted = self._unknown((*missing, *self._clusters.ahead(self._cover, DEPTH)))
+        ahead = filter(self._is_due, self._clusters.ahead(self._cover, DEPTH))
+        wanted = self._unknown((*missing, *ahead))
         if self._builds is not None:
             # One short build serves many steps, and would wait for minutes of long ones.
             self._builds.want(sorted(wanted, key=lambda c: c.build_s >= LONG_BUILD_S))

@@ -11,6 +11,7 @@ from subprocess import Popen
 import pytest
 
 from plantune.plan_db.database import PlanDatabase
+from plantune.search.session import key_of
 
 from .conftest import Run, object_of, start
 
@@ -56,7 +57,7 @@ def test_a_stopped_search_saves_a_partial_plan(
     assert stored.status == "partial"
     # Nobody holds the lease any more.
     with PlanDatabase.open(path) as database:
-        database.acquire_lease("se_resnet9_fixup, batch 1, infer, float32, cpu").release()
+        database.acquire_lease(key_of(stored.plan.problem)).release()
 
 
 @pytest.mark.slow

@@ -19,10 +19,9 @@ from plantune.machine import cpu_environment
 from plantune.plan import Plan
 from plantune.plan_db.database import PlanDatabase
 from plantune.search.results import Progress, Result, StepsSum
+from plantune.search.session import key_of
 
 from .conftest import FakeWorker, Run, measured, object_of
-
-KEY = "se_resnet9_fixup, batch 1, infer, float32, cpu"
 
 
 class FakeSearch:
@@ -148,8 +147,8 @@ def test_what_a_compiler_would_bring_is_one_line(
     assert (
         told
         == [
-            "no C++ compiler was found: apt install g++, or set CXX, for inductor, squeeze_excite, "
-            "winograd, torch.compile, which are left out"
+            "no C++ compiler was found: apt install g++, or set CXX, for direct_conv, inductor, "
+            "squeeze_excite, winograd, torch.compile, which are left out"
         ]
         * lines
     )
@@ -308,19 +307,24 @@ def test_where_nothing_can_be_written_the_plan_is_printed(
     assert "warning: " in result.stderr
 
 
-def test_a_second_search_for_the_key_is_busy(run: Run) -> None:
-    with PlanDatabase.open() as database, database.acquire_lease(KEY):
+def test_a_second_search_for_the_key_is_busy(run: Run, plan: Plan) -> None:
+    key = key_of(plan.problem)
+    with PlanDatabase.open() as database, database.acquire_lease(key):
         result = run("search", "--batch", 1, "--no-wait", "--json")
-        assert run("search", "--batch", 2, "--no-wait").exit_code == 0
+        others = (("--batch", 2), ("--batch", 1, "--in-channels", 11))
+        for other in others:
+            assert run("search", *other, "--no-wait").exit_code == 0
     assert result.exit_code == 75
-    assert KEY in object_of(result)["error"]["message"]
+    assert key in object_of(result)["error"]["message"]
     assert run("search", "--batch", 1, "--no-wait").exit_code == 0
 
 
-def test_a_second_search_waits_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_search_waits_by_default(
+    run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited: list[float] = []
     with PlanDatabase.open() as database:
-        lease = database.acquire_lease(KEY)
+        lease = database.acquire_lease(key_of(plan.problem))
         wait = PlanDatabase.wait_for_lease
 
         def release_and_wait(self: PlanDatabase, key: str, timeout_s: float) -> Any:

@@ -20,7 +20,7 @@ from plantune.graph import Step, TensorType
 from plantune.kernels import onednn
 from plantune.kernels.cxx import UnitFamily, function
 from plantune.kernels.family import Arch, Attrs, Binding, Frame, refuse
-from plantune.kernels.folded import Folded
+from plantune.kernels.folded import Epilogue, Folded
 from plantune.kernels.patterns.epilogue import ConvParts, usual_parts
 from plantune.kernels.patterns.expression import defined_function
 from plantune.layouts import aligned, view_bytes
@@ -44,12 +44,6 @@ class Images(ctypes.Structure):
     """The struct of that name in `csrc/cpu/winograd.hpp`."""
 
     _fields_ = fields("count:int height:int width:int channels:int")
-
-
-class Epilogue(ctypes.Structure):
-    """The struct of that name there."""
-
-    _fields_ = fields("bias residual applies:int offset:float")
 
 
 @dataclass(frozen=True)
@@ -141,15 +135,13 @@ class WinogradConv(UnitFamily[WinogradParts], onednn.OneDnnFamily[WinogradParts]
         def launch(stream: int) -> None:
             x_at, y_at = values[x].data_ptr(), y.data_ptr()
             added_at = None if residual is None else values[residual].data_ptr()
-            bias_at = None if folded.bias is None else folded.bias.data_ptr()
-            applies = folded.function is not None
             for part in range(tiles.parts):
                 moved = part * y_bytes
                 added = None if added_at is None else added_at + moved
                 transforms.input(before, x_at + part * x_bytes, inputs.data_ptr())
                 multiply(folded.weight)
-                epilogue = Epilogue(bias_at, added, applies, folded.offset)
-                transforms.output(after, products.data_ptr(), epilogue, y_at + moved)
+                end = folded.after_sums(added)
+                transforms.output(after, products.data_ptr(), end, y_at + moved)
 
         return Binding(launch, folded.refresh)
 

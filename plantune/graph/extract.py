@@ -10,6 +10,7 @@ from plantune.graph.arguments import Arguments
 from plantune.graph.extraction import Extraction, no_scans
 from plantune.graph.graph import Graph
 from plantune.graph.outputs import Outputs
+from plantune.graph.own_backward import read_own_backward
 from plantune.graph.rewrite import (
     fold_scales,
     round_constants_once,
@@ -52,7 +53,7 @@ def extract_with_outputs(
 ) -> tuple[Graph, Outputs]:
     """As `extract`, for any call, with what the module makes of the graph's outputs."""
     traced = trace(module, arguments, derives=derives)
-    graph = Extraction(module, arguments.types, traced, scans).run()
+    graph = Extraction(module, arguments.types, traced, read_own_backward, scans).run()
     graph = without_dead_nodes(with_space_to_depth(without_spreads(without_dead_nodes(graph))))
     if not module.training if fold is None else fold:
         graph = without_dead_nodes(round_constants_once(without_dead_nodes(fold_scales(graph))))
@@ -63,6 +64,7 @@ def lines_of(module: nn.Module, arguments: Arguments, *, derives: bool) -> dict[
     """The line of the user's code that each node is from, by the node's name; rewrites may have
     made others.
     """
-    extraction = Extraction(module, arguments.types, trace(module, arguments, derives=derives))
+    traced = trace(module, arguments, derives=derives)
+    extraction = Extraction(module, arguments.types, traced, read_own_backward)
     extraction.run()
     return extraction.lines

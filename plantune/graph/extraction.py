@@ -44,6 +44,11 @@ PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "
 COPIES = ("aten.clone.default", "aten.contiguous.default")
 
 
+# Reads a Function's own backward pass: its graph as text, what that reads of the forward pass, and the
+# places of the inputs that it gives gradients of.
+ReadBackward = Callable[["Extraction", Derivative], tuple[str, tuple[Value, ...], tuple[int, ...]]]
+
+
 def no_scans(layers: RecurrentLayers) -> bool:
     """Recurrent layers stay torch's."""
     return False
@@ -59,9 +64,11 @@ class Extraction(Reader):
         module: nn.Module,
         inputs: tuple[TensorType, ...],
         traced: Trace,
+        read_backward: ReadBackward,
         scans: Callable[[RecurrentLayers], bool] = no_scans,
     ) -> None:
         self.module, self.traced, self._scans = module, traced, scans
+        self.read_backward = read_backward
         self.tensors = state_of(module)
         self.builder = GraphBuilder()
         self.builder.reserved = frozenset(self.tensors)
@@ -123,14 +130,12 @@ class Extraction(Reader):
 
     def _differentiate(self, derivative: Derivative) -> None:
         """One node for all outputs of a Function, which each has a record of."""
-        from plantune.graph.own_backward import OwnBackward
-
         if id(derivative.results[0]) in self.known:
             return
         made, inputs = map(self._value, derivative.made), map(self._given, derivative.inputs)
         values = [*made, *inputs]
         try:
-            text, read, targets = OwnBackward(self, derivative).whole()
+            text, read, targets = self.read_backward(self, derivative)
         except UnsupportedModule as error:
             raise UntracedFunction(str(error)) from error
         attrs = {"count": len(derivative.made), "inputs": len(derivative.inputs)}

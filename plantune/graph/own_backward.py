@@ -16,7 +16,14 @@ from plantune.graph.trace import Trace
 from plantune.graph.types import TensorType, dtype_name
 
 
-class OwnBackward(Extraction):
+def read_own_backward(
+    outer: Extraction, derivative: Derivative
+) -> tuple[str, tuple[Value, ...], tuple[int, ...]]:
+    """See `ReadBackward`."""
+    return _OwnBackward(outer, derivative).whole()
+
+
+class _OwnBackward(Extraction):
     """Its inputs are the gradients of what the Function made, then those values of the forward pass
     that it reads, in the order in which it first does.
     """
@@ -25,7 +32,7 @@ class OwnBackward(Extraction):
         types = (TensorType(tuple(t.shape), dtype_name(t.dtype)) for t in derivative.seeds)
         found = tuple(g for g in derivative.gradients if g is not None)
         inner = Trace(derivative.records, outer.traced.state, derivative.seeds, found, None)
-        super().__init__(outer.module, tuple(types), inner)
+        super().__init__(outer.module, tuple(types), inner, outer.read_backward)
         for seed in derivative.seeds:  # it may write to them: no other reads these
             del self.owners[memory_of(seed).storage]
         self._outer, self._derivative = outer, derivative

@@ -62,6 +62,7 @@ CPU_PREFERENCES = (
     Preference("winograd"),
     Preference("patch_conv", {"layout": "nhwc"}),
     Preference("direct_conv"),
+    Preference("direct_linear"),
     Preference("gemm", {"layout": "nhwc"}, starts=("conv2d",)),
     Preference("onednn_conv", {"layout": "nhwc", "prepack": True}),
     Preference("squeeze_excite", {"layout": "nhwc"}),
@@ -69,7 +70,7 @@ CPU_PREFERENCES = (
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
-COMPILED = ("winograd", "squeeze_excite", "direct_conv")
+COMPILED = ("winograd", "squeeze_excite", "direct_conv", "direct_linear")
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
     Preference("gru_translate", rivals=("gru_translate_steps",)),

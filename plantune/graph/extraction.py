@@ -44,8 +44,8 @@ PRODUCTS = tuple(f"aten.{name}" for name in ("conv", "linear", "matmul", "mm", "
 COPIES = ("aten.clone.default", "aten.contiguous.default")
 
 
-# Reads a Function's own backward pass: its graph as text, what that reads of the forward pass, and the
-# places of the inputs that it gives gradients of.
+# Reads a Function's own backward pass: its graph as text, what that reads of the forward pass, and
+# the places of the inputs that it gives gradients of.
 ReadBackward = Callable[["Extraction", Derivative], tuple[str, tuple[Value, ...], tuple[int, ...]]]
 
 

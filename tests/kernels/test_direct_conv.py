@@ -7,7 +7,8 @@ import torch
 
 from plantune.canonical import Attrs
 from plantune.kernels.build import build
-from plantune.kernels.families.direct_conv import FAMILY, _panels
+from plantune.kernels.direct import panels
+from plantune.kernels.families.direct_conv import FAMILY
 from plantune.kernels.family import Candidate
 from plantune.measure.numerics import check
 from plantune.measure.threads import threads
@@ -113,8 +114,8 @@ def test_panels_hold_each_weight_once_and_zeros_after_the_last_output(step_of, s
     step = step_of(STEPS["a panel and one output"])
     width = build(step, CANDIDATE, space.arch).width
     weight = torch.randn(65, 8, 3, 3)
-    panels = _panels(weight, width)
-    assert panels.shape == (-(-65 // width), 9, 8, width)
-    back = panels.permute(0, 3, 2, 1).reshape(-1, 8, 3, 3)
+    packed = panels(weight, width)
+    assert packed.shape == (-(-65 // width), 9, 8, width)
+    back = packed.permute(0, 3, 2, 1).reshape(-1, 8, 3, 3)
     assert torch.equal(back[:65], weight)
     assert not back[65:].any()

@@ -105,6 +105,7 @@ CPU = {
     "winograd": small("residual", NAME, "offset"),
     "winograd of 2x2": lambda b: conv(b, NAME, x=(2, 8, 2, 2), w=(16, 8, 3, 3)),
     "direct_conv": small("residual", NAME, "offset"),
+    "direct_linear": linear,
     "onednn_conv": small("residual", NAME, "offset"),
     "patch_conv": stem,
     "squeeze_excite": lambda b: squeezed(b, b.x(2, 16, 4, 4), "residual", NAME, "offset"),

@@ -28,10 +28,9 @@ from plantune.space.search_space import SearchSpace
 # Estimates are multiplied by these, one after the other: first what looks best is measured, then
 # what would have to be better than it looks.
 DISCOUNTS = (1.0, 0.75, 0.5)
-# Before these, where some candidates take long to build: without them, up to this discount. Beside
-# such builds of inductor's, checks of se_resnet9's candidates took two to four times as long, and
-# its first one kept the measuring process for 8 s; none was ever part of its plan (2 cores of a
-# Xeon, 2026-11-28).
+# Before that without what takes long to build: beside inductor's builds checks took two to four
+# times as long, and its first candidate 8 s, though none was part of a plan (se_resnet9_fixup, 2
+# cores of a Xeon, 2026-11-28).
 QUICK_DISCOUNTS = (1.0, 0.75)
 # Of what is not measured in a cover, at least so many and one in so many are measured before the
 # next cover.
@@ -112,10 +111,9 @@ class StepSearch:
         """Measures until nothing unknown could be part of the best cover, or the time is over."""
         with suppress(OutOfTime):  # which says nothing of the candidate in flight
             self._calibrate(budget, report)
-            quick = QUICK_DISCOUNTS if self._quick_alone else ()
-            self.complete = self._settle(quick, budget, report)
-            self._quick_alone = False
-            self.complete = self.complete and self._settle(DISCOUNTS, budget, report)
+            if self._quick_alone:
+                self._quick_alone = not self._settle(QUICK_DISCOUNTS, budget, report)
+            self.complete = not self._quick_alone and self._settle(DISCOUNTS, budget, report)
         self._land_all(budget, report)
         self._look_for_best()
 

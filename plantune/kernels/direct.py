@@ -1,4 +1,4 @@
-"""What families share whose kernel is `csrc/cpu/direct_conv.cpp`: it reads each weight once."""
+"""What families share whose kernel is `csrc/cpu/direct_conv.cpp`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from plantune.cuda.structs import fields
@@ -56,6 +55,17 @@ def panels(weight: Tensor, width: int) -> Tensor:
     outputs, channels, rows, columns = weight.shape
     count = -(-outputs // width)
     packed = in_huge_pages(weight.new_empty(count, rows * columns, channels, width))
-    whole = torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, 0, 0, count * width - outputs))
-    order = whole.view(count, width, channels, rows * columns).permute(0, 3, 2, 1)
-    return packed.copy_(order)
+    packed[-1].zero_()
+    # By output: a panel's outputs stand side by side.
+    by_output = packed.permute(0, 3, 2, 1)
+    filters = weight.reshape(outputs, channels, rows * columns)
+    whole = outputs // width
+    by_output[:whole] = filters[: whole * width].view(whole, width, channels, rows * columns)
+    if whole < count:
+        by_output[whole, : outputs - whole * width] = filters[whole * width :]
+    return packed
+
+
+def is_large(channels: int, outputs: int) -> bool:
+    """Whether guesses take these families for it."""
+    return channels >= FEW_CHANNELS and outputs >= FEW_OUTPUTS

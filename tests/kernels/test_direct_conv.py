@@ -45,6 +45,7 @@ STEPS = {
     "apart": conv(x=(1, 4, 9, 9), dilation=(2, 3), padding=(2, 3)),
     "all of it padding but one pixel": conv(x=(1, 16, 1, 1), padding=(1, 1)),
     "one channel": conv(x=(3, 1, 4, 4), outputs=1, padding=(1, 1)),
+    "many channels": conv(x=(1, 2100, 3, 3), outputs=33, kernel=(1, 1)),
     "a whole panel": conv(x=(1, 8, 4, 4), outputs=64, padding=(1, 1)),
     "a panel and one output": conv(x=(1, 8, 4, 4), outputs=65, padding=(1, 1)),
     "more pixels than a chunk has": conv(x=(1, 8, 13, 11), outputs=40, padding=(1, 1)),

@@ -33,6 +33,8 @@ STEPS = {
     "a weight of columns": layer(5, 20, 65, weight_is_rows=False),
     "one of all": layer(1, 1, 1),
     "more rows than a chunk has": layer(150, 16, 31, "bias", "relu"),
+    "the first one of AlexNet": layer(3, 9216, 48, "bias", "relu"),
+    "the first one of VGG": layer(2, 25088, 40, "bias"),
 }
 
 
@@ -51,6 +53,10 @@ REFUSED = {
         "reads the left matrix by rows",
     ),
     "what is computed": (lambda b: b.linear(b.x(3, 8), b.x(5, 8)), "is no weight"),
+    "a bias that is computed": (
+        lambda b: b("add_channel", b.linear(b.x(3, 8), b.w(5, 8)), b.x(5), axis=1),
+        "bias is no weight",
+    ),
     "nothing": (layer(0, 8, 5), "nothing to compute"),
     "a convolution": (lambda b: b.conv(b.x(1, 8, 2, 2), b.w(5, 8, 1, 1)), "only a matrix product"),
 }

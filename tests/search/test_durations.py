@@ -21,6 +21,7 @@ from plantune.workload import Workload
 
 FRAMEWORK = Candidate("framework", Attrs(layout="nchw"))
 COMPILED = Candidate("inductor", Attrs(layout="nchw"))
+LONG = family_named("inductor")
 
 
 def test_the_next_one_takes_as_long_as_the_last_ones():
@@ -84,18 +85,27 @@ def test_measuring_ends_in_time(graph, space, slow, store):
     assert len(slow.asked) > asked
 
 
-def test_what_was_cut_off_is_not_an_outcome(graph, space, slow, store):
+@pytest.mark.parametrize(
+    ("family", "has_long"), [("onednn_conv", True), ("inductor", True), ("onednn_conv", False)]
+)
+@pytest.mark.usefixtures("as_with_a_compiler")
+def test_what_was_cut_off_is_not_an_outcome(
+    graph, space, slow, store, monkeypatch, family, has_long
+):
+    """Before or amid what takes long to build, or where nothing does."""
+    if not has_long:
+        monkeypatch.setattr(LONG, "why_not_arch", lambda arch: "there is none")
     kept = slow.measure
 
     def cut_off(step, candidate, limit_us):
-        if len(slow.asked) == 3:
+        if candidate.family == family:
             raise OutOfTime("check was cut off")
         return kept(step, candidate, limit_us)
 
     slow.measure = cut_off
     search = StepSearch(graph, space, slow, store)
     search.run(Budget(4000.0, slow.clock), silent)
-    assert len(search.costs.outcomes) == 3
+    assert len(search.costs.outcomes) == len(slow.asked)
     assert not search.complete
 
 

@@ -1,4 +1,4 @@
-"""Convolutions that read each weight once: `csrc/cpu/direct_conv.cpp`."""
+"""Convolutions by `csrc/cpu/direct_conv.cpp`, which reads each weight once for up to 64 pixels."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class DirectConv(direct.DirectFamily[ConvParts]):
         return parts
 
     def can_be_guessed(self, parts: ConvParts, config: Attrs) -> bool:
-        channels = parts.step.types[parts.x].shape[1]
-        return channels >= direct.FEW_CHANNELS and parts.outputs >= direct.FEW_OUTPUTS
+        return direct.is_large(parts.step.types[parts.x].shape[1], parts.outputs)
 
     def bind(self, parts: ConvParts, config: Attrs, frame: Frame) -> Binding:
         values, built, conv = frame.values, frame.built, _conv(parts)

@@ -1,4 +1,4 @@
-"""Linear layers that read each weight once: each row of the input is an image of one pixel."""
+"""Linear layers by `csrc/cpu/direct_conv.cpp`: each row of the input is an image of one pixel."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class DirectLinear(direct.DirectFamily[LinearLayer]):
                 f"it is written for float32, got {dtype}": dtype != "float32",
                 "it reads the left matrix by rows": bool(layer.product.attrs["transpose_a"]),
                 "the right matrix is no weight": layer.b not in step.constants,
+                "the bias is no weight": layer.bias not in (None, *step.constants),
                 "there is nothing to compute": 0 in layer.sizes,
             }
         )
@@ -37,7 +38,7 @@ class DirectLinear(direct.DirectFamily[LinearLayer]):
 
     def can_be_guessed(self, parts: LinearLayer, config: Attrs) -> bool:
         _, outputs, depth = parts.sizes
-        return depth >= direct.FEW_CHANNELS and outputs >= direct.FEW_OUTPUTS
+        return direct.is_large(depth, outputs)
 
     def bind(self, parts: LinearLayer, config: Attrs, frame: Frame) -> Binding:
         values, built, y = frame.values, frame.built, frame.values[parts.y]

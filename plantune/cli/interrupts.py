@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -33,9 +38,18 @@ def interrupts() -> Iterator[Interrupts]:
     handled = [number for number in SIGNALS if before[number] is not signal.SIG_IGN]
     for number in handled:
         signal.signal(number, state._handle)
+    told = sys.unraisablehook
+
+    def tell(swallowed: UnraisableHookArgs) -> None:
+        """Python would print the traceback of an interrupt that came amid a finalizer."""
+        if swallowed.exc_type is not KeyboardInterrupt:
+            told(swallowed)
+
+    sys.unraisablehook = tell
     try:
         yield state
     finally:
+        sys.unraisablehook = told
         for number in handled:
             signal.signal(number, before[number] or signal.SIG_DFL)
 

@@ -1,5 +1,4 @@
-// Convolutions that read every weight once for up to 64 pixels; meanwhile the next ones are on their
-// way.
+// Convolutions that read every weight once for up to 64 pixels, and ask for the next ones ahead.
 //
 //   x  (count, height, width, channels)                        input, nhwc
 //   w  (panels, kernel_height * kernel_width, channels, kWidth)  weights of kWidth outputs a panel,

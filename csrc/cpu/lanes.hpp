@@ -9,8 +9,8 @@
 
 namespace plantune {
 
-// As many as a register holds: with twice as many Winograd's tiles do not fit into 16 registers (Zen
-// 3: half the speed, 2026-11-22).
+// As many as a register holds: with twice as many Winograd's tiles do not fit into 16 registers
+// (Zen 3: half the speed, 2026-11-22).
 #ifdef __AVX512F__
 constexpr int kLanes = 16;
 #else

@@ -187,18 +187,6 @@ def node_updater(executable: int, node: int, params: NodeParams) -> Callable[[],
     return partial(_prepared("cuGraphExecKernelNodeSetParams_v2"), *arguments)
 
 
-def instantiate(graph: int, stream: int) -> int:
-    """Another executable graph of a captured one, made ready on a stream."""
-    executable = made("cuGraphInstantiateWithFlags", c_void_p(), c_void_p(graph), c_uint64(0))
-    call("cuGraphUpload", c_void_p(executable), c_void_p(stream))
-    return executable or 0
-
-
-def destroy_executable(executable: int) -> None:
-    """To be called when its work has ended. Errors are ignored: the process may be exiting."""
-    _cuda().cuGraphExecDestroy(c_void_p(executable))
-
-
 def graph_launcher(executable: int) -> Callable[[c_void_p], None]:
     """Launches an instantiated graph on a stream."""
     library, handle = _cuda(), c_void_p(executable)

@@ -63,14 +63,9 @@ class Patch:
 
 
 class Executable:
-    """A graph that was made of a capture, with the kernels recorded during it; `launch` is what
-    launches it, if not the driver alone.
-    """
+    """A graph that was made of a capture, with the kernels recorded during it."""
 
-    def __init__(
-        self, handle: int, captured: Recording, launch: Callable[[c_void_p], None] | None = None
-    ) -> None:
-        self.launch = launch or driver.graph_launcher(handle)
+    def __init__(self, handle: int, captured: Recording) -> None:
         self._handle = handle
         self._captured = captured
         self._made: dict[int, Node] = {}

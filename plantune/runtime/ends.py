@@ -20,7 +20,6 @@ from plantune.runtime.recorder import Recorded
 from plantune.runtime.torch_internals import empty_on_gpu
 
 Launch = Callable[[c_void_p], None]
-Places = tuple[int, ...]
 
 
 class End:
@@ -74,23 +73,6 @@ class End:
         return self.own.data_ptr()
 
 
-class Variant:
-    """An executable graph whose kernels look for each end at one of the places it may have."""
-
-    def __init__(self, launch: Launch, patches: Sequence[Sequence[Patch]] = ()) -> None:
-        self.launch = launch
-        self._patches = patches
-        self._places: Places = ()
-
-    def move(self, places: Places) -> None:
-        """The next launch finds the ends there."""
-        before, self._places = self._places, ()  # unknown if a patch fails
-        for patches, old, new in zip_longest(self._patches, before, places):
-            for patch in patches or () if old != new else ():
-                patch.move(new)
-        self._places = places
-
-
 class Ends:
     """What a caller brings to a pass, and the outputs of the forward pass."""
 
@@ -113,8 +95,11 @@ class Ends:
         ]
         self._outputs = {name: End(name, values[name]) for name in once if name in self._direct}
         self._new: list[Callable[[], Tensor]] = []
-        # By where their kernels look for inputs and written outputs; the first was moved first.
-        self._variants: dict[object, Variant] = {}
+        self._launch: Launch = _nothing
+        # Of inputs and written outputs: what tells their kernels of another place, and where these
+        # look for them now.
+        self._moves: list[list[Patch]] = []
+        self._places: list[int] = []
         self.follow(())
 
     def follow(self, state: Sequence[Tensor]) -> None:
@@ -151,28 +136,21 @@ class Ends:
 
     def serve(self, graph: Recorded) -> None:
         """Takes a captured pass, and looks for its kernels that must be told of other addresses."""
-        executables = graph.executables if self._direct else ()
+        executable = graph.executable if self._direct else None
         ends = [*self._inputs, *self._outputs.values()]
-        found = {end.name: self._patches(end, executables, end.own) for end in ends}
+        found = {end.name: self._patches(end, executable, end.own) for end in ends}
         for end in ends:
             end.moves = bool(found[end.name])
         self._settle()
-        moved = [*self._inputs, *(self._outputs[self._names[place]] for place in self._written)]
-        patches = [found[end.name] for end in moved]
-        self._variants = {
-            object(): Variant(executable.launch, [each[index] if each else () for each in patches])
-            for index, executable in enumerate(executables)
-        } or {object(): Variant(graph.launch)}
+        written = (self._names[place] for place in self._written)
+        self._moves = [found[name] for name in (*(end.name for end in self._inputs), *written)]
+        self._launch, self._places = graph.launch, []
 
-    def _patches(
-        self, end: End, executables: Sequence[Executable], here: Tensor
-    ) -> list[list[Patch]]:
-        """What moves an end that was captured `here`, for each executable; empty if it cannot be
-        moved.
-        """
+    def _patches(self, end: End, executable: Executable | None, here: Tensor) -> list[Patch]:
+        """What moves an end that was captured `here`; empty if it cannot be moved."""
         direct = end.name in self._direct
         labels = self._program.touching(end.name, self._phase) if direct else ()
-        if not executables or not labels:
+        if executable is None or not labels:
             return []
         values, other = self._program.values, torch.empty_like(end.own)
         values[end.name] = other
@@ -182,13 +160,7 @@ class Ends:
                     self._program.run_step(label)
         finally:
             values[end.name] = end.own
-        places = (here.data_ptr(), other.data_ptr())
-        found = [executable.patches(elsewhere, places, labels) for executable in executables]
-        return [patches or [] for patches in found] if all(found) else []
-
-    def _found(self, end: End, here: Tensor, executable: Executable) -> list[Patch]:
-        """What moves an end that a caller's capture reads `here`."""
-        return (self._patches(end, [executable], here) or [[]])[0]
+        return executable.patches(elsewhere, (here.data_ptr(), other.data_ptr()), labels) or []
 
     def _settle(self) -> None:
         """Which outputs the next passes write in the caller's memory, and which are copied."""
@@ -208,22 +180,23 @@ class Ends:
         outputs = tuple([new() for new in self._new])
         for place in self._written:
             places.append(outputs[place].data_ptr())
-        key = tuple(places)
-        variant = self._variants.get(key) or self._moved(key)
-        return variant.launch, outputs
+        if places != self._places:
+            self._move(places)
+        return self._launch, outputs
 
-    def _moved(self, places: Places) -> Variant:
-        """The variant that was moved longest ago, moved to these places."""
+    def _move(self, places: list[int]) -> None:
+        """The next launch finds inputs and written outputs there.
+
+        One executable graph is told anew for each: with four of them, told less often, 64 inputs of
+        128 images took 1.07 of one input's time, with one 1.02 (H200, 2026-11-28).
+        """
         if any(place % ALIGNMENT_BYTES for place in places[len(self._inputs) :]):
             raise CaptureError(f"an output is not aligned to {ALIGNMENT_BYTES} bytes")
-        variant = self._variants.pop(next(iter(self._variants)))
-        key: object = object()
-        try:
-            variant.move(places)
-            key = places
-        finally:
-            self._variants[key] = variant
-        return variant
+        before, self._places = self._places, []  # unknown if a patch fails
+        for patches, old, new in zip_longest(self._moves, before, places):
+            for patch in patches if old != new else ():
+                patch.move(new)
+        self._places = places
 
     def leave(self, outputs: Sequence[Tensor], results: Mapping[str, Tensor]) -> None:
         """Copies those outputs that the pass did not write where the caller has them."""
@@ -239,7 +212,7 @@ class Ends:
         for end, tensor in zip(self._inputs, inputs, strict=True):
             if end.name in self._direct and end.fits(tensor):
                 values[end.name] = tensor
-                claim(tensor, partial(self._found, end, tensor))
+                claim(tensor, partial(self._patches, end, here=tensor))
             elif end.is_dropped():  # memory of the capture's, which is its again after the pass
                 values[end.name] = torch.empty_like(end.own).copy_(tensor)
             else:
@@ -256,6 +229,10 @@ class Ends:
         finally:
             values.update(before)
         return outputs
+
+
+def _nothing(stream: c_void_p) -> None:
+    """What a pass launches that was not captured yet."""
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

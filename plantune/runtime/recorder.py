@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from ctypes import c_void_p
 from dataclasses import dataclass
@@ -17,13 +16,9 @@ from plantune.cuda.recording import Recording
 from plantune.cuda.workspaces import KeptProducts, renew_workspace
 from plantune.generators import numbers_of_its_own, state_on
 from plantune.runtime.streams import stream_for
-from plantune.runtime.torch_internals import current_gpu, raw_stream
 
 # Libraries choose algorithms and take workspaces in their first calls, which cannot be captured.
 WARM_UP_PASSES = 2
-# A caller who keeps each output until the next one comes has two in turns; inputs likewise. To tell
-# one kernel of another address before the launch takes 1.6 us on the host (H200, 2026-11-22).
-EXECUTABLES = 4
 # Where torch hands out the graph that it captured.
 _KEPT = {"keep_graph": True} if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec") else {}
 
@@ -43,23 +38,7 @@ class Recorded:
     def executable(self) -> Executable | None:
         """The one that torch replays; None where torch does not hand it out."""
         first = self.graph.raw_cuda_graph_exec() if _KEPT else None
-        return None if first is None else Executable(first, self.launches, self.launch)
-
-    @cached_property
-    def executables(self) -> tuple[Executable, ...]:
-        """Several of one graph, so that not each call with memory elsewhere must change one; none
-        where torch does not hand out the graph.
-        """
-        first = self.graph.raw_cuda_graph_exec() if _KEPT else None
-        if first is None:
-            return ()
-        if self.draws:
-            return (Executable(first, self.launches, self.launch),)
-        graph, stream = self.graph.raw_cuda_graph(), raw_stream(current_gpu())
-        others = [driver.instantiate(graph, stream) for _ in range(EXECUTABLES - 1)]
-        for other in others:
-            weakref.finalize(self, driver.destroy_executable, other).atexit = False
-        return tuple(Executable(handle, self.launches) for handle in (first, *others))
+        return None if first is None else Executable(first, self.launches)
 
     @cached_property
     def launch(self) -> Callable[[c_void_p], None]:

@@ -80,7 +80,6 @@ class Driver:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(driver, "graph_launcher", lambda handle: None)
     for name in ("launch", "capture_of", "encode_tensor_map", "node_updater"):
         monkeypatch.setattr(driver, name, getattr(made, name))
     return made

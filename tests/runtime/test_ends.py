@@ -84,17 +84,17 @@ class Executable:
 
 
 class Graph:
-    """A captured pass, and what all of its executables were told."""
+    """A captured pass, and what its executable was told."""
 
-    def __init__(self, program: Program, *, refuses: str = "", executables: int = 1) -> None:
+    def __init__(self, program: Program, *, refuses: str = "") -> None:
         self.program, self.refuses = program, refuses
         self.told: dict[str, list[int]] = {}
         self.places: dict[str, tuple[int, int]] = {}
         self.fails = False
-        self.executables = tuple(Executable(self) for _ in range(executables))
+        self.executable = Executable(self)
 
     def launch(self, tensors: Any) -> None:
-        Executable(self).launch(tensors)
+        self.executable.launch(tensors)
 
 
 def call(ends: Ends, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
@@ -105,10 +105,10 @@ def call(ends: Ends, graph: Graph, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def made(outputs: str = "y", touched: str = "xyz", **options: Any) -> tuple[Ends, Graph]:
-    refuses, executables = options.pop("refuses", ""), options.pop("executables", 1)
+    refuses = options.pop("refuses", "")
     program = Program(outputs, touched, **options)
     ends = Ends(program, [program.values["x"]])  # type: ignore[arg-type]
-    graph = Graph(program, refuses=refuses, executables=executables)
+    graph = Graph(program, refuses=refuses)
     ends.serve(graph)  # type: ignore[arg-type]
     return ends, graph
 
@@ -161,26 +161,14 @@ class TestInTheCallersMemory:
             assert_right(call(ends, graph, x), "y", x)
         assert graph.told["x"] == [x.data_ptr() for x in inputs] * 2
 
-    def test_places_in_turns_are_told_once(self) -> None:
-        """Each executable keeps the places that it was told last."""
-        ends, graph = made(executables=3)
-        inputs = [torch.randn(SHAPE) for _ in range(3)]
-        rooms = [torch.empty(SHAPE) for _ in range(3)]
-        for turn in range(12):
-            x, y = inputs[turn % 3], rooms[turn % 3]
-            ends._new = [lambda y=y: y]
-            assert_right(call(ends, graph, x), "y", x)
-        assert graph.told["x"] == [x.data_ptr() for x in inputs]
-        assert graph.told["y"] == [y.data_ptr() for y in rooms]
-
-    def test_the_executable_that_was_told_first_is_told_again(self) -> None:
-        ends, graph = made(executables=2)
+    def test_what_stays_in_its_place_is_not_told_again(self) -> None:
+        ends, graph = made()
         inputs, room = [torch.randn(SHAPE) for _ in range(3)], torch.empty(SHAPE)
         ends._new = [lambda: room]
-        for turn in (0, 1, 2, 1, 2, 0, 2):
+        for turn in (0, 1, 1, 2, 0):
             assert_right(call(ends, graph, inputs[turn]), "y", inputs[turn])
         assert graph.told["x"] == [inputs[turn].data_ptr() for turn in (0, 1, 2, 0)]
-        assert graph.told["y"] == [room.data_ptr()] * 2
+        assert graph.told["y"] == [room.data_ptr()]
 
     def test_strides_of_one_element_mean_nothing(self) -> None:
         ends, graph = made()
@@ -334,7 +322,7 @@ class TestInsideOfACapture:
             ends.inside_a_capture([x], list)
         assert [each.tensor is x for each in claims] == [True] * counts
         for each in claims:
-            (patch,) = each.find(graph.executables[0])  # type: ignore[arg-type]
+            (patch,) = each.find(graph.executable)  # type: ignore[arg-type]
             patch.move(16)
             assert graph.places["x"][0] == x.data_ptr()
             assert graph.told["x"] == [16]

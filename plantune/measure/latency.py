@@ -11,7 +11,7 @@ import torch
 
 from plantune.cuda.capture import no_collection
 from plantune.device import Call, Device
-from plantune.measure.timing import Effort, Timing
+from plantune.measure.timing import Effort, Timing, order_of_round
 from plantune.measure.watches import HOST, Watch, kernel_watch
 
 # Single calls in a row before the next way has its turn: as many as fit into so long, within these.
@@ -45,7 +45,7 @@ def time_latencies(calls: Sequence[Call], effort: Effort, watch: Watch) -> list[
                 break
             if number and effort.is_over:
                 break
-            for place in range(len(calls))[:: 1 if number % 2 else -1]:
+            for place in order_of_round(len(calls), number):
                 calls[place]()
                 samples[place] += _turn_us(calls[place], effort, watch)
     return [Timing(tuple(taken)) for taken in samples]

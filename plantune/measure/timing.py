@@ -177,7 +177,7 @@ def time_call(call: Call, effort: Effort, watch: Watch = HOST) -> Timing:
 def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST) -> list[Timing]:
     """Times callables in turns, so that a drift of the machine meets all of them.
 
-    Sample number i of each is from the same round. The order changes from round to round, and each
+    Sample number i of each is from the same round. Each round has an order of its own, and each
     turn starts with a call that is not timed, after which caches hold the callable's own data.
     """
     rounds: list[list[Sample]] = []
@@ -203,14 +203,26 @@ def time_interleaved(calls: Sequence[Call], effort: Effort, watch: Watch = HOST)
 
 
 def _round(calls: Sequence[Call], counts: Sequence[int], number: int, watch: Watch) -> list[Sample]:
-    """A sample of each callable; each round starts with another one, every second runs back."""
-    places = [(place + number) % len(calls) for place in range(len(calls))]
+    """A sample of each callable."""
     turns = {}
-    for place in places if number % 2 else reversed(places):
+    for place in order_of_round(len(calls), number):
         if len(calls) > 1:
             calls[place]()
         turns[place] = watch.sample(calls[place], counts[place])
     return [turns[place] for place in range(len(calls))]
+
+
+def order_of_round(count: int, number: int) -> list[int]:
+    """The places of so many callables in a round. In `count` rounds each has every position once;
+    in so many if the count is even, else in twice as many, each comes after all others alike.
+
+    With the same neighbours in each round, of three equal plans the one between its likes was 4 to
+    5 % faster than the one beside torch's ways (1.3 ms a call, 2 cores of an EPYC, 2026-11-28).
+    """
+    row, is_back = number % count, count % 2 and number // count % 2
+    steps = [-(place // 2) if place % 2 == 0 else place // 2 + 1 for place in range(count)]
+    order = [(row + step) % count for step in steps]
+    return order[::-1] if is_back else order
 
 
 def _is_done(timing: Timing, effort: Effort) -> bool:

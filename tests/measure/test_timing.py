@@ -4,6 +4,7 @@ import ast
 import itertools
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ from plantune.measure.timing import (
     LEAST_SAMPLES,
     Effort,
     Timing,
+    order_of_round,
     ratio_interval,
     time_call,
     time_interleaved,
@@ -125,7 +127,7 @@ def test_nothing_is_begun_after_the_end_of_its_time(clock):
     slow = [clock.taking(2e6, "a"), clock.taking(3e6, "b")]
     found = time_interleaved(slow, Effort(until=1e3 + 12))
     assert [timing.samples for timing in found] == [1, 1]
-    assert clock.order == ["a", "b", "b", "b", "a", "a"]  # each warmed up, then one round
+    assert clock.order == ["a", "b", "a", "a", "b", "b"]  # each warmed up, then one round
     assert all(timing.noisy for timing in found)
 
 
@@ -227,17 +229,26 @@ def test_phases_that_slow_all_calls_say_nothing_of_their_order(clock, monkeypatc
     assert ratio_interval(*found).ratio == pytest.approx(2)
 
 
-def test_no_callable_is_always_first_or_after_the_same(clock):
-    calls = [clock.taking(alternating(500, 700), name) for name in "abc"]
-    effort = Effort(budget_s=0.3, warm_up_s=0, tolerance=0, retries=0)
-    found = time_interleaved(calls, effort)
-    assert len({timing.samples for timing in found}) == 1
-    turns = [name for i, name in enumerate(clock.order) if i == 0 or clock.order[i - 1] != name]
-    turns = turns[3:]  # Warming up.
-    followers = set(itertools.pairwise(turns))
-    assert len(followers) == 6
-    firsts = [turns[i] for i in range(0, len(turns), 3)]
-    assert set(firsts) == set("abc")
+def test_each_round_has_an_order_of_its_own(clock):
+    names = "abcdef"
+    calls = [clock.taking(alternating(500, 700), name) for name in names]
+    found = time_interleaved(calls, Effort(budget_s=1.0, warm_up_s=0, tolerance=0, retries=0))
+    (rounds,) = {timing.samples for timing in found}
+    taken = [name for name, _ in itertools.groupby(clock.order)]
+    assert taken[-len(names) :] == [names[at] for at in order_of_round(len(names), rounds - 1)]
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_orders_of_rounds_are_balanced(count):
+    rounds = 2 * count
+    orders = [order_of_round(count, number) for number in range(rounds)]
+    assert all(sorted(order) == [*range(count)] for order in orders)
+    for position in range(count):
+        assert Counter(order[position] for order in orders) == dict.fromkeys(range(count), 2)
+    followed = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert followed == dict.fromkeys(itertools.permutations(range(count), 2), 2)
+    half = Counter(order[0] for order in orders[:count])
+    assert half == dict.fromkeys(range(count), 1)
 
 
 def test_a_round_in_which_one_waited_counts_for_none(clock):

@@ -60,7 +60,8 @@ FALLBACK = (Preference("view"), Preference("framework", {"layout": "nchw"}))
 # Fewer products before fewer passes, all in nhwc so that nothing is converted between.
 CPU_PREFERENCES = (
     Preference("winograd"),
-    Preference("patch_conv", {"layout": "nhwc"}),
+    Preference("patch_conv"),
+    Preference("pooled_conv"),
     Preference("direct_conv"),
     Preference("direct_linear"),
     Preference("gemm", {"layout": "nhwc"}, starts=("conv2d",)),
@@ -70,7 +71,10 @@ CPU_PREFERENCES = (
     Preference("view"),
     Preference("framework", {"layout": "nhwc"}),
 )
-COMPILED = ("winograd", "squeeze_excite", "direct_conv", "direct_linear")
+COMPILED = (
+    *("winograd", "squeeze_excite"),
+    *("patch_conv", "pooled_conv", "direct_conv", "direct_linear"),
+)
 # Fused kernels before single ones, all in nhwc; of a family the config that its guess likes best.
 CUDA_PREFERENCES = (
     Preference("gru_translate", rivals=("gru_translate_steps",)),
@@ -124,7 +128,7 @@ PREFERENCES: Mapping[str, tuple[Preference, ...]] = {
     "cuda": CUDA_PREFERENCES,
 }
 FUSIONS: Mapping[str, tuple[str, ...]] = {
-    "cpu": ("stem", "conv_epilogue", "se_tail", "linear"),
+    "cpu": ("stem", "pool_conv", "conv_epilogue", "se_tail", "linear"),
     "cuda": words(
         "image_stem stem first_conv conv_pair conv_epilogue pool_conv se_tail scaled_se_tail "
         "pooled_se_tail linear se_grad linear_epilogue flat_linear rows_of_pixels "

@@ -62,6 +62,15 @@ for size in ((4, 6), (2, 2)):
     (y,) = b.emit("relu", y)
     for family in ("winograd", "direct_conv"):
         require_right(b.build((y,)), family)
+    b = GraphBuilder()
+    x, w = b.input("x", TensorType((2, 3, *size))), b.parameter("w", TensorType((35, 3, 3, 3)))
+    require_right(b.build(b.emit("conv2d", x, w, **same, dilation=(1, 1), groups=1)), "patch_conv")
+b = GraphBuilder()
+x, w = b.input("x", TensorType((2, 21, 4, 6))), b.parameter("w", TensorType((35, 21, 1, 1)))
+half = {"stride": (2, 2), "padding": (0, 0)}
+(y,) = b.emit("avg_pool2d", x, kernel=(2, 2), **half, count_padding=True)
+whole = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+require_right(b.build(b.emit("conv2d", y, w, **whole)), "pooled_conv")
 b = GraphBuilder()
 x = b.input("x", TensorType((2, 21, 4, 6)))
 (y,) = b.emit("mean", x, dims=(2, 3), keepdim=False)
@@ -100,7 +109,7 @@ for name, height, width, channels in (
         v, y, bare = torch.full_like(m, 7), torch.full_like(x, 7), torch.full_like(x, 7)
         getattr(library, f"{name}_input")(images, x.data_ptr(), v.data_ptr())
         output = getattr(library, f"{name}_output")
-        epilogue = Epilogue(bias.data_ptr(), residual.data_ptr(), True, 0.5)
+        epilogue = Epilogue(bias.data_ptr(), residual.data_ptr(), None, True, 0.5)
         output(images, m.data_ptr(), epilogue, y.data_ptr())
         output(images, m.data_ptr(), Epilogue(), bare.data_ptr())
         found.append(torch.cat([t.flatten() for t in (v, y, bare)]).view(torch.int32))

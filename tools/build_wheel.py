@@ -21,7 +21,10 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 WITHOUT = "PLANTUNE_WITHOUT_KERNELS"
-COMPILE = ("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-Wall", "-Werror", "-Wno-psabi", "-c")
+COMPILE = (
+    *("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fno-exceptions"),
+    *("-Wall", "-Werror", "-Wno-psabi", "-c"),
+)
 # Nothing of C++'s own library is used, and its version would bind the wheel to newer systems.
 LINK = ("-shared", "-nodefaultlibs", "-lc", "-Wl,--as-needed", "-s")
 # Named as torch calls them; each asks for what torch looks for. `any` runs on every CPU.

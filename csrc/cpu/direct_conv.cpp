@@ -1,19 +1,26 @@
 // Convolutions that read every weight once for up to 64 pixels, and ask for the next ones ahead.
 //
-//   x  (count, height, width, channels)                        input, nhwc
-//   w  (panels, kernel_height * kernel_width, channels, kWidth)  weights of kWidth outputs a panel,
-//                                                              zeros beyond the last output
-//   y  (count, rows, columns, outputs) =                       output, nhwc
+//   x  (count, height, width, channels)        input, nhwc; for patch_conv nchw
+//   w  (panels, places, depth, kWidth)         weights of kWidth outputs a panel, then zeros
+//   y  (count, rows, columns, outputs) =       output, nhwc
 //
-// A thread takes a panel of outputs and a chunk of pixels. It goes through the kernel's places: at
-// each the pixels that read inside of the image are multiplied by that place's weights, a few
-// pixels at once, with sums in registers. Padding costs nothing. With one image the weights of
-// small ones are all that there is to move: for 9.4 MB of 512 x 512 channels that no cache held, a
-// first version of this loop took 379 us, oneDNN's kernel on packed weights 779 (2 cores of a Xeon
-// with AVX-512, 2026-11-28).
+// A thread takes a panel of outputs and a chunk of pixels, whose sums stay in the nearest cache.
+// What a pixel reads is multiplied by weights, a few pixels at once, with sums in registers.
 //
-// Deterministic: each element is made by one thread, from sums of one place and up to kDepth
-// channels.
+//   direct_conv   goes through the kernel's places: at each the pixels that read inside of the image
+//                 are multiplied where they lie. Padding costs nothing. Depth is `channels`.
+//   patch_conv    copies what the kernel covers of images of few channels, as one place: depth is
+//                 channels * kernel_height * kernel_width, in this order. Of one channel at most
+//                 kDepth numbers.
+//   pooled_conv   makes the mean of each window, which is what the kernel stands for, and is a 1x1
+//                 convolution of that: one place of depth `channels`.
+//
+// With one image the weights of small images are all that there is to move: for 9.4 MB of 512 x 512
+// channels that no cache held, a first version of direct_conv took 379 us, oneDNN's kernel on packed
+// weights 779 (2 cores of a Xeon with AVX-512, 2026-11-28).
+//
+// Deterministic: each element is made by one thread, from sums of one place and up to kDepth of its
+// numbers.
 
 #include <algorithm>
 
@@ -81,6 +88,18 @@ void multiply_up_to(int pixels, const float* const* x, int first, int channels, 
   }
 }
 
+// The sums of so many pixels and one panel, of what each of them reads at one place.
+void multiply_rows(int pixels, const float* const* x, int depth, const float* w,
+                   float* const* sums) {
+  for (int first = 0; first < depth; first += kDepth) {
+    const int part = std::min(kDepth, depth - first);
+    const float* const weights = w + size_t(first) * kWidth;
+    for (int i = 0; i < pixels; i += kRows) {
+      multiply_up_to<kRows>(std::min(kRows, pixels - i), x + i, first, part, weights, sums + i);
+    }
+  }
+}
+
 // Some output pixels, one after the other, and where the kernel begins for each of them.
 struct Chunk {
   int pixels;
@@ -98,9 +117,14 @@ struct Chunk {
   }
 };
 
+typedef float Sums[kChunk][kWidth];
+
+struct Channels {
+  int first, count;
+};
+
 // Adds what one place of the kernel contributes; `w` are its weights.
-void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w,
-               float (*sums)[kWidth]) {
+void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w, Sums& sums) {
   const int down = place / conv.kernel_width * conv.dilation_y;
   const int across = place % conv.kernel_width * conv.dilation_x;
   const float* x[kChunk];
@@ -112,13 +136,70 @@ void add_place(const Conv& conv, const Chunk& chunk, int place, const float* w,
     x[inside] = chunk.images[i] + (size_t(row) * conv.width + column) * conv.channels;
     to[inside++] = sums[i];
   }
-  for (int first = 0; first < conv.channels; first += kDepth) {
-    const int channels = std::min(kDepth, conv.channels - first);
-    const float* const part = w + size_t(first) * kWidth;
-    for (int i = 0; i < inside; i += kRows) {
-      multiply_up_to<kRows>(std::min(kRows, inside - i), x + i, first, channels, part, to + i);
+  multiply_rows(inside, x, conv.channels, w, to);
+}
+
+// Adds the products of what `fill` makes for each pixel of some channels: `numbers` of each.
+template <typename Fill>
+void add_filled(const Conv& conv, const Chunk& chunk, int numbers, const float* w, Sums& sums,
+                Fill fill) {
+  alignas(64) float room[kChunk][kDepth];
+  const float* x[kChunk];
+  float* to[kChunk];
+  for (int i = 0; i < chunk.pixels; ++i) x[i] = room[i], to[i] = sums[i];
+  const int at_once = kDepth / numbers;
+  for (int first = 0; first < conv.channels; first += at_once) {
+    const Channels part{first, std::min(at_once, conv.channels - first)};
+    for (int i = 0; i < chunk.pixels; ++i) {
+      fill(conv, part, chunk.images[i], chunk.rows[i], chunk.columns[i], room[i]);
+    }
+    const float* const weights = w + size_t(first) * numbers * kWidth;
+    multiply_rows(chunk.pixels, x, part.count * numbers, weights, to);
+  }
+}
+
+// What the kernel covers of an image in nchw, zeros outside. Kernels of `kRun` columns are copied
+// by runs where they lie inside.
+template <int kRun>
+void copy_patch(const Conv& conv, Channels part, const float* image, int row, int column,
+                float* to) {
+  const int last = column + (conv.kernel_width - 1) * conv.dilation_x;
+  const bool is_run =
+      conv.kernel_width == kRun && conv.dilation_x == 1 && column >= 0 && last < conv.width;
+  for (int c = part.first; c < part.first + part.count; ++c) {
+    const float* const plane = image + size_t(c) * conv.height * conv.width;
+    for (int i = 0; i < conv.kernel_height; ++i, to += conv.kernel_width) {
+      const int y = row + i * conv.dilation_y;
+      const bool is_inside = y >= 0 && y < conv.height;
+      const float* const from = is_inside ? plane + size_t(y) * conv.width : nullptr;
+      if (is_inside && is_run) {
+        std::memcpy(to, from + column, kRun * sizeof(float));
+        continue;
+      }
+      for (int j = 0; j < conv.kernel_width; ++j) {
+        const int x = column + j * conv.dilation_x;
+        to[j] = is_inside && x >= 0 && x < conv.width ? from[x] : 0.0f;
+      }
     }
   }
+}
+
+// The mean of each channel in a window of an image in nhwc; pixels outside count as zeros.
+void average(const Conv& conv, Channels part, const float* image, int row, int column, float* to) {
+  const float share = 1.0f / float(conv.kernel_height * conv.kernel_width);
+  const int first_x = std::max(column, 0), last_x = std::min(column + conv.kernel_width, conv.width);
+  const int first_y = std::max(row, 0), last_y = std::min(row + conv.kernel_height, conv.height);
+  plantune::for_channels(part.count, [&](int c, auto type) {
+    using T = decltype(type);
+    T sum{};
+    for (int y = first_y; y < last_y; ++y) {
+      const float* const from = image + size_t(y) * conv.width * conv.channels + part.first + c;
+      for (int x = first_x; x < last_x; ++x) {
+        sum += plantune::load<T>(from + size_t(x) * conv.channels);
+      }
+    }
+    plantune::store(to + c, sum * share);
+  });
 }
 
 // Writes what follows from the sums of some outputs, of which `first` is the first.
@@ -131,23 +212,31 @@ void finish(const Conv& conv, const Epilogue& epilogue, const float* sums, int f
     const float* const residual =
         epilogue.residual == nullptr ? nullptr : epilogue.residual + place + o;
     const T sum = plantune::load<T>(sums + o) + plantune::load_or_zero<T>(bias, o);
-    plantune::store(y + place + o, plantune::finished(sum, epilogue, residual));
+    const T value = plantune::before_offset(sum, epilogue, residual);
+    plantune::store(y + place + o, plantune::with_offset(value, epilogue));
+    if (epilogue.unshifted != nullptr) plantune::store(epilogue.unshifted + place + o, value);
   });
 }
 
-// A panel of outputs for the pixels from `first` to `last`.
-void run_panel(const Conv& conv, const float* x, const float* w, const Epilogue& epilogue,
-               int panel, int first, int last, float* y) {
-  const int places = conv.kernel_height * conv.kernel_width;
-  const size_t of_place = size_t(conv.channels) * kWidth;
-  const Chunk chunk(conv, x, first, last);
-  alignas(64) float sums[kChunk][kWidth];
-  std::fill_n(sums[0], chunk.pixels * kWidth, 0.0f);
-  for (int place = 0; place < places; ++place) {
-    add_place(conv, chunk, place, w + (size_t(panel) * places + place) * of_place, sums);
-  }
-  for (int i = 0; i < chunk.pixels; ++i) {
-    finish(conv, epilogue, sums[i], panel * kWidth, size_t(first) + i, y);
+// A convolution whose `add` adds to sums what a chunk contributes to a panel.
+template <typename Add>
+void convolve(const Conv& conv, const float* x, const Epilogue& epilogue, float* y, Add add) {
+  const int panels = (conv.outputs + kWidth - 1) / kWidth;
+  const int pixels = conv.count * conv.rows * conv.columns;
+  // Fewer panels than threads share their pixels.
+  const int parts = (omp_get_max_threads() + panels - 1) / panels;
+  const int size = std::max(1, std::min(kChunk, (pixels + parts - 1) / parts));
+  const int chunks = (pixels + size - 1) / size;
+#pragma omp parallel for schedule(static)
+  for (int task = 0; task < panels * chunks; ++task) {
+    const int panel = task / chunks, first = task % chunks * size;
+    const Chunk chunk(conv, x, first, std::min(pixels, first + size));
+    alignas(64) Sums sums;
+    std::fill_n(sums[0], chunk.pixels * kWidth, 0.0f);
+    add(chunk, panel, sums);
+    for (int i = 0; i < chunk.pixels; ++i) {
+      finish(conv, epilogue, sums[i], panel * kWidth, size_t(first) + i, y);
+    }
   }
 }
 
@@ -158,21 +247,41 @@ extern "C" {
 // How many outputs a panel of weights has.
 int direct_conv_width() { return kWidth; }
 
-void direct_conv(const Conv* given, const float* x, const float* w, const Epilogue* epilogue,
+void direct_conv(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue,
                  float* y) {
-  const Conv conv = *given;
-  const int panels = (conv.outputs + kWidth - 1) / kWidth;
-  const int pixels = conv.count * conv.rows * conv.columns;
-  // Fewer panels than threads share their pixels.
-  const int parts = (omp_get_max_threads() + panels - 1) / panels;
-  const int size = std::max(1, std::min(kChunk, (pixels + parts - 1) / parts));
-  const int chunks = (pixels + size - 1) / size;
-#pragma omp parallel for schedule(static)
-  for (int task = 0; task < panels * chunks; ++task) {
-    const int first = task % chunks * size;
-    const int last = std::min(pixels, first + size);
-    run_panel(conv, x, w, *epilogue, task / chunks, first, last, y);
+  const int places = conv->kernel_height * conv->kernel_width;
+  const size_t of_place = size_t(conv->channels) * kWidth;
+  convolve(*conv, x, *epilogue, y, [=](const Chunk& chunk, int panel, Sums& sums) {
+    for (int place = 0; place < places; ++place) {
+      add_place(*conv, chunk, place, w + (size_t(panel) * places + place) * of_place, sums);
+    }
+  });
+}
+
+void patch_conv(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue,
+                float* y) {
+  const int numbers = conv->kernel_height * conv->kernel_width;
+  const size_t of_panel = size_t(conv->channels) * numbers * kWidth;
+  const auto run = [=](auto copy) {
+    convolve(*conv, x, *epilogue, y, [=](const Chunk& chunk, int panel, Sums& sums) {
+      add_filled(*conv, chunk, numbers, w + panel * of_panel, sums, copy);
+    });
+  };
+  switch (conv->kernel_width) {
+    case 3: return run(copy_patch<3>);
+    case 4: return run(copy_patch<4>);
+    case 5: return run(copy_patch<5>);
+    case 7: return run(copy_patch<7>);
+    default: return run(copy_patch<8>);
   }
+}
+
+void pooled_conv(const Conv* conv, const float* x, const float* w, const Epilogue* epilogue,
+                 float* y) {
+  const size_t of_panel = size_t(conv->channels) * kWidth;
+  convolve(*conv, x, *epilogue, y, [=](const Chunk& chunk, int panel, Sums& sums) {
+    add_filled(*conv, chunk, 1, w + panel * of_panel, sums, average);
+  });
 }
 
 }  // extern "C"

@@ -45,17 +45,29 @@ inline void for_channels(int channels, Body body) {
 }
 
 // What follows the sums: Function(sum + bias + residual) + offset. `bias` and `residual` may be
-// null; the function may be left out, with the offset.
+// null; the function may be left out, with the offset. `unshifted` is where the value before the
+// offset goes, too, null if it does not leave.
 struct Epilogue {
   const float *bias, *residual;
+  float* unshifted;
   int applies;
   float offset;
 };
 
 template <typename T>
-inline T finished(T sum, const Epilogue& epilogue, const float* residual) {
+inline T before_offset(T sum, const Epilogue& epilogue, const float* residual) {
   if (residual != nullptr) sum += load<T>(residual);
-  return epilogue.applies ? Function::of(sum) + epilogue.offset : sum;
+  return epilogue.applies ? Function::of(sum) : sum;
+}
+
+template <typename T>
+inline T with_offset(T value, const Epilogue& epilogue) {
+  return epilogue.applies ? value + epilogue.offset : value;
+}
+
+template <typename T>
+inline T finished(T sum, const Epilogue& epilogue, const float* residual) {
+  return with_offset(before_offset(sum, epilogue, residual), epilogue);
 }
 
 }  // namespace plantune

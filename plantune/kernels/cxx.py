@@ -29,7 +29,7 @@ from plantune.paths import PACKAGE_FOLDER, cache_folder, data_folder
 
 # Vectors are handed over inside a library alone, where all of it is compiled alike.
 OPTIONS = (
-    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-exceptions"),
     *("-Wall", "-Werror", "-Wno-psabi"),
 )
 TIME_LIMIT_S = 120

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from plantune.cuda.structs import fields
 from plantune.kernels.cxx import UnitFamily, function
-from plantune.kernels.family import Arch, Attrs, P
-from plantune.kernels.folded import Epilogue
+from plantune.kernels.family import Arch, Attrs, Binding, Frame, P, refuse
+from plantune.kernels.folded import Epilogue, Folded
 from plantune.kernels.huge_pages import in_huge_pages
+from plantune.kernels.patterns.epilogue import ConvParts
+from plantune.kernels.patterns.expression import defined_function
 
 # Of fewer, guesses leave a step to other families: few channels are a short sum at each place, few
 # outputs leave most of a panel empty.
@@ -39,15 +41,68 @@ class Built:
 
 
 class DirectFamily(UnitFamily[P]):
-    """A family whose kernel it is."""
+    """A family whose kernel is the function `entry` of that unit."""
 
     unit: ClassVar = "direct_conv"
+    entry: ClassVar[str] = "direct_conv"
 
     def build(self, parts: P, config: Attrs, arch: Arch) -> Built:
         library, address = self.library(parts), ctypes.c_void_p
         ends = [ctypes.POINTER(Epilogue), address]
-        run = function(library, self.unit, [ctypes.POINTER(Conv), address, address, *ends])
+        run = function(library, self.entry, [ctypes.POINTER(Conv), address, address, *ends])
         return Built(run, getattr(library, f"{self.unit}_width")())
+
+
+class DirectConvFamily(DirectFamily[ConvParts]):
+    """A convolution, with or without something before it."""
+
+    def defined(self, parts: ConvParts) -> str:
+        return defined_function(parts.epilogue.chain)
+
+    def bound(
+        self,
+        parts: ConvParts,
+        frame: Frame,
+        conv: Conv,
+        filters: Callable[[Tensor], Tensor] | None = None,
+    ) -> Binding:
+        """A launch of the kernel. Its panels are made of what `filters` makes of the weight."""
+        values, built, epilogue = frame.values, frame.built, parts.epilogue
+
+        def pack(weight: Tensor) -> Tensor:
+            return panels(weight if filters is None else filters(weight), built.width)
+
+        folded = Folded(epilogue, values, pack, apart=True)
+        y = values[parts.y]
+
+        def address(name: str | None) -> int | None:
+            return None if name is None else values[name].data_ptr()
+
+        def launch(stream: int) -> None:
+            end = folded.after_sums(address(epilogue.residual), address(epilogue.unshifted))
+            built.run(conv, address(parts.x), folded.weight.data_ptr(), end, y.data_ptr())
+
+        return Binding(launch, folded.refresh)
+
+
+def require_fitting(parts: ConvParts) -> ConvParts:
+    """The parts, if these kernels are for their dtype and sizes; else raises IllegalCandidate."""
+    refuse(
+        {
+            f"it is written for float32, got {parts.dtype}": parts.dtype != "float32",
+            "groups are other families'": parts.conv.attrs["groups"] != 1,
+            "there are no images": 0 in parts.step.types[parts.x].shape or not parts.pixels,
+        }
+    )
+    return parts
+
+
+def sizes(parts: ConvParts, kernel: tuple[int, ...], attrs: Mapping[str, Any]) -> Conv:
+    """With a kernel of that size, and the stride, padding and dilation among the attributes."""
+    count, channels, height, width = parts.step.types[parts.x].shape
+    outputs, rows, columns = parts.conv.types[0].shape[1:]
+    geometry = (*attrs["stride"], *attrs["padding"], *attrs.get("dilation", (1, 1)))
+    return Conv(count, height, width, channels, rows, columns, outputs, *kernel, *geometry)
 
 
 def panels(weight: Tensor, width: int) -> Tensor:

@@ -17,7 +17,7 @@ from plantune.kernels.patterns.epilogue import ConvEpilogue
 class Epilogue(ctypes.Structure):
     """The struct of that name in `csrc/cpu/lanes.hpp`."""
 
-    _fields_ = fields("bias residual applies:int offset:float")
+    _fields_ = fields("bias residual unshifted applies:int offset:float")
 
 
 class Folded:
@@ -69,9 +69,9 @@ class Folded:
             if self._epilogue.offset is not None:
                 y.add_(self.offset)
 
-    def after_sums(self, residual: int | None) -> Epilogue:
+    def after_sums(self, residual: int | None, unshifted: int | None = None) -> Epilogue:
         """The same for kernels that do it themselves; the offset is `apart`, the residual at an
-        address.
+        address, and what is not shifted by the offset leaves at another.
         """
         bias = None if self.bias is None else self.bias.data_ptr()
-        return Epilogue(bias, residual, self.function is not None, self.offset)
+        return Epilogue(bias, residual, unshifted, self.function is not None, self.offset)

@@ -148,7 +148,8 @@ def test_what_a_compiler_would_bring_is_one_line(
         told
         == [
             "no C++ compiler was found: apt install g++, or set CXX, for direct_conv, "
-            "direct_linear, inductor, squeeze_excite, winograd, torch.compile, which are left out"
+            "direct_linear, inductor, patch_conv, pooled_conv, squeeze_excite, winograd, "
+            "torch.compile, which are left out"
         ]
         * lines
     )

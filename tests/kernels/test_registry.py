@@ -109,8 +109,8 @@ def test_a_family_of_another_arch_is_refused(step_of):
 @pytest.mark.usefixtures("as_with_a_compiler")
 def test_a_compiler_that_is_gone_is_noticed(step_of, space, monkeypatch):
     step = step_of(lambda b: b("relu", b.conv(b.x(2, 4, 5, 5), b.w(6, 4, 1, 1))))
-    assert candidates(step, space, ("gemm",)) or candidates(step, space, ("patch_conv",))
     for name in ("gemm", "patch_conv"):
+        assert candidates(step, space, (name,))
         monkeypatch.setattr(type(family_named(name)), "why_not_config", lambda *given: "gone")
         assert candidates(step, space, (name,)) == ()
 

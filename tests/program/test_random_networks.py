@@ -45,7 +45,7 @@ def test_these_networks_use_every_op_family_and_fusion(case_of, space):
     cases = [case_of(seed, mode) for seed in SEEDS for mode in MODES]
     used = {choice.candidate.family for case in cases for choice in case.plan.choices}
     compiled = {n for n, f in all_families().items() if type(f).build is not KernelFamily.build}
-    assert used >= all_families().keys() - compiled - {"patch_conv"}
+    assert used >= all_families().keys() - compiled
     assert {node.op for case in cases for node in case.graph.nodes} >= set(OPS) - UNUSED
     for fusion in all_fusions():
         assert any(

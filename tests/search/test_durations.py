@@ -16,6 +16,7 @@ from plantune.search.budget import CACHED, Budget, Durations
 from plantune.search.candidates import LONG_BUILD_S
 from plantune.search.ranking import affordable, building_s
 from plantune.search.results import silent
+from plantune.search.search import DIRECT
 from plantune.search.step_search import StepSearch
 from plantune.workload import Workload
 
@@ -128,7 +129,7 @@ def test_one_source_is_built_once_for_all_steps(space, measurer, store, monkeypa
     monkeypatch.setattr("plantune.kernels.cxx.carried_library", lambda *unit: None)
     graph = Workload("resnet18", 1).graph
     steps = StepSearch(graph, space, measurer, store)
-    compiled = hand_plan(graph, space, network="resnet18", without=("direct_conv", "direct_linear"))
+    compiled = hand_plan(graph, space, network="resnet18", without=DIRECT)
     winograds = [c for c in compiled.choices if c.candidate.family == "winograd"]
     assert len(winograds) > 3
     one_s = steps.durations.build_s(winograds[0].candidate, cached=False)

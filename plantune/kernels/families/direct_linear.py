@@ -57,7 +57,7 @@ class DirectLinear(direct.DirectFamily[LinearLayer]):
             weight, bias = prepared
             assert weight is not None
             bias_at = None if bias is None else bias.data_ptr()
-            end = Epilogue(bias_at, None, parts.activation is not None, 0.0)
+            end = Epilogue(bias_at, None, None, parts.activation is not None, 0.0)
             built.run(conv, values[parts.a].data_ptr(), weight.data_ptr(), end, y.data_ptr())
 
         return Binding(launch, refresh)

@@ -22,24 +22,24 @@ def pointwise_conv_after(
     *,
     skipped: int = 0,
     unshifted: bool = False,
-    scaled: bool = False,
     kept: bool = False,
 ) -> ConvEpilogue:
     """Reads a step as `op` and a 1x1 convolution; raises IllegalCandidate with the reason.
 
-    The first nodes, `skipped` of them, are read elsewhere. `scaled` admits a scale, `kept` that
-    what `op` makes leaves, too.
+    The first nodes, `skipped` of them, are read elsewhere. `kept` admits that what `op` makes
+    leaves, too.
     """
     first, *rest = step.nodes[skipped:] or step.nodes
     starts = first.op == op and rest and rest[0].inputs[0] == first.name
     refuse({f"the step does not start with {op} and its convolution": not starts})
     beside = (first.name,) if kept else ()
     epilogue = epilogue_of(step, rest, unshifted=unshifted, beside=beside)
-    others = epilogue.residual is not None or (epilogue.scale is not None and not scaled)
+    image, others = first.inputs[0], epilogue.residual is not None or epilogue.scale is not None
     refuse(
         {
             f"only {POINTWISE}": not is_pointwise(step, epilogue.conv),
-            f"only a {'scale, ' * scaled}bias, functions and an offset may follow it": others,
+            "only a bias, functions and an offset may follow it": others,
+            f"{image!r} is constant, not an image that each call brings": image in step.constants,
         }
     )
     return epilogue

@@ -108,6 +108,7 @@ CPU = {
     "direct_linear": linear,
     "onednn_conv": small("residual", NAME, "offset"),
     "patch_conv": stem,
+    "pooled_conv": pooled,
     "squeeze_excite": lambda b: squeezed(b, b.x(2, 16, 4, 4), "residual", NAME, "offset"),
     "gemm": linear,
     "gemm of a convolution": lambda b: conv(

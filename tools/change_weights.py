@@ -50,6 +50,7 @@ ALLOWED = {"float32": (1e-3, 1e-6), "float16": (0.05, 5e-3)}
 OVERFLOW = -1.0
 
 Change = Callable[[Any], object]
+side_stream = cache(torch.cuda.Stream)
 
 
 @dataclass(frozen=True)
@@ -158,14 +159,8 @@ def write_and_refresh(m: Any, write: Change = write_unseen, **options: bool) -> 
     m.refresh(**options)
 
 
-@cache
-def side_stream() -> torch.cuda.Stream:
-    """One: for each of its 32 streams torch keeps 34 MiB once cuBLAS was used there."""
-    return torch.cuda.Stream()
-
-
 def on_another_stream(m: Any) -> None:
-    side = side_stream()
+    side = side_stream()  # one: for each of 32 torch keeps 34 MiB once cuBLAS was used there
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         torch.cuda._sleep(100_000)
@@ -390,8 +385,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="ends calls early")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    each = -(-given.calls // (2 * given.processes)) * 2
-    place = given.device, given.dtype
+    each, place = -(-given.calls // (2 * given.processes)) * 2, (given.device, given.dtype)
     settings = Settings(each, *place, given.every, given.compared, given.seconds)
     seeds = range(given.seed, given.seed + given.processes)
     context = get_context("forkserver")

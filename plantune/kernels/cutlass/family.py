@@ -84,7 +84,7 @@ class ProductFamily(CudaFamily[G]):
     kernel: ClassVar[tuple[str, str, str]]
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
-        return _possible_configs(space, self.name)
+        return possible_configs(space, self.name)
 
     def threads(self, parts: G, config: Attrs) -> int:
         return parts.loop(config).threads
@@ -117,12 +117,14 @@ class ProductFamily(CudaFamily[G]):
 
 
 @cache
-def _possible_configs(space: SearchSpace, family: str) -> tuple[Attrs, ...]:
-    """The configs of the space's product that can run some step; most cannot."""
+def possible_configs(space: SearchSpace, family: str, **fixed: Any) -> tuple[Attrs, ...]:
+    """The configs of the space's product that can run some step; most cannot. What configs of the
+    family do not say is `fixed`.
+    """
 
     def is_possible(config: Attrs) -> bool:
         loops = (MainLoop.of(config, dtype) for dtype in ELEMENTS)
-        return why_not_mode(config) is None and any(
+        return why_not_mode(Attrs(config, **fixed)) is None and any(
             loop.why_not(space.arch) is None for loop in loops
         )
 

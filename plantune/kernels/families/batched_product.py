@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, ClassVar
 
 from plantune.canonical import Attrs
@@ -16,6 +15,7 @@ from plantune.errors import IllegalCandidate
 from plantune.graph.ops.overload import ARGUMENTS, MATMUL
 from plantune.kernels import vector_kernel
 from plantune.kernels.cuda_family import Arch, Binding, CudaFamily, Frame, Parts, Step, refuse
+from plantune.kernels.cutlass.family import possible_configs
 from plantune.kernels.cutlass.gemm import INDEX_MAX, Gemm, estimate_us, why_not_tile
 from plantune.kernels.cutlass.main_loop import ELEMENTS, MainLoop
 from plantune.space.search_space import SearchSpace
@@ -127,7 +127,7 @@ class BatchedProduct(CudaFamily[ProductsParts]):
         return parts
 
     def configs(self, space: SearchSpace) -> tuple[Attrs, ...]:
-        return _possible_configs(space, self.name)
+        return possible_configs(space, self.name, **WHOLE)
 
     def why_not_config(self, parts: ProductsParts, config: Attrs, arch: Arch) -> str | None:
         loop = parts.loop(config)
@@ -176,17 +176,6 @@ class BatchedProduct(CudaFamily[ProductsParts]):
         arguments = (its.left, its.right, parts.step.nodes[0].name, *sizes)
         read = (its.left, its.right)
         return vector_kernel.bound([kernel], parts.step, frame, arguments, read)
-
-
-@cache
-def _possible_configs(space: SearchSpace, family: str) -> tuple[Attrs, ...]:
-    """The configs that can run some product; most cannot."""
-
-    def is_possible(config: Attrs) -> bool:
-        loops = (MainLoop.of(config, dtype) for dtype in ELEMENTS)
-        return any(loop.why_not(space.arch) is None for loop in loops)
-
-    return tuple(filter(is_possible, space.configs(family)))
 
 
 def _why_not_loads(loop: MainLoop) -> str | None:

@@ -14,7 +14,7 @@ from plantune.measure.entrants import PLANTUNE
 from plantune.measure.machine_state import State
 from plantune.measure.race import OURS, Race
 from plantune.measure.timing import Interval, Timing, in_common, joined, ratio_interval
-from plantune.plan import FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
+from plantune.plan import EAGER, FROZEN_RUNNERS, LIVE_RUNNERS, PROGRAM, Plan
 from plantune.search.results import StepsSum
 from plantune.space import SearchSpace
 
@@ -77,11 +77,17 @@ def undecided(duels: Duels) -> tuple[str, ...]:
 
 
 def winner(duels: Duels, known: Iterable[str]) -> str:
-    """The program if it is clearly faster than all known rivals, else the best of them."""
+    """The program if it is clearly faster than all known rivals, else the best of them; eager if
+    neither is clearly faster than that. A race of one round on busy cores made eager-channels-last
+    the runner of a network for which it took 1.5 of eager's time (2 cores, 2026-11-28).
+    """
     ranked = [name for name in _ranked(duels) if name in set(known)]
     if all(duels[name].is_won for name in ranked):
         return PROGRAM
-    return ranked[0]
+    best, plain = ranked[0], duels.get(EAGER)
+    if plain is None or plain.is_won:
+        return best
+    return best if Duel(*in_common(duels[best].theirs, plain.theirs)).is_won else EAGER
 
 
 def judged(plan: Plan, duels: Duels, plain: Plan | None = None) -> Plan:

@@ -55,6 +55,16 @@ class TestLive:
             "torchscript-traced"
         )
 
+    def test_what_is_not_clearly_faster_than_eager_does_not_run_in_its_place(self, plan):
+        unsure = {"plantune": "wide", "eager_channels_last": "wide"}
+        assert decided(plan, **unsure, eager=101) == ("eager", None)
+        assert decided(plan, **unsure, eager=300)[0] == "eager-channels-last"
+
+    def test_after_one_round_eager_runs(self, plan):
+        times = {"plantune": 40.0, "eager": 36.0, "eager-channels-last": 24.0}
+        found = Race({name: Timing((us,)) for name, us in times.items()}, {}, None, None)
+        assert judged(plan, duels_of(found)).runner == "eager"
+
     def test_a_way_that_freezes_or_compiles_takes_no_live_plans_place(self, plan):
         us = {"plantune": 90, "eager": 100, "torchscript": 50, "compile_default": 40}
         assert decided(plan, **us) == ("program", "torchscript")

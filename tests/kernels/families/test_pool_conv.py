@@ -84,6 +84,12 @@ def test_the_network_offers_each_downsampling_block():
     assert [step.ops for step in covered] == [("avg_pool2d", "conv2d")] * len(BLOCKS)
 
 
+def of_a_weight(b):
+    """Its mean does not change between calls; constants are in nchw."""
+    window = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "count_padding": True}
+    return b.conv(b("avg_pool2d", b.w(2, 64, 8, 8), **window), b.w(128, 64, 1, 1))
+
+
 def test_in_training_the_pooled_images_leave():
     network = extract(SEResNet9Fixup().half(), TensorType((2, 3, 64, 64), "float16"))
     steps = alternatives(differentiate(network), fusions_named("pool_conv"))
@@ -102,6 +108,7 @@ def test_in_training_the_pooled_images_leave():
         (Pool(outputs=12), "8 at once, 64 to 12 do not divide"),
         (Pool(image=(9, 9), kernel=(9, 8)), "a window of 9x8 is too much code"),
         (Pool(n=0), "counted in 30 bits, got 0"),
+        (of_a_weight, "is constant, not an image that each call brings"),
     ],
 )
 def test_what_it_does_not_read_is_refused_with_the_reason(step_of, emit, reason):

@@ -118,7 +118,7 @@ def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Gene
         below = domain.below if domain.kind == "index" else BELOW.get(type_.dtype, COUNTS_BELOW)
         return torch.randint(below, shape, generator=random, dtype=dtype, device=place)
     # Off centre, so that sums do not cancel to what rounding left.
-    normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place) + 0.5
+    normal = torch.randn(shape, generator=random, dtype=torch.float64, device=place).add_(0.5)
     uniform = torch.rand(shape, generator=random, dtype=torch.float64, device=place)
     if domain.kind == "unit":
         normal = uniform
@@ -129,5 +129,6 @@ def _drawn(type_: TensorType, domain: Domain, constant: bool, random: torch.Gene
     elif not constant:
         normal = normal.where(uniform > 1 / 8, 0.0)  # ReLU leaves zeros; `<` is not `<=` there.
     elif len(shape) > 1:
-        normal = (normal - 0.5) * math.prod(shape[1:]) ** -0.5  # As networks scale their weights.
+        # As networks scale their weights.
+        normal = normal.sub_(0.5).mul_(math.prod(shape[1:]) ** -0.5)
     return normal.to(dtype)

@@ -319,8 +319,8 @@ def _moved(wide: Tensor, narrow: Tensor, random: torch.Generator) -> Tensor:
     if not narrow.is_floating_point():
         return wide
     uniform = torch.rand(wide.shape, generator=random, dtype=wide.dtype, device=wide.device)
-    noise = 2 * uniform - 1
-    return wide * (1 + torch.finfo(narrow.dtype).eps / 2 * noise)
+    noise = uniform.mul_(2).sub_(1)
+    return noise.mul_(torch.finfo(narrow.dtype).eps / 2).add_(1).mul_(wide)
 
 
 def with_small(step: Step, data: Values, random: torch.Generator) -> Values:

@@ -48,6 +48,7 @@ constexpr int kRows = 1;
 constexpr int kChunk = 64;
 // Channels of one sum: of 9,216 the error would be up to 1.5 of what is allowed (emulated).
 constexpr int kDepth = 512;
+static_assert(kDepth >= 512, "patch_conv copies up to so many pixels of a channel at once");
 // So many rows of weights ahead they are asked for.
 constexpr int kAhead = 16;
 constexpr int kFloatsOfLine = 16;

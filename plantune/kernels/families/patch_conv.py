@@ -17,7 +17,7 @@ from plantune.kernels.patterns.epilogue import ConvParts, conv_epilogue
 from plantune.kernels.patterns.pointwise_conv import pointwise_conv_after
 
 MOVED = "space_to_depth"
-MOST_TAPS = 512  # kDepth there
+MOST_TAPS = 512  # as its kernel asserts
 
 
 class PatchConv(direct.DirectConvFamily):
